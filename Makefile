@@ -1,0 +1,31 @@
+# Each target does all set-up that it needs, from a fresh clone on.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: simulate test test-all lint setup clean
+
+simulate: setup
+	$(BIN)/ctrans simulate --placement all --dt 0.1
+
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+
+test-all: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ctrans needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv out

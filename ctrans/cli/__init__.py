@@ -1,0 +1,80 @@
+"""The command `ctrans`: commands parse, call and print. A command's module, and torch with it, is imported when it is asked
+for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from ctrans import __version__
+
+COMMANDS = {
+    "simulate": "Run text through a seeded GPT and see hidden states move through depth.",
+    "convergence": "Measure the order of every integration method on every placement.",
+}
+
+
+class Commands(click.Group):
+    """A group that imports a command when it is called, and ends every failure in one line and an exit code.
+
+    2: something the user can mend; 1: a computation that failed.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = error.exit_code
+        except click.ClickException as error:
+            click.echo(f"ctrans: {error.format_message()}", err=True)
+            code = error.exit_code
+        except click.Abort:
+            click.echo("ctrans: interrupted", err=True)
+            code = 130
+        except (ValueError, RuntimeError, MemoryError) as error:
+            code = _explain(error)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Exception) -> int:
+    """One line for a failure that is ours or the machine's; anything else is a bug and keeps its traceback."""
+    from solvers import ConfigError, SolveError
+
+    if isinstance(error, (ConfigError, SolveError)):
+        click.echo(f"ctrans: {error}", err=True)
+        return 2 if isinstance(error, ConfigError) else 1
+    if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
+        click.echo("ctrans: out of memory: lower --width, --depth, --context or --batch", err=True)
+        return 2
+    raise error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="ctrans")
+def main() -> None:
+    """A stability laboratory for deep Transformers: depth as time, training as optimal control.
+
+    \b
+    ctrans simulate --placement peri --dt 0.1
+    ctrans simulate --placement all --file book.txt
+    ctrans convergence
+
+    Every command explains its options with --help, and writes one JSON object with --json PATH (- is stdout).
+    """

@@ -1,0 +1,156 @@
+"""Options that commands share, and what they stand for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from ctrans.gpt import GPT, GPTConfig
+from ctrans.initialisation import INITIALISATIONS
+from ctrans.norm import NORMS
+from ctrans.placement import PLACEMENTS
+from ctrans.report.files import to_json, write_atomic
+from ctrans.sublayer import ACTIVATIONS
+from solvers import ConfigError
+from solvers.errors import unknown
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+Command = Callable[..., Any]
+
+
+def one_of(names: Sequence[str] | dict[str, Any]) -> str:
+    """The allowed names for a help text."""
+    return "one of " + ", ".join(names)
+
+
+def stack(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator, shown in this order."""
+    return lambda command: functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+
+placement_option = click.option(
+    "--placement",
+    "placements",
+    multiple=True,
+    default=("peri",),
+    show_default=True,
+    metavar="NAME",
+    help=f"Repeatable; all, or {one_of(PLACEMENTS)}.",
+)
+
+architecture_options = stack(
+    click.option("--depth", default=12, show_default=True, help="Blocks, each an attention and an FFN sublayer."),
+    click.option("--width", default=128, show_default=True, help="Width d of a token."),
+    click.option("--heads", default=4, show_default=True, help="Attention heads; they divide the width."),
+    click.option("--context", default=128, show_default=True, help="Tokens per sequence."),
+    click.option("--dt", default=1.0, show_default=True, help="Residual scale: the length of a segment in depth-time."),
+    click.option("--norm", default="layernorm", show_default=True, metavar="NAME", help=f"{one_of(NORMS).capitalize()}."),
+    click.option(
+        "--init",
+        "initialisation",
+        default="gpt2",
+        show_default=True,
+        metavar="NAME",
+        help=f"{one_of(INITIALISATIONS).capitalize()}.",
+    ),
+    click.option(
+        "--embedding-std",
+        default=0.02,
+        show_default=True,
+        help="Standard deviation of the embeddings, so the size of X at depth 0.",
+    ),
+    click.option("--activation", default="gelu", show_default=True, metavar="NAME", help=f"{one_of(ACTIVATIONS).capitalize()}."),
+    click.option("--seed", default=0, show_default=True, help="Seed of the weights."),
+)
+
+text_options = stack(
+    click.option(
+        "--file",
+        type=click.Path(path_type=Path),
+        help="Read this file's bytes instead of the default text (Python's language documentation).",
+    ),
+    click.option("--text", help="Use this text instead."),
+    click.option("--batch", default=4, show_default=True, help="Sequences, spread evenly over the text."),
+)
+
+device_options = stack(
+    click.option("--dtype", default="float64", show_default=True, metavar="NAME", help=f"{one_of(DTYPES).capitalize()}."),
+    click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, mps."),
+)
+
+json_option = click.option(
+    "--json", "json_path", metavar="PATH", help="Write the result as one JSON object there; - is stdout, with nothing else on it."
+)
+
+
+def out_option(name: str) -> Callable[[Command], Command]:
+    """Where a command's files go; nothing is written by default when the JSON goes to stdout."""
+    return click.option(
+        "--out",
+        type=click.Path(path_type=Path),
+        help=f"Directory for {name}.json and {name}.png.  [default: out/{name}; none with --json -]",
+    )
+
+
+def expand(names: Sequence[str], table: dict[str, Any], what: str) -> list[str]:
+    """The names, each once, `all` standing for the whole table; ConfigError for one that is not in it."""
+    wanted = dict.fromkeys(name for given in names for name in (table if given == "all" else [given]))
+    for name in wanted:
+        if name not in table:
+            raise unknown(what, name, [*table, "all"])
+    return list(wanted)
+
+
+def get_dtype(name: str) -> torch.dtype:
+    """The dtype of that name; ConfigError otherwise."""
+    if name not in DTYPES:
+        raise unknown("dtype", name, DTYPES)
+    return DTYPES[name]
+
+
+def get_device(name: str) -> torch.device:
+    """The device of that name; ConfigError where this machine has none such."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"device {name!r} is not available here: use --device cpu, or install a torch that supports it"
+        ) from None
+    if device.type == "meta":
+        raise ConfigError("device 'meta' holds no numbers: use --device cpu")
+    return device
+
+
+def make_model(config: GPTConfig, seed: int, dtype: torch.dtype, device: torch.device) -> GPT:
+    """A seeded GPT, ready to be looked at: no gradients, evaluation mode."""
+    return GPT(config, seed=seed).to(device=device, dtype=dtype).requires_grad_(False).eval()
+
+
+def out_directory(out: Path | None, json_path: str | None, name: str) -> Path | None:
+    """Where files go: as asked, nowhere when the JSON goes to stdout, else out/<name>."""
+    return out if out is not None else None if json_path == "-" else Path("out") / name
+
+
+def write_json(result: dict[str, Any], json_path: str | None, directory: Path | None, name: str) -> None:
+    """Writes the result object wherever it was asked for."""
+    text = to_json(result) + "\n"
+    if directory is not None:
+        write_atomic(directory / f"{name}.json", text.encode())
+    if json_path == "-":
+        click.echo(text, nl=False)
+    elif json_path is not None:
+        write_atomic(Path(json_path), text.encode())
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a result depends on besides its options."""
+    from ctrans import __version__
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}

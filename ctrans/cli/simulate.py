@@ -1,0 +1,106 @@
+"""`ctrans simulate`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ctrans.cli import options
+from ctrans.gpt import GPTConfig
+from ctrans.placement import PLACEMENTS
+from ctrans.report.files import check_writable, png, write_atomic
+from ctrans.report.progress import progress_bar
+from ctrans.report.simulate_report import simulation_figure, simulation_table
+from ctrans.stability.simulation import Simulation, simulate
+from ctrans.text import VOCABULARY, read_text, to_tokens
+from solvers import ConfigError, Status
+from solvers.methods import get_method
+
+
+@click.command("simulate")
+@options.placement_option
+@options.architecture_options
+@options.text_options
+@click.option(
+    "--method",
+    default="euler",
+    show_default=True,
+    metavar="NAME",
+    help="euler (with one step: the discrete model), midpoint, heun, rk4, dopri5, tsit5, or torchdiffeq:NAME.",
+)
+@click.option("--steps", type=int, help="Steps per segment of a fixed-step method.  [default: 1]")
+@click.option("--rtol", type=float, help="Relative tolerance of an adaptive method.  [default: 1e-6]")
+@click.option("--atol", type=float, help="Absolute tolerance of an adaptive method.  [default: 1e-8]")
+@options.device_options
+@options.out_option("simulate")
+@options.json_option
+def command(placements: tuple[str, ...], out: Path | None, json_path: str | None, **settings: Any) -> None:
+    """Run real text through a seeded GPT and see how its hidden states move through depth.
+
+    Each placement of normalisation gets a table by depth: moments of the hidden state, what theory bounds them by, drift from the
+    conservation law, and the distance of the discrete model to the ODE it is an Euler step of. The directory gets
+    simulate.json and simulate.png.
+
+    \b
+    ctrans simulate --placement peri --dt 0.1
+    ctrans simulate --placement all --dt 0.1 --init xavier
+    ctrans simulate --placement pre --placement peri --method tsit5 --rtol 1e-6 --file book.txt
+    """
+    names = options.expand(placements, PLACEMENTS, "placement")
+    directory = options.out_directory(out, json_path, "simulate")
+    results = _run(names, directory, settings)
+    broken = [s for s in results if s.status is not Status.SUCCESS]
+    title = "{depth} blocks, width {width}, dt = {dt:g}, {initialisation} weights, seed {seed}".format(**settings)
+    if directory is not None:
+        write_atomic(directory / "simulate.png", png(simulation_figure(results, title)))
+    kept = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
+    result = {
+        "command": "simulate",
+        "options": kept,
+        "environment": options.environment(options.get_device(settings["device"])),
+        "placements": {s.placement: s for s in results},
+    }
+    options.write_json(result, json_path, directory, "simulate")
+    if json_path != "-":
+        console = Console()
+        for s in results:
+            console.print(simulation_table(s), "")
+        console.print(f"{title}. Written: {directory}/simulate.json, {directory}/simulate.png", soft_wrap=True)
+    for s in broken:
+        click.echo(f"ctrans: {s.placement}: {s.message}", err=True)
+    if broken:
+        raise SystemExit(1)
+
+
+def _run(names: list[str], directory: Path | None, settings: dict[str, Any]) -> list[Simulation]:
+    """Everything is checked before anything is computed or written."""
+    dtype, device = options.get_dtype(settings["dtype"]), options.get_device(settings["device"])
+    architecture = ("depth", "width", "heads", "context", "dt", "norm", "initialisation", "embedding_std", "activation")
+    configs = [GPTConfig(VOCABULARY, placement=name, **{key: settings[key] for key in architecture}) for name in names]
+    method, steps = get_method(settings["method"]), settings["steps"]
+    if method.adaptive and steps is not None:
+        raise ConfigError(
+            f"method {settings['method']!r} chooses its own steps and takes no --steps: give --rtol and --atol, or use rk4"
+        )
+    if settings["batch"] < 1:
+        raise ConfigError(f"batch = {settings['batch']}: give at least one sequence")
+    tokens = to_tokens(read_text(settings["file"], settings["text"]), settings["batch"], settings["context"]).to(device)
+    if directory is not None:
+        check_writable(directory)
+    solver = {
+        "method": settings["method"],
+        "steps": 1 if steps is None else steps,
+        "rtol": settings["rtol"],
+        "atol": settings["atol"],
+    }
+    passes = 2 if settings["method"] == "euler" and solver["steps"] == 1 else 3
+    with progress_bar("simulate", passes * 2 * settings["depth"] * len(names)) as advance:
+        results = []
+        for config in configs:
+            model = options.make_model(config, settings["seed"], dtype, device)
+            results.append(simulate(model, tokens, **solver, progress=partial(lambda name, k: advance(name), config.placement)))
+    return results

@@ -1,0 +1,166 @@
+"""Depth: sublayers in order, each acting for a span of depth-time."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.sublayer import Sublayer
+from solvers import ConfigError, Segment
+from solvers.errors import unknown
+
+
+class Sublayers(nn.ModuleList):
+    """A list of `Sublayer`s that modules can hold."""
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Sublayer]: ...  # type: ignore[override]
+        def __getitem__(self, index: int) -> Sublayer: ...  # type: ignore[override]
+
+
+class Depth(nn.Module):
+    """The switched ODE dX/dt = v_k(X) on segment k, k = 0 .. K-1, and the discrete Transformer that is one Euler step of each.
+
+    Segment k lasts spans[k] * dt; plain blocks are two spans of 1, attention and FFN, so that T = 2 D dt. `per_block` says how
+    many consecutive sublayers make a block. Times are exact fractions, so that every segment has the length that the discrete
+    step uses, bit for bit. Raises ConfigError for a dt or span that is not positive and finite, or sublayers that do not fill
+    blocks.
+    """
+
+    def __init__(
+        self, sublayers: Iterable[Sublayer], dt: float, *, spans: Sequence[Fraction | int] | None = None, per_block: int = 2
+    ):
+        super().__init__()
+        self.sublayers = Sublayers(sublayers)
+        self.dt = check_dt(dt)
+        self.spans = tuple(Fraction(span) for span in ([1] * len(self.sublayers) if spans is None else spans))
+        self.per_block = per_block
+        if len(self.spans) != len(self.sublayers) or any(span <= 0 for span in self.spans):
+            raise ConfigError(
+                f"{len(self.sublayers)} sublayers need as many positive spans, not {[str(span) for span in self.spans]}"
+            )
+        if not self.sublayers or len(self.sublayers) % per_block:
+            raise ConfigError(
+                f"{len(self.sublayers)} sublayers do not make blocks of {per_block}: give whole blocks, at least one"
+            )
+
+    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """The discrete Transformer: one step of length dt per segment (spans times dt where they are not 1)."""
+        for sublayer, span in zip(self.sublayers, self.spans, strict=True):
+            x = sublayer.step(x, float(span * Fraction(self.dt)))
+        return x
+
+    @property
+    def blocks(self) -> int:
+        """D, the number of blocks."""
+        return len(self.sublayers) // self.per_block
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Depth-time at the start and at every segment's end: one more than there are segments."""
+        return tuple(float(time) for time in self._times())
+
+    def segments(self, *, continuous: bool = False) -> list[Segment]:
+        """The segments for `solve`.
+
+        By default the model's own steps: `solve(depth.segments(), x, method="euler", steps=1)` has the bits of `depth(x)`, for
+        every placement. Where a norm stands around the state (post, pre_post, deepnorm) that step has no continuous limit once
+        the norm has learned a gain or offset (theory, section 3). `continuous=True` gives the projected ODE, on which every
+        method has its order; for the other placements both are the same.
+        """
+        times = self._times()
+        return [
+            sublayer.segment(t0, t1, continuous=continuous)
+            for sublayer, (t0, t1) in zip(self.sublayers, pairwise(times), strict=True)
+        ]
+
+    def refine(self, k: int, weights: str = "constant") -> Depth:
+        """k times as many blocks of length dt/k over the same T, with weights theta(s) sampled from this depth's (own copies).
+
+        "constant": theta is each block's weights on its interval; "linear": linear between the blocks' midpoints, constant
+        beyond the outer ones. Raises ConfigError for k below 1.
+        """
+        return self._resample(self.blocks * check_count("k", k), weights)
+
+    def coarsen(self, k: int, weights: str = "constant") -> Depth:
+        """1/k times as many blocks of length k dt over the same T; "constant" averages k blocks, "linear" samples theta at the
+        midpoints.
+
+        `coarsen(k)` undoes `refine(k)` bit for bit with constant weights. Raises ConfigError where k does not divide the number
+        of blocks.
+        """
+        if self.blocks % check_count("k", k):
+            raise ConfigError(f"{self.blocks} blocks cannot be merged {k} at a time: choose a divisor of {self.blocks}")
+        return self._resample(self.blocks // k, weights)
+
+    def symmetric(self) -> Depth:
+        """The same weights as blocks of half FFN, attention, half FFN (Strang splitting; Lu et al. 2020), FFN halves shared."""
+        if self.per_block != 2 or any(pair[0].kind != "attention" or pair[1].kind != "ffn" for pair in self._blocks()):
+            raise ConfigError("only a depth of attention-FFN blocks can be made symmetric")
+        sublayers = [part for attention, ffn in self._blocks() for part in (ffn, attention, ffn)]
+        return Depth(sublayers, self.dt, spans=[Fraction(1, 2), 1, Fraction(1, 2)] * self.blocks, per_block=3)
+
+    def _times(self) -> list[Fraction]:
+        return [Fraction(self.dt) * span for span in accumulate(self.spans, initial=Fraction(0))]
+
+    def _blocks(self) -> list[list[Sublayer]]:
+        parts = list(self.sublayers)
+        return [parts[i : i + self.per_block] for i in range(0, len(parts), self.per_block)]
+
+    def _resample(self, blocks: int, weights: str) -> Depth:
+        if weights not in SAMPLERS:
+            raise unknown("interpolation of weights", weights, SAMPLERS)
+        old = [Sublayers(block) for block in self._blocks()]
+        parameters = [dict(block.named_parameters()) for block in old]
+        new: list[Sublayer] = []
+        for j in range(blocks):
+            sources = SAMPLERS[weights](Fraction(j, blocks), Fraction(j + 1, blocks), len(old))
+            block = copy.deepcopy(old[sources[0][0]])
+            with torch.no_grad():
+                for name, parameter in block.named_parameters():
+                    # around the first source, so that equal weights give themselves and not their rounded mean
+                    first = parameters[sources[0][0]][name]
+                    parameter.copy_(first + sum(weight * (parameters[i][name] - first) for i, weight in sources[1:]))
+            new.extend(block)
+        scale = Fraction(len(old), blocks)
+        return Depth(new, float(Fraction(self.dt) * scale), spans=self.spans[: self.per_block] * blocks, per_block=self.per_block)
+
+
+def _average(start: Fraction, end: Fraction, blocks: int) -> list[tuple[int, float]]:
+    """Piecewise constant theta, averaged over [start, end]: (block, weight) pairs."""
+    first, last = math.floor(start * blocks), math.ceil(end * blocks)
+    overlap = [(i, min(end, Fraction(i + 1, blocks)) - max(start, Fraction(i, blocks))) for i in range(first, last)]
+    return [(i, float(share / (end - start))) for i, share in overlap]
+
+
+def _midpoint(start: Fraction, end: Fraction, blocks: int) -> list[tuple[int, float]]:
+    """Linear theta between the blocks' midpoints, at the middle of [start, end]."""
+    place = min(max((start + end) / 2 * blocks - Fraction(1, 2), Fraction(0)), Fraction(blocks - 1))
+    i = math.floor(place)
+    return [(i, float(1 - place + i))] + ([(i + 1, float(place - i))] if place > i else [])
+
+
+SAMPLERS: dict[str, Callable[[Fraction, Fraction, int], list[tuple[int, float]]]] = {"constant": _average, "linear": _midpoint}
+
+
+def check_dt(dt: float) -> float:
+    """dt as a float; ConfigError unless it is a positive finite number."""
+    if isinstance(dt, bool) or not isinstance(dt, (int, float, Fraction)) or not 0 < dt < math.inf:
+        raise ConfigError(f"dt = {dt!r}: give a positive finite residual scale, such as 1 or 0.1")
+    return float(dt)
+
+
+def check_count(name: str, value: int) -> int:
+    """The value; ConfigError unless it is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} = {value!r}: give a whole number of at least 1")
+    return value

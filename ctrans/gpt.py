@@ -1,0 +1,221 @@
+"""The language model: embeddings, a `Depth` of attention and FFN sublayers, a final norm where the placement needs one, a tied
+head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ctrans.depth import Depth, check_count, check_dt
+from ctrans.initialisation import get_initialisation, initialise
+from ctrans.norm import NORMS, Norm
+from ctrans.placement import get_placement
+from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Kind, Sublayer
+from solvers import ConfigError, Method, Solution, solve
+from solvers.errors import unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """An architecture. Every field is checked when the object is made: ConfigError names the value and the fix.
+
+    `depth` counts blocks, `width` is d, `context` the longest sequence, `dt` the residual scale. `ffn_width` defaults to 4
+    width, and `alpha`, which only `deepnorm` uses, to (2 depth)^(1/4) (DeepNet, decoder only).
+    """
+
+    vocab_size: int = 256
+    context: int = 256
+    depth: int = 6
+    width: int = 128
+    heads: int = 4
+    placement: str = "peri"
+    norm: str = "layernorm"
+    dt: float = 1.0
+    ffn_width: int | None = None
+    activation: str = "gelu"
+    bias: bool = True
+    causal: bool = True
+    temperature: float = 1.0
+    qk_norm: bool = False
+    eps: float = 1e-5
+    initialisation: str = "gpt2"
+    embedding_std: float = 0.02
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "depth", "width", "heads"):
+            check_count(name, getattr(self, name))
+        if self.ffn_width is not None:
+            check_count("ffn_width", self.ffn_width)
+        if self.width % self.heads:
+            raise ConfigError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide the width")
+        check_dt(self.dt)
+        get_placement(self.placement)
+        get_initialisation(self.initialisation)
+        for what, value, table in (("norm", self.norm, NORMS), ("activation", self.activation, ACTIVATIONS)):
+            if value not in table:
+                raise unknown(what, value, table)
+        _check_positive("temperature", self.temperature)
+        _check_positive("embedding_std", self.embedding_std)
+        if self.alpha is not None:
+            _check_positive("alpha", self.alpha)
+            if not get_placement(self.placement).residual_gain:
+                raise ConfigError(
+                    f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm"
+                )
+        if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)) or not 0 <= self.eps < math.inf:
+            raise ConfigError(f"eps = {self.eps!r}: give a finite number of at least 0, such as 1e-5")
+
+    @property
+    def parameters(self) -> int:
+        """The number of entries of the weight matrices: embeddings, and per block 4 d^2 of attention and 2 d d_ff of FFN."""
+        block = 4 * self.width**2 + 2 * self.width * (self.ffn_width or 4 * self.width)
+        return (self.vocab_size + self.context) * self.width + self.depth * block
+
+    @property
+    def gain(self) -> float:
+        """What every sublayer's map is multiplied by: 1, or 1/alpha for DeepNorm."""
+        if not get_placement(self.placement).residual_gain:
+            return 1.0
+        return 1 / ((2 * self.depth) ** 0.25 if self.alpha is None else self.alpha)
+
+
+class GPT(nn.Module):
+    """A decoder-only Transformer of any placement and dt: logits = head(N_final(depth(embed(tokens)))), weights drawn from
+    `seed`.
+
+    Positions are learned; the head shares the token embedding's weights. `model.depth` is the `Depth`.
+    """
+
+    def __init__(self, config: GPTConfig, *, seed: int = 0):
+        super().__init__()
+        _check_memory(config.parameters * torch.get_default_dtype().itemsize)
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.width)
+        self.position_embedding = nn.Embedding(config.context, config.width)
+        self.depth = Depth([make_sublayer(config, kind) for _ in range(config.depth) for kind in FIELDS], config.dt)
+        self.final_norm = make_norm(config) if get_placement(config.placement).final_norm else nn.Identity()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for embedding in (self.token_embedding, self.position_embedding):
+                embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
+        initialise(self.depth.sublayers, config.initialisation, generator)
+
+    def forward(
+        self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
+    ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
+        """The logits of every next token, and with `targets` their mean cross-entropy in nats (targets of -1 are left out)."""
+        logits = self.head(self.depth(self.embed(tokens)))
+        if targets is None:
+            return logits, None
+        return logits, F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
+
+    def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
+        """X_0: token plus position embeddings. Raises ConfigError for sequences longer than the context or unknown tokens."""
+        length = tokens.shape[-1]
+        if length > self.config.context:
+            raise ConfigError(f"{length} tokens exceed the context of {self.config.context}: shorten the text or raise context")
+        # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
+        if tokens.device.type == "cpu" and tokens.numel():
+            lowest, highest = int(tokens.min()), int(tokens.max())
+            if lowest < 0 or highest >= self.config.vocab_size:
+                raise ConfigError(f"tokens run from {lowest} to {highest}, the vocabulary from 0 to {self.config.vocab_size - 1}")
+        positions = torch.arange(length, device=tokens.device)
+        return self.token_embedding(tokens) + self.position_embedding(positions)
+
+    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
+        """Logits of the final hidden state."""
+        return F.linear(self.final_norm(x), self.token_embedding.weight)
+
+    def trajectory(
+        self,
+        tokens: Int[Tensor, "*batch tokens"],
+        *,
+        method: str | Method = "euler",
+        steps: int = 1,
+        rtol: float | None = None,
+        atol: float | None = None,
+        gradient: str = "backprop",
+        continuous: bool | None = None,
+        throw: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> Solution:
+        """X at depth-time 0 and at every segment's end, 2 depth + 1 states, by any method of `solvers.METHODS`.
+
+        Euler with one step is the discrete model, bit for bit. Everything else integrates the ODE; `continuous` overrides that
+        choice, which matters only where a norm stands around the state (see `Depth.segments`). Errors are those of `solve`.
+        """
+        if continuous is None:
+            continuous = not (method == "euler" and steps == 1)
+        return solve(
+            self.depth.segments(continuous=continuous),
+            self.embed(tokens),
+            method=method,
+            steps=steps,
+            rtol=rtol,
+            atol=atol,
+            gradient=gradient,
+            save="segments",
+            throw=throw,
+            progress=progress,
+        )
+
+
+def make_norm(config: GPTConfig) -> Norm:
+    """A fresh norm of the configuration's kind; LayerNorm without offset where the model has no biases."""
+    return NORMS[config.norm](config.width, config.eps, bias=config.bias and config.norm == "layernorm")
+
+
+def make_sublayer(config: GPTConfig, kind: Kind) -> Sublayer:
+    """A fresh sublayer of that kind with the norms that the configuration's placement puts around it."""
+    placement = get_placement(config.placement)
+    return Sublayer(
+        FIELDS[kind](config),
+        kind,
+        input_norm=make_norm(config) if placement.input_norm else None,
+        output_norm=make_norm(config) if placement.output_norm else None,
+        state_norm=make_norm(config) if placement.state_norm else None,
+        gain=config.gain,
+    )
+
+
+def _attention(config: GPTConfig) -> Attention:
+    return Attention(
+        config.width,
+        config.heads,
+        causal=config.causal,
+        temperature=config.temperature,
+        qk_norm=config.qk_norm,
+        bias=config.bias,
+        eps=config.eps,
+    )
+
+
+def _feed_forward(config: GPTConfig) -> FeedForward:
+    return FeedForward(config.width, config.ffn_width or 4 * config.width, activation=config.activation, bias=config.bias)
+
+
+# A block is these, in this order.
+FIELDS: dict[Kind, Callable[[GPTConfig], nn.Module]] = {"attention": _attention, "ffn": _feed_forward}
+
+
+def _check_positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} = {value!r}: give a positive finite number")
+
+
+def _check_memory(size: int) -> None:
+    """Refuses what cannot fit, before the machine starts to swap or the allocator fails halfway."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise ConfigError(
+            f"the weights need {size / 1e9:.3g} GB and this machine has {memory / 1e9:.3g}: lower width, depth or context"
+        )

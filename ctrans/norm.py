@@ -1,0 +1,213 @@
+"""LayerNorm and RMSNorm as geometry: image, tangent space, retraction, Jacobian and support function.
+
+Both norms send a token x (a row of width d) to z = gamma * x_hat + beta with x_hat = C x / sigma and
+sigma^2 = mean((C x)^2) + eps. C is the centring I - 11'/d for LayerNorm and the identity for RMSNorm; that is the only
+difference, so each formula below is written once, with C.
+
+For eps = 0 the image of RMSNorm is the ellipsoid |Gamma^-1 (z - beta)|^2 = d, and the image of LayerNorm is its slice
+1' Gamma^-1 (z - beta) = 0, because x_hat has mean zero (Kan, Lemma 1, corrected). For eps > 0 it lies strictly inside.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from solvers import ConfigError
+
+
+class Norm(nn.Module, abc.ABC):
+    """A normalisation z = gamma * x_hat + beta over the last axis, with its geometry as methods.
+
+    A subclass says how to centre, what gamma and beta are, and how to apply the norm; the geometry follows from these.
+    """
+
+    width: int
+    eps: float
+
+    @property
+    @abc.abstractmethod
+    def gamma(self) -> Float[Tensor, "width"]:
+        """The gain gamma."""
+
+    @property
+    @abc.abstractmethod
+    def beta(self) -> Float[Tensor, "width"]:
+        """The offset beta (zeros where the norm has none)."""
+
+    @property
+    @abc.abstractmethod
+    def centred(self) -> bool:
+        """Whether C removes the mean (LayerNorm) or is the identity (RMSNorm)."""
+
+    def centre(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """C x: x minus its mean over the width, or x itself."""
+        return x - x.mean(-1, keepdim=True) if self.centred else x
+
+    def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """x_hat = C x / sigma, before gain and offset; |x_hat|^2 = d for eps = 0, below d otherwise."""
+        return self.centre(x) / self.sigma(x)
+
+    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch 1"]:
+        """sigma = sqrt(mean((C x)^2) + eps)."""
+        return (self.centre(x).square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+    def coordinates(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """u = Gamma^-1 (z - beta), the point of the sphere of radius sqrt(d) that z comes from.
+
+        Raises ConfigError where a gain is zero: u is then not determined by z.
+        """
+        return (z - self.beta) / self._invertible_gain()
+
+    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """How far z is from the image for eps = 0, as a violation of its equations; 0 exactly on the image.
+
+        With u = Gamma^-1 (z - beta): max of abs(|u|^2/d - 1) and, for LayerNorm, abs(1'u)/d. Zero gains flatten the set:
+        there z_i = beta_i is required, and the coordinates u_i that z does not show may take any value that completes
+        the equations.
+        """
+        gamma = self.gamma
+        hidden = gamma == 0
+        offset = z - self.beta
+        u = torch.where(hidden, 0.0, offset / torch.where(hidden, 1.0, gamma))
+        free = int(hidden.sum())
+        spare = self.width - u.square().sum(-1)  # what the hidden coordinates must contribute to |u|^2
+        total = u.sum(-1)  # and to 1'u, with the opposite sign
+        flat = torch.where(hidden, offset, 0.0).abs().amax(-1)
+        if free == 0:
+            parts = [spare.abs() / self.width] + ([total.abs() / self.width] if self.centred else [])
+        elif not self.centred:
+            parts = [(-spare).clamp(min=0) / self.width, flat]
+        elif free == 1:
+            parts = [(spare - total.square()).abs() / self.width, flat]
+        else:
+            parts = [(total.square() / free - spare).clamp(min=0) / self.width, flat]
+        return torch.stack(parts).amax(0)
+
+    def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """v = Gamma (q - u (u.q)/(u.u)), q = C Gamma^-1 f: the part of f tangent to the image at x.
+
+        A state that moves with v stays on the image (Kan, eq. 132 and Prop. 12, corrected by C for LayerNorm). Away from the
+        image it is tangent to the scaled copy of it through x. Raises ConfigError where a gain is zero.
+        """
+        gamma = self._invertible_gain()
+        u = (x - self.beta) / gamma
+        q = self.centre(f / gamma)
+        along = (u * q).sum(-1, keepdim=True) / (u * u).sum(-1, keepdim=True)
+        return gamma * (q - u * along)
+
+    def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta): back onto the image; the identity on it.
+
+        Not a number where w = 0, since every point of the image is then equally near. Raises ConfigError where a gain is zero.
+        """
+        gamma = self._invertible_gain()
+        w = self.centre((y - self.beta) / gamma)
+        return self.beta + gamma * w * (math.sqrt(self.width) / torch.linalg.vector_norm(w, dim=-1, keepdim=True))
+
+    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+        """J = diag(gamma)/sigma (C - x_hat x_hat'/d), the dense derivative dz/dx of each token; exact for eps > 0 too.
+
+        |J|_2 <= max|gamma|/sigma, and J(c x) = J(x)/c for eps = 0, c > 0 (Kan, Lemma 9 without its error; Emadi, Lemma A.1).
+        """
+        x_hat = self.standardize(x)
+        eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
+        centring = eye - 1 / self.width if self.centred else eye
+        inner = centring - x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
+        return self.gamma.unsqueeze(-1) * inner / self.sigma(x).unsqueeze(-1)
+
+    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """max over the image of <p, z> = sqrt(d) |C(gamma * p)|_2 + <p, beta> for each token (eps = 0)."""
+        return math.sqrt(self.width) * torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1) + p @ self.beta
+
+    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """argmax over the image of <p, z> = beta + sqrt(d) gamma * w/|w|, w = C(gamma * p) (eps = 0).
+
+        Where w = 0 every point of the image ties (see `ties`); the rule is then u = sqrt(d/2) (1, -1, 0, ...), which lies
+        on both norms' images (width 1: u = 1).
+        """
+        # centred twice: where gamma * p is nearly constant, the rounding of the first mean is not small against w
+        w = self.centre(self.centre(self.gamma * p))
+        tie = self.ties(p).unsqueeze(-1)
+        length = torch.where(tie, 1.0, torch.linalg.vector_norm(w, dim=-1, keepdim=True))
+        direction = torch.where(tie, self._tie_direction(p), w / length)
+        return self.beta + self.gamma * (math.sqrt(self.width) * direction)
+
+    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+        """Where C(gamma * p) = 0 to rounding (8 eps |gamma * p|): every point of the image maximises <p, z>."""
+        scaled = self.gamma * p
+        tolerance = 8 * torch.finfo(p.dtype).eps * torch.linalg.vector_norm(scaled, dim=-1)
+        return torch.linalg.vector_norm(self.centre(scaled), dim=-1) <= tolerance
+
+    def _tie_direction(self, like: Tensor) -> Tensor:
+        direction = torch.zeros(self.width, dtype=like.dtype, device=like.device)
+        direction[:2] = direction.new_tensor([1.0, -1.0])[: self.width]
+        return direction / torch.linalg.vector_norm(direction)
+
+    def _invertible_gain(self) -> Tensor:
+        gamma = self.gamma
+        zero = (gamma == 0).nonzero()
+        if zero.numel():
+            raise ConfigError(
+                f"gamma[{int(zero[0])}] = 0: the norm's image is flat there and has no tangent space or retraction; "
+                "use a non-zero gain"
+            )
+        return gamma
+
+
+class LayerNorm(Norm):
+    """LN(x) = gamma * (x - mean(x)) / sqrt(var(x) + eps) + beta, over the last axis of the given width.
+
+    `bias=False` leaves beta out (it is then zero).
+    """
+
+    centred = True  # type: ignore[assignment]  # a constant serves as the abstract property
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    @property
+    def gamma(self) -> Tensor:
+        return self.weight
+
+    @property
+    def beta(self) -> Tensor:
+        return torch.zeros_like(self.weight) if self.bias is None else self.bias
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Norm):
+    """RMSNorm(x) = gamma * x / sqrt(mean(x^2) + eps), over the last axis of the given width; beta = 0."""
+
+    centred = False  # type: ignore[assignment]
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
+        super().__init__()
+        if bias:
+            raise ConfigError("RMSNorm has no offset beta: leave bias out, or choose 'layernorm'")
+        self.width, self.eps = width, eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    @property
+    def gamma(self) -> Tensor:
+        return self.weight
+
+    @property
+    def beta(self) -> Tensor:
+        return torch.zeros_like(self.weight)
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return F.rms_norm(x, (self.width,), self.weight, self.eps)
+
+
+NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}

@@ -1,0 +1,77 @@
+"""Results on disk: JSON that every reader accepts, pictures, written whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import io
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from solvers import ConfigError
+
+
+def plain(value: Any) -> Any:
+    """The value in JSON's own types. Dataclasses become objects, enums their names, and numbers that JSON lacks the texts
+    "inf", "-inf", "nan".
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def to_json(value: Any) -> str:
+    """One JSON object as text."""
+    return json.dumps(plain(value), indent=1, allow_nan=False)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Writes the file whole or leaves what was there. Raises ConfigError naming the path where it cannot."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another place") from None
+
+
+def check_writable(directory: Path) -> None:
+    """Raises ConfigError, before any work is done, unless files can be made in that directory (which is created)."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to directory {str(directory)!r}: {error.strerror or error}; choose another with --out"
+        ) from None
+
+
+def png(figure: Figure, dpi: int = 130) -> bytes:
+    """The figure as a PNG file's bytes."""
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()

@@ -1,0 +1,79 @@
+"""How a simulation is shown: a table and a picture by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+
+from ctrans.placement import PLACEMENTS
+from ctrans.stability.simulation import Simulation
+
+COLOURS = {name: f"C{i}" for i, name in enumerate(PLACEMENTS)}
+MARKERS = dict(zip(PLACEMENTS, "osD^vPX", strict=True))
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, or a dash."""
+    return "–" if value is None else f"{value:.3g}"
+
+
+def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
+    """Rows by depth, thinned to about that many; the ends are always shown. Fits 80 columns."""
+    s = simulation
+    cost = f"{s.evaluations} evaluations, {s.accepted} steps, {s.rejected} rejected, {s.seconds:.2f} s; ODE by {s.reference}"
+    table = Table(
+        title=f"{s.placement}: {PLACEMENTS[s.placement].step}",
+        caption=cost,
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.title_style, table.title_justify, table.caption_justify = "bold", "left", "left"
+    columns: dict[str, Callable[[int], str]] = {
+        "seg": str,
+        "t": lambda k: number(s.times[k]),
+        "mean|x|": lambda k: number(s.mean_abs[k]),
+        "var": lambda k: number(s.variance[k]),
+        "rms": lambda k: number(s.rms[k]),
+        "seed": lambda k: number(None if s.bounds.seed_mean_abs is None else s.bounds.seed_mean_abs[k]),
+        "bound": lambda k: number(s.bounds.mean_abs[k]),
+        "used": lambda k: f"{s.used[k]:.0%}",
+        "drift": lambda k: number(None if s.drift is None or k == 0 else s.drift[k - 1]),
+        "discrete": lambda k: number(s.discrete_distance[k] if k < len(s.discrete_distance) else None),
+    }
+    if s.distance != s.discrete_distance:
+        columns["method"] = lambda k: number(s.distance[k])
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for k in sorted(set(np.linspace(0, len(s.times) - 1, min(rows, len(s.times))).round().astype(int).tolist())):
+        table.add_row(*(value(k) for value in columns.values()))
+    return table
+
+
+def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
+    """Mean absolute value, variance, and the discrete model's distance to its ODE by depth-time: measured solid, bounds
+    dashed.
+    """
+    figure = Figure(figsize=(13, 4.6), layout="constrained")
+    growth, spread, distance = figure.subplots(1, 3)
+    for s in simulations:
+        style = {"color": COLOURS[s.placement], "linewidth": 1.4}
+        marks = {"marker": MARKERS[s.placement], "markersize": 4, "markevery": max(1, len(s.times) // 8)}
+        growth.plot(s.times, s.mean_abs, label=s.placement, **style, **marks)
+        growth.plot(s.times, s.bounds.mean_abs, linestyle="--", alpha=0.6, **style)
+        spread.plot(s.times, s.variance, **style, **marks)
+        spread.plot(s.times, s.bounds.variance, linestyle="--", alpha=0.6, **style)
+        known = [(t, d) for t, d in zip(s.times, s.discrete_distance, strict=False) if d]
+        if known:
+            distance.plot(*zip(*known, strict=True), **style, **marks)
+    for axes, name in ((growth, "mean |x|"), (spread, "variance"), (distance, "|X_discrete – X_ODE| / |X_ODE|")):
+        axes.set(xlabel="depth-time t", yscale="log", title=name)
+        axes.grid(alpha=0.25)
+    growth.plot([], [], "k--", alpha=0.6, label="bound")
+    figure.legend(*growth.get_legend_handles_labels(), loc="outside lower center", ncols=8, frameon=False)
+    figure.suptitle(title)
+    return figure

@@ -1,0 +1,65 @@
+"""What the dynamics conserve: laws that hold in the ODE whatever the weights, and how far a trajectory drifts from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.sublayer import Sublayer
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """A conservation law: where it holds, and by how much a step from X to Y over a time h breaks it."""
+
+    name: str
+    statement: str
+    holds: Callable[[Sublayer], bool]
+    drift: Callable[[Sublayer, Tensor, Tensor, float], Tensor]
+
+
+def _mean_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
+    norm = sublayer.output_norm
+    assert norm is not None, "the law holds behind an output norm only"
+    return (((y - x) - h * norm.beta) / norm.gamma).sum(-1).abs().max() / x.shape[-1]
+
+
+def _image_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
+    norm = sublayer.state_norm
+    assert norm is not None, "the law holds inside a state norm only"
+    return norm.residual(y).max()
+
+
+LAWS = (
+    Law(
+        "mean",
+        "1' Gamma^-1 x_j grows by h 1' Gamma^-1 beta per segment (divided by d)",
+        lambda s: s.state_norm is None and s.gain == 1 and s.output_norm is not None and s.output_norm.centred,
+        _mean_drift,
+    ),
+    Law("image", "the state stays on the image of the norm around it", lambda s: s.state_norm is not None, _image_drift),
+)
+
+
+def conservation_drift(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]]) -> tuple[Law, list[float]] | None:
+    """The law that holds for this depth and its violation in each segment, largest over tokens; None where no law holds.
+
+    `peri` and `output` with LayerNorm conserve each token's mean in the coordinates of the norm, in the ODE and in any
+    Runge-Kutta method, so their drift is rounding. A norm around the state keeps it on that norm's image: exactly in the ODE,
+    to the method's error in an integrator without projection, to eps/sigma^2 in the discrete model (theory, section 3). Where a
+    gain is zero the law says nothing and the drift is nan.
+    """
+    sublayers = list(depth.sublayers)
+    law = next((law for law in LAWS if all(law.holds(s) for s in sublayers)), None)
+    if law is None:
+        return None
+    with torch.no_grad():
+        return law, [
+            float(law.drift(sublayer, x, y, float(span) * depth.dt))
+            for sublayer, span, x, y in zip(sublayers, depth.spans, states, states[1:], strict=False)
+        ]

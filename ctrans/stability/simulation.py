@@ -1,0 +1,125 @@
+"""One run of a model over a text, seen by depth: moments, bounds, conservation, and the distance between the discrete model and
+its ODE.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ctrans.gpt import GPT
+from ctrans.stability.conservation import conservation_drift
+from ctrans.stability.forward import ForwardBounds, forward_bounds, moments
+from solvers import Solution, Status
+
+REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
+"""How the ODE is solved that the discrete model is compared with, in float64."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """A trajectory by depth. Lists run over depth-time 0 and every segment's end that was reached.
+
+    `distance` is |X - X_ode|/|X_ode| of the trajectory, `discrete_distance` the same for the discrete model (None where the
+    reference or the discrete model failed before that depth). `drift` is the violation of the conservation law `law` in each
+    segment, one less than there are times. `used` is the mean absolute value over its sharper bound.
+    """
+
+    placement: str
+    status: Status
+    message: str
+    times: list[float]
+    mean_abs: list[float]
+    variance: list[float]
+    rms: list[float]
+    bounds: ForwardBounds
+    used: list[float]
+    law: str | None
+    drift: list[float] | None
+    distance: list[float | None]
+    discrete_distance: list[float | None]
+    reference: str
+    evaluations: int
+    accepted: int
+    rejected: int
+    seconds: float
+
+
+@torch.no_grad()
+def simulate(
+    model: GPT,
+    tokens: Int[Tensor, "batch tokens"],
+    *,
+    method: str = "euler",
+    steps: int = 1,
+    rtol: float | None = None,
+    atol: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Simulation:
+    """X(t) of the model on those tokens by that method, and what theory says of it.
+
+    A trajectory that breaks off is returned up to there with its status. `progress(k)` is called for each segment done, three
+    times over: the trajectory, the discrete model (if the trajectory is another) and the reference. Raises ConfigError for a
+    request that makes no sense.
+    """
+    start = time.perf_counter()
+    solution = model.trajectory(tokens, method=method, steps=steps, rtol=rtol, atol=atol, throw=False, progress=progress)
+    seconds = time.perf_counter() - start
+    itself = method == "euler" and steps == 1
+    discrete = solution if itself else model.trajectory(tokens, throw=False, progress=progress)
+    reference, how = _reference(model, tokens, progress)
+
+    states = solution.states
+    each = [moments(x) for x in states]
+    bounds = _cut(forward_bounds(model.depth, states), len(states))
+    conserved = conservation_drift(model.depth, states)
+    return Simulation(
+        placement=model.config.placement,
+        status=solution.status,
+        message=solution.message,
+        times=list(solution.times),
+        mean_abs=[m.mean_abs for m in each],
+        variance=[m.variance for m in each],
+        rms=[m.rms for m in each],
+        bounds=bounds,
+        used=[m.mean_abs / bound for m, bound in zip(each, bounds.mean_abs, strict=True)],
+        law=None if conserved is None else conserved[0].statement,
+        drift=None if conserved is None else conserved[1],
+        distance=_distances(states, reference),
+        discrete_distance=_distances(discrete.states, reference)[: len(states)],
+        reference=how,
+        evaluations=solution.stats.evaluations,
+        accepted=solution.stats.accepted,
+        rejected=solution.stats.rejected,
+        seconds=seconds,
+    )
+
+
+def _reference(model: GPT, tokens: Tensor, progress: Callable[[int], None] | None) -> tuple[Sequence[Tensor], str]:
+    """The ODE's states, as far as they can be had, and how they were."""
+    how = f"{REFERENCE['method']}, rtol = atol = {REFERENCE['rtol']:g}, float64"
+    solution: Solution = copy.deepcopy(model).double().trajectory(tokens, **REFERENCE, throw=False, progress=progress)  # type: ignore[arg-type]
+    return solution.states, how if solution.status is Status.SUCCESS else f"{how}: {solution.message}"
+
+
+def _distances(
+    states: Sequence[Float[Tensor, "*batch tokens width"]], reference: Sequence[Float[Tensor, "*batch tokens width"]]
+) -> list[float | None]:
+    known = [
+        float(torch.linalg.vector_norm(x.double() - exact) / torch.linalg.vector_norm(exact))
+        for x, exact in zip(states, reference, strict=False)
+    ]
+    return known + [None] * (len(states) - len(known))
+
+
+def _cut(bounds: ForwardBounds, length: int) -> ForwardBounds:
+    """The bounds at the times that were reached."""
+    shorter: dict[str, Any] = {name: None if value is None else value[:length] for name, value in vars(bounds).items()}
+    return ForwardBounds(**shorter)

@@ -1,0 +1,57 @@
+"""Text as tokens: bytes, vocabulary 256, so that any file works and nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from solvers import ConfigError
+
+VOCABULARY = 256
+
+
+def default_text() -> bytes:
+    """The language documentation that every CPython ships (`pydoc_data.topics`): about 450 to 700 kB of English prose."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise ConfigError(
+            "this Python ships no pydoc_data, the default text: name your own with --file PATH or --text '...'"
+        ) from None
+    return "\n\n".join(topics[key] for key in sorted(topics)).encode()
+
+
+def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
+    """The bytes of a file, or of a text in UTF-8, or the default text. Raises ConfigError naming the file and what is wrong
+    with it.
+    """
+    if file is not None and text is not None:
+        raise ConfigError("both a file and a text are given: choose one of --file and --text")
+    if text is not None:
+        return text.encode(errors="surrogateescape")
+    if file is None:
+        return default_text()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(file)!r}: {error.strerror or error}") from None
+    except ValueError as error:  # a path with a null byte
+        raise ConfigError(f"cannot read {str(file)!r}: {error}") from None
+
+
+def to_tokens(data: bytes, batch: int, length: int) -> Int[Tensor, "batch tokens"]:
+    """`batch` windows of `length` tokens each, spread evenly over the data.
+
+    A text shorter than `length` gives shorter windows. Raises ConfigError for fewer than two bytes: there is no next token to
+    speak of.
+    """
+    if len(data) < 2:
+        raise ConfigError(f"the text has {len(data)} bytes: give at least two tokens of text")
+    length = min(length, len(data))
+    starts = np.linspace(0, len(data) - length, batch).astype(int)
+    array = np.frombuffer(data, dtype=np.uint8)
+    return torch.from_numpy(np.stack([array[start : start + length] for start in starts]).astype(np.int64))

@@ -1,0 +1,29 @@
+"""The two errors a user can meet: a wrong request, and a computation that failed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+    """A request that cannot be carried out: its message names the value, the allowed ones and the fix."""
+
+
+class SolveError(RuntimeError):
+    """A computation that started and failed: its message says where, why and what to try.
+
+    `solution` holds what was computed before the failure (a `Solution`), or None.
+    """
+
+    def __init__(self, message: str, solution: object = None):
+        super().__init__(message)
+        self.solution = solution
+
+
+def unknown(what: str, value: object, allowed: Iterable[str]) -> ConfigError:
+    """The error for a name that is in no table: the nearest allowed name first, then all of them."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(f"unknown {what} {value!r}: {hint}choose one of {', '.join(names)}")

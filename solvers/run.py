@@ -1,0 +1,69 @@
+"""The state of one solve as it goes from segment to segment: request, cost, records and the step carried along."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from solvers.controller import StepController
+from solvers.errors import ConfigError
+from solvers.segment import Segment
+from solvers.solution import Stats, Status
+
+
+class Stopped(Exception):  # noqa: N818 - a signal inside the package, turned into a Status before anybody sees it
+    """A method cannot go on: the reason, the time and the state at which it stopped."""
+
+    def __init__(self, status: Status, time: float, x: Tensor):
+        super().__init__(status.value)
+        self.status, self.time, self.x = status, time, x
+
+
+@dataclasses.dataclass
+class Run:
+    """What every method needs to know of the solve it serves, and what it reports back.
+
+    `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones. `controller` outlives a segment: an adaptive method
+    takes the step it had reached into the next one. With `watch`, each accepted state is checked for non-finite entries.
+    """
+
+    steps: int
+    rtol: float
+    atol: float
+    max_steps: int
+    watch: bool
+    keep_steps: bool
+    stats: Stats = dataclasses.field(default_factory=Stats)
+    controller: StepController | None = None
+    kept: list[tuple[float, Tensor]] = dataclasses.field(default_factory=list)
+
+    def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
+        """field(t, x), counted; ConfigError where its shape is not the state's."""
+        self.stats.evaluations += 1
+        if not isinstance(t, Tensor):
+            # on the CPU whatever x's device: a 0-dimensional tensor mixes with all of them and costs no transfer
+            t = torch.tensor(t, dtype=x.dtype if x.dtype.itemsize >= 4 else torch.float32)
+        v = segment.field(t, x)
+        if v.shape != x.shape:
+            raise ConfigError(
+                f"the field returned shape {tuple(v.shape)} for a state of shape {tuple(x.shape)}: dx/dt must match x"
+            )
+        return v
+
+    def accept(self, segment: Segment, t: float, x: Tensor) -> Tensor:
+        """Takes the step's result: projects it, counts it, and records it if asked to."""
+        self.stats.accepted += 1
+        if segment.project is not None:
+            x = segment.project(x)
+        if self.watch and not finite(x):
+            raise Stopped(Status.NON_FINITE, t, x)
+        if self.keep_steps:
+            self.kept.append((t, x))
+        return x
+
+
+def finite(x: Tensor) -> bool:
+    """Whether all entries are finite. Waits for the device."""
+    return bool(torch.isfinite(x).all())

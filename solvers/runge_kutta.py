@@ -1,0 +1,123 @@
+"""Explicit Runge-Kutta methods over one segment, with fixed or adaptive steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from solvers.controller import StepController
+from solvers.run import Run, Stopped, finite
+from solvers.segment import Segment
+from solvers.solution import Status
+from solvers.tableau import Tableau
+
+
+@dataclasses.dataclass(frozen=True)
+class RungeKutta:
+    """A method made of a tableau. It is adaptive when the tableau has embedded weights, unless `fixed()` says otherwise."""
+
+    tableau: Tableau
+    adaptive: bool = dataclasses.field(default=False)
+
+    @property
+    def order(self) -> int:
+        """The formal order: the global error is O(h^order) on a smooth field."""
+        return self.tableau.order
+
+    def fixed(self) -> RungeKutta:
+        """The same weights with steps of fixed size, as convergence tests need them."""
+        return dataclasses.replace(self, adaptive=False)
+
+    def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
+        """The state at the segment's end. Raises Stopped where it cannot get there."""
+        return self._adaptive(segment, x, run) if self.adaptive else self._fixed(segment, x, run)
+
+    def step(self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run) -> Tensor:
+        """x + h sum_i b_i k_i: one step without error estimate, before projection."""
+        used = max(i for i, b in enumerate(self.tableau.b) if b) + 1
+        stages = self._stages(segment, start, end, h, x, run, None, used)
+        return combine(x, h, self.tableau.b, stages)
+
+    def _fixed(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
+        h = float(segment.length / run.steps)
+        times = (segment.time(i, run.steps) for i in range(run.steps + 1))
+        for start, end in pairwise(times):
+            x = run.accept(segment, end, self.step(segment, start, end, h, x, run))
+        return x
+
+    def _adaptive(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
+        t, t1 = float(segment.t0), float(segment.t1)
+        direction = math.copysign(1.0, t1 - t)
+        resolution = 4 * math.ulp(max(abs(t), abs(t1)))
+        weights = self.tableau.error_weights
+        assert weights is not None, "an adaptive method has embedded weights"
+        first = run.velocity(segment, t, x)
+        if run.controller is None:
+            run.controller = StepController(self.tableau.embedded_order + 1, self._initial_step(segment, t, t1, x, first, run))
+        steps = 0
+        while t != t1:
+            size, last = run.controller.propose(abs(t1 - t))
+            h = direction * size
+            end = t1 if last else t + h
+            if size <= resolution:
+                raise Stopped(Status.STEP_UNDERFLOW if finite(first) else Status.NON_FINITE, t, x)
+            if steps == run.max_steps:
+                raise Stopped(Status.TOO_MANY_STEPS, t, x)
+            steps += 1
+            stages = self._stages(segment, t, end, h, x, run, first, len(self.tableau.b))
+            x1 = combine(x, h, self.tableau.b, stages)
+            if not run.controller.judge(size, self._error(x, x1, h, weights, stages, run)):
+                run.stats.rejected += 1
+                continue
+            t, x = end, run.accept(segment, end, x1)
+            if t != t1:
+                reuse = self.tableau.reuses_last_stage and segment.project is None
+                first = stages[-1] if reuse else run.velocity(segment, t, x)
+        return x
+
+    def _stages(
+        self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run, first: Tensor | None, used: int
+    ) -> list[Tensor]:
+        stages = [run.velocity(segment, start, x) if first is None else first]
+        for row, node in zip(self.tableau.a[1:used], self.tableau.c[1:used], strict=True):
+            t = end if node == 1 else start + node * (end - start)
+            stages.append(run.velocity(segment, t, combine(x, h, row, stages)))
+        return stages
+
+    @torch.no_grad()
+    def _error(self, x: Tensor, x1: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tensor], run: Run) -> float:
+        estimate = combine(torch.zeros_like(x), h, weights, stages)
+        return _rms(estimate / (run.atol + run.rtol * torch.maximum(x.abs(), x1.abs())))
+
+    @torch.no_grad()
+    def _initial_step(self, segment: Segment, t: float, t1: float, x: Tensor, first: Tensor, run: Run) -> float:
+        """A first step from the sizes of x, x' and x'' (Hairer, Norsett, Wanner, II.4), one evaluation."""
+        scale = run.atol + run.rtol * x.abs()
+        size, slope = _rms(x / scale), _rms(first / scale)
+        span = abs(t1 - t)
+        probe = min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
+        h = math.copysign(probe, t1 - t)
+        curvature = _rms((run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
+        largest = max(slope, curvature)
+        if not math.isfinite(largest):
+            return probe
+        guess = (0.01 / largest) ** (1 / self.order) if largest > 1e-15 else max(1e-6, 1e-3 * probe)
+        return min(100 * probe, guess, span)
+
+
+def combine(x: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
+    """x + h sum_i w_i k_i, skipping zero weights; for one stage of weight 1 exactly the bits of `x + h * k`."""
+    increment = None
+    for weight, stage in zip(weights, stages, strict=False):
+        if weight:
+            increment = (h * weight) * stage if increment is None else torch.add(increment, stage, alpha=h * weight)
+    return x if increment is None else x + increment
+
+
+def _rms(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x)) / math.sqrt(x.numel())

@@ -1,0 +1,60 @@
+"""What a solve returns: the state, how it went and what it cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Status(enum.Enum):
+    """How a solve ended. The value is the sentence that a message starts with."""
+
+    SUCCESS = "reached the end"
+    NON_FINITE = "the state became non-finite"
+    STEP_UNDERFLOW = "the step became too small to advance the time"
+    TOO_MANY_STEPS = "the step limit was reached"
+
+
+ADVICE: dict[Status, str] = {
+    Status.NON_FINITE: "take a smaller dt or more steps, or a placement with bounded velocities; check x0 and the weights",
+    Status.STEP_UNDERFLOW: "the field is singular, not smooth or too stiff there, or the tolerances are below what the dtype "
+    "resolves: raise rtol and atol, use float64, or declare the switch as a segment's end",
+    Status.TOO_MANY_STEPS: "raise max_steps or the tolerances",
+}
+
+
+@dataclasses.dataclass
+class Stats:
+    """What a solve cost: field evaluations, accepted and rejected steps."""
+
+    evaluations: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """The result of `solve`.
+
+    `x1` is the last state reached. `states` are what `save` asked for, with their `times`: the initial and last state ("ends"),
+    the initial state and the one at each segment's end ("segments"), or at each accepted step's end ("steps"). A solve that
+    broke off keeps what it had; `segment` and `time` then say where it broke (they are None after success).
+    """
+
+    x1: Float[Tensor, "*state"]
+    times: tuple[float, ...]
+    states: tuple[Float[Tensor, "*state"], ...]
+    status: Status
+    stats: Stats
+    segment: int | None = None
+    time: float | None = None
+
+    @property
+    def message(self) -> str:
+        """One sentence on how the solve ended: what, where, and what to try."""
+        if self.status is Status.SUCCESS:
+            return self.status.value
+        return f"{self.status.value} in segment {self.segment} at t = {self.time:.6g}: {ADVICE[self.status]}"

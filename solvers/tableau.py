@@ -1,0 +1,192 @@
+"""Explicit Runge-Kutta methods as validated data.
+
+A method is its coefficients (a, b, c). They are checked when the object is made: shape, row sums c_i = sum_j a_ij, nodes inside
+the step, and *every* order condition up to the order claimed (one for each rooted tree: 17 up to order 5), for the weights and
+for the embedded weights alike. A mistyped coefficient cannot become a method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+from solvers.errors import ConfigError
+
+TOLERANCE = 1e-13
+"""How exactly a condition must hold: coefficients are published to 16 digits."""
+
+Coefficient = int | float | str
+Tree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
+
+
+@dataclasses.dataclass(frozen=True)
+class Tableau:
+    """Coefficients of an explicit Runge-Kutta method: k_i = f(t + c_i h, x + h sum_j a_ij k_j), x1 = x + h sum_i b_i k_i.
+
+    `a` holds the rows below the diagonal (row i has i entries, the first is empty). `embedded` are the weights of the
+    lower-order solution that a step's error estimate is taken against, of order `embedded_order`.
+    Raises ConfigError naming the coefficient or order condition that fails (Butcher; Hairer, Norsett, Wanner, II.2).
+    """
+
+    order: int
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[float, ...]
+    c: tuple[float, ...]
+    embedded: tuple[float, ...] | None = None
+    embedded_order: int = 0
+
+    def __post_init__(self) -> None:
+        stages = len(self.b)
+        if len(self.a) != stages or len(self.c) != stages or any(len(row) != i for i, row in enumerate(self.a)):
+            raise ConfigError(
+                f"a tableau of {stages} weights needs {stages} nodes and rows of 0, 1, ..., {stages - 1} coefficients"
+            )
+        for i, (row, node) in enumerate(zip(self.a, self.c, strict=True)):
+            if abs(sum(row) - node) > TOLERANCE:
+                raise ConfigError(f"row {i} of a sums to {sum(row):.17g}, not to its node c[{i}] = {node:.17g}")
+            if not 0 <= node <= 1:
+                raise ConfigError(f"node c[{i}] = {node:.17g} lies outside [0, 1]: it would evaluate a field outside its segment")
+        self._check_order("b", self.b, self.order)
+        if self.embedded is not None:
+            if len(self.embedded) != stages:
+                raise ConfigError(f"embedded has {len(self.embedded)} weights for {stages} stages")
+            self._check_order("embedded", self.embedded, self.embedded_order)
+
+    @property
+    def error_weights(self) -> tuple[float, ...] | None:
+        """b - embedded: h times the sum of these weights times the stages estimates the step's error."""
+        return None if self.embedded is None else tuple(b - e for b, e in zip(self.b, self.embedded, strict=True))
+
+    @property
+    def reuses_last_stage(self) -> bool:
+        """Whether the last stage is the field at the step's result ("first same as last")."""
+        return len(self.b) > 1 and self.c[-1] == 1 and self.b[-1] == 0 and self.a[-1] == self.b[:-1]
+
+    def _check_order(self, what: str, weights: Sequence[float], order: int) -> None:
+        if order < 1:
+            raise ConfigError(f"the order of {what} is {order}; it must be at least 1")
+        for size in range(1, order + 1):
+            for tree in trees(size):
+                have = sum(w * value for w, value in zip(weights, self._stage_weights(tree), strict=True))
+                if abs(have - 1 / density(tree)) > TOLERANCE:
+                    raise ConfigError(
+                        f"{what} is not of order {order}: "
+                        f"the condition of order {size} for the tree {tree} gives {have:.17g}, not 1/{density(tree)}"
+                    )
+
+    def _stage_weights(self, tree: Tree) -> list[float]:
+        values = [1.0] * len(self.b)
+        for branch in tree:
+            inner = self._stage_weights(branch)
+            sums = [sum(a * value for a, value in zip(row, inner, strict=False)) for row in self.a]
+            values = [value * total for value, total in zip(values, sums, strict=True)]
+        return values
+
+
+def tableau(
+    order: int,
+    a: Sequence[Sequence[Coefficient]],
+    b: Sequence[Coefficient],
+    embedded: Sequence[Coefficient] | None = None,
+    embedded_order: int = 0,
+) -> Tableau:
+    """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row sums of a."""
+    rows = [[Fraction(value) for value in row] for row in a]
+
+    def floats(values: Sequence[Coefficient]) -> tuple[float, ...]:
+        return tuple(float(Fraction(value)) for value in values)
+
+    return Tableau(
+        order=order,
+        a=tuple(tuple(float(value) for value in row) for row in rows),
+        b=floats(b),
+        # rounded to 15 digits, so that decimals whose sum misses 1 in the last place still name the step's end exactly
+        c=tuple(round(float(sum(row)), 15) for row in rows),
+        embedded=None if embedded is None else floats(embedded),
+        embedded_order=embedded_order,
+    )
+
+
+@functools.cache
+def trees(size: int) -> tuple[Tree, ...]:
+    """All rooted trees with that many nodes, each as the sorted tuple of the subtrees at its root: 1, 1, 2, 4, 9, ..."""
+    return tuple(sorted(set(_forests(size - 1, size - 1))))
+
+
+def _forests(nodes: int, largest: int) -> Iterator[Tree]:
+    if nodes == 0:
+        yield ()
+    for size in range(1, min(nodes, largest) + 1):
+        for tree in trees(size):
+            for rest in _forests(nodes - size, size):
+                yield tuple(sorted((tree, *rest)))
+
+
+def density(tree: Tree) -> int:
+    """gamma(tree) = (number of nodes) * product of the densities of its branches; the order condition is sum b phi = 1/gamma."""
+    product = _nodes(tree)
+    for branch in tree:
+        product *= density(branch)
+    return product
+
+
+def _nodes(tree: Tree) -> int:
+    return 1 + sum(_nodes(branch) for branch in tree)
+
+
+EULER = tableau(1, [[]], [1])
+MIDPOINT = tableau(2, [[], ["1/2"]], [0, 1])
+HEUN = tableau(2, [[], [1]], ["1/2", "1/2"])
+RK4 = tableau(4, [[], ["1/2"], [0, "1/2"], [0, 0, 1]], ["1/6", "1/3", "1/3", "1/6"])
+# Dormand and Prince (1980), the 5(4) pair.
+DOPRI5 = tableau(
+    5,
+    [
+        [],
+        ["1/5"],
+        ["3/40", "9/40"],
+        ["44/45", "-56/15", "32/9"],
+        ["19372/6561", "-25360/2187", "64448/6561", "-212/729"],
+        ["9017/3168", "-355/33", "46732/5247", "49/176", "-5103/18656"],
+        ["35/384", 0, "500/1113", "125/192", "-2187/6784", "11/84"],
+    ],
+    ["35/384", 0, "500/1113", "125/192", "-2187/6784", "11/84", 0],
+    ["5179/57600", 0, "7571/16695", "393/640", "-92097/339200", "187/2100", "1/40"],
+    4,
+)
+# Tsitouras (2011), the 5(4) pair; coefficients as published, to 16 digits.
+_TSIT5_B = [
+    0.09646076681806523,
+    0.01,
+    0.4798896504144996,
+    1.379008574103742,
+    -3.290069515436081,
+    2.324710524099774,
+]
+_TSIT5_ERROR = [
+    -0.00178001105222577714,
+    -0.0008164344596567469,
+    0.007880878010261995,
+    -0.1447110071732629,
+    0.5823571654525552,
+    -0.45808210592918697,
+    1 / 66,
+]
+TSIT5 = tableau(
+    5,
+    [
+        [],
+        [0.161],
+        [-0.008480655492356989, 0.335480655492357],
+        [2.8971530571054935, -6.359448489975075, 4.3622954328695815],
+        [5.325864828439257, -11.748883564062828, 7.4955393428898365, -0.09249506636175525],
+        [5.86145544294642, -12.92096931784711, 8.159367898576159, -0.071584973281401, -0.028269050394068383],
+        _TSIT5_B,
+    ],
+    [*_TSIT5_B, 0],
+    [b - error for b, error in zip([*_TSIT5_B, 0.0], _TSIT5_ERROR, strict=True)],
+    4,
+)

@@ -1,0 +1,92 @@
+"""torchdiffeq's methods, run segment by segment, with its bare asserts turned into statuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torchdiffeq
+from torch import Tensor
+from torchdiffeq._impl.odeint import SOLVERS  # the only list of its methods' names
+from torchdiffeq._impl.solvers import AdaptiveStepsizeODESolver
+
+from solvers.errors import ConfigError
+from solvers.run import Run, Stopped
+from solvers.segment import Segment
+from solvers.solution import Status
+
+# torchdiffeq leaves by a bare assert; these words in its message tell which.
+ASSERTED = {"underflow in dt": Status.STEP_UNDERFLOW, "non-finite": Status.NON_FINITE, "max_num_steps": Status.TOO_MANY_STEPS}
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchDiffEq:
+    """`torchdiffeq.odeint` with that method, one call per segment: no step crosses a switch, none is evaluated beyond it."""
+
+    name: str
+
+    @property
+    def order(self) -> int:
+        """The formal order, as torchdiffeq states it (its multistep methods start at 4)."""
+        return int(getattr(SOLVERS[self.name], "order", 4))
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it chooses its own steps."""
+        return issubclass(SOLVERS[self.name], AdaptiveStepsizeODESolver) or self.name == "scipy_solver"
+
+    def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
+        """The state at the segment's end. Raises Stopped where torchdiffeq fails."""
+        if self.name == "scipy_solver" and x.requires_grad and torch.is_grad_enabled():
+            raise ConfigError("torchdiffeq:scipy_solver leaves torch and has no gradient: use torchdiffeq:dopri5 or tsit5")
+        if segment.project is None:
+            return self._call(segment, segment.time(0, 1), segment.time(1, 1), run.steps, x, run)
+        if self.adaptive:
+            raise ConfigError(f"torchdiffeq:{self.name} cannot project the state after each accepted step: use dopri5 or tsit5")
+        for i in range(run.steps):
+            x = self._call(segment, segment.time(i, run.steps), segment.time(i + 1, run.steps), 1, x, run)
+        return x
+
+    def _call(self, segment: Segment, t0: float, t1: float, steps: int, x: Tensor, run: Run) -> Tensor:
+        field = _Watched(segment, run, t0, t1, SOLVERS[self.name].valid_callbacks())
+        times = torch.tensor([t0, t1], dtype=torch.float64, device=x.device)
+        options: dict[str, Any] = {}
+        if not self.adaptive:
+            options = {"grid_constructor": lambda f, y, t: torch.linspace(t0, t1, steps + 1, dtype=t.dtype, device=t.device)}
+            if self.name.endswith("_adams"):
+                options["max_order"] = self.order + 1  # its own default, 12, is unstable at ordinary steps
+        elif self.name != "scipy_solver":
+            options = {"step_t": times[1:].clone(), "max_num_steps": run.max_steps}
+        try:
+            x1 = torchdiffeq.odeint(field, x, times, rtol=run.rtol, atol=run.atol, method=self.name, options=options)[-1]
+        except AssertionError as error:
+            status = next((status for words, status in ASSERTED.items() if words in str(error)), None)
+            if status is None:
+                raise
+            raise Stopped(status, field.time, field.state) from None
+        return run.accept(segment, t1, x1)
+
+
+class _Watched(torch.nn.Module):
+    """The field as torchdiffeq calls it: counted, kept inside the segment, its steps noted as they are taken."""
+
+    def __init__(self, segment: Segment, run: Run, t0: float, t1: float, callbacks: set[str]):
+        super().__init__()
+        for name in callbacks & {"callback_step", "callback_reject_step"}:  # it warns of callbacks that a method never calls
+            setattr(self, name, getattr(self, f"_{name}"))
+        self._segment, self._run = segment, run
+        self._low, self._high = min(t0, t1), max(t0, t1)
+        self.time, self.state = t0, torch.empty(0)
+
+    def forward(self, t: Tensor, x: Tensor) -> Tensor:
+        return self._run.velocity(self._segment, t.clamp(self._low, self._high), x)
+
+    def _callback_step(self, t: Tensor, x: Tensor, h: Tensor) -> None:
+        # called before each attempt: at a new time, the step before was accepted
+        if float(t.detach()) != self.time:
+            self._run.accept(self._segment, float(t.detach()), x)
+        self.time, self.state = float(t.detach()), x
+
+    def _callback_reject_step(self, t: Tensor, x: Tensor, h: Tensor) -> None:
+        self._run.stats.rejected += 1

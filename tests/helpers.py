@@ -1,0 +1,37 @@
+"""What several tests need: every placement and norm with learned-looking gains and offsets, and states to feed them."""
+
+import torch
+
+from ctrans.gpt import GPT, GPTConfig
+
+NAMES = ["none", "pre", "peri", "output", "post", "pre_post", "deepnorm"]
+
+
+def small_config(placement, **changes):
+    settings = {"vocab_size": 11, "context": 16, "depth": 3, "width": 16, "heads": 2, "placement": placement, "dt": 0.1}
+    return GPTConfig(**{**settings, "initialisation": "xavier", "embedding_std": 1.0, **changes})
+
+
+def learned(module, scale=0.2, seed=1):
+    """The module with every parameter moved at random, as training would: gains off 1, offsets and biases off 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator).to(parameter))
+    return module
+
+
+def small_model(placement, dtype=torch.float64, scale=0.2, **changes):
+    """A model to look at, without gradients."""
+    return learned(GPT(small_config(placement, **changes)).to(dtype), scale).requires_grad_(False)
+
+
+def tokens(batch=2, length=8, vocabulary=11, seed=0):
+    return torch.randint(0, vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def unchecked(function):
+    """The function as users call it: without the run-time check of its annotations that the tests turn on."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function

@@ -1,0 +1,305 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import solve_ivp
+
+from solvers import GRADIENTS, METHODS, ConfigError, RungeKutta, Segment, SolveError, Status, solve
+from tests.helpers import unchecked
+
+FIXED = [name for name, method in METHODS.items() if not method.adaptive]
+ADAPTIVE = [name for name, method in METHODS.items() if method.adaptive]
+OWN = [name for name, method in METHODS.items() if isinstance(method, RungeKutta)]
+
+
+def switched(rates=(-1.0, 2.0, 0.5), dt=0.7, watch=None):
+    """Linear fields that change rate at each switch: x1 = x0 exp(dt sum rates)."""
+
+    def field(rate, k):
+        def evaluate(t, x):
+            if watch is not None:
+                watch.append((k, float(t)))
+            return rate * x
+
+        return evaluate
+
+    return [Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), field(rate, k)) for k, rate in enumerate(rates)]
+
+
+@pytest.mark.parametrize("method", ADAPTIVE)
+def test_adaptive_methods_reach_the_closed_form_over_switches(method):
+    x0 = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    solution = solve(switched(), x0, method=method, rtol=1e-7, atol=1e-9)
+    assert torch.allclose(solution.x1, x0 * math.exp(0.7 * 1.5), rtol=3e-4)
+    assert solution.status is Status.SUCCESS
+
+
+@pytest.mark.parametrize("method", ["dopri5", "tsit5", "torchdiffeq:dopri5"])
+def test_adaptive_error_follows_the_tolerance(method):
+    x0 = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    exact = x0 * math.exp(0.7 * 1.5)
+    for tolerance in (1e-4, 1e-6, 1e-8, 1e-10):
+        x1 = solve(switched(), x0, method=method, rtol=tolerance, atol=tolerance).x1
+        assert float((x1 - exact).abs().max()) < 10 * tolerance
+
+
+@pytest.mark.parametrize("method", FIXED)
+def test_fixed_methods_have_their_order_on_a_nonlinear_switched_system_that_scipy_solves(method):
+    fields = [lambda t, x: torch.stack([x[1], -torch.sin(x[0])]), lambda t, x: torch.stack([-x[0] * x[1], torch.cos(t)])]
+    segments = [Segment(0, 1, fields[0]), Segment(1, 2, fields[1])]
+    exact = np.array([1.0, 0.5])
+    for lower, upper, f in [
+        (0, 1, lambda t, x: [x[1], -math.sin(x[0])]),
+        (1, 2, lambda t, x: [-x[0] * x[1], math.cos(t)]),
+    ]:
+        exact = solve_ivp(f, (lower, upper), exact, rtol=1e-12, atol=1e-13, method="DOP853").y[:, -1]
+    order = METHODS[method].order
+    steps = (16, 32) if order < 4 else (8, 16)
+    x0 = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    errors = [float((solve(segments, x0, method=method, steps=n).x1 - torch.tensor(exact)).norm()) for n in steps]
+    # multistep methods start from another method and only approach their order
+    slack = 0.7 if "adams" in method else 0.3
+    assert math.log2(errors[0] / errors[1]) > order - slack
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_no_field_is_evaluated_outside_its_segment(method):
+    watch = []
+    solve(switched(watch=watch), torch.ones(3, dtype=torch.float64), method=method)
+    assert {k for k, _ in watch} == {0, 1, 2}
+    for k, t in watch:
+        assert float(Fraction(0.7) * k) <= t <= float(Fraction(0.7) * (k + 1))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_integration_backward_undoes_integration_forward(method):
+    steps = 1 if METHODS[method].adaptive else 200
+    x0 = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    there = solve([Segment(0, 1, lambda t, x: torch.sin(t + x))], x0, method=method, steps=steps).x1
+    back = solve([Segment(1, 0, lambda t, x: torch.sin(t + x))], there, method=method, steps=steps).x1
+    assert torch.allclose(back, x0, atol=2e-2 if METHODS[method].order == 1 else 2e-4)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_state_keeps_its_dtype_and_shape(method, dtype):
+    x1 = solve(switched(), torch.ones(2, 3, dtype=dtype), method=method).x1
+    assert x1.dtype == dtype
+    assert x1.shape == (2, 3)
+
+
+def test_evaluations_are_counted_as_they_happen():
+    for method, stages in (("euler", 1), ("midpoint", 2), ("heun", 2), ("rk4", 4)):
+        watch = []
+        solution = solve(switched(watch=watch), torch.ones(2), method=method, steps=5)
+        assert solution.stats.evaluations == len(watch) == 3 * 5 * stages
+        assert solution.stats.accepted == 15
+        assert solution.stats.rejected == 0
+    for method in ADAPTIVE:
+        watch = []
+        solution = solve(switched(watch=watch), torch.ones(2, dtype=torch.float64), method=method)
+        assert solution.stats.evaluations == len(watch)
+
+
+@given(
+    dt=st.floats(1e-3, 10),
+    parts=st.integers(1, 12),
+    steps=st.integers(1, 40),
+)
+@settings(max_examples=60)
+def test_the_last_step_ends_exactly_at_the_segments_end(dt, parts, steps):
+    segments = [Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), lambda t, x: 0 * x) for k in range(parts)]
+    solution = solve(segments, torch.zeros(1), method="midpoint", steps=steps, save="steps")
+    assert solution.times[steps::steps] == tuple(float(Fraction(dt) * (k + 1)) for k in range(parts))
+    assert all(a < b for a, b in zip(solution.times, solution.times[1:], strict=False))
+
+
+def test_a_segments_length_is_dt_to_the_last_bit():
+    dt = 0.1
+    assert 3 * dt - 2 * dt != dt
+    lengths = [float(Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), lambda t, x: x).length) for k in range(100)]
+    assert lengths == [dt] * 100
+
+
+@pytest.mark.parametrize("method", ["rk4", "tsit5", "torchdiffeq:rk4", "torchdiffeq:dopri5"])
+def test_save_gives_the_states_asked_for(method):
+    x0 = torch.ones(2, dtype=torch.float64)
+    ends = solve(switched(), x0, method=method)
+    segments = solve(switched(), x0, method=method, save="segments")
+    steps = solve(switched(), x0, method=method, save="steps")
+    assert len(ends.states) == 2
+    assert len(segments.states) == 4
+    assert len(steps.states) == steps.stats.accepted + 1
+    assert steps.times[0] == 0
+    assert steps.times[-1] == segments.times[-1] == float(Fraction(0.7) * 3)
+    for solution in (ends, segments, steps):
+        assert torch.equal(solution.states[0], x0)
+        assert torch.equal(solution.states[-1], solution.x1)
+        assert len(solution.times) == len(solution.states)
+
+
+def test_projection_follows_every_accepted_step():
+    def circle(x):
+        return x / x.norm()
+
+    def turn(t, x):
+        return torch.stack([-x[1], x[0]])
+
+    for method in ("euler", "rk4", "tsit5", "torchdiffeq:euler", "torchdiffeq:rk4"):
+        steps = 1 if METHODS[method].adaptive else 10
+        solution = solve(
+            [Segment(0, 1, turn, project=circle)],
+            torch.tensor([1.0, 0.0], dtype=torch.float64),
+            method=method,
+            steps=steps,
+            save="steps",
+        )
+        assert len(solution.states) > 2
+        assert all(abs(float(x.norm()) - 1) < 1e-14 for x in solution.states)
+
+
+def test_entering_a_segment_puts_the_state_where_it_asks():
+    segment = Segment(0, 1, lambda t, x: 0 * x, enter=lambda x: x + 5)
+    assert float(solve([segment], torch.zeros(1), steps=4).x1) == 5
+
+
+def test_the_adaptive_step_is_carried_across_switches():
+    x0 = torch.ones(4, dtype=torch.float64)
+    together = solve(switched(), x0, method="dopri5").stats.evaluations
+    apart = 0
+    for segment in switched():
+        solution = solve([segment], x0, method="dopri5")
+        x0, apart = solution.x1, apart + solution.stats.evaluations
+    assert together < apart
+
+
+@pytest.mark.parametrize("gradient", sorted(GRADIENTS))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"torchdiffeq:scipy_solver"}))
+def test_gradients_of_state_and_parameter_are_right(method, gradient):
+    steps = 1 if METHODS[method].adaptive else 3
+    accuracy = 1e-6 if METHODS[method].order > 2 else 1e-5
+
+    def end(x, rate):
+        segments = [Segment(0, 0.5, lambda t, x: torch.sin(rate * x)), Segment(0.5, 1, lambda t, x: rate * torch.cos(x + t))]
+        tolerances = {"rtol": accuracy, "atol": accuracy} if METHODS[method].adaptive else {}
+        return solve(segments, x, method=method, steps=steps, gradient=gradient, **tolerances).x1
+
+    x0 = torch.tensor([0.3, -0.8], dtype=torch.float64, requires_grad=True)
+    rate = torch.tensor([1.2, 0.7], dtype=torch.float64, requires_grad=True)
+    # step sizes are constants of the differentiation, so an adaptive solve agrees with differences only to its tolerance
+    tolerance = 100 * accuracy if METHODS[method].adaptive else 1e-6
+    assert torch.autograd.gradcheck(end, (x0, rate), atol=tolerance, rtol=tolerance)
+
+
+# What goes wrong, and what is said about it.
+
+
+def blow_up(t, x):
+    return x * x
+
+
+@pytest.mark.parametrize("method", [*FIXED, "dopri5", "tsit5", "torchdiffeq:dopri5"])
+def test_a_state_that_becomes_non_finite_says_where(method):
+    segments = [Segment(0, 1, lambda t, x: -x), Segment(1, 3, lambda t, x: 1e200 * x**3)]
+    steps = 1 if METHODS[method].adaptive else 30
+    solution = solve(segments, torch.ones(2, dtype=torch.float64), method=method, steps=steps, throw=False, save="segments")
+    assert solution.status is not Status.SUCCESS
+    assert solution.segment == 1
+    assert 1 <= solution.time <= 3
+    assert len(solution.states) == 2
+    with pytest.raises(SolveError, match="in segment 1 at t = ") as caught:
+        solve(segments, torch.ones(2, dtype=torch.float64), method=method, steps=steps)
+    assert caught.value.solution.segment == 1
+
+
+def test_an_initial_state_that_is_not_finite_is_found_at_the_start():
+    solution = solve(switched(), torch.tensor([1.0, math.nan]), throw=False)
+    assert (solution.status, solution.segment, solution.time) == (Status.NON_FINITE, 0, 0.0)
+
+
+@pytest.mark.parametrize("method", ["dopri5", "tsit5", "torchdiffeq:dopri5"])
+def test_a_singularity_ends_as_an_underflow_near_it(method):
+    solution = solve([Segment(0, 2, blow_up)], torch.ones(1, dtype=torch.float64), method=method, throw=False)
+    assert solution.status is Status.STEP_UNDERFLOW
+    assert solution.time == pytest.approx(1, abs=1e-3)
+    assert "raise rtol and atol" in solution.message
+
+
+@pytest.mark.parametrize("method", ["dopri5", "tsit5", "torchdiffeq:dopri5"])
+def test_the_step_limit_is_a_status(method):
+    stiff = [Segment(0, 10, lambda t, x: -1e5 * (x - torch.cos(t)))]
+    solution = solve(stiff, torch.ones(1, dtype=torch.float64), method=method, throw=False, max_steps=50)
+    assert solution.status is Status.TOO_MANY_STEPS
+    assert 0 < solution.time < 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "rk5"}, "did you mean 'rk4'"),
+        ({"method": "dopri5", "steps": 4}, "takes no steps"),
+        ({"method": "rk4", "rtol": 1e-3}, "takes no rtol"),
+        ({"method": "rk4", "atol": 1e-3}, "takes no rtol"),
+        ({"method": "tsit5", "rtol": 0.0}, "rtol = 0"),
+        ({"method": "tsit5", "rtol": -1.0}, "rtol = -1"),
+        ({"method": "tsit5", "atol": math.nan}, "atol = nan"),
+        ({"method": "tsit5", "rtol": math.inf}, "rtol = inf"),
+        ({"method": "tsit5", "rtol": 1e-9}, "float32 resolves"),
+        ({"steps": 0}, "steps = 0"),
+        ({"steps": -3}, "steps = -3"),
+        ({"steps": True}, "steps = True"),
+        ({"gradient": "backpropp"}, "did you mean 'backprop'"),
+        ({"save": "step"}, "did you mean 'steps'"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_named(changes, words):
+    request = {"method": "euler", **changes}
+    with pytest.raises(ConfigError, match=words):
+        unchecked(solve)(switched(), torch.ones(2), **request)
+
+
+def test_segments_that_do_not_meet_are_named():
+    with pytest.raises(ConfigError, match="segment 0 ends at t = 1 but segment 1 starts at t = 2"):
+        solve([Segment(0, 1, blow_up), Segment(2, 3, blow_up)], torch.ones(1))
+    with pytest.raises(ConfigError, match="no segments"):
+        solve([], torch.ones(1))
+
+
+@pytest.mark.parametrize(("t0", "t1"), [(0, math.inf), (math.nan, 1), (1, 1)])
+def test_a_segment_without_a_finite_length_is_refused(t0, t1):
+    with pytest.raises(ConfigError):
+        Segment(t0, t1, blow_up)
+
+
+def test_a_field_of_the_wrong_shape_is_named():
+    with pytest.raises(ConfigError, match=r"returned shape \(3,\) for a state of shape \(2,\)"):
+        solve([Segment(0, 1, lambda t, x: torch.ones(3))], torch.ones(2))
+
+
+@pytest.mark.parametrize("x0", [torch.ones(2, dtype=torch.int64), torch.ones(0)])
+def test_a_state_that_is_no_floating_tensor_is_refused(x0):
+    with pytest.raises(ConfigError, match="non-empty tensor of a floating type"):
+        unchecked(solve)(switched(), x0)
+
+
+@given(
+    method=st.sampled_from([*sorted(METHODS), "nonsense"]),
+    steps=st.integers(-1, 5),
+    rtol=st.none() | st.floats(),
+    scale=st.floats(-50, 50),
+    power=st.integers(0, 4),
+)
+@settings(max_examples=150)
+def test_any_request_gives_a_result_or_one_of_our_errors(method, steps, rtol, scale, power):
+    segments = [Segment(0, 1, lambda t, x: scale * x**power), Segment(1, 2, lambda t, x: torch.sin(t * x))]
+    try:
+        solution = solve(
+            segments, torch.tensor([0.5, 1.5], dtype=torch.float64), method=method, steps=steps, rtol=rtol, max_steps=200
+        )
+    except (ConfigError, SolveError):
+        return
+    assert torch.isfinite(solution.x1).all()

@@ -1,0 +1,64 @@
+"""The rooms of the house: each may import the ones before it, never a later one."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
+# Rooms on one row may import each other only if listed before.
+ROOMS = [
+    "norm",
+    "placement",
+    "sublayer",
+    "initialisation",
+    "depth",
+    "gpt",
+    "text",
+    "ode_block",
+    "control",
+    "stability",
+    "training",
+    "interop",
+    "report",
+    "cli",
+]
+FILES = sorted([*(ROOT / "solvers").rglob("*.py"), *(ROOT / "ctrans").rglob("*.py")])
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(module):
+    parts = module.split(".")
+    return parts[1] if parts[0] == "ctrans" and len(parts) > 1 and parts[1] in ROOMS else None
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_only_lead_to_earlier_rooms(path):
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for imported in imports(path):
+        package = imported.split(".")[0]
+        if module.startswith("solvers"):
+            standard = package in __import__("sys").stdlib_module_names
+            assert standard or package in SOLVERS_MAY_IMPORT, f"{module} imports {imported}"
+        mine, theirs = room(module), room(imported)
+        if mine and theirs:
+            assert ROOMS.index(theirs) <= ROOMS.index(mine), f"{module} imports {imported}, a later room"
+
+
+def test_every_module_of_ctrans_is_in_a_room():
+    for path in sorted((ROOT / "ctrans").iterdir()):
+        name = path.stem if path.suffix == ".py" else path.name
+        assert name in {*ROOMS, "__init__", "__main__", "__pycache__"}, f"{name} is in no room"
+
+
+def test_files_are_one_idea_long():
+    assert {str(path): n for path in FILES if (n := path.read_text().count("\n")) > 400} == {}
