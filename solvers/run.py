@@ -12,6 +12,9 @@ from solvers.errors import ConfigError
 from solvers.segment import Segment
 from solvers.solution import Stats, Status
 
+TIME_TYPES = frozenset({torch.float32, torch.float64})
+"""A field gets the time in the state's type if it is one of these, else in float32: half precision cannot tell steps apart."""
+
 
 class Stopped(Exception):  # noqa: N818 - a signal inside the package, turned into a Status before anybody sees it
     """A method cannot go on: the reason, the time and the state at which it stopped."""
@@ -44,7 +47,7 @@ class Run:
         self.stats.evaluations += 1
         if not isinstance(t, Tensor):
             # on the CPU whatever x's device: a 0-dimensional tensor mixes with all of them and costs no transfer
-            t = torch.tensor(t, dtype=x.dtype if x.dtype.itemsize >= 4 else torch.float32)
+            t = torch.tensor(t, dtype=x.dtype if x.dtype in TIME_TYPES else torch.float32)
         v = segment.field(t, x)
         if v.shape != x.shape:
             raise ConfigError(

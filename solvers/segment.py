@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Rational
@@ -36,21 +35,28 @@ class Segment:
     field: Field
     project: Map | None = None
     enter: Map | None = None
+    # made from t0 and t1 once, since exact arithmetic is slow beside a small model's step
+    length: Fraction = dataclasses.field(init=False, repr=False)
+    start: float = dataclasses.field(init=False, repr=False)
+    end: float = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("t0", "t1"):
-            object.__setattr__(self, name, _exact(name, getattr(self, name)))
-        if self.t0 == self.t1:
-            raise ConfigError(f"a segment from t0 = {float(self.t0):g} to the same t1 has no length: leave it out")
+        t0, t1 = _exact("t0", self.t0), _exact("t1", self.t1)
+        if t0 == t1:
+            raise ConfigError(f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out")
+        for name, value in {"t0": t0, "t1": t1, "length": t1 - t0, "start": float(t0), "end": float(t1)}.items():
+            object.__setattr__(self, name, value)
 
-    @property
-    def length(self) -> Fraction:
-        """t1 - t0, exact; negative where the segment runs backward."""
-        return Fraction(self.t1) - Fraction(self.t0)
+    def step(self, steps: int) -> float:
+        """The length of one of `steps` equal steps, rounded once; negative where the segment runs backward."""
+        return float(self.length if steps == 1 else self.length / steps)
 
-    def time(self, step: int, steps: int) -> float:
-        """The end of that step out of `steps` equal ones: t0 + (t1 - t0) step/steps, rounded once; exactly t1 for the last."""
-        return float(Fraction(self.t0) + self.length * Fraction(step, steps))
+    def times(self, steps: int) -> Iterator[float]:
+        """The ends of that many equal steps, t0 first: t0 + length i/steps, rounded once, so that the last is exactly t1."""
+        yield self.start
+        for i in range(1, steps):
+            yield float(self.t0 + self.length * Fraction(i, steps))
+        yield self.end
 
 
 def check_chain(segments: Sequence[Segment]) -> None:
@@ -58,9 +64,11 @@ def check_chain(segments: Sequence[Segment]) -> None:
     if not segments:
         raise ConfigError("no segments to solve over: give at least one Segment(t0, t1, field)")
     for k, (before, after) in enumerate(pairwise(segments)):
-        end, start = float(before.t1), float(after.t0)
-        if not math.isclose(end, start, rel_tol=1e-9, abs_tol=1e-9 * abs(float(before.length))):
-            raise ConfigError(f"segment {k} ends at t = {end:g} but segment {k + 1} starts at t = {start:g}: make them meet")
+        gap = abs(before.end - after.start)
+        if gap and gap > 1e-9 * max(abs(before.end), abs(before.end - before.start)):
+            raise ConfigError(
+                f"segment {k} ends at t = {before.end:g} but segment {k + 1} starts at t = {after.start:g}: make them meet"
+            )
 
 
 def _exact(name: str, time: object) -> Fraction:

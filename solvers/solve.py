@@ -76,17 +76,17 @@ def solve(
 def _integrate(
     advance: Advance, segments: Sequence[Segment], x0: Tensor, run: Run, save: Save, progress: Callable[[int], None] | None
 ) -> Solution:
-    x, t = x0, float(segments[0].t0)
+    x, t = x0, segments[0].start
     saved = [(t, x0)]
     status, where = Status.SUCCESS, None
     try:
         for k, segment in enumerate(segments):
-            where, t = k, float(segment.t0)
+            where, t = k, segment.start
             if run.watch and not finite(x):
                 raise Stopped(Status.NON_FINITE, t, x)
             entered = x if segment.enter is None else segment.enter(x)
             x = advance(segment, entered, run)
-            t = float(segment.t1)
+            t = segment.end
             if save == "segments":
                 saved.append((t, x))
             if progress is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -41,11 +42,11 @@ class TorchDiffEq:
         if self.name == "scipy_solver" and x.requires_grad and torch.is_grad_enabled():
             raise ConfigError("torchdiffeq:scipy_solver leaves torch and has no gradient: use torchdiffeq:dopri5 or tsit5")
         if segment.project is None:
-            return self._call(segment, segment.time(0, 1), segment.time(1, 1), run.steps, x, run)
+            return self._call(segment, segment.start, segment.end, run.steps, x, run)
         if self.adaptive:
             raise ConfigError(f"torchdiffeq:{self.name} cannot project the state after each accepted step: use dopri5 or tsit5")
-        for i in range(run.steps):
-            x = self._call(segment, segment.time(i, run.steps), segment.time(i + 1, run.steps), 1, x, run)
+        for start, end in pairwise(segment.times(run.steps)):
+            x = self._call(segment, start, end, 1, x, run)
         return x
 
     def _call(self, segment: Segment, t0: float, t1: float, steps: int, x: Tensor, run: Run) -> Tensor:

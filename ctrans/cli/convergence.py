@@ -14,7 +14,7 @@ from ctrans.cli import options
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.convergence_report import convergence_figure, convergence_table
-from ctrans.report.files import check_writable, png, write_atomic
+from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.stability.convergence import Convergence, depth_convergence, fixed_step, own_methods, substep_convergence
 from solvers import METHODS, ConfigError
@@ -87,8 +87,6 @@ def command(
             for p in names
         ]
     directory = options.out_directory(out, json_path, "convergence")
-    if directory is not None:
-        check_writable(directory)
     results = []
     with progress_bar("convergence", len(jobs)) as advance:
         for word, job in jobs:

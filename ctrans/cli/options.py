@@ -14,7 +14,7 @@ from ctrans.gpt import GPT, GPTConfig
 from ctrans.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
-from ctrans.report.files import to_json, write_atomic
+from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.sublayer import ACTIVATIONS
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -133,8 +133,16 @@ def make_model(config: GPTConfig, seed: int, dtype: torch.dtype, device: torch.d
 
 
 def out_directory(out: Path | None, json_path: str | None, name: str) -> Path | None:
-    """Where files go: as asked, nowhere when the JSON goes to stdout, else out/<name>."""
-    return out if out is not None else None if json_path == "-" else Path("out") / name
+    """Where files go: as asked, nowhere when the JSON goes to stdout, else out/<name>.
+
+    Called when all else about a request is checked and nothing is computed: ConfigError unless files can be written there.
+    """
+    directory = out if out is not None else None if json_path == "-" else Path("out") / name
+    if json_path not in (None, "-"):
+        check_writable(Path(json_path).parent)
+    if directory is not None:
+        check_writable(directory)
+    return directory
 
 
 def write_json(result: dict[str, Any], json_path: str | None, directory: Path | None, name: str) -> None:

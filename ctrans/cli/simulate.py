@@ -8,14 +8,16 @@ from typing import Any
 
 import click
 from rich.console import Console
+from torch import Tensor
 
 from ctrans.cli import options
+from ctrans.depth import check_count
 from ctrans.gpt import GPTConfig
 from ctrans.placement import PLACEMENTS
-from ctrans.report.files import check_writable, png, write_atomic
+from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.simulate_report import simulation_figure, simulation_table
-from ctrans.stability.simulation import Simulation, simulate
+from ctrans.stability.simulation import simulate
 from ctrans.text import VOCABULARY, read_text, to_tokens
 from solvers import ConfigError, Status
 from solvers.methods import get_method
@@ -51,8 +53,14 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     ctrans simulate --placement pre --placement peri --method tsit5 --rtol 1e-6 --file book.txt
     """
     names = options.expand(placements, PLACEMENTS, "placement")
+    configs, tokens, solver = _check(names, settings)
     directory = options.out_directory(out, json_path, "simulate")
-    results = _run(names, directory, settings)
+    passes = 2 if solver["method"] == "euler" and solver["steps"] == 1 else 3
+    results = []
+    with progress_bar("simulate", passes * 2 * settings["depth"] * len(names)) as advance:
+        for config in configs:
+            model = options.make_model(config, settings["seed"], options.get_dtype(settings["dtype"]), tokens.device)
+            results.append(simulate(model, tokens, **solver, progress=partial(lambda name, k: advance(name), config.placement)))
     broken = [s for s in results if s.status is not Status.SUCCESS]
     title = "{depth} blocks, width {width}, dt = {dt:g}, {initialisation} weights, seed {seed}".format(**settings)
     if directory is not None:
@@ -76,31 +84,18 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
         raise SystemExit(1)
 
 
-def _run(names: list[str], directory: Path | None, settings: dict[str, Any]) -> list[Simulation]:
-    """Everything is checked before anything is computed or written."""
-    dtype, device = options.get_dtype(settings["dtype"]), options.get_device(settings["device"])
+def _check(names: list[str], settings: dict[str, Any]) -> tuple[list[GPTConfig], Tensor, dict[str, Any]]:
+    """The configurations, the tokens and the solver's request: whatever can be wrong is said before anything is computed."""
+    options.get_dtype(settings["dtype"])
+    device = options.get_device(settings["device"])
     architecture = ("depth", "width", "heads", "context", "dt", "norm", "initialisation", "embedding_std", "activation")
     configs = [GPTConfig(VOCABULARY, placement=name, **{key: settings[key] for key in architecture}) for name in names]
-    method, steps = get_method(settings["method"]), settings["steps"]
-    if method.adaptive and steps is not None:
+    solver = {key: settings[key] for key in ("method", "steps", "rtol", "atol")}
+    if get_method(solver["method"]).adaptive and solver["steps"] is not None:
         raise ConfigError(
-            f"method {settings['method']!r} chooses its own steps and takes no --steps: give --rtol and --atol, or use rk4"
+            f"method {solver['method']!r} chooses its own steps and takes no --steps: give --rtol and --atol, or use rk4"
         )
-    if settings["batch"] < 1:
-        raise ConfigError(f"batch = {settings['batch']}: give at least one sequence")
-    tokens = to_tokens(read_text(settings["file"], settings["text"]), settings["batch"], settings["context"]).to(device)
-    if directory is not None:
-        check_writable(directory)
-    solver = {
-        "method": settings["method"],
-        "steps": 1 if steps is None else steps,
-        "rtol": settings["rtol"],
-        "atol": settings["atol"],
-    }
-    passes = 2 if settings["method"] == "euler" and solver["steps"] == 1 else 3
-    with progress_bar("simulate", passes * 2 * settings["depth"] * len(names)) as advance:
-        results = []
-        for config in configs:
-            model = options.make_model(config, settings["seed"], dtype, device)
-            results.append(simulate(model, tokens, **solver, progress=partial(lambda name, k: advance(name), config.placement)))
-    return results
+    solver["steps"] = 1 if solver["steps"] is None else solver["steps"]
+    check_count("batch", settings["batch"])
+    tokens = to_tokens(read_text(settings["file"], settings["text"]), settings["batch"], settings["context"])
+    return configs, tokens.to(device), solver

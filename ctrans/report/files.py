@@ -65,7 +65,7 @@ def check_writable(directory: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"cannot write to directory {str(directory)!r}: {error.strerror or error}; choose another with --out"
+            f"cannot write to directory {str(directory)!r}: {error.strerror or error}; choose another place"
         ) from None
 
 

@@ -78,9 +78,9 @@ def forward_bounds(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens w
     return ForwardBounds(
         mean_abs,
         rms,
-        [entries / max(entries - 1, 1) * value**2 for value in rms],
+        [entries / max(entries - 1, 1) * value * value for value in rms],
         None if seed is None else [value / math.sqrt(entries) for value in seed],
-        None if seed is None else [value**2 / max(entries - 1, 1) for value in seed],
+        None if seed is None else [value * value / max(entries - 1, 1) for value in seed],
     )
 
 

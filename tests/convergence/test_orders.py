@@ -1,6 +1,7 @@
 """Measured orders, by the function that `ctrans convergence` prints."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_without_weights_smooth_in_depth_more_blocks_have_no_limit():
     for blocks in (16, 32, 64, 128):
         depth = small_model("peri", depth=blocks, dt=4 / blocks, scale=0.3).depth
         ends.append(depth(x0))
-    gaps = [float((a - b).detach().norm()) for a, b in zip(ends, ends[1:], strict=False)]
+    gaps = [float((a - b).detach().norm()) for a, b in pairwise(ends)]
     assert gaps[-1] > 0.3 * gaps[0]
 
 

@@ -88,7 +88,9 @@ def test_moments_are_numpys():
     x = torch.randn(3, 4, 5)
     a = x.double().numpy()
     m = moments(x)
-    assert (m.mean_abs, m.variance, m.rms) == pytest.approx((np.abs(a).mean(), a.var(ddof=1), math.sqrt((a**2).mean())), rel=1e-12)
+    assert (m.mean_abs, m.variance, m.rms) == pytest.approx(
+        (np.abs(a).mean(), a.var(ddof=1), math.sqrt((a**2).mean())), rel=1e-12
+    )
     assert moments(torch.ones(1, 1, 1)).variance == 0
 
 

@@ -1,6 +1,7 @@
 """Theory, sections 1 to 3: each corrected or new line beside the printed form that fails. (Orders are in tests/convergence.)"""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def post_ln_errors(norm, project, exact):
 def test_the_retraction_converges_at_order_one_for_learned_gain_and_offset():
     norm = layer_norm()
     errors = post_ln_errors(norm, norm.retract, True)
-    assert all(a / b == pytest.approx(2, rel=0.1) for a, b in zip(errors, errors[1:], strict=False))
+    assert all(a / b == pytest.approx(2, rel=0.1) for a, b in pairwise(errors))
 
 
 def test_the_plain_post_ln_step_has_no_continuous_limit_with_learned_gain_and_offset():
@@ -97,7 +98,7 @@ def test_the_plain_post_ln_step_has_no_continuous_limit_with_learned_gain_and_of
 def test_the_plain_post_ln_step_converges_with_gain_one_and_offset_zero():
     norm = LayerNorm(D, 0.0).double().requires_grad_(False)
     errors = post_ln_errors(norm, norm, True)
-    assert all(a / b == pytest.approx(2, rel=0.1) for a, b in zip(errors, errors[1:], strict=False))
+    assert all(a / b == pytest.approx(2, rel=0.1) for a, b in pairwise(errors))
 
 
 @pytest.mark.parametrize("name", ["peri", "output"])

@@ -1,0 +1,40 @@
+"""Where a benchmark's output goes: the terminal, and a dated file named by the hardware."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def processor() -> str:
+    """The processor's model name as the system states it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def hardware() -> str:
+    """A short name for file names: the GPU, or the number of processors."""
+    return torch.cuda.get_device_name().replace(" ", "-").lower() if torch.cuda.is_available() else f"cpu{os.cpu_count()}"
+
+
+def keep(name: str, lines: list[str]) -> None:
+    """Prints the lines and writes them to results/<name>-<date>-<hardware>.txt under a heading that says on what they were measured."""
+    today = datetime.date.today().isoformat()
+    heading = [
+        f"{name}, {today}: {processor()}, {os.cpu_count()} processors, Python {platform.python_version()}, torch {torch.__version__}"
+    ]
+    text = "\n".join([*heading, "", *lines]) + "\n"
+    path = RESULTS / f"{name}-{today}-{hardware()}.txt"
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(text)
+    print(text)
+    print(f"Kept in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

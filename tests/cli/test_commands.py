@@ -1,0 +1,176 @@
+"""Commands as users type them: what they print and write, and the one line that each mistake gets."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from ctrans.cli import COMMANDS, main
+
+QUICK = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "12", "--batch", "2"]
+
+
+def run(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args], prog_name="ctrans")
+
+
+def strict(text):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_help_names_every_command_without_importing_torch():
+    code = """
+import sys
+from ctrans.cli import main
+try:
+    main(["--help"])
+finally:
+    assert not {"torch", "rich", "matplotlib"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself(name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.output
+
+
+def test_simulate_writes_table_json_and_picture(tmp_path):
+    result = run("simulate", "--placement", "all", "--dt", "0.1", *QUICK, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    kept = strict((tmp_path / "simulate.json").read_text())
+    assert len(kept["placements"]) == 7
+    assert len(kept["placements"]["peri"]["mean_abs"]) == 5
+    assert kept["options"]["dt"] == 0.1
+    assert (tmp_path / "simulate.png").read_bytes().startswith(b"\x89PNG")
+    assert "peri: X + dt v" in result.stdout
+    assert result.stderr == ""
+
+
+def test_json_to_stdout_is_alone_there_and_writes_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("simulate", *QUICK, "--json", "-")
+    assert strict(result.stdout)["command"] == "simulate"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_to_a_file_is_the_same_object(tmp_path):
+    run("simulate", *QUICK, "--json", tmp_path / "a.json", "--out", tmp_path)
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "simulate.json").read_text()
+
+
+def test_the_same_seed_gives_the_same_figures():
+    first, second = (strict(run("simulate", *QUICK, "--seed", 3, "--json", "-").stdout) for _ in range(2))
+    for result in (first, second):
+        result["placements"]["peri"].pop("seconds")
+    assert first == second
+
+
+def test_a_method_and_a_users_bytes(tmp_path):
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(range(256)))
+    result = run("simulate", *QUICK, "--file", path, "--method", "tsit5", "--rtol", "1e-5", "--json", "-")
+    peri = strict(result.stdout)["placements"]["peri"]
+    assert peri["distance"][-1] < 1e-4 < peri["discrete_distance"][-1]
+
+
+def test_a_state_that_overflows_exits_1_says_where_and_keeps_what_it_had(tmp_path):
+    args = [
+        "simulate",
+        "--placement",
+        "none",
+        "--placement",
+        "peri",
+        *QUICK,
+        "--dt",
+        "1e200",
+        "--init",
+        "large",
+        "--out",
+        tmp_path,
+    ]
+    result = run(*args)
+    assert result.exit_code == 1
+    assert "ctrans: none: the state became non-finite in segment" in result.stderr
+    assert "Traceback" not in result.output
+    kept = strict((tmp_path / "simulate.json").read_text())["placements"]["none"]
+    assert kept["status"] == "non_finite"
+    assert 1 <= len(kept["mean_abs"]) < 5
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["simulat"], "No such command 'simulat'"),
+        (["simulate", "--placment", "peri"], "No such option"),
+        (["simulate", "--placement", "perri"], "did you mean 'peri'"),
+        (["simulate", "--norm", "rms"], "did you mean 'rmsnorm'"),
+        (["simulate", "--init", "kaiming"], "unknown initialisation 'kaiming'"),
+        (["simulate", "--method", "rk5"], "did you mean 'rk4'"),
+        (["simulate", "--dtype", "float16"], "did you mean 'bfloat16'"),
+        (["simulate", "--dt", "0"], "dt = 0.0"),
+        (["simulate", "--dt", "nan"], "dt = nan"),
+        (["simulate", "--dt", "-1"], "dt = -1.0"),
+        (["simulate", "--dt", "inf"], "dt = inf"),
+        (["simulate", "--dt", "abc"], "'abc' is not a valid float"),
+        (["simulate", "--depth", "0"], "depth = 0"),
+        (["simulate", "--width", "-2"], "width = -2"),
+        (["simulate", "--heads", "3"], "width 128 is not divisible by heads 3"),
+        (["simulate", "--context", "0"], "context = 0"),
+        (["simulate", "--batch", "0"], "batch = 0"),
+        (["simulate", "--method", "tsit5", "--rtol", "nan"], "rtol = nan"),
+        (["simulate", "--method", "tsit5", "--rtol", "0"], "rtol = 0.0"),
+        (["simulate", "--method", "tsit5", "--steps", "3"], "takes no --steps"),
+        (["simulate", "--method", "rk4", "--rtol", "1e-3"], "takes no rtol"),
+        (["simulate", "--method", "tsit5", "--rtol", "1e-9", "--dtype", "float32"], "float32 resolves"),
+        (["simulate", "--steps", "0"], "steps = 0"),
+        (["simulate", "--text", "x"], "at least two tokens"),
+        (["simulate", "--text", ""], "at least two tokens"),
+        (["simulate", "--text", "ab", "--file", "x"], "choose one of"),
+        (["simulate", "--file", "/does/not/exist"], "cannot read '/does/not/exist'"),
+        (["simulate", "--file", "/"], "cannot read '/'"),
+        (["simulate", "--device", "cuda:99"], "device 'cuda:99' is not available"),
+        (["simulate", "--device", "gpu"], "device 'gpu' is not available"),
+        (["simulate", "--out", "/proc/nothing"], "cannot write to directory '/proc/nothing'"),
+        (["simulate", "--json", "/proc/nothing/x.json", *QUICK], "cannot write to directory '/proc/nothing'"),
+        (["simulate", "--width", "40000000", "--heads", "1"], "GB and this machine has"),
+        (["convergence", "--method", "torchdiffeq:dopri5"], "only runs with adaptive steps"),
+        (["convergence", "--limit", "width"], "unknown limit 'width'"),
+        (["convergence", "--limit", "depth", "--method", "rk4"], "--method only matters"),
+        (["convergence", "--norm", "batch"], "unknown norm 'batch'"),
+    ],
+)
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("ctrans: ")
+    assert words in result.stderr
+    assert result.stdout == ""
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_an_empty_file_is_named(tmp_path):
+    (tmp_path / "empty").touch()
+    result = run("simulate", "--file", tmp_path / "empty", "--out", tmp_path / "out")
+    assert (result.exit_code, "0 bytes" in result.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_convergence_measures_and_writes(tmp_path):
+    result = run("convergence", "--method", "heun", "--placement", "peri", "--limit", "substeps", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    (row,) = strict((tmp_path / "convergence.json").read_text())["results"]
+    assert row["order"] == pytest.approx(2, abs=0.05)
+    assert (tmp_path / "convergence.png").exists()
+    assert "2.00" in result.stdout
