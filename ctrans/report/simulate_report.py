@@ -24,7 +24,7 @@ def number(value: float | None) -> str:
 def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
     """Rows by depth, thinned to about that many; the ends are always shown. Fits 80 columns."""
     s = simulation
-    cost = f"{s.evaluations} evaluations, {s.accepted} steps, {s.rejected} rejected, {s.seconds:.2f} s; ODE by {s.reference}"
+    cost = f"{s.evaluations} evaluations, {s.accepted} steps, {s.rejected} rejected, {s.seconds:.2f} s"
     table = Table(
         title=f"{s.placement}: {PLACEMENTS[s.placement].step}",
         caption=cost,
