@@ -13,7 +13,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import ACTIVATIONS
 from solvers import METHODS, ConfigError, SolveError
 from tests.ctrans import plain_gpt
-from tests.helpers import NAMES, learned, small_config, small_model, tokens, unchecked
+from tests.helpers import DEVICES, NAMES, learned, small_config, small_model, tokens, unchecked
 
 every = pytest.mark.parametrize("name", NAMES)
 
@@ -31,9 +31,10 @@ def test_pre_ln_agrees_with_a_plain_gpt_that_shares_its_weights(dtype, tolerance
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_trajectory_of_euler_ends_at_the_discrete_models_hidden_state(name, dtype):
-    model, ids = small_model(name, dtype), tokens()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_trajectory_of_euler_ends_at_the_discrete_models_hidden_state(name, dtype, device):
+    model, ids = small_model(name, dtype).to(device), tokens().to(device)
     solution = model.trajectory(ids)
     assert len(solution.states) == 2 * model.config.depth + 1
     assert solution.times == model.depth.times

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
 from solvers import GRADIENTS, METHODS, ConfigError, RungeKutta, Segment, SolveError, Status, solve
-from tests.helpers import unchecked
+from tests.helpers import DEVICES, unchecked
 
 FIXED = [name for name, method in METHODS.items() if not method.adaptive]
 ADAPTIVE = [name for name, method in METHODS.items() if method.adaptive]
@@ -86,9 +86,11 @@ def test_integration_backward_undoes_integration_forward(method):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_state_keeps_its_dtype_and_shape(method, dtype):
-    x1 = solve(switched(), torch.ones(2, 3, dtype=dtype), method=method).x1
+@pytest.mark.parametrize("device", DEVICES)
+def test_state_keeps_its_dtype_device_and_shape(method, dtype, device):
+    x1 = solve(switched(), torch.ones(2, 3, dtype=dtype, device=device), method=method).x1
     assert x1.dtype == dtype
+    assert x1.device.type == device
     assert x1.shape == (2, 3)
 
 
