@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
+from numbers import Rational
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Segment
-from solvers.errors import unknown
+from solvers.errors import look_up
 
 
 class Sublayers(nn.ModuleList):
@@ -42,12 +44,11 @@ class Depth(nn.Module):
         super().__init__()
         self.sublayers = Sublayers(sublayers)
         self.dt = check_dt(dt)
-        self.spans = tuple(Fraction(span) for span in ([1] * len(self.sublayers) if spans is None else spans))
+        check_count("per_block", per_block)
+        self.spans = _check_spans(spans, len(self.sublayers))
         self.per_block = per_block
-        if len(self.spans) != len(self.sublayers) or any(span <= 0 for span in self.spans):
-            raise ConfigError(
-                f"{len(self.sublayers)} sublayers need as many positive spans, not {[str(span) for span in self.spans]}"
-            )
+        if sum(self.spans) * Fraction(self.dt) > sys.float_info.max:
+            raise ConfigError(f"dt = {dt:g} times {len(self.sublayers)} sublayers is no finite depth-time: lower dt")
         if not self.sublayers or len(self.sublayers) % per_block:
             raise ConfigError(
                 f"{len(self.sublayers)} sublayers do not make blocks of {per_block}: give whole blocks, at least one"
@@ -117,13 +118,12 @@ class Depth(nn.Module):
         return [parts[i : i + self.per_block] for i in range(0, len(parts), self.per_block)]
 
     def _resample(self, blocks: int, weights: str) -> Depth:
-        if weights not in SAMPLERS:
-            raise unknown("interpolation of weights", weights, SAMPLERS)
+        sampler = look_up("interpolation of weights", weights, SAMPLERS)
         old = [Sublayers(block) for block in self._blocks()]
         parameters = [dict(block.named_parameters()) for block in old]
         new: list[Sublayer] = []
         for j in range(blocks):
-            sources = SAMPLERS[weights](Fraction(j, blocks), Fraction(j + 1, blocks), len(old))
+            sources = sampler(Fraction(j, blocks), Fraction(j + 1, blocks), len(old))
             block = copy.deepcopy(old[sources[0][0]])
             with torch.no_grad():
                 for name, parameter in block.named_parameters():
@@ -150,6 +150,13 @@ def _midpoint(start: Fraction, end: Fraction, blocks: int) -> list[tuple[int, fl
 
 
 SAMPLERS: dict[str, Callable[[Fraction, Fraction, int], list[tuple[int, float]]]] = {"constant": _average, "linear": _midpoint}
+
+
+def _check_spans(spans: Sequence[Fraction | int] | None, count: int) -> tuple[Fraction, ...]:
+    given = [1] * count if spans is None else list(spans)
+    if len(given) != count or not all(isinstance(span, Rational) and span > 0 for span in given):
+        raise ConfigError(f"{count} sublayers need as many positive spans, as whole numbers or fractions of dt, not {given}")
+    return tuple(Fraction(span) for span in given)
 
 
 def check_dt(dt: float) -> float:

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_count, check_dt
 from ctrans.initialisation import get_initialisation, initialise
-from ctrans.norm import NORMS, Norm
+from ctrans.norm import NORMS, Norm, check_norm
 from ctrans.placement import get_placement
 from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Kind, Sublayer
 from solvers import ConfigError, Method, Solution, solve
-from solvers.errors import unknown
+from solvers.errors import look_up
+
+TOKEN_TYPES = (torch.int64, torch.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +60,16 @@ class GPTConfig:
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide the width")
         check_dt(self.dt)
+        if not 2 * self.depth * self.dt < math.inf:
+            raise ConfigError(f"dt = {self.dt:g} times 2 x {self.depth} sublayers is no finite depth-time: lower dt")
         get_placement(self.placement)
         get_initialisation(self.initialisation)
-        for what, value, table in (("norm", self.norm, NORMS), ("activation", self.activation, ACTIVATIONS)):
-            if value not in table:
-                raise unknown(what, value, table)
+        look_up("norm", self.norm, NORMS)
+        look_up("activation", self.activation, ACTIVATIONS)
+        check_norm(self.width, self.eps)
+        for name in ("bias", "causal", "qk_norm"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
         _check_positive("temperature", self.temperature)
         _check_positive("embedding_std", self.embedding_std)
         if self.alpha is not None:
@@ -71,8 +78,6 @@ class GPTConfig:
                 raise ConfigError(
                     f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm"
                 )
-        if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)) or not 0 <= self.eps < math.inf:
-            raise ConfigError(f"eps = {self.eps!r}: give a finite number of at least 0, such as 1e-5")
 
     @property
     def parameters(self) -> int:
@@ -97,7 +102,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig, *, seed: int = 0):
         super().__init__()
-        _check_memory(config.parameters * torch.get_default_dtype().itemsize)
+        check_buildable(config, seed)
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width)
@@ -116,18 +121,22 @@ class GPT(nn.Module):
         logits = self.head(self.depth(self.embed(tokens)))
         if targets is None:
             return logits, None
+        if targets.shape != tokens.shape:
+            raise ConfigError(
+                f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: give one target per token"
+            )
+        self._check_range("targets", targets[targets != -1])
         return logits, F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
     def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
         """X_0: token plus position embeddings. Raises ConfigError for sequences longer than the context or unknown tokens."""
+        if not isinstance(tokens, Tensor) or tokens.dtype not in TOKEN_TYPES or tokens.dim() == 0:
+            what = f"{tuple(tokens.shape)} of {tokens.dtype}" if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ConfigError(f"the tokens are {what}: give a tensor of int64 or int32 of shape (*batch, tokens)")
         length = tokens.shape[-1]
         if length > self.config.context:
             raise ConfigError(f"{length} tokens exceed the context of {self.config.context}: shorten the text or raise context")
-        # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
-        if tokens.device.type == "cpu" and tokens.numel():
-            lowest, highest = int(tokens.min()), int(tokens.max())
-            if lowest < 0 or highest >= self.config.vocab_size:
-                raise ConfigError(f"tokens run from {lowest} to {highest}, the vocabulary from 0 to {self.config.vocab_size - 1}")
+        self._check_range("tokens", tokens)
         positions = torch.arange(length, device=tokens.device)
         return self.token_embedding(tokens) + self.position_embedding(positions)
 
@@ -167,6 +176,13 @@ class GPT(nn.Module):
             throw=throw,
             progress=progress,
         )
+
+    def _check_range(self, what: str, ids: Tensor) -> None:
+        # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
+        if ids.device.type == "cpu" and ids.numel():
+            lowest, highest = int(ids.min()), int(ids.max())
+            if lowest < 0 or highest >= self.config.vocab_size:
+                raise ConfigError(f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {self.config.vocab_size - 1}")
 
 
 def make_norm(config: GPTConfig) -> Norm:
@@ -212,8 +228,11 @@ def _check_positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} = {value!r}: give a positive finite number")
 
 
-def _check_memory(size: int) -> None:
-    """Refuses what cannot fit, before the machine starts to swap or the allocator fails halfway."""
+def check_buildable(config: GPTConfig, seed: int) -> None:
+    """Raises ConfigError for a seed that is none, or weights that this machine cannot hold: before it starts to swap."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed = {seed!r}: give a whole number from 0 to 2^63 - 1")
+    size = config.parameters * torch.get_default_dtype().itemsize
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         raise ConfigError(

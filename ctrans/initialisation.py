@@ -11,7 +11,7 @@ from torch import nn
 
 from ctrans.sublayer import Attention, FeedForward, Sublayer
 from solvers import ConfigError
-from solvers.errors import unknown
+from solvers.errors import look_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,7 @@ INITIALISATIONS: dict[str, Initialisation] = {
 
 def get_initialisation(name: str) -> Initialisation:
     """The initialisation of that name; ConfigError with the nearest name otherwise."""
-    if name not in INITIALISATIONS:
-        raise unknown("initialisation", name, INITIALISATIONS)
-    return INITIALISATIONS[name]
+    return look_up("initialisation", name, INITIALISATIONS)
 
 
 @torch.no_grad()

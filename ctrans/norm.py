@@ -170,7 +170,7 @@ class LayerNorm(Norm):
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
         super().__init__()
-        self.width, self.eps = width, eps
+        self.width, self.eps = check_norm(width, eps)
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
@@ -195,7 +195,7 @@ class RMSNorm(Norm):
         super().__init__()
         if bias:
             raise ConfigError("RMSNorm has no offset beta: leave bias out, or choose 'layernorm'")
-        self.width, self.eps = width, eps
+        self.width, self.eps = check_norm(width, eps)
         self.weight = nn.Parameter(torch.ones(width))
 
     @property
@@ -208,6 +208,15 @@ class RMSNorm(Norm):
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return F.rms_norm(x, (self.width,), self.weight, self.eps)
+
+
+def check_norm(width: int, eps: float) -> tuple[int, float]:
+    """Width and eps; ConfigError unless the width is at least 1 and eps a finite number of at least 0."""
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ConfigError(f"width = {width!r}: give a whole number of at least 1")
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
+        raise ConfigError(f"eps = {eps!r}: give a finite number of at least 0, such as 1e-5")
+    return width, float(eps)
 
 
 NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from solvers.errors import unknown
+from solvers.errors import look_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,4 @@ PLACEMENTS: dict[str, Placement] = {
 
 def get_placement(name: str) -> Placement:
     """The placement of that name; ConfigError with the nearest name otherwise."""
-    if name not in PLACEMENTS:
-        raise unknown("placement", name, PLACEMENTS)
-    return PLACEMENTS[name]
+    return look_up("placement", name, PLACEMENTS)

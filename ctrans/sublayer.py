@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ctrans.norm import Norm, RMSNorm
 from solvers import ConfigError, Segment
-from solvers.errors import unknown
+from solvers.errors import look_up
 from solvers.segment import Map, Time
 
 Kind = Literal["attention", "ffn"]
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         eps: float = 1e-5,
     ):
         super().__init__()
-        if width % heads:
+        if heads < 1 or width % heads:
             raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")
         self.width, self.heads, self.causal, self.temperature = width, heads, causal, temperature
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
@@ -138,8 +138,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, hidden: int, *, activation: str = "gelu", bias: bool = True):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise unknown("activation", activation, ACTIVATIONS)
+        look_up("activation", activation, ACTIVATIONS)
         self.activation = activation
         self.up = nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)

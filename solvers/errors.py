@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 
 class ConfigError(ValueError):
@@ -19,6 +20,16 @@ class SolveError(RuntimeError):
     def __init__(self, message: str, solution: object = None):
         super().__init__(message)
         self.solution = solution
+
+
+Entry = TypeVar("Entry")
+
+
+def look_up(what: str, name: object, table: Mapping[str, Entry]) -> Entry:
+    """The table's entry of that name; ConfigError with the nearest name where there is none."""
+    if not isinstance(name, str) or name not in table:
+        raise unknown(what, name, table)
+    return table[name]
 
 
 def unknown(what: str, value: object, allowed: Iterable[str]) -> ConfigError:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from solvers.errors import unknown
+from solvers.errors import look_up
 from solvers.run import Run
 from solvers.segment import Segment
 
@@ -23,6 +23,4 @@ GRADIENTS: dict[str, Callable[[Advance], Advance]] = {"backprop": backprop}
 
 def get_gradient(name: str) -> Callable[[Advance], Advance]:
     """The gradient of that name; ConfigError with the nearest name otherwise."""
-    if name not in GRADIENTS:
-        raise unknown("gradient", name, GRADIENTS)
-    return GRADIENTS[name]
+    return look_up("gradient", name, GRADIENTS)

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from solvers import tableau
-from solvers.errors import unknown
+from solvers.errors import look_up
 from solvers.run import Run
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Segment
@@ -40,8 +40,4 @@ METHODS: dict[str, Method] = {
 
 def get_method(method: str | Method) -> Method:
     """The method of that name, or the method itself; ConfigError with the nearest name otherwise."""
-    if not isinstance(method, str):
-        return method
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    return METHODS[method]
+    return method if isinstance(method, Method) else look_up("method", method, METHODS)

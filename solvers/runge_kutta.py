@@ -91,6 +91,8 @@ class RungeKutta:
     @torch.no_grad()
     def _error(self, x: Tensor, x1: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tensor], run: Run) -> float:
         estimate = combine(torch.zeros_like(x), h, weights, stages)
+        if x.dtype.itemsize < 4:  # tolerances vanish in half precision
+            x, x1, estimate = x.float(), x1.float(), estimate.float()
         return _rms(estimate / (run.atol + run.rtol * torch.maximum(x.abs(), x1.abs())))
 
     @torch.no_grad()

@@ -73,6 +73,8 @@ def check_chain(segments: Sequence[Segment]) -> None:
 
 def _exact(name: str, time: object) -> Fraction:
     try:
-        return Fraction(time if isinstance(time, Rational) else float(time))  # type: ignore[arg-type]
+        exact = Fraction(time if isinstance(time, Rational) else float(time))  # type: ignore[arg-type]
+        float(exact)
+        return exact
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"segment time {name} = {time!r} is not a finite number") from None

@@ -39,9 +39,10 @@ class Stats:
 class Solution:
     """The result of `solve`.
 
-    `x1` is the last state reached. `states` are what `save` asked for, with their `times`: the initial and last state ("ends"),
-    the initial state and the one at each segment's end ("segments"), or at each accepted step's end ("steps"). A solve that
-    broke off keeps what it had; `segment` and `time` then say where it broke (they are None after success).
+    `x1` is the last state reached, finite or not. `states` are what `save` asked for, with their `times`: the initial and last
+    state ("ends"), the initial state and the one at each segment's end ("segments"), or at each accepted step's end ("steps").
+    A solve that broke off keeps what it had (with "ends", the start and the state at the start of the segment that broke);
+    `segment` and `time` then say where it broke (they are None after success).
     """
 
     x1: Float[Tensor, "*state"]

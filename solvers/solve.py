@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -10,15 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from solvers.errors import ConfigError, SolveError, unknown
+from solvers.errors import SolveError, unknown
 from solvers.gradients import Advance, get_gradient
-from solvers.methods import Method, get_method
+from solvers.methods import Method
+from solvers.request import check_problem, check_solver
 from solvers.run import Run, Stopped, finite
-from solvers.segment import Segment, check_chain
+from solvers.segment import Segment
 from solvers.solution import Solution, Status
-
-RTOL, ATOL = 1e-6, 1e-8
-"""Tolerances of an adaptive method that is given none."""
 
 SAVE = ("ends", "segments", "steps")
 Save = Literal["ends", "segments", "steps"]
@@ -53,21 +51,24 @@ def solve(
     The state is checked once, at the end; only if that finds a non-finite entry is the solve repeated, without gradient
     and checking each step, to say where it broke. So a good solve on a GPU waits for the device once.
     """
-    chosen = get_method(method)
-    check_chain(segments)
-    tolerances = _check(chosen, str(method), x0, steps, rtol, atol, max_steps)
+    check_problem(segments, x0)
+    chosen, relative, absolute = check_solver(method, steps, rtol, atol, x0.dtype, max_steps)
     if save not in SAVE:
         raise unknown("save", save, SAVE)
     advance = get_gradient(gradient)(chosen.advance)
 
     def integrate(watch: bool) -> Solution:
-        run = Run(steps, *tolerances, max_steps=max_steps, watch=watch, keep_steps=save == "steps")
-        return _integrate(advance, segments, x0, run, save, progress)
+        run = Run(steps, relative, absolute, max_steps=max_steps, watch=watch, keep_steps=save == "steps")
+        return _integrate(advance, segments, x0, run, save, None if watch else progress)
 
     solution = integrate(watch=False)
     if solution.status is Status.SUCCESS and not finite(solution.x1):
         with torch.no_grad():
-            solution = integrate(watch=True)
+            replay = integrate(watch=True)
+        # a field that is not the same twice may not break at all the second time
+        broke = replay.status is not Status.SUCCESS
+        end = len(segments) - 1, segments[-1].end
+        solution = replay if broke else dataclasses.replace(solution, status=Status.NON_FINITE, segment=end[0], time=end[1])
     if throw and solution.status is not Status.SUCCESS:
         raise SolveError(solution.message, solution)
     return solution
@@ -81,48 +82,23 @@ def _integrate(
     status, where = Status.SUCCESS, None
     try:
         for k, segment in enumerate(segments):
-            where, t = k, segment.start
+            where = k
             if run.watch and not finite(x):
                 raise Stopped(Status.NON_FINITE, t, x)
-            entered = x if segment.enter is None else segment.enter(x)
-            x = advance(segment, entered, run)
+            x = advance(segment, x if segment.enter is None else segment.enter(x), run)
             t = segment.end
             if save == "segments":
                 saved.append((t, x))
             if progress is not None:
                 progress(k)
         where = None
+    except Stopped as stopped:
+        status = stopped.status
+        if save == "ends" and where:
+            saved.append((t, x))
+        t, x = stopped.time, stopped.x
+    else:
         if save == "ends":
             saved.append((t, x))
-    except Stopped as stopped:
-        status, t, x = stopped.status, stopped.time, stopped.x
     times, states = zip(*(saved + run.kept), strict=True)
     return Solution(x, times, states, status, run.stats, where, None if status is Status.SUCCESS else t)
-
-
-def _check(
-    method: Method, name: str, x0: Tensor, steps: int, rtol: float | None, atol: float | None, max_steps: int
-) -> tuple[float, float]:
-    if not isinstance(x0, Tensor) or not x0.is_floating_point() or x0.numel() == 0:
-        what = f"{tuple(x0.shape)} of {x0.dtype}" if isinstance(x0, Tensor) else type(x0).__name__
-        raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating type")
-    for what, count in (("steps", steps), ("max_steps", max_steps)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"{what} = {count!r}: give a whole number of at least 1")
-    if not method.adaptive:
-        if rtol is not None or atol is not None:
-            raise ConfigError(
-                f"method {name!r} has fixed steps and takes no rtol or atol: give steps, or use an adaptive method, as tsit5"
-            )
-        return RTOL, ATOL
-    if steps != 1:
-        raise ConfigError(f"method {name!r} chooses its own steps and takes no steps = {steps}: give rtol and atol, or use rk4")
-    rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
-    for what, value in (("rtol", rtol), ("atol", atol)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
-            raise ConfigError(f"{what} = {value!r}: give a positive finite number")
-    resolution = 4 * torch.finfo(x0.dtype).eps
-    if rtol < resolution:
-        dtype = str(x0.dtype).removeprefix("torch.")
-        raise ConfigError(f"rtol = {rtol:g} is below what {dtype} resolves ({resolution:.1g}): raise it or use float64")
-    return float(rtol), float(atol)

@@ -13,7 +13,7 @@ from torchdiffeq._impl.odeint import SOLVERS  # the only list of its methods' na
 from torchdiffeq._impl.solvers import AdaptiveStepsizeODESolver
 
 from solvers.errors import ConfigError
-from solvers.run import Run, Stopped
+from solvers.run import Run, Stopped, finite
 from solvers.segment import Segment
 from solvers.solution import Status
 
@@ -50,7 +50,9 @@ class TorchDiffEq:
         return x
 
     def _call(self, segment: Segment, t0: float, t1: float, steps: int, x: Tensor, run: Run) -> Tensor:
-        field = _Watched(segment, run, t0, t1, SOLVERS[self.name].valid_callbacks())
+        if self.name == "scipy_solver" and not finite(x):
+            raise Stopped(Status.NON_FINITE, t0, x)
+        field = _Watched(segment, run, t0, t1, x, SOLVERS[self.name].valid_callbacks())
         times = torch.tensor([t0, t1], dtype=torch.float64, device=x.device)
         options: dict[str, Any] = {}
         if not self.adaptive:
@@ -65,6 +67,7 @@ class TorchDiffEq:
             status = next((status for words, status in ASSERTED.items() if words in str(error)), None)
             if status is None:
                 raise
+            status = status if finite(field.state) else Status.NON_FINITE
             raise Stopped(status, field.time, field.state) from None
         return run.accept(segment, t1, x1)
 
@@ -72,13 +75,13 @@ class TorchDiffEq:
 class _Watched(torch.nn.Module):
     """The field as torchdiffeq calls it: counted, kept inside the segment, its steps noted as they are taken."""
 
-    def __init__(self, segment: Segment, run: Run, t0: float, t1: float, callbacks: set[str]):
+    def __init__(self, segment: Segment, run: Run, t0: float, t1: float, x: Tensor, callbacks: set[str]):
         super().__init__()
         for name in callbacks & {"callback_step", "callback_reject_step"}:  # it warns of callbacks that a method never calls
             setattr(self, name, getattr(self, f"_{name}"))
         self._segment, self._run = segment, run
         self._low, self._high = min(t0, t1), max(t0, t1)
-        self.time, self.state = t0, torch.empty(0)
+        self.time, self.state = t0, x
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
         return self._run.velocity(self._segment, t.clamp(self._low, self._high), x)

@@ -9,13 +9,16 @@ from typing import Any
 
 import click
 import torch
+from torch import Tensor
 
+from ctrans.depth import check_count
 from ctrans.gpt import GPT, GPTConfig
 from ctrans.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.sublayer import ACTIVATIONS
+from ctrans.text import VOCABULARY, read_text, to_tokens
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -43,13 +46,19 @@ placement_option = click.option(
     help=f"Repeatable; all, or {one_of(PLACEMENTS)}.",
 )
 
-architecture_options = stack(
+size_options = stack(
     click.option("--depth", default=12, show_default=True, help="Blocks, each an attention and an FFN sublayer."),
     click.option("--width", default=128, show_default=True, help="Width d of a token."),
     click.option("--heads", default=4, show_default=True, help="Attention heads; they divide the width."),
     click.option("--context", default=128, show_default=True, help="Tokens per sequence."),
     click.option("--dt", default=1.0, show_default=True, help="Residual scale: the length of a segment in depth-time."),
-    click.option("--norm", default="layernorm", show_default=True, metavar="NAME", help=f"{one_of(NORMS).capitalize()}."),
+)
+
+norm_option = click.option(
+    "--norm", default="layernorm", show_default=True, metavar="NAME", help=f"{one_of(NORMS).capitalize()}."
+)
+
+weight_options = stack(
     click.option(
         "--init",
         "initialisation",
@@ -68,6 +77,9 @@ architecture_options = stack(
     click.option("--seed", default=0, show_default=True, help="Seed of the weights."),
 )
 
+architecture_options = stack(size_options, norm_option, weight_options)
+ARCHITECTURE = ("depth", "width", "heads", "context", "dt", "initialisation", "embedding_std", "activation")
+
 text_options = stack(
     click.option(
         "--file",
@@ -80,7 +92,7 @@ text_options = stack(
 
 device_options = stack(
     click.option("--dtype", default="float64", show_default=True, metavar="NAME", help=f"{one_of(DTYPES).capitalize()}."),
-    click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, mps."),
+    click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1."),
 )
 
 json_option = click.option(
@@ -125,6 +137,22 @@ def get_device(name: str) -> torch.device:
     if device.type == "meta":
         raise ConfigError("device 'meta' holds no numbers: use --device cpu")
     return device
+
+
+def make_config(settings: dict[str, Any], placement: str, norm: str) -> GPTConfig:
+    """The architecture that `architecture_options` describe; ConfigError for what cannot be."""
+    return GPTConfig(VOCABULARY, placement=placement, norm=norm, **{name: settings[name] for name in ARCHITECTURE})
+
+
+def read_tokens(settings: dict[str, Any], length: int) -> Tensor:
+    """Sequences of that many tokens from what `text_options` say."""
+    check_count("batch", settings["batch"])
+    return to_tokens(read_text(settings["file"], settings["text"]), settings["batch"], length)
+
+
+def printable(settings: dict[str, Any]) -> dict[str, Any]:
+    """The options for JSON."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
 
 
 def make_model(config: GPTConfig, seed: int, dtype: torch.dtype, device: torch.device) -> GPT:

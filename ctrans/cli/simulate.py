@@ -11,16 +11,15 @@ from rich.console import Console
 from torch import Tensor
 
 from ctrans.cli import options
-from ctrans.depth import check_count
-from ctrans.gpt import GPTConfig
+from ctrans.gpt import GPTConfig, check_buildable
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.simulate_report import simulation_figure, simulation_table
 from ctrans.stability.simulation import simulate
-from ctrans.text import VOCABULARY, read_text, to_tokens
 from solvers import ConfigError, Status
 from solvers.methods import get_method
+from solvers.request import check_solver
 
 
 @click.command("simulate")
@@ -65,10 +64,9 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     title = "{depth} blocks, width {width}, dt = {dt:g}, {initialisation} weights, seed {seed}".format(**settings)
     if directory is not None:
         write_atomic(directory / "simulate.png", png(simulation_figure(results, title)))
-    kept = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
     result = {
         "command": "simulate",
-        "options": kept,
+        "options": options.printable(settings),
         "environment": options.environment(options.get_device(settings["device"])),
         "placements": {s.placement: s for s in results},
     }
@@ -86,16 +84,15 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
 
 def _check(names: list[str], settings: dict[str, Any]) -> tuple[list[GPTConfig], Tensor, dict[str, Any]]:
     """The configurations, the tokens and the solver's request: whatever can be wrong is said before anything is computed."""
-    options.get_dtype(settings["dtype"])
     device = options.get_device(settings["device"])
-    architecture = ("depth", "width", "heads", "context", "dt", "norm", "initialisation", "embedding_std", "activation")
-    configs = [GPTConfig(VOCABULARY, placement=name, **{key: settings[key] for key in architecture}) for name in names]
+    configs = [options.make_config(settings, name, settings["norm"]) for name in names]
+    for config in configs:
+        check_buildable(config, settings["seed"])
     solver = {key: settings[key] for key in ("method", "steps", "rtol", "atol")}
     if get_method(solver["method"]).adaptive and solver["steps"] is not None:
         raise ConfigError(
             f"method {solver['method']!r} chooses its own steps and takes no --steps: give --rtol and --atol, or use rk4"
         )
     solver["steps"] = 1 if solver["steps"] is None else solver["steps"]
-    check_count("batch", settings["batch"])
-    tokens = to_tokens(read_text(settings["file"], settings["text"]), settings["batch"], settings["context"])
-    return configs, tokens.to(device), solver
+    check_solver(**solver, dtype=options.get_dtype(settings["dtype"]))
+    return configs, options.read_tokens(settings, settings["context"]).to(device), solver

@@ -17,14 +17,19 @@ MARKERS = dict(zip(PLACEMENTS, "osD^vPX", strict=True))
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, or a dash."""
-    return "–" if value is None else f"{value:.3g}"
+    """Three significant digits, two where there is an exponent; or a dash."""
+    if value is None:
+        return "–"
+    text = f"{value:.3g}"
+    return f"{value:.1e}" if "e" in text else text
 
 
 def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
     """Rows by depth, thinned to about that many; the ends are always shown. Fits 80 columns."""
     s = simulation
     cost = f"{s.evaluations} evaluations, {s.accepted} steps, {s.rejected} rejected, {s.seconds:.2f} s"
+    if max(s.used) > 1 + 1e-9:
+        cost += "\nabove the bound of the exact solution: the method does not resolve the ODE; take more steps"
     table = Table(
         title=f"{s.placement}: {PLACEMENTS[s.placement].step}",
         caption=cost,
@@ -39,13 +44,13 @@ def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
         "mean|x|": lambda k: number(s.mean_abs[k]),
         "var": lambda k: number(s.variance[k]),
         "rms": lambda k: number(s.rms[k]),
-        "seed": lambda k: number(None if s.bounds.seed_mean_abs is None else s.bounds.seed_mean_abs[k]),
+        "paper": lambda k: number(None if s.bounds.seed_mean_abs is None else s.bounds.seed_mean_abs[k]),
         "bound": lambda k: number(s.bounds.mean_abs[k]),
-        "used": lambda k: f"{s.used[k]:.0%}",
+        "used": lambda k: f"{s.used[k]:.0%}" if s.used[k] < 10 else f"{s.used[k]:.1g}x",
         "drift": lambda k: number(None if s.drift is None or k == 0 else s.drift[k - 1]),
         "discrete": lambda k: number(s.discrete_distance[k] if k < len(s.discrete_distance) else None),
     }
-    if s.distance != s.discrete_distance:
+    if not s.discrete:
         columns["method"] = lambda k: number(s.distance[k])
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -46,13 +47,17 @@ class ForwardBounds:
     seed_variance: list[float] | None
 
 
-def forward_bounds(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]]) -> ForwardBounds:
+def forward_bounds(
+    depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]], *, discrete: bool = True
+) -> ForwardBounds:
     """What MA, RMS and variance of X_k cannot exceed, from X_0 and the weights (theory, section 6).
 
-    Sharper: MA(X_k) <= MA(X_0) + sum_j h_j rho_j and the same for RMS, with h_j segment j's length and rho_j a bound on the RMS
-    of its velocity: g + b behind an output norm; without one |f|/sqrt(d) from the norms of the weights at the largest input the
-    sublayer can meet, which behind an input norm does not depend on X, so that growth is linear. Around the state, a norm sets
-    the bound to g + b. `none` compounds, since the input's bound is the state's own.
+    Sharper: MA(X_k) <= MA(X_0) + sum_j h_j rho_j and the same for RMS, with h_j segment j's length and rho_j a bound on the RMS of
+    its velocity: g + b behind an output norm; without one |f|/sqrt(d) from the norms of the weights at the largest input, which
+    behind an input norm does not depend on X, so that growth is linear. A norm around the state sets the bound to g + b.
+    With `none` the input's bound is the state's own r, and |f| <= a r + c compounds: to r + h (a r + c) in the discrete model, to
+    e^(ah) r + c (e^(ah) - 1)/a in the ODE (Gronwall). `discrete` says which of the two; where norms stand they are one. The ODE's
+    bounds are for its exact solution: an integrator can exceed them by its own error, and a norm around the state then too.
 
     Seed: Kan, theorem 4 for output norms without state norm; theorem 3 with eq. 82 for `pre`, its D_i taken as sigma of each
     token along the states given (as printed it drops sqrt(d)), with the same step for FFN sublayers. The states are only used
@@ -63,17 +68,16 @@ def forward_bounds(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens w
     radius = float(torch.linalg.vector_norm(start.detach().double(), dim=-1).max())
     mean_abs, rms = [x0.mean_abs], [x0.rms]
     for sublayer, span in zip(depth.sublayers, depth.spans, strict=True):
-        h = float(span) * depth.dt
-        rho = velocity_bound(sublayer, radius, width)
-        radius += h * rho * math.sqrt(width)
-        if sublayer.state_norm is None:
-            mean_abs.append(mean_abs[-1] + h * rho)
-            rms.append(rms[-1] + h * rho)
-        else:
+        if sublayer.state_norm is not None:
             level = _level(sublayer.state_norm)
             radius = level * math.sqrt(width)
             mean_abs.append(level)
             rms.append(level)
+            continue
+        gained = _gained(sublayer, radius, float(span) * depth.dt, width, discrete)
+        radius += gained
+        mean_abs.append(mean_abs[-1] + gained / math.sqrt(width))
+        rms.append(rms[-1] + gained / math.sqrt(width))
     seed = _seed(depth, states)
     return ForwardBounds(
         mean_abs,
@@ -84,14 +88,16 @@ def forward_bounds(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens w
     )
 
 
-def velocity_bound(sublayer: Sublayer, radius: float, width: int) -> float:
-    """A bound on the RMS of each token of r(X) for states whose tokens are no longer than `radius`."""
+def _gained(sublayer: Sublayer, radius: float, h: float, width: int, discrete: bool) -> float:
+    """By how much a token no longer than `radius` can grow over a time h, through a sublayer without state norm."""
     if sublayer.output_norm is not None:
-        return sublayer.gain * _level(sublayer.output_norm)
+        return h * sublayer.gain * _level(sublayer.output_norm) * math.sqrt(width)
+    gain, offset = (sublayer.gain * value for value in map_bound(sublayer))
     if sublayer.input_norm is not None:
-        radius = _level(sublayer.input_norm) * math.sqrt(width)
-    gain, offset = map_bound(sublayer)
-    return sublayer.gain * (gain * radius + offset) / math.sqrt(width)
+        return h * (gain * _level(sublayer.input_norm) * math.sqrt(width) + offset)
+    with np.errstate(over="ignore"):
+        clock = h if discrete or gain == 0 else float(np.expm1(gain * h)) / gain
+    return clock * (gain * radius + offset)
 
 
 def map_bound(sublayer: Sublayer) -> AffineBound:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,8 @@ REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """A trajectory by depth. Lists run over depth-time 0 and every segment's end that was reached.
+    """A trajectory by depth, of the discrete model or of a method for its ODE (`discrete`). Lists run over depth-time 0 and
+    every segment's end that was reached.
 
     `distance` is |X - X_ode|/|X_ode| of the trajectory, `discrete_distance` the same for the discrete model (None where the
     reference or the discrete model failed before that depth). `drift` is the violation of the conservation law `law` in each
@@ -33,6 +35,7 @@ class Simulation:
     """
 
     placement: str
+    discrete: bool
     status: Status
     message: str
     times: list[float]
@@ -78,10 +81,11 @@ def simulate(
 
     states = solution.states
     each = [moments(x) for x in states]
-    bounds = _cut(forward_bounds(model.depth, states), len(states))
+    bounds = _cut(forward_bounds(model.depth, states, discrete=itself), len(states))
     conserved = conservation_drift(model.depth, states)
     return Simulation(
         placement=model.config.placement,
+        discrete=itself,
         status=solution.status,
         message=solution.message,
         times=list(solution.times),
@@ -89,7 +93,7 @@ def simulate(
         variance=[m.variance for m in each],
         rms=[m.rms for m in each],
         bounds=bounds,
-        used=[m.mean_abs / bound for m, bound in zip(each, bounds.mean_abs, strict=True)],
+        used=[m.mean_abs / bound if bound else math.nan for m, bound in zip(each, bounds.mean_abs, strict=True)],
         law=None if conserved is None else conserved[0].statement,
         drift=None if conserved is None else conserved[1],
         distance=_distances(states, reference),

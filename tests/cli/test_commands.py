@@ -107,6 +107,18 @@ def test_a_state_that_overflows_exits_1_says_where_and_keeps_what_it_had(tmp_pat
     assert 1 <= len(kept["mean_abs"]) < 5
 
 
+def test_a_state_of_zeros_is_no_error():
+    peri = strict(run("simulate", *QUICK, "--placement", "pre", "--embedding-std", "1e-50", "--json", "-").stdout)["placements"][
+        "pre"
+    ]
+    assert peri["used"][0] == "nan"
+
+
+def test_a_method_above_the_bound_of_the_exact_solution_is_said_to_be(tmp_path):
+    args = ["simulate", *QUICK, "--placement", "post", "--method", "midpoint", "--init", "large", "--out", tmp_path]
+    assert "above the bound of the exact solution" in run(*args).stdout
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -133,6 +145,8 @@ def test_a_state_that_overflows_exits_1_says_where_and_keeps_what_it_had(tmp_pat
         (["simulate", "--method", "rk4", "--rtol", "1e-3"], "takes no rtol"),
         (["simulate", "--method", "tsit5", "--rtol", "1e-9", "--dtype", "float32"], "float32 resolves"),
         (["simulate", "--steps", "0"], "steps = 0"),
+        (["simulate", "--seed", "99999999999999999999"], "seed = 9999"),
+        (["simulate", "--dt", "1e308"], "no finite depth-time"),
         (["simulate", "--text", "x"], "at least two tokens"),
         (["simulate", "--text", ""], "at least two tokens"),
         (["simulate", "--text", "ab", "--file", "x"], "choose one of"),
@@ -157,7 +171,7 @@ def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words,
     assert result.stderr.startswith("ctrans: ")
     assert words in result.stderr
     assert result.stdout == ""
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_file_is_named(tmp_path):

@@ -83,7 +83,8 @@ def test_an_adaptive_solver_is_wrong_or_wasteful_over_undeclared_switches():
     declared = solve(segments, x0, method="torchdiffeq:dopri5", **tolerances)
     undeclared = solve(whole, x0, method="torchdiffeq:dopri5", **tolerances)
     errors = [float((s.x1 - exact).detach().norm() / exact.detach().norm()) for s in (declared, undeclared)]
-    assert errors[1] > 3 * errors[0] or undeclared.stats.evaluations > 3 * declared.stats.evaluations
+    assert errors[1] > 8 * errors[0]
+    assert undeclared.stats.evaluations > 3 * declared.stats.evaluations
 
 
 def test_the_fit_recovers_a_known_order_through_the_next_orders_term():

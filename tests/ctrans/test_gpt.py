@@ -15,6 +15,16 @@ from solvers import METHODS, ConfigError, SolveError
 from tests.ctrans import plain_gpt
 from tests.helpers import DEVICES, NAMES, learned, small_config, small_model, tokens, unchecked
 
+
+def unchecked_config(**changes):
+    """A configuration as users make it, whose fields' types nobody checked before."""
+    config = object.__new__(GPTConfig)
+    for key, value in {**dataclasses.asdict(small_config("peri")), **changes}.items():
+        object.__setattr__(config, key, value)
+    unchecked(GPTConfig.__post_init__)(config)
+    return config
+
+
 every = pytest.mark.parametrize("name", NAMES)
 
 
@@ -134,11 +144,34 @@ def test_the_parameter_count_is_the_number_of_matrix_entries():
         ({"eps": -1e-5}, "eps = -1e-05"),
         ({"alpha": 2.0}, "has no meaning for placement 'peri'"),
         ({"width": 4_000_000, "heads": 1}, "GB and this machine has"),
+        ({"norm": {}}, "unknown norm"),
+        ({"causal": "yes"}, "causal = 'yes'"),
+        ({"dt": 1e308}, "no finite depth-time"),
     ],
 )
 def test_configurations_that_make_no_sense_are_named(changes, words):
     with pytest.raises(ConfigError, match=words):
-        GPT(small_config(**{"placement": "peri", **changes}))
+        GPT(unchecked_config(**changes))
+
+
+@pytest.mark.parametrize("seed", [-1, 10**20, 1.5, "x"])
+def test_a_seed_that_is_none_is_named(seed):
+    with pytest.raises(ConfigError, match="seed = "):
+        unchecked(GPT.__init__)(GPT.__new__(GPT), small_config("peri"), seed=seed)
+
+
+@pytest.mark.parametrize("ids", [[1, 2], torch.ones(2), torch.tensor(1), torch.ones(2, dtype=torch.bool)])
+def test_what_are_no_tokens_is_named(ids):
+    with pytest.raises(ConfigError, match="the tokens are"):
+        unchecked(GPT.embed)(small_model("peri"), ids)
+
+
+def test_targets_that_do_not_fit_are_named():
+    model, ids = small_model("peri"), tokens()
+    with pytest.raises(ConfigError, match="one target per token"):
+        unchecked(GPT.forward)(model, ids, ids[:1])
+    with pytest.raises(ConfigError, match="targets run from -100"):
+        model(ids, torch.full_like(ids, -100))
 
 
 def test_a_configuration_cannot_be_changed_into_a_wrong_one():

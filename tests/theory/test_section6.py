@@ -49,8 +49,9 @@ def test_pre_ln_with_bounded_weights_grows_at_most_linearly_where_the_seed_is_ex
         states = model.trajectory(tokens()).states
         bounds = forward_bounds(model.depth, states)
         growth[blocks] = (moments(states[-1]).rms, bounds.rms[-1], bounds.seed_mean_abs[-1])
-        increments = np.diff(bounds.rms)
-        assert increments.max() < 2 * increments.min() * (1 + max(increments[::2].max() / increments[1::2].min(), 1))
+        for kind in (0, 1):  # each attention adds about as much as the first, and each FFN
+            increments = np.diff(bounds.rms)[kind::2]
+            assert increments == pytest.approx(increments[0], rel=0.5)
     measured, sharp, seed = zip(*growth.values(), strict=True)
     assert sharp[2] / sharp[1] == pytest.approx(2, rel=0.1)
     assert seed[2] / seed[1] > 1e3

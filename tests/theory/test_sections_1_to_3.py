@@ -73,7 +73,7 @@ def test_the_projected_ode_keeps_the_state_on_the_image(norm_name):
     assert max(drift) < 1e-8
 
 
-def post_ln_errors(norm, project, exact):
+def post_ln_errors(norm, project):
     """One sublayer f for T = 1 in M projected Euler steps."""
     f = small_model("none", depth=1, width=D, heads=1, scale=0.3).depth.sublayers[1].field
     x0 = norm.retract(points(4, D))
@@ -84,20 +84,20 @@ def post_ln_errors(norm, project, exact):
 
 def test_the_retraction_converges_at_order_one_for_learned_gain_and_offset():
     norm = layer_norm()
-    errors = post_ln_errors(norm, norm.retract, True)
+    errors = post_ln_errors(norm, norm.retract)
     assert all(a / b == pytest.approx(2, rel=0.1) for a, b in pairwise(errors))
 
 
 def test_the_plain_post_ln_step_has_no_continuous_limit_with_learned_gain_and_offset():
     norm = layer_norm()
-    errors = post_ln_errors(norm, norm, True)
+    errors = post_ln_errors(norm, norm)
     assert min(errors) > 0.3
     assert errors[-1] > 0.9 * errors[0]
 
 
 def test_the_plain_post_ln_step_converges_with_gain_one_and_offset_zero():
     norm = LayerNorm(D, 0.0).double().requires_grad_(False)
-    errors = post_ln_errors(norm, norm, True)
+    errors = post_ln_errors(norm, norm)
     assert all(a / b == pytest.approx(2, rel=0.1) for a, b in pairwise(errors))
 
 

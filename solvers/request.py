@@ -1,0 +1,56 @@
+"""Whether a request to `solve` makes sense, said before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from solvers.errors import ConfigError
+from solvers.methods import Method, get_method
+from solvers.segment import Segment, check_chain
+
+RTOL, ATOL = 1e-6, 1e-8
+"""Tolerances of an adaptive method that is given none."""
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_problem(segments: Sequence[Segment], x0: Tensor) -> None:
+    """Raises ConfigError unless the segments meet and x0 is a non-empty tensor of a floating type."""
+    if not all(isinstance(segment, Segment) for segment in segments):
+        raise ConfigError("the segments are not all of type Segment: make them by Segment(t0, t1, field)")
+    check_chain(segments)
+    if not isinstance(x0, Tensor) or x0.dtype not in TYPES or x0.numel() == 0:
+        what = f"{tuple(x0.shape)} of {x0.dtype}" if isinstance(x0, Tensor) else type(x0).__name__
+        raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating type")
+
+
+def check_solver(
+    method: str | Method, steps: int, rtol: float | None, atol: float | None, dtype: torch.dtype, max_steps: int = 1
+) -> tuple[Method, float, float]:
+    """The method and its tolerances (defaults where None).
+
+    Raises ConfigError for an unknown name, counts below 1, tolerances that are not positive and finite or below what the dtype
+    resolves, tolerances given to a fixed-step method, or steps to an adaptive one.
+    """
+    chosen = get_method(method)
+    for what, count in (("steps", steps), ("max_steps", max_steps)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"{what} = {count!r}: give a whole number of at least 1")
+    if not chosen.adaptive and (rtol is not None or atol is not None):
+        raise ConfigError(
+            f"method {method!r} has fixed steps and takes no rtol or atol: give steps, or use an adaptive method, as tsit5"
+        )
+    if chosen.adaptive and steps != 1:
+        raise ConfigError(f"method {method!r} chooses its own steps and takes no steps = {steps}: give rtol and atol, or use rk4")
+    rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
+    for what, value in (("rtol", rtol), ("atol", atol)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ConfigError(f"{what} = {value!r}: give a positive finite number")
+    resolution = 4 * torch.finfo(dtype).eps
+    if chosen.adaptive and rtol < resolution:
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"rtol = {rtol:g} is below what {name} resolves ({resolution:.1g}): raise it or use float64")
+    return chosen, float(rtol), float(atol)
