@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
 from solvers import GRADIENTS, METHODS, ConfigError, RungeKutta, Segment, SolveError, Status, solve
+from solvers.methods import get_method
 from solvers.request import check_problem
 from tests.helpers import DEVICES, unchecked
 
@@ -291,7 +292,7 @@ def test_what_is_no_segment_method_or_velocity_is_named():
     with pytest.raises(ConfigError, match="not all of type Segment"):
         unchecked(check_problem)([1], torch.ones(1))
     with pytest.raises(ConfigError, match="unknown method 3"):
-        unchecked(solve)(switched(), torch.ones(1), method=3)
+        unchecked(get_method)(3)
     with pytest.raises(ConfigError, match="the field returned float"):
         solve([Segment(0, 1, lambda t, x: 1.0)], torch.ones(1))
     with pytest.raises(ConfigError, match="not a finite number"):
