@@ -1,0 +1,132 @@
+"""What an admissible set answers: its Hamiltonian, the velocity that attains it, and how far a velocity is from optimal."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.chart import Chart
+from solvers import ConfigError
+
+Verdict = Literal["well-posed", "degenerate"]
+
+ROUNDING = 32
+"""A quantity counts as zero below ROUNDING machine epsilons times the size of what it was computed from."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdmissibleSet(abc.ABC):
+    """H(P) = sup over the admissible velocities f of -<P, f> - cost(f) (Kan, eq. 55).
+
+    P is the costate and f a velocity, both of shape (*batch, tokens, width); row j belongs to token j. Everything is
+    batched, follows P's dtype and device, and is differentiable in P: the gradient of H is -maximizer(P) wherever that is
+    unique. Raises ConfigError for a costate that is not finite or does not fit the set.
+    """
+
+    @property
+    @abc.abstractmethod
+    def words(self) -> str:
+        """The set, and the running cost where there is one, as a formula for a reader."""
+
+    @property
+    @abc.abstractmethod
+    def verdict(self) -> Verdict:
+        """`well-posed` where H is finite and attained for every costate, `degenerate` where it is +inf for almost all."""
+
+    @abc.abstractmethod
+    def check(self, P: Tensor) -> None:
+        """ConfigError where the costate P is not finite or does not fit the set."""
+
+    @abc.abstractmethod
+    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        """H(P)."""
+
+    @abc.abstractmethod
+    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """A velocity that attains H(P); where several do, the one that the set's rule picks."""
+
+    @abc.abstractmethod
+    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        """For which tokens more than one velocity attains H(P)."""
+
+    @abc.abstractmethod
+    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        """How far f is from the set, as a dimensionless violation of its equations; 0 on it."""
+
+    @abc.abstractmethod
+    def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        """The larger of feasibility and stationarity at f, with the best multipliers; dimensionless, 0 at a maximiser."""
+
+    @abc.abstractmethod
+    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+        """The same problem in free coordinates, through the model's own modules: what a certificate climbs on."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VelocitySet(AdmissibleSet):
+    """An admissible set without running cost: a set of velocities, with its metric projection."""
+
+    @abc.abstractmethod
+    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """argmin over the set of |f - y|."""
+
+    @abc.abstractmethod
+    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        """For which tokens more than one point of the set is nearest to y."""
+
+    @abc.abstractmethod
+    def kkt(
+        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
+    ) -> Float[Tensor, "*batch"]:
+        """The KKT residual of f for -<P, f> - kinetic/2 |f|^2 over the set."""
+
+
+def check_costate(
+    P: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    tokens: int | None = None,
+    width: int | None = None,
+    what: str = "costate",
+) -> None:
+    """ConfigError unless P is finite, floating, of shape (..., tokens, width), and of the tokens, width and dtype given."""
+    if P.ndim < 2 or not P.is_floating_point():
+        raise ConfigError(
+            f"the {what} has shape {tuple(P.shape)} and dtype {P.dtype}: give floats of shape (*batch, tokens, width)"
+        )
+    for name, have, want in (("tokens", P.shape[-2], tokens), ("width", P.shape[-1], width), ("dtype", P.dtype, dtype)):
+        if want is not None and have != want:
+            raise ConfigError(
+                f"the {what} has {name} {have}, the admissible set {want}: take both from one model and text, in one dtype"
+            )
+    if not bool(torch.isfinite(P).all()):
+        raise ConfigError(
+            f"the {what} has entries that are not finite, and H is defined for finite ones: look for the layer that overflowed"
+        )
+
+
+def check_positive(name: str, value: float) -> None:
+    """ConfigError unless value is a positive finite number."""
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{name} = {value!r}: give a positive finite number")
+
+
+def nowhere(y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    """False for each token."""
+    return torch.zeros(y.shape[:-1], dtype=torch.bool, device=y.device)
+
+
+def length(x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    """|x_j|_2 of each row."""
+    return torch.linalg.vector_norm(x, dim=-1)
+
+
+def ratio(part: Float[Tensor, "*shape"], whole: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
+    """part/whole, and 0 for 0/0."""
+    return part / torch.where(whole == 0, 1.0, whole)

@@ -1,0 +1,186 @@
+"""Certificates of a verdict: closed form and KKT residual, and ascents through the model's own modules that know neither."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.admissible import AdmissibleSet, Verdict, check_costate, length, ratio
+from ctrans.control.chart import STEPS, Chart, ascend, evened
+from ctrans.control.growth import Growth, Witness, growth, witness
+from ctrans.control.spaces import LinearSpace
+from ctrans.control.weights import Features
+
+PAIRS = 2
+"""Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one, on the other side."""
+WEIGHT_STEPS = 200
+"""With fewer features than tokens an ascent over weights converges slowly; where it stops is a lower bound in any case."""
+LINEAR, SATURATED = 0.01, 0.05
+"""How far a growth exponent may be from 1 where H is infinite, and from 0 where it is finite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VelocityAscent:
+    """The best -<P, f> - cost(f) found over velocities, through the model's own modules with their eps.
+
+    `gap` is (H - best)/|H|. `uniqueness` is the largest distance between one token's maximisers found from different starts,
+    relative to the longest velocity, over tokens that do not tie; `tied` is the same over those that do.
+    """
+
+    best: float
+    gap: float
+    uniqueness: float
+    tied: float
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightAscent:
+    """The best -<P, f> - cost(f) found over actual weights W of the last linear map, the placement making f of h W'.
+
+    `gap` is (H - best)/|H|: 0 where the rank of the features is the number of tokens. With a smaller rank it is positive for
+    almost all P if (tokens - rank)(d - 1) >= tokens. A layer narrower than that can still attain H, as a norm leaves the
+    lengths of the rows of h W' free.
+    """
+
+    best: float
+    gap: float
+    rank: int
+    tokens: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """A verdict on one costate with its evidence, in plain numbers (`dataclasses.asdict`); H is inf where degenerate.
+
+    `eps` is the machine epsilon of the computation. Evidence that does not apply to the set is None.
+    """
+
+    words: str
+    verdict: Verdict
+    hamiltonian: float
+    ties: int
+    eps: float
+    kkt: float | None = None
+    velocities: VelocityAscent | None = None
+    weights: WeightAscent | None = None
+    growth: Growth | None = None
+    witness: Witness | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every finding supports the verdict."""
+        return all(self.findings.values())
+
+    @property
+    def findings(self) -> dict[str, bool]:
+        """What the evidence should show, in words, and whether it does."""
+        small = math.sqrt(self.eps)
+        found: dict[str, bool] = {}
+        if self.kkt is not None:
+            found["the closed form's maximiser satisfies the KKT conditions"] = self.kkt <= self.eps ** (2 / 3)
+        if self.velocities is not None:
+            found["the best velocity found has the closed form's value"] = abs(self.velocities.gap) <= small
+            found["different starts find one maximiser, ties apart"] = self.velocities.uniqueness <= math.sqrt(small)
+        if self.weights is not None:
+            largest = small if self.weights.rank == self.weights.tokens else math.inf
+            found["the best weights found have the value that their rank allows"] = -small <= self.weights.gap <= largest
+        if self.growth is not None:
+            k, error = (1, LINEAR) if self.hamiltonian == math.inf else (0, SATURATED)
+            found[f"the value grows like R^{k} with a bound R"] = abs(self.growth.exponent - k) <= error
+        if self.witness is not None:
+            found["the witness velocities are admissible"] = self.witness.residual <= small
+        return found
+
+
+@torch.no_grad()
+def certify(
+    admissible: AdmissibleSet,
+    P: Float[Tensor, "tokens width"],
+    *,
+    features: Float[Tensor, "tokens features"] | None = None,
+    pairs: int = PAIRS,
+    seed: int = 0,
+) -> Certificate:
+    """The evidence for an admissible set's verdict at the costate P: H and its maximiser against ascents and growth.
+
+    A finite H gets a KKT residual and an ascent over velocities, from `pairs` pairs of random starts; an infinite one its
+    growth with a bound, and the witness of it. `features`, on which the last linear map acts, add the ascent over its weights
+    and make the bound one on them. They are not used where every token ties, for sets of weights, which have their own, and
+    for a kinetic cost on a norm's image: its best velocities need inputs so near 0 that an ascent over weights finds them badly.
+
+    >>> certify(admissible_set(norm, "peri"), P, features=h).agrees
+
+    Raises ConfigError for a P or features that do not fit.
+    """
+    chart = admissible.chart(P)
+    value, ties = float(admissible.support(P)), admissible.ties(P)
+    summary = Certificate(admissible.words, admissible.verdict, value, int(ties.sum()), torch.finfo(P.dtype).eps)
+    generator = torch.Generator().manual_seed(seed)
+    last_map = None
+    if features is not None and chart.degree is not None:
+        check_costate(features, P.dtype, tokens=len(P), what="feature matrix")
+        last_map = Features(features)
+    if isinstance(admissible, LinearSpace) and value == math.inf:
+        bound = last_map or Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
+        grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
+        return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
+    best = admissible.maximizer(P)
+    summary = dataclasses.replace(
+        summary,
+        kkt=float(admissible.kkt(P, best)),
+        velocities=climb_velocities(chart, value, ties, pairs, generator),
+    )
+    if last_map is None or bool(ties.all()):
+        return summary
+    weights = climb_weights(chart, last_map, value, pairs, generator)
+    return dataclasses.replace(summary, weights=weights, growth=growth(chart, last_map, best, generator))
+
+
+@torch.no_grad()
+def climb_velocities(
+    chart: Chart, value: float, ties: Bool[Tensor, "tokens"], pairs: int, generator: torch.Generator
+) -> VelocityAscent:
+    """Ascent over the chart's velocities from pairs of random starts, against H = `value`."""
+    start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
+    # where all tokens tie there is nothing to climb but rounding
+    found = ascend(chart.payoff, start, chart.axes, chart.project, steps=0 if bool(ties.all()) else STEPS)
+    payoffs = found.best.reshape(2 * pairs, -1)
+    best, first = payoffs.max(0)
+    near = payoffs >= best - math.sqrt(torch.finfo(best.dtype).eps) * best.abs()
+    velocities = chart.velocity(found.z)
+    top = velocities[first.expand(len(ties)), torch.arange(len(ties), device=ties.device)]
+    apart = torch.where(near, length(velocities - top), 0.0).amax(0)
+    distance = ratio(apart, length(top).amax())
+    return VelocityAscent(
+        best=float(best.sum()),
+        gap=_gap(value, float(best.sum())),
+        uniqueness=float(torch.where(ties, 0.0, distance).amax()),
+        tied=float(torch.where(ties, distance, 0.0).amax()),
+        steps=found.steps,
+    )
+
+
+@torch.no_grad()
+def climb_weights(chart: Chart, features: Features, value: float, pairs: int, generator: torch.Generator) -> WeightAscent:
+    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z, against H = `value`."""
+    u = features.svd[0]
+    raw = chart.spread * evened(chart.P, _starts(chart.P, chart.shape, pairs, generator))
+    found = ascend(lambda z: chart.payoff(u @ z).sum(-1), u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS)
+    W = features.weights(features.coordinates(u @ found.z[found.best.argmax()]))
+    best = float(chart.payoff(features.h @ W.mT).sum())
+    return WeightAscent(best, _gap(value, best), features.rank, len(u), found.steps)
+
+
+def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, "starts rows width"]:
+    half = torch.randn(pairs, *shape, generator=generator, dtype=P.dtype).to(P.device)
+    return torch.cat([half, -half])
+
+
+def _gap(value: float, best: float) -> float:
+    return (value - best) / (abs(value) or 1.0)

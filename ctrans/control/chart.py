@@ -1,0 +1,123 @@
+"""Free coordinates of an optimisation over velocities, and gradient ascent in them.
+
+It certifies a supremum without knowing its formula: it evaluates the model's modules and follows autograd's gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Map = Callable[[Tensor], Tensor]
+
+STEPS = 1000
+SHARE = 0.5
+"""The least step, relative to |z|, where the payoff is not concave: half a radian for a scale-free problem."""
+SMALL = 1e-3
+"""A payoff below this share of the mean is judged as if it were this share, and a length likewise against the longest."""
+NOISE = 32
+"""Rounding, in machine epsilons, within which payoffs are equal."""
+
+
+def unchanged(z: Tensor) -> Tensor:
+    """z."""
+    return z
+
+
+def free(z: Tensor, f: Tensor) -> float:
+    """No running cost."""
+    return 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chart:
+    """Maximise -<P, f> - cost(z, f) over z, f = velocity(z): problems side by side, `axes` being those of one problem in z.
+
+    `shape` is z's, without leading axes for different starts. `project` returns coordinates to where they are allowed. An
+    ascent starts at random with standard deviation `spread`. `degree` is k in velocity(c z) ~ c^k velocity(z) for large c
+    where z is a sublayer's raw output, and None where it is not.
+    """
+
+    P: Float[Tensor, "tokens width"]
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    degree: int | None
+    velocity: Map
+    cost: Callable[[Tensor, Tensor], Tensor | float] = free
+    project: Map = unchanged
+    spread: float = 1.0
+
+    def payoff(self, z: Float[Tensor, "*starts rows columns"]) -> Float[Tensor, "*problems"]:
+        """-<P, f> - cost of each problem, at most its part of H."""
+        f = self.velocity(z)
+        return -(self.P * f).sum(self.axes) - self.cost(z, f)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ascent:
+    """The best payoff that each problem met, the coordinates z that gave it, and the steps that the slowest took."""
+
+    best: Float[Tensor, "*problems"]
+    z: Float[Tensor, "*shape"]
+    steps: int
+
+
+def ascend(
+    payoff: Map, start: Float[Tensor, "*shape"], axes: tuple[int, ...], project: Map = unchanged, steps: int = STEPS
+) -> Ascent:
+    """z <- project(z + eta grad payoff(z)), with the step eta of Barzilai and Borwein (1988) for each problem by itself.
+
+    A problem stops when |z| times what its constraint leaves of the gradient is below sqrt(eps) of its payoff: flat at a
+    maximum, the payoff is then exact to rounding.
+    """
+
+    def inner(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(axes, keepdim=True)
+
+    eps = torch.finfo(start.dtype).eps
+    z = at = project(start.detach())
+    best, gradient = _slope(payoff, z)
+    move = fall = torch.zeros_like(z)
+    eta = torch.zeros_like(inner(z, z))
+    taken = 0
+    while taken < steps:
+        size, slope = inner(z, z).sqrt(), inner(gradient, gradient).sqrt()
+        unit = size / torch.where(slope == 0, 1.0, slope)
+        probe = project(z + unit * gradient) - z
+        scale = torch.maximum(best.abs(), SMALL * best.abs().mean()).reshape(size.shape)
+        active = inner(probe, probe).sqrt() * slope > eps**0.5 * scale
+        if not bool(active.any()):
+            break
+        curvature = inner(move, fall)
+        secant = inner(move, move) / curvature if taken % 2 else curvature / inner(fall, fall)
+        eta = torch.where(curvature > 0, secant, torch.maximum(2 * eta, SHARE * unit))
+        move = torch.where(active, project(z + eta * gradient) - z, 0.0)
+        z = z + move
+        values, uphill = _slope(payoff, z)
+        fall, gradient = gradient - uphill, uphill
+        # among equals to rounding the later one is the better converged
+        later = values >= best - NOISE * eps * best.abs()
+        at = torch.where(later.reshape(size.shape), z, at)
+        best = torch.maximum(best, values)
+        taken += 1
+    return Ascent(best, at, taken)
+
+
+def evened(P: Float[Tensor, "tokens width"], raw: Float[Tensor, "*starts tokens width"]) -> Float[Tensor, "*starts tokens width"]:
+    """raw_j sqrt(|p_j|/max |p|), at least 1/1000 of raw_j: lengths at which a norm curves the payoff equally in all tokens."""
+    size = torch.linalg.vector_norm(P, dim=-1, keepdim=True)
+    largest = size.amax()
+    return raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(SMALL)
+
+
+def _slope(payoff: Map, z: Tensor) -> tuple[Tensor, Tensor]:
+    """The payoffs and their gradient."""
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        values = payoff(z)
+        (gradient,) = torch.autograd.grad(values.sum(), z)
+    return values.detach(), gradient

@@ -1,0 +1,128 @@
+"""Pontryagin's maximum principle by depth: how far each layer's velocity is from what the optimal control would do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.control.costate import Costate
+from ctrans.control.sets import admissible_set
+from ctrans.depth import Depth
+from ctrans.placement import PLACEMENTS, Placement
+from ctrans.sublayer import Sublayer
+from solvers import ConfigError
+from solvers.errors import unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class MaximumPrinciple:
+    """One entry per segment, taken at its start; norms and products run over all tokens of the batch. Every field suits JSON.
+
+    `times`, `kinds` and `placements` say which segment it is; `costate_norm` is |P|, `velocity_norm` |v|, `product` <P, v>, and
+    `drift` how well the segment conserves <P, v> (see `Costate`). `hamiltonian` is H(P) and `gap` H(P) + <P, v>, both None
+    where H is +inf. `alignment` is in [-1, 1], by the measure that `measures` names; None where it means nothing: every allowed
+    velocity is optimal, or P or v is zero.
+    """
+
+    form: str
+    loss: float
+    times: list[float]
+    kinds: list[str]
+    placements: list[str]
+    measures: list[str]
+    costate_norm: list[float]
+    velocity_norm: list[float]
+    product: list[float]
+    drift: list[float]
+    hamiltonian: list[float | None]
+    gap: list[float | None]
+    alignment: list[float | None]
+
+
+class Reading(NamedTuple):
+    """H(P), the gap and the alignment of one velocity."""
+
+    hamiltonian: float | None
+    gap: float | None
+    alignment: float | None
+
+
+@torch.no_grad()
+def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = None) -> MaximumPrinciple:
+    """g = H(P) + <P, v> >= 0 and a = (<P, beta> - <P, v>)/(<P, beta> + H(P)) of each segment; a = cos(-P, v) where H is +inf.
+
+    v is the layer's velocity at the segment's start, P the costate there, H(P) = sup -<P, f> over the velocities f that the
+    output norm allows, beta their centre; g = 0 is Pontryagin's condition. a is the share of the steepest allowed descent of L
+    that the layer achieves: g = (1 - a)(H + <P, beta>), 1 at the maximiser and -1 opposite to it. It is the mean over tokens of
+    cos(u_j, u*_j), weighted with |C(gamma * p_j)|, u and u* being v and the maximiser as points of the norm's sphere. With eps
+    > 0 v stays inside the set, and a below 1.
+
+    `measure` "gap" asks this of every segment, "cosine" asks for cos(-P, v) everywhere; by default each segment has the one
+    that its norms allow. Raises ConfigError for a gap of a sublayer without finite H, naming its placement, and for an unknown
+    measure. Theory, section 5; Kan, eq. 58 and 99.
+    """
+    if measure is not None and measure not in MEASURES:
+        raise unknown("measure of alignment", measure, MEASURES)
+    sublayers = list(depth.sublayers)
+    placements = [placement_of(sublayer) for sublayer in sublayers]
+    measures = [measure or ("gap" if placement.output_norm else "cosine") for placement in placements]
+    costates = [p for _, p in costate.starts]
+    velocities = [sublayer.velocity(x) for sublayer, (x, _) in zip(sublayers, costate.starts, strict=True)]
+    segments = zip(measures, sublayers, costates, velocities, strict=True)
+    readings = [MEASURES[name](sublayer, p, v) for name, sublayer, p, v in segments]
+    return MaximumPrinciple(
+        form=costate.form,
+        loss=costate.loss,
+        times=list(costate.times[:-1]),
+        kinds=[sublayer.kind for sublayer in sublayers],
+        placements=[placement.name for placement in placements],
+        measures=measures,
+        costate_norm=[float(p.norm()) for p in costates],
+        velocity_norm=[float(v.norm()) for v in velocities],
+        product=[float((p * v).sum()) for p, v in zip(costates, velocities, strict=True)],
+        drift=list(costate.drift),
+        hamiltonian=[reading.hamiltonian for reading in readings],
+        gap=[reading.gap for reading in readings],
+        alignment=[reading.alignment for reading in readings],
+    )
+
+
+def placement_of(sublayer: Sublayer) -> Placement:
+    """The placement that has the sublayer's norms. Raises ConfigError where none has."""
+    norms = tuple(norm is not None for norm in (sublayer.input_norm, sublayer.output_norm, sublayer.state_norm))
+    matching = [p for p in PLACEMENTS.values() if (p.input_norm, p.output_norm, p.state_norm) == norms]
+    if not matching:
+        raise ConfigError("a sublayer has an output norm and a norm around the state, as no placement does: leave one out")
+    return min(matching, key=lambda p: p.residual_gain != (sublayer.gain != 1))
+
+
+def _against_maximizer(
+    sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
+) -> Reading:
+    placement, norm = placement_of(sublayer), sublayer.output_norm
+    if norm is None:
+        raise ConfigError(
+            f"placement {placement.name!r} has no output norm on its {sublayer.kind} sublayer, so H(P) = +inf and no velocity "
+            "comes near it: choose the measure 'cosine', or a model of placement peri or output"
+        )
+    allowed = admissible_set(norm, placement)
+    scaled = sublayer.gain * p  # v = gain * N_out f, so that H(P) is the norm's own at gain * P
+    hamiltonian, centre, product = allowed.support(scaled).sum(), (scaled @ norm.beta).sum(), (p * v).sum()
+    tie = bool(allowed.ties(scaled).all())
+    alignment = None if tie else float((centre - product) / (centre + hamiltonian))
+    return Reading(float(hamiltonian), float(hamiltonian + product), alignment)
+
+
+def _against_costate(
+    sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
+) -> Reading:
+    size = p.norm() * v.norm()
+    return Reading(None, None, float(-(p * v).sum() / size) if size else None)
+
+
+MEASURES: dict[str, Callable[[Sublayer, Tensor, Tensor], Reading]] = {"gap": _against_maximizer, "cosine": _against_costate}

@@ -1,0 +1,72 @@
+"""Quadratic programs on a sphere or in a ball, by the secular equation, many at once.
+
+min s'As/2 + b's over |s| = r, A diagonal, has the solution s = -(A + mu)^-1 b with mu >= -min(A) such that |s| = r (More and
+Sorensen, 1983). |s| falls strictly in mu, and 1/|s| is concave, so Newton's method on 1/|s| = 1/r climbs to the root from
+any point below it, quadratically.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.admissible import ROUNDING, ratio
+from solvers import SolveError
+
+NEWTON_STEPS = 100
+"""Far more than needed: a dozen is the most that was seen."""
+
+
+def on_sphere(
+    curvature: Float[Tensor, "rank"], b: Float[Tensor, "*batch rank"], radius: float
+) -> tuple[Float[Tensor, "*batch rank"], Bool[Tensor, "*batch"]]:
+    """argmin of s'As/2 + b's over |s| = radius, A = diag(curvature), and whether it is the hard case.
+
+    Hard case: b has (to rounding) nothing along the smallest curvature, and the other entries of s do not fill the radius.
+    Both signs of the missing entry then serve equally. The rule gives it to the first smallest curvature, with plus where b
+    has no sign there.
+    """
+    lowest = curvature.argmin()
+    s, short = _solve(curvature - curvature[lowest], b / radius, ROUNDING * torch.finfo(b.dtype).eps)
+    first = torch.arange(len(curvature), device=b.device) == lowest
+    rest = torch.where(first, 0.0, s).square().sum(-1, keepdim=True)
+    missing = torch.where(short, 1 - rest, 1.0).sqrt()  # the 1 keeps a root's infinite slope out of the gradient elsewhere
+    filled = torch.where(first, torch.where(s >= 0, missing, -missing), s)
+    return radius * torch.where(short, filled, s), short.squeeze(-1)
+
+
+def in_ball(
+    curvature: Float[Tensor, "*#batch rank"], b: Float[Tensor, "*batch rank"], radius: float
+) -> Float[Tensor, "*batch rank"]:
+    """argmin of s'As/2 + b's over |s| <= radius, A = diag(curvature) >= 0; the shortest where there are several."""
+    return radius * _solve(curvature, b / radius, 0.0)[0]
+
+
+def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """s = -b/(gaps + t) with |s| = 1 and t > floor, or |s| < 1 at t = floor; and whether it is the latter."""
+    scale = torch.maximum(gaps.amax(-1, keepdim=True), torch.linalg.vector_norm(b, dim=-1, keepdim=True)).detach()
+    gaps, b = ratio(gaps.expand_as(b), scale), ratio(b, scale)
+    rounding = ROUNDING * torch.finfo(b.dtype).eps
+    with torch.no_grad():
+        t = (b.abs() - gaps).amax(-1, keepdim=True).clamp_min(floor)  # each entry alone gives a lower bound of the root
+        for _ in range(NEWTON_STEPS):
+            step = _newton_step(gaps, b, t, rounding)
+            t = t + step
+            if bool((step <= rounding * t).all()):
+                break
+        else:
+            raise SolveError(f"the secular equation did not converge in {NEWTON_STEPS} Newton steps: use float64")
+    t = t + _newton_step(gaps, b, t, rounding)  # zero to rounding, but with the root's derivative in b
+    s = -ratio(b, gaps + t)
+    size = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
+    short = size < 1 - rounding
+    return torch.where(short, s, s / torch.where(short, 1.0, size)), short
+
+
+def _newton_step(gaps: Tensor, b: Tensor, t: Tensor, rounding: float) -> Tensor:
+    """The Newton step for 1/|s(t)| = 1, and 0 where |s(t)| < 1: no root lies above t then."""
+    s = ratio(b, gaps + t)
+    size = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
+    slope = ratio(s.square(), gaps + t).sum(-1, keepdim=True)
+    return torch.where(size >= 1 - rounding, ratio((size - 1) * size.square(), slope), 0.0)
