@@ -15,6 +15,8 @@ from ctrans import __version__
 COMMANDS = {
     "simulate": "Run text through a seeded GPT and see hidden states move through depth.",
     "convergence": "Measure the order of every integration method on every placement.",
+    "hjb-check": "Certify whether training is a well-posed optimal-control problem.",
+    "control": "See by depth how far a model is from what the optimal control would do.",
 }
 
 

@@ -1,0 +1,141 @@
+"""The two kinds of value function side by side in the plane: bounded velocities, and the whole space as a limit of balls."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
+from ctrans.control.hopf_lax import BallImage, Terminal, hopf_lax, velocity_ball
+from solvers import ConfigError
+
+STARTS = 4
+"""Descents per node: two targets make two basins."""
+STRIDE, REACHES = 4, 25
+"""The spread over the square is taken at every fourth node, for so many distances that velocities can cover."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NearestTarget:
+    """G(x) = min_k |x - a_k|: the distance to the nearest of some targets, as in steering tokens to their classes."""
+
+    targets: tuple[tuple[float, ...], ...] = ((-0.9, 0.5), (0.8, -0.6))
+
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        return torch.linalg.vector_norm(x.unsqueeze(-2) - x.new_tensor(self.targets), dim=-1).amin(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Front:
+    """Bounded velocities: the value function by the grid and by Hopf-Lax, at the same nodes and times."""
+
+    grid: ValueFunction
+    exact: Float[Tensor, "times *space"]
+
+    @property
+    def mean_error(self) -> Float[Tensor, "times"]:
+        """The mean of abs(grid - exact) over the nodes, at each time: the L1 error over the box's volume."""
+        return (self.grid.values - self.exact).abs().flatten(1).mean(-1)
+
+    @property
+    def largest_error(self) -> Float[Tensor, "times"]:
+        """max abs(grid - exact) over the nodes, at each time."""
+        return (self.grid.values - self.exact).abs().flatten(1).amax(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Relaxation:
+    """Velocities in a ball of radius R: exact values at `time` for each of `radii`, and how much Phi varies over the square.
+
+    Phi depends on R and t through the distance R (T - t) only, so `spread[k]`, max - min of Phi where that is `reaches[k]`,
+    serves all radii: it is the spread at t = T - reaches[k]/R.
+    """
+
+    radii: tuple[float, ...]
+    time: float
+    values: Float[Tensor, "radii *space"]
+    reaches: tuple[float, ...]
+    spread: Float[Tensor, "reaches"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PDEStudy:
+    """What `pde_study` found; `ctrans.report.hjb_figure.draw` draws it."""
+
+    terminal: Terminal
+    velocities: BallImage
+    horizon: float
+    scheme: str
+    front: Front
+    relaxation: Relaxation
+
+    def summary(self) -> dict[str, object]:
+        """The study's numbers without the fields, ready for JSON."""
+        front, relaxation = self.front, self.relaxation
+        return {
+            "horizon": self.horizon,
+            "scheme": self.scheme,
+            "points": list(front.grid.grid.points),
+            "steps": front.grid.steps,
+            "speeds": list(front.grid.speeds),
+            "times": list(front.grid.times),
+            "mean_error": front.mean_error.tolist(),
+            "largest_error": front.largest_error.tolist(),
+            "radii": list(relaxation.radii),
+            "radius_spread": [float(values.amax() - values.amin()) for values in relaxation.values],
+            "reaches": list(relaxation.reaches),
+            "spread": relaxation.spread.tolist(),
+        }
+
+
+def pde_study(
+    velocities: BallImage,
+    *,
+    terminal: Terminal | None = None,
+    horizon: float = 1.0,
+    half_width: float = 2.0,
+    points: int = 81,
+    radii: tuple[float, ...] = (1.0, 4.0, 8.0, 16.0),
+    scheme: str = "weno5",
+    progress: Callable[[float], None] | None = None,
+) -> PDEStudy:
+    """Phi(x, t) on a square for the given velocities and for balls of radius R, G = distance to the nearest target by default.
+
+    (a) `velocities` (of `peri` or `output`: `velocity_hull(norm)`, width 2): Phi at t = T, 2T/3, T/3, 0 by the grid and by
+    Hopf-Lax. Its level sets move at finite speed. (b) The ball R: Phi at t = 3T/4, and its spread over the square. It is flat as
+    soon as R (T - t) takes every state to a target; so for the whole space it is flat for every t < T (Kan, Theorem 2).
+    `progress(t)` follows the grid's solve. Raises ConfigError unless the width is 2.
+    """
+    if len(velocities.centre) != 2:
+        raise ConfigError(f"velocities of width {len(velocities.centre)}: the study is drawn in the plane, give width 2")
+    terminal = NearestTarget() if terminal is None else terminal
+    centre = velocities.centre
+    grid = Grid((-half_width,) * 2, (half_width,) * 2, (points,) * 2, dtype=centre.dtype, device=centre.device)
+    front = _front(velocities, terminal, grid, horizon, scheme, progress)
+    return PDEStudy(terminal, velocities, horizon, scheme, front, _relaxation(terminal, grid, horizon, radii))
+
+
+def _front(
+    velocities: BallImage, terminal: Terminal, grid: Grid, horizon: float, scheme: str, progress: Callable[[float], None] | None
+) -> Front:
+    times = tuple(horizon * k / 3 for k in (3, 2, 1, 0))
+    by_grid = solve_hjb(velocities, terminal, grid, times, horizon=horizon, scheme=scheme, progress=progress)
+    exact = [hopf_lax(terminal, grid.nodes, horizon - time, velocities, starts=STARTS) for time in times]
+    return Front(by_grid, torch.stack(exact))
+
+
+def _relaxation(terminal: Terminal, grid: Grid, horizon: float, radii: tuple[float, ...]) -> Relaxation:
+    def values(radius: float, remaining: float, nodes: Tensor) -> Tensor:
+        return hopf_lax(terminal, nodes, remaining, velocity_ball(radius, 2, dtype=grid.dtype, device=grid.device), starts=STARTS)
+
+    time, nodes = 0.75 * horizon, grid.nodes
+    fields = torch.stack([values(radius, horizon - time, nodes) for radius in radii])
+    diagonal = math.hypot(*(high - low for low, high in zip(grid.low, grid.high, strict=True)))
+    reaches = tuple(diagonal * k / (REACHES - 1) for k in range(REACHES))
+    samples = [values(1.0, reach, nodes[::STRIDE, ::STRIDE]) for reach in reaches]
+    return Relaxation(radii, time, fields, reaches, torch.stack([sample.amax() - sample.amin() for sample in samples]))

@@ -1,0 +1,50 @@
+"""How the maximum principle by depth is shown in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from ctrans.control.maximum_principle import MaximumPrinciple
+from ctrans.placement import PLACEMENTS
+from ctrans.report.simulate_report import number
+
+
+def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table:
+    """A row for each segment, thinned to about that many; the ends are always shown. Fits 80 columns."""
+    r = reading
+    table = Table(
+        title=f"{name}: {PLACEMENTS[name].step}, v = {PLACEMENTS[name].velocity}",
+        caption=f"loss {r.loss:.4f} nats; align: " + ALIGNMENTS[r.measures[0]],
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.title_style, table.title_justify, table.caption_justify = "bold", "left", "left"
+    columns: dict[str, Callable[[int], str]] = {
+        "seg": str,
+        "sublayer": lambda k: r.kinds[k],
+        "t": lambda k: number(r.times[k]),
+        "|P|": lambda k: number(r.costate_norm[k]),
+        "|v|": lambda k: number(r.velocity_norm[k]),
+        "<P,v>": lambda k: number(r.product[k]),
+        "drift": lambda k: number(r.drift[k]),
+        "H": lambda k: "inf" if r.measures[k] == "cosine" else number(r.hamiltonian[k]),
+        "gap": lambda k: "inf" if r.measures[k] == "cosine" else number(r.gap[k]),
+        "align": lambda k: number(r.alignment[k]),
+    }
+    for column in columns:
+        table.add_column(column, justify="left" if column == "sublayer" else "right", no_wrap=True)
+    for k in sorted(set(np.linspace(0, len(r.times) - 1, min(rows, len(r.times))).round().astype(int).tolist())):
+        table.add_row(*(value(k) for value in columns.values()))
+    return table
+
+
+ALIGNMENTS = {
+    "gap": "share of the steepest allowed descent that v achieves, 1 where optimal",
+    "cosine": "cos(-P, v); no velocity is optimal",
+}
+"""What the alignment is, by the measure it was taken with."""

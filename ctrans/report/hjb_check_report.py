@@ -1,0 +1,133 @@
+"""How a well-posedness check is shown: a table with a row for each placement, what stands behind it in words, and H against R."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from ctrans.control.check import ModelCheck, SegmentCheck
+from ctrans.report.simulate_report import COLOURS, MARKERS
+
+SIZES = {name: 11 - 1.2 * i for i, name in enumerate(COLOURS)}
+"""Of marks."""
+
+
+def size(value: float | None) -> str:
+    """Five significant digits in little room, or a dash."""
+    if value is None:
+        return "–"
+    return f"{value:.5g}" if value in (0, math.inf) or 0.1 <= abs(value) < 1e5 else f"{value:.1e}"
+
+
+def power(value: float | None) -> str:
+    """The order of magnitude of what should be 0, or a dash."""
+    return "–" if value is None else f"{value:.0e}"
+
+
+def exponent(value: float | None) -> str:
+    """Two decimals, without a sign on zero, or a dash."""
+    return "–" if value is None else f"{round(value, 2) + 0.0:.2f}"
+
+
+def found(segment: SegmentCheck) -> float | None:
+    """The best value that an ascent found: over velocities, or within the largest bound on the last map's weights."""
+    certificate = segment.certificate
+    if certificate.velocities is not None:
+        return certificate.velocities.best
+    return None if certificate.growth is None else certificate.growth.values[-1]
+
+
+COLUMNS: dict[str, Callable[[ModelCheck], str]] = {
+    "seg": lambda c: str(c.largest.segment),
+    "H": lambda c: size(c.largest.certificate.hamiltonian),
+    "found": lambda c: size(found(c.largest)),
+    "Kan's": lambda c: size(c.largest.ellipsoid),
+    "gap": lambda c: power(c.evidence["gap"]),
+    "W gap": lambda c: power(c.evidence["weights"]),
+    "KKT": lambda c: power(c.evidence["kkt"]),
+    "apart": lambda c: power(c.evidence["uniqueness"]),
+    "R^k": lambda c: exponent(c.evidence["exponent"]),
+}
+
+KEY = (
+    "At the segment (seg) with the largest costate: H in closed form; the best an ascent found (degenerate: within the largest "
+    "bound R tried); Kan's printed value for LayerNorm. The worst of all segments: gap from H to the best velocities and to the "
+    "best last-layer weights W, KKT residual of the maximiser, how far apart maximisers from different starts are, k of "
+    "value ~ R^k with |W| <= R."
+)
+
+
+def check_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, str]) -> Table:
+    """A row for each placement, those that do not take the remedy last. Fits 80 columns."""
+    title = f"{norm}: {len(checks[0].segments)} segments, {checks[0].tokens} tokens"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.title_style, table.title_justify = "bold", "left"
+    for name in ("placement", "verdict"):
+        table.add_column(name, no_wrap=True)
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for c in checks:
+        table.add_row(c.placement, c.verdict if c.agrees else f"{c.verdict}?", *(cell(c) for cell in COLUMNS.values()))
+    for placement in refused:
+        table.add_row(placement, "n/a")
+    return table
+
+
+def check_notes(checks: Sequence[ModelCheck]) -> str:
+    """The admissible sets in words, each with its placements, and where velocities tie."""
+    sets: dict[str, list[str]] = {}
+    for c in checks:
+        sets.setdefault(c.largest.certificate.words, []).append(c.placement)
+    lines = [f"{', '.join(names)}: {words}" for words, names in sets.items()]
+    for c in checks:
+        ties = sum(segment.certificate.ties for segment in c.segments)
+        if ties:
+            lines.append(f"{c.placement}: a tie, more than one velocity is optimal, for {ties} of {len(c.segments) * c.tokens} tokens")
+    return escape("\n".join(lines))
+
+
+def key(refused: Mapping[str, str]) -> str:
+    """What the columns mean, and why a remedy does not apply where it does not."""
+    return escape("\n".join([KEY, *(f"n/a: {reason}" for reason in refused.values())]))
+
+
+def check_figure(checks: Mapping[str, Sequence[ModelCheck]]) -> Figure:
+    """The best value with |W|_F <= R against R, one panel for each norm, at the segment with the largest costate.
+
+    Found by ascent solid, closed forms dashed. R is in units of the R_0 at which velocities have the size of the optimal one,
+    or root mean square 1 where there is none.
+    """
+    figure = Figure(figsize=(6.4 * len(checks), 5.2), layout="constrained")
+    panels = figure.subplots(1, len(checks), sharey=True, squeeze=False)[0]
+    for axes, (norm, row) in zip(panels, checks.items(), strict=True):
+        for c in row:
+            _draw(axes, c.largest, c.placement)
+        axes.plot([], [], "k--", linewidth=1, label="closed form")
+        axes.set(xscale="log", yscale="log", xlabel=r"bound on the last linear map's weights, $R/R_0$", title=norm)
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel(r"best $-\langle P, f\rangle$ with $|W|_F \leq R$, less any running cost")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4 * len(checks), frameon=False)
+    figure.suptitle("Well-posed: saturates at H. Degenerate: grows with R")
+    return figure
+
+
+def _draw(axes: Axes, segment: SegmentCheck, placement: str) -> None:
+    certificate, colour = segment.certificate, COLOURS[placement]
+    if certificate.growth is None:
+        axes.axhline(certificate.hamiltonian, linestyle="--", color=colour, label=placement)
+        return
+    radii = np.array(certificate.growth.radii)
+    share = radii / np.sqrt(radii[0] * radii[-1])
+    # curves that coincide show as marks inside each other
+    mark: dict[str, Any] = {"marker": MARKERS[placement], "markersize": SIZES[placement], "markerfacecolor": "none"}
+    axes.plot(share, certificate.growth.values, color=colour, linewidth=1.4, label=placement, **mark)
+    closed = np.full_like(radii, certificate.hamiltonian) if segment.slope is None else segment.slope * radii
+    axes.plot(share, closed, "k--", linewidth=1)

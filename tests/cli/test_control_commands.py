@@ -1,0 +1,149 @@
+"""`ctrans hjb-check` and `ctrans control` as users type them."""
+
+import dataclasses
+
+import pytest
+
+from ctrans.cli import hjb_check
+from tests.cli.test_commands import run, strict
+
+SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1", "--dt", "0.1"]
+PICTURE = b"\x89PNG"
+
+
+def test_hjb_check_writes_table_json_and_picture(tmp_path):
+    result = run("hjb-check", *SMALL, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    kept = strict((tmp_path / "hjb-check.json").read_text())
+    assert (tmp_path / "hjb-check.png").read_bytes().startswith(PICTURE)
+    assert not (tmp_path / "hjb-pde.png").exists()
+    for norm in ("layernorm", "rmsnorm"):
+        verdicts = {check["placement"]: check["verdict"] for check in kept["checks"][norm]}
+        assert [name for name, verdict in verdicts.items() if verdict == "well-posed"] == ["peri", "output"]
+        assert len(verdicts) == 7
+    peri = next(check for check in kept["checks"]["layernorm"] if check["placement"] == "peri")
+    certificate = peri["segments"][0]["certificate"]
+    assert certificate["velocities"]["best"] == pytest.approx(certificate["hamiltonian"], rel=1e-8)
+    assert certificate["weights"]["best"] <= certificate["hamiltonian"]
+    assert kept["checks"]["layernorm"][0]["segments"][0]["certificate"]["hamiltonian"] == "inf"
+    assert "degenerate" in result.stdout
+    assert "peri, output: f_j = beta + gamma * u_j, |u_j|^2 = 16, 1'u_j = 0" in result.stdout
+    assert result.stderr == ""
+    assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
+    assert "…" not in result.stdout
+
+
+def test_hjb_check_says_for_which_placements_a_remedy_means_nothing():
+    result = run("hjb-check", "--placement", "pre", "--placement", "peri", "--weight-decay", "0.1", *SMALL, "--json", "-")
+    kept = strict(result.stdout)
+    (row,) = kept["checks"]["rmsnorm"]
+    assert (result.exit_code, row["placement"], row["verdict"]) == (0, "pre", "well-posed")
+    assert "kinetic applies" in kept["not_applicable"]["peri"]
+
+
+def test_a_table_shows_a_refused_remedy_as_not_applicable(tmp_path):
+    wanted = ["--placement", "pre", "--placement", "post", "--norm", "rmsnorm"]
+    result = run("hjb-check", *wanted, "--weight-decay", "0.1", *SMALL, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert "n/a: placement 'post'" in result.stdout
+
+
+def test_a_kinetic_cost_makes_h_finite_again():
+    args = ["hjb-check", "--placement", "none", "--placement", "post", "--norm", "layernorm", *SMALL, "--json", "-"]
+    without, with_cost = strict(run(*args).stdout), strict(run(*args, "--kinetic", "0.1").stdout)
+    for before, after in zip(without["checks"]["layernorm"], with_cost["checks"]["layernorm"], strict=True):
+        assert before["segments"][0]["certificate"]["hamiltonian"] == "inf"
+        assert 0 < after["segments"][0]["certificate"]["hamiltonian"] < 1e9
+
+
+def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monkeypatch):
+    check_model = hjb_check.check_model
+
+    def with_a_wrong_residual(*args, **kwargs):
+        result = check_model(*args, **kwargs)
+        first = result.segments[0]
+        wrong = dataclasses.replace(first, certificate=dataclasses.replace(first.certificate, kkt=1.0))
+        return dataclasses.replace(result, segments=(wrong, *result.segments[1:]))
+
+    monkeypatch.setattr(hjb_check, "check_model", with_a_wrong_residual)
+    result = run("hjb-check", "--placement", "peri", "--norm", "rmsnorm", *SMALL, "--out", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("ctrans: rmsnorm, peri, segment 0 (attention): does not hold")
+    assert "KKT" in result.stderr
+    assert "well-posed?" in result.stdout
+    assert strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"][0]["agrees"] is False
+
+
+def test_control_writes_table_json_and_picture(tmp_path):
+    result = run("control", "--placement", "pre", "--placement", "peri", *SMALL, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    kept = strict((tmp_path / "control.json").read_text())["placements"]
+    assert (tmp_path / "control.png").read_bytes().startswith(PICTURE)
+    assert all(gap > 0 for gap in kept["peri"]["gap"])
+    assert kept["pre"]["gap"] == [None, None]
+    assert max(kept["pre"]["drift"] + kept["peri"]["drift"]) < 1e-6
+    assert "cos(-P, v)" in result.stdout
+    assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
+
+
+def test_a_tighter_tolerance_drifts_less():
+    loose, tight = (
+        strict(run("control", *SMALL, "--dt", "1", "--rtol", rtol, "--json", "-").stdout)["placements"]["peri"]["drift"]
+        for rtol in ("1e-3", "1e-9")
+    )
+    assert max(tight) < max(loose)
+
+
+@pytest.mark.parametrize("name", ["hjb-check", "control"])
+def test_json_to_stdout_is_alone_there(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(name, "--placement", "peri", *SMALL, "--json", "-")
+    assert strict(result.stdout)["command"] == name
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["hjb-check", "--placement", "perri"], "did you mean 'peri'"),
+        (["hjb-check", "--norm", "rms"], "did you mean 'rmsnorm'"),
+        (["hjb-check", "--weight-decay", "0"], "weight_decay = 0.0"),
+        (["hjb-check", "--kinetic", "-1"], "kinetic = -1.0"),
+        (["hjb-check", "--kinetic", "nan"], "kinetic = nan"),
+        (["hjb-check", "--kinetic", "inf"], "kinetic = inf"),
+        (["hjb-check", "--kinetic", "much"], "'much' is not a valid float"),
+        (["hjb-check", "--kinetic", "1", "--weight-decay", "1"], "two running costs"),
+        (["hjb-check", "--placement", "peri", "--weight-decay", "1"], "kinetic applies"),
+        (["hjb-check", "--placement", "post", "--placement", "deepnorm", "--weight-decay", "1"], "tangent space"),
+        (["hjb-check", "--pde", "--json", "-"], "add --out DIRECTORY"),
+        (["hjb-check", "--text", "x"], "at least two tokens"),
+        (["hjb-check", "--text", "ab", "--file", "x"], "choose one of"),
+        (["hjb-check", "--file", "/does/not/exist"], "cannot read '/does/not/exist'"),
+        (["hjb-check", "--batch", "0"], "batch = 0"),
+        (["hjb-check", "--context", "0"], "context = 0"),
+        (["hjb-check", "--depth", "0"], "depth = 0"),
+        (["hjb-check", "--dt", "nan"], "dt = nan"),
+        (["hjb-check", "--heads", "3"], "width 128 is not divisible by heads 3"),
+        (["hjb-check", "--dtype", "bfloat16", *SMALL], "bfloat16"),
+        (["hjb-check", "--device", "cuda:99"], "device 'cuda:99' is not available"),
+        (["hjb-check", "--out", "/proc/nothing"], "cannot write to directory '/proc/nothing'"),
+        (["control", "--placement", "perri"], "did you mean 'peri'"),
+        (["control", "--norm", "rms"], "did you mean 'rmsnorm'"),
+        (["control", "--rtol", "0", *SMALL], "rtol = 0.0"),
+        (["control", "--atol", "nan", *SMALL], "atol = nan"),
+        (["control", "--dtype", "bfloat16", *SMALL], "bfloat16"),
+        (["control", "--text", ""], "at least two tokens"),
+        (["control", "--batch", "-1"], "batch = -1"),
+        (["control", "--device", "gpu"], "device 'gpu' is not available"),
+        (["control", "--json", "/proc/nothing/x.json", *SMALL], "cannot write to directory '/proc/nothing'"),
+    ],
+)
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("ctrans: ")
+    assert words in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
