@@ -47,7 +47,7 @@ class Run:
         self.stats.evaluations += 1
         if not isinstance(t, Tensor):
             # on the CPU whatever x's device: a 0-dimensional tensor mixes with all of them and costs no transfer
-            t = torch.tensor(t, dtype=x.dtype if x.dtype in TIME_TYPES else torch.float32)
+            t = torch.scalar_tensor(t, dtype=x.dtype if x.dtype in TIME_TYPES else torch.float32)
         v = segment.field(t, x)
         if not isinstance(v, Tensor):
             raise ConfigError(f"the field returned {type(v).__name__}: dx/dt must be a tensor of x's shape")

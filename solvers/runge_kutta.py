@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ class RungeKutta:
         """The formal order: the global error is O(h^order) on a smooth field."""
         return self.tableau.order
 
+    @functools.cached_property
+    def _used(self) -> int:
+        """Stages that enter the result: all but those that only estimate the error."""
+        return max(i for i, b in enumerate(self.tableau.b) if b) + 1
+
     def fixed(self) -> RungeKutta:
         """The same weights with steps of fixed size, as convergence tests need them."""
         return dataclasses.replace(self, adaptive=False)
@@ -39,14 +44,16 @@ class RungeKutta:
 
     def step(self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run) -> Tensor:
         """x + h sum_i b_i k_i: one step without error estimate, before projection."""
-        used = max(i for i, b in enumerate(self.tableau.b) if b) + 1
-        stages = self._stages(segment, start, end, h, x, run, None, used)
+        stages = self._stages(segment, start, end, h, x, run, None, self._used)
         return combine(x, h, self.tableau.b, stages)
 
     def _fixed(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
         h = segment.step(run.steps)
-        for start, end in pairwise(segment.times(run.steps)):
+        times = segment.times(run.steps)
+        start = next(times)
+        for end in times:
             x = run.accept(segment, end, self.step(segment, start, end, h, x, run))
+            start = end
         return x
 
     def _adaptive(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
@@ -83,9 +90,10 @@ class RungeKutta:
         self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run, first: Tensor | None, used: int
     ) -> list[Tensor]:
         stages = [run.velocity(segment, start, x) if first is None else first]
-        for row, node in zip(self.tableau.a[1:used], self.tableau.c[1:used], strict=True):
+        for i in range(1, used):
+            node = self.tableau.c[i]
             t = end if node == 1 else start + node * (end - start)
-            stages.append(run.velocity(segment, t, combine(x, h, row, stages)))
+            stages.append(run.velocity(segment, t, combine(x, h, self.tableau.a[i], stages)))
         return stages
 
     @torch.no_grad()
@@ -120,7 +128,10 @@ def combine(x: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tens
     for weight, stage in zip(weights, stages, strict=False):
         if weight:
             increment = (h * weight) * stage if increment is None else torch.add(increment, stage, alpha=h * weight)
-    return x if increment is None else x + increment
+    if increment is None:
+        return x
+    # in place where that changes no bit: large states pay for each new one in page faults. Autocast makes stages of less precision.
+    return increment.add_(x) if increment.dtype == x.dtype else x + increment
 
 
 def _rms(x: Tensor) -> float:

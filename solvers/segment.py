@@ -39,17 +39,25 @@ class Segment:
     length: Fraction = dataclasses.field(init=False, repr=False)
     start: float = dataclasses.field(init=False, repr=False)
     end: float = dataclasses.field(init=False, repr=False)
+    span: float = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         t0, t1 = _exact("t0", self.t0), _exact("t1", self.t1)
         if t0 == t1:
             raise ConfigError(f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out")
-        for name, value in {"t0": t0, "t1": t1, "length": t1 - t0, "start": float(t0), "end": float(t1)}.items():
+        for name, value in {
+            "t0": t0,
+            "t1": t1,
+            "length": t1 - t0,
+            "start": float(t0),
+            "end": float(t1),
+            "span": float(t1 - t0),
+        }.items():
             object.__setattr__(self, name, value)
 
     def step(self, steps: int) -> float:
         """The length of one of `steps` equal steps, rounded once; negative where the segment runs backward."""
-        return float(self.length if steps == 1 else self.length / steps)
+        return self.span if steps == 1 else float(self.length / steps)
 
     def times(self, steps: int) -> Iterator[float]:
         """The ends of that many equal steps, t0 first: t0 + length i/steps, rounded once, so that the last is exactly t1."""
