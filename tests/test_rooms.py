@@ -16,6 +16,7 @@ ROOMS = [
     "depth",
     "gpt",
     "text",
+    "checkpoint",
     "ode_block",
     "control",
     "stability",
