@@ -11,8 +11,6 @@ from rich.console import Console
 from ctrans.cli import options
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
-from ctrans.gpt import check_buildable
-from ctrans.placement import PLACEMENTS
 from ctrans.report.control_figure import control_figure
 from ctrans.report.control_report import control_table
 from ctrans.report.files import png, write_atomic
@@ -29,6 +27,7 @@ SMALLER: dict[str, Any] = {"depth": 6, "context": 64, "batch": 2}
 @click.option("--rtol", type=float, help="Relative tolerance of state and costate.  [default: 1e-6]")
 @click.option("--atol", type=float, help="Absolute tolerance of state and costate.  [default: 1e-8]")
 @options.device_options
+@options.checkpoint_option
 @options.out_option("control")
 @options.json_option
 def command(placements: tuple[str, ...], out: Path | None, json_path: str | None, **settings: Any) -> None:
@@ -44,10 +43,7 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     ctrans control --placement pre --placement peri --file book.txt
     ctrans control --placement all --dt 0.1 --rtol 1e-8
     """
-    names = options.expand(placements, PLACEMENTS, "placement")
-    configs = [options.make_config(settings, name, settings["norm"]) for name in names]
-    for config in configs:
-        check_buildable(config, settings["seed"])
+    configs = options.architectures(settings, placements, [settings["norm"]])
     dtype, device = options.get_dtype(settings["dtype"]), options.get_device(settings["device"])
     solver = {"rtol": settings["rtol"], "atol": settings["atol"]}
     check_solver("tsit5", 1, **solver, dtype=dtype)
@@ -56,7 +52,7 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     readings: dict[str, MaximumPrinciple] = {}
     with progress_bar("control", len(configs)) as advance:
         for config in configs:
-            model = options.make_model(config, settings["seed"], dtype, device)
+            model = options.make_model(config, settings, dtype, device)
             found = costate(model, tokens[:, :-1], tokens[:, 1:], form="continuous", **solver)
             readings[config.placement] = maximum_principle(model.depth, found)
             advance(config.placement)

@@ -15,7 +15,7 @@ from ctrans.cli import options
 from ctrans.control.check import ModelCheck, Remedy, check_model, refusal
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
-from ctrans.gpt import GPTConfig, check_buildable
+from ctrans.gpt import GPTConfig
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS, get_placement
 from ctrans.report import hjb_figure
@@ -55,6 +55,7 @@ PDE_POINTS = 41
 @options.weight_options
 @options.text_options
 @options.device_options
+@options.checkpoint_option
 @options.out_option("hjb-check")
 @options.json_option
 def command(
@@ -72,24 +73,23 @@ def command(
     ctrans hjb-check --placement pre --weight-decay 0.1
     ctrans hjb-check --kinetic 0.1 --file book.txt
     """
-    wanted = [options.expand(norms, NORMS, "norm"), options.expand(placements, PLACEMENTS, "placement")]
+    wanted = options.architectures(settings, placements, norms)
     remedy = Remedy(settings["weight_decay"], settings["kinetic"])
-    refused = {name: reason for name in wanted[1] if (reason := refusal(get_placement(name), remedy)) is not None}
-    jobs = [options.make_config(settings, name, norm) for norm in wanted[0] for name in wanted[1] if name not in refused]
+    names = dict.fromkeys(config.placement for config in wanted)
+    refused = {name: reason for name in names if (reason := refusal(get_placement(name), remedy)) is not None}
+    jobs = [config for config in wanted if config.placement not in refused]
     if not jobs:
         raise ConfigError(next(iter(refused.values())))
-    for config in jobs:
-        check_buildable(config, settings["seed"])
     if pde and json_path == "-" and out is None:
         raise ConfigError("--pde draws a picture, and with --json - nothing is written: add --out DIRECTORY")
     dtype, device = options.get_dtype(settings["dtype"]), options.get_device(settings["device"])
     check_solver("tsit5", 1, None, None, dtype)
     tokens = options.read_tokens(settings, settings["context"] + 1).to(device)
     directory = options.out_directory(out, json_path, "hjb-check")
-    checks: dict[str, list[ModelCheck]] = {norm: [] for norm in wanted[0]}
+    checks: dict[str, list[ModelCheck]] = {config.norm: [] for config in wanted}
     with progress_bar("hjb-check", 2 * settings["depth"] * len(jobs)) as advance:
         for config in jobs:
-            checks[config.norm].append(_check(config, settings["seed"], dtype, tokens, remedy, advance))
+            checks[config.norm].append(_check(config, settings, dtype, tokens, remedy, advance))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if pde else None
     if directory is not None:
         _draw(directory, checks, study)
@@ -118,9 +118,14 @@ def command(
 
 
 def _check(
-    config: GPTConfig, seed: int, dtype: torch.dtype, tokens: Tensor, remedy: Remedy, advance: Callable[[str], None]
+    config: GPTConfig,
+    settings: dict[str, Any],
+    dtype: torch.dtype,
+    tokens: Tensor,
+    remedy: Remedy,
+    advance: Callable[[str], None],
 ) -> ModelCheck:
-    model = options.make_model(config, seed, dtype, tokens.device)
+    model = options.make_model(config, settings, dtype, tokens.device)
     word = f"{config.norm}, {config.placement}"
     return check_model(model, tokens[:, :-1], tokens[:, 1:], remedy, progress=lambda k: advance(word))
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 import torch
+from click.core import ParameterSource
 from torch import Tensor
 
+from ctrans.checkpoint import load, load_config
 from ctrans.depth import check_count
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.gpt import GPT, GPTConfig, check_buildable
 from ctrans.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
@@ -100,6 +102,13 @@ json_option = click.option(
 )
 
 
+checkpoint_option = click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="Directory of a saved model (config.json, model.safetensors) in place of a seeded one; --context may shorten its sequences.",
+)
+
+
 def out_option(name: str) -> Callable[[Command], Command]:
     """Where a command's files go; nothing is written by default when the JSON goes to stdout."""
     return click.option(
@@ -139,6 +148,36 @@ def get_device(name: str) -> torch.device:
     return device
 
 
+def architectures(settings: dict[str, Any], placements: Sequence[str], norms: Sequence[str]) -> list[GPTConfig]:
+    """Every norm with every placement asked for, or the one architecture of `--checkpoint`, which then fills the settings.
+
+    ConfigError for what cannot be, and for options that contradict the checkpoint.
+    """
+    path = settings["checkpoint"]
+    if path is None:
+        names = [
+            (norm, placement)
+            for norm in expand(norms, NORMS, "norm")
+            for placement in expand(placements, PLACEMENTS, "placement")
+        ]
+        configs = [make_config(settings, placement, norm) for norm, placement in names]
+    else:
+        context = click.get_current_context()
+        own = [name for name in ("placements", "norm", "norms", "seed", *ARCHITECTURE) if name != "context"]
+        given = [name for name in own if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise ConfigError(
+                f"--checkpoint brings its own {' and '.join(given)}: leave the option out, or leave out --checkpoint"
+            )
+        saved = load_config(path)
+        length = min(settings["context"], saved.context)
+        settings.update({name: getattr(saved, name) for name in ARCHITECTURE}, context=length)
+        configs = [saved]
+    for config in configs:
+        check_buildable(config, settings["seed"])
+    return configs
+
+
 def make_config(settings: dict[str, Any], placement: str, norm: str) -> GPTConfig:
     """The architecture that `architecture_options` describe; ConfigError for what cannot be."""
     return GPTConfig(VOCABULARY, placement=placement, norm=norm, **{name: settings[name] for name in ARCHITECTURE})
@@ -155,9 +194,15 @@ def printable(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
 
 
-def make_model(config: GPTConfig, seed: int, dtype: torch.dtype, device: torch.device) -> GPT:
-    """A seeded GPT, ready to be looked at: no gradients, evaluation mode."""
-    return GPT(config, seed=seed).to(device=device, dtype=dtype).requires_grad_(False).eval()
+def make_model(config: GPTConfig, settings: dict[str, Any], dtype: torch.dtype, device: torch.device) -> GPT:
+    """The checkpoint's or a seeded GPT, ready to be looked at: no gradients, evaluation mode."""
+    path = settings["checkpoint"]
+    return (
+        (GPT(config, seed=settings["seed"]) if path is None else load(path))
+        .to(device=device, dtype=dtype)
+        .requires_grad_(False)
+        .eval()
+    )
 
 
 def out_directory(out: Path | None, json_path: str | None, name: str) -> Path | None:

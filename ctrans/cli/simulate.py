@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ctrans.cli import options
-from ctrans.gpt import GPTConfig, check_buildable
-from ctrans.placement import PLACEMENTS
+from ctrans.gpt import GPTConfig
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.simulate_report import simulation_figure, simulation_table
@@ -37,6 +37,7 @@ from solvers.request import check_solver
 @click.option("--rtol", type=float, help="Relative tolerance of an adaptive method.  [default: 1e-6]")
 @click.option("--atol", type=float, help="Absolute tolerance of an adaptive method.  [default: 1e-8]")
 @options.device_options
+@options.checkpoint_option
 @options.out_option("simulate")
 @options.json_option
 def command(placements: tuple[str, ...], out: Path | None, json_path: str | None, **settings: Any) -> None:
@@ -51,14 +52,13 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     ctrans simulate --placement all --dt 0.1 --init xavier
     ctrans simulate --placement pre --placement peri --method tsit5 --rtol 1e-6 --file book.txt
     """
-    names = options.expand(placements, PLACEMENTS, "placement")
-    configs, tokens, solver = _check(names, settings)
+    configs, tokens, solver = _check(placements, settings)
     directory = options.out_directory(out, json_path, "simulate")
     passes = 2 if solver["method"] == "euler" and solver["steps"] == 1 else 3
     results = []
-    with progress_bar("simulate", passes * 2 * settings["depth"] * len(names)) as advance:
+    with progress_bar("simulate", passes * 2 * settings["depth"] * len(configs)) as advance:
         for config in configs:
-            model = options.make_model(config, settings["seed"], options.get_dtype(settings["dtype"]), tokens.device)
+            model = options.make_model(config, settings, options.get_dtype(settings["dtype"]), tokens.device)
             results.append(simulate(model, tokens, **solver, progress=partial(lambda name, k: advance(name), config.placement)))
     broken = [s for s in results if s.status is not Status.SUCCESS]
     title = "{depth} blocks, width {width}, dt = {dt:g}, {initialisation} weights, seed {seed}".format(**settings)
@@ -82,12 +82,10 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
         raise SystemExit(1)
 
 
-def _check(names: list[str], settings: dict[str, Any]) -> tuple[list[GPTConfig], Tensor, dict[str, Any]]:
+def _check(placements: Sequence[str], settings: dict[str, Any]) -> tuple[list[GPTConfig], Tensor, dict[str, Any]]:
     """The configurations, the tokens and the solver's request: whatever can be wrong is said before anything is computed."""
     device = options.get_device(settings["device"])
-    configs = [options.make_config(settings, name, settings["norm"]) for name in names]
-    for config in configs:
-        check_buildable(config, settings["seed"])
+    configs = options.architectures(settings, placements, [settings["norm"]])
     solver = {key: settings[key] for key in ("method", "steps", "rtol", "atol")}
     if get_method(solver["method"]).adaptive and solver["steps"] is not None:
         raise ConfigError(

@@ -7,7 +7,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from ctrans.checkpoint import save
 from ctrans.cli import COMMANDS, main
+from ctrans.gpt import GPT, GPTConfig
+from tests.helpers import learned
 
 QUICK = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "12", "--batch", "2"]
 
@@ -117,6 +120,21 @@ def test_a_state_of_zeros_is_no_error():
 def test_a_method_above_the_bound_of_the_exact_solution_is_said_to_be(tmp_path):
     args = ["simulate", *QUICK, "--placement", "post", "--method", "midpoint", "--init", "large", "--out", tmp_path]
     assert "above the bound of the exact solution" in run(*args).stdout
+
+
+@pytest.mark.parametrize("name", ["simulate", "hjb-check", "control"])
+def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
+    config = GPTConfig(depth=1, width=16, heads=2, context=12, placement="output", norm="rmsnorm", initialisation="xavier")
+    save(learned(GPT(config, seed=5)), tmp_path)
+    result = strict(run(name, "--checkpoint", tmp_path, "--context", 8, "--json", "-").stdout)
+    assert result["options"]["width"] == 16
+    assert result["options"]["context"] == 8
+    assert "output" in json.dumps(result["placements"] if name != "hjb-check" else result["checks"]["rmsnorm"])
+    refused = run(name, "--checkpoint", tmp_path, "--placement", "peri", "--width", 32)
+    assert (refused.exit_code, "--checkpoint brings its own placements and width" in refused.stderr) == (2, True)
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    broken = run(name, "--checkpoint", tmp_path, "--json", "-")
+    assert (broken.exit_code, "no whole safetensors file" in broken.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

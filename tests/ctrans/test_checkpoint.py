@@ -33,7 +33,12 @@ def test_damage_is_named_and_an_earlier_checkpoint_stays(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"widht": 3}, "did you mean 'width'"), ({"width": 32}, "does not fit"), ({"placement": "pre"}, "does not fit"), ({"dt": -1}, "dt = -1")],
+    [
+        ({"widht": 3}, "did you mean 'width'"),
+        ({"width": 32}, "does not fit"),
+        ({"placement": "pre"}, "does not fit"),
+        ({"dt": -1}, "dt = -1"),
+    ],
 )
 def test_a_configuration_that_does_not_fit_is_named(changes, words, tmp_path):
     save(small_model("peri"), tmp_path)
