@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from solvers import ConfigError
+
 SAMPLES_PER_START, NEIGHBOURS = 32, 8
 DESCENT_STEPS = 3000
 """A limit for the hardest rows only: a row leaves the loop when it has converged, mostly after some 10 to 50 steps."""
@@ -50,6 +52,18 @@ class Problems:
         return dataclasses.replace(self, base=self.base[rows])
 
 
+def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    """G(x), or ConfigError where it has the wrong shape or is not finite."""
+    values = cost(x)
+    if values.shape != x.shape[:-1]:
+        raise ConfigError(
+            f"the terminal cost returned shape {tuple(values.shape)} for states {tuple(x.shape)}: it must reduce the last axis only"
+        )
+    if not bool(torch.isfinite(values).all()):
+        raise ConfigError("the terminal cost is not finite at some of the states: give a G that is finite wherever a token can get")
+    return values
+
+
 def minimise(
     cost: Callable[[Tensor], Tensor], base: Float[Tensor, "rows width"], map: Float[Tensor, "width rank"], starts: int
 ) -> Float[Tensor, "rows"]:
@@ -75,7 +89,7 @@ def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows star
     sobol = torch.quasirandom.SobolEngine(rank).draw(SAMPLES_PER_START * starts, dtype=torch.float64)
     points = project(2 * sobol - 1).to(problems.base)
     near = torch.cdist(points, points).topk(NEIGHBOURS + 1, largest=False).indices
-    values = problems(points.expand(len(problems.base), -1, -1))
+    values = finite_values(problems.cost, problems.base.unsqueeze(1) + points @ problems.map.T)
     span = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True)
     minimal = values <= values[:, near].amin(-1)
     return points[torch.where(minimal, values, values + 2 * span).topk(starts, largest=False).indices]

@@ -16,16 +16,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.hopf_lax import Terminal, check_terminal
+from ctrans.control.ball_minimum import finite_values
+from ctrans.control.hopf_lax import Terminal
 from ctrans.control.upwind import SCHEMES, one_sided
-from solvers import ConfigError, RungeKutta, Segment, solve, tableau
+from solvers import ConfigError, Segment, solve
 from solvers.errors import unknown
 
 LARGEST_WIDTH = 3
 SECANTS = 30
 """Lengths of the secants that bound H's derivatives, each twice the one before: the longest leave an error of 2^-30."""
-TVD_RK3 = RungeKutta(tableau(3, [[], [1], ["1/4", "1/4"]], ["1/6", "1/6", "2/3"]))
-"""Shu and Osher (1988): each stage is a convex combination of Euler steps, so it keeps Euler's monotonicity at the same step."""
 
 
 @runtime_checkable
@@ -119,7 +118,7 @@ def solve_hjb(
     """-dPhi/dt + H(grad Phi) = 0, Phi(x, T) = G(x), solved backward from T = `horizon` to each of `times` (depth-time).
 
     Method of lines: one-sided derivatives p-, p+ by `scheme` (an entry of SCHEMES), the Lax-Friedrichs Hamiltonian
-    H((p- + p+)/2) - sum_i a_i (p+_i - p-_i)/2 (Crandall, Lions 1984; Osher, Shu 1991), and TVD Runge-Kutta steps with
+    H((p- + p+)/2) - sum_i a_i (p+_i - p-_i)/2 (Crandall, Lions 1984; Osher, Shu 1991), and the scheme's time stepping with
     dt sum_i a_i/h_i <= `cfl` <= 1. a_i bounds abs(dH/dp_i), see `speeds`. Beyond the edges Phi is extrapolated linearly.
 
     The error in L1 is of the scheme's order, at most 3 (time), where Phi is smooth, and about 1 where it has kinks. `progress(t)`
@@ -127,12 +126,13 @@ def solve_hjb(
     cfl outside (0, 1], and an H that is infinite (no HJB equation to solve: cut the set off with `velocity_ball`).
     """
     _check(times, horizon, scheme, cfl)
-    phi = check_terminal(terminal, grid.nodes)
+    rule = SCHEMES[scheme]
+    phi = finite_values(terminal, grid.nodes)
     bounds = speeds(hamiltonian, phi, grid)
     spacing, alpha = grid.spacing, torch.tensor(bounds, dtype=grid.dtype, device=grid.device)
 
     def slope(t: Tensor, phi: Tensor) -> Tensor:
-        sides = [one_sided(SCHEMES[scheme], phi, axis, h) for axis, h in enumerate(spacing)]
+        sides = [one_sided(rule, phi, axis, h) for axis, h in enumerate(spacing)]
         below, above = (torch.stack(side, -1) for side in zip(*sides, strict=True))
         return hamiltonian.support((below + above).unsqueeze(-2) / 2) - (above - below) @ alpha / 2
 
@@ -143,7 +143,7 @@ def solve_hjb(
         marks = [*(start + (end - start) * k / steps for k in range(steps)), end]
         segments = [Segment(a, b, slope) for a, b in pairwise(marks)]
         report = None if progress is None else lambda k, marks=marks: progress(marks[k + 1])
-        phi = saved[end] = solve(segments, phi, method=TVD_RK3, progress=report).x1
+        phi = saved[end] = solve(segments, phi, method=rule.method, progress=report).x1
         taken += steps
     return ValueFunction(grid, tuple(times), torch.stack([saved[time] for time in times]), horizon, bounds, taken)
 

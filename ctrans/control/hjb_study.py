@@ -109,10 +109,12 @@ def pde_study(
     (a) `velocities` (of `peri` or `output`: `velocity_hull(norm)`, width 2): Phi at t = T, 2T/3, T/3, 0 by the grid and by
     Hopf-Lax. Its level sets move at finite speed. (b) The ball R: Phi at t = 3T/4, and its spread over the square. It is flat as
     soon as R (T - t) takes every state to a target; so for the whole space it is flat for every t < T (Kan, Theorem 2).
-    `progress(t)` follows the grid's solve. Raises ConfigError unless the width is 2.
+    `progress(t)` follows the grid's solve. Raises ConfigError unless the width is 2, and without radii.
     """
     if len(velocities.centre) != 2:
         raise ConfigError(f"velocities of width {len(velocities.centre)}: the study is drawn in the plane, give width 2")
+    if not radii:
+        raise ConfigError("no radii for the balls of velocities: give at least one")
     terminal = NearestTarget() if terminal is None else terminal
     centre = velocities.centre
     grid = Grid((-half_width,) * 2, (half_width,) * 2, (points,) * 2, dtype=centre.dtype, device=centre.device)

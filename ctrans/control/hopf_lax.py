@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.ball_minimum import minimise
+from ctrans.control.ball_minimum import finite_values, minimise
 from ctrans.norm import Norm
 from solvers import ConfigError
 
@@ -69,7 +69,7 @@ def hopf_lax(
 
     To rounding for a smooth G, and nearly so at kinks (sets elongated 50 times: 1e-8), provided one of `starts` descents begins
     in the basin of the global minimum: raise `starts` for a G that oscillates within reach. Any width; x's dtype and device.
-    Raises ConfigError for a negative or infinite time, mismatched widths, and a G of wrong shape or not finite.
+    Raises ConfigError for a negative or infinite time, mismatched widths, and a G of wrong shape or not finite within reach.
     """
     _check(terminal, x, remaining, velocities, starts)
     if remaining == 0:
@@ -86,16 +86,4 @@ def _check(terminal: Terminal, x: Tensor, remaining: float, velocities: BallImag
         raise ConfigError(f"states of width {x.shape[-1]} with velocities of width {len(velocities.centre)}: make them equal")
     if starts < 1:
         raise ConfigError(f"starts = {starts!r}: give at least 1")
-    check_terminal(terminal, x)
-
-
-def check_terminal(terminal: Terminal, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-    """G(x), or ConfigError where it has the wrong shape or is not finite."""
-    values = terminal(x)
-    if values.shape != x.shape[:-1]:
-        raise ConfigError(
-            f"the terminal cost returned shape {tuple(values.shape)} for states {tuple(x.shape)}: it must reduce the last axis only"
-        )
-    if not bool(torch.isfinite(values).all()):
-        raise ConfigError("the terminal cost is not finite at some of the states: give a G that is finite there")
-    return values
+    finite_values(terminal, x)

@@ -1,4 +1,4 @@
-"""One-sided derivatives on a grid: first-order upwind and WENO-5, as entries of one table."""
+"""Upwind schemes as entries of one table: first-order differences and WENO-5, each with a time step that suits it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from collections.abc import Callable, Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from solvers import RungeKutta
+from solvers.tableau import EULER, tableau
+
+TVD_RK3 = RungeKutta(tableau(3, [[], [1], ["1/4", "1/4"]], ["1/6", "1/6", "2/3"]))
+"""Shu and Osher (1988): each stage is a convex combination of Euler steps, so it keeps Euler's monotonicity at the same step."""
 
 
 def upwind(v: Sequence[Tensor]) -> Tensor:
@@ -36,15 +42,20 @@ def weno5(v: Sequence[Tensor]) -> Tensor:
 class Scheme:
     """A rule for the derivative from one side: `derivative` of the 2 `ghosts` - 1 differences nearest to a point on that side.
 
-    `order` is the formal order where Phi is smooth; `ghosts` is the number of points it needs beyond the grid's edge.
+    `order` is the derivative's order where Phi is smooth, `ghosts` the number of points it needs beyond the grid's edge, and
+    `method` the time stepping, total-variation diminishing in either case.
     """
 
     derivative: Callable[[Sequence[Tensor]], Tensor]
     ghosts: int
     order: int
+    method: RungeKutta
 
 
-SCHEMES: dict[str, Scheme] = {"upwind": Scheme(upwind, ghosts=1, order=1), "weno5": Scheme(weno5, ghosts=3, order=5)}
+SCHEMES: dict[str, Scheme] = {
+    "upwind": Scheme(upwind, ghosts=1, order=1, method=RungeKutta(EULER)),
+    "weno5": Scheme(weno5, ghosts=3, order=5, method=TVD_RK3),
+}
 
 
 def one_sided(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.image import AxesImage
 from torch import Tensor
 
 from ctrans.control.hjb_study import PDEStudy
@@ -66,6 +66,7 @@ def _draw_errors(axis: Axes, study: PDEStudy) -> None:
     axis.semilogy(remaining, front.mean_error[1:].tolist(), "s-", color=RADIUS_COLOURS[1], label="mean")
     axis.axhline(max(grid.grid.spacing), color="0.5", linestyle="dotted", label="grid spacing")
     axis.set(xlabel="time to go, T - t", ylabel="|grid - Hopf-Lax|", title="Bounded velocities: the two solutions agree")
+    axis.tick_params(axis="y", which="minor", labelsize=7)
     axis.legend(fontsize=9)
     axis.grid(alpha=0.3)
 
@@ -89,12 +90,13 @@ def _cycle(count: int) -> list[str]:
     return [RADIUS_COLOURS[k % len(RADIUS_COLOURS)] for k in range(count)]
 
 
-def _draw_field(axis: Axes, study: PDEStudy, values: Tensor) -> AxesImage:
-    grid, exact = study.front.grid.grid, study.front.exact
-    extent = (grid.low[0], grid.high[0], grid.low[1], grid.high[1])
-    axis.set_xlabel("$x_1$")
-    low, high = float(exact.amin()), float(exact.amax())
-    return axis.imshow(values.T.cpu().numpy(), origin="lower", extent=extent, cmap=FIELD_COLOURS, vmin=low, vmax=high)
+def _draw_field(axis: Axes, study: PDEStudy, values: Tensor) -> QuadMesh:
+    first, second = (nodes.cpu().numpy() for nodes in study.front.grid.grid.axes)
+    low, high = float(study.front.exact.amin()), float(study.front.exact.amax())
+    image = axis.pcolormesh(first, second, values.T.cpu().numpy(), shading="nearest", cmap=FIELD_COLOURS, vmin=low, vmax=high)
+    axis.set(xlabel="$x_1$", aspect="equal", xlim=(first[0], first[-1]), ylim=(second[0], second[-1]))
+    axis.locator_params(axis="x", nbins=4, prune="upper")
+    return image
 
 
 def _draw_contour(axis: Axes, study: PDEStudy, values: Tensor, colour: str, style: str) -> None:
