@@ -67,8 +67,9 @@ def hopf_lax(
 ) -> Float[Tensor, "*batch"]:
     """Phi(x, t) = min {G(z) : z in x + (T - t) V}, with `remaining` = T - t in depth-time.
 
-    To rounding for a smooth G, and nearly so at kinks (sets elongated 50 times: 1e-8), provided one of `starts` descents begins
-    in the basin of the global minimum: raise `starts` for a G that oscillates within reach. Any width; x's dtype and device.
+    To rounding, minima at kinks included, provided one of `starts` descents begins in the basin of the global minimum: raise
+    `starts` for a G that oscillates within reach. Only a curved valley with a flat floor ends early: within 1e-6 in space, 1e-4
+    in a set 50 times longer than wide. Any width; x's dtype and device; no gradient.
     Raises ConfigError for a negative or infinite time, mismatched widths, and a G of wrong shape or not finite within reach.
     """
     _check(terminal, x, remaining, velocities, starts)
