@@ -128,10 +128,7 @@ def combine(x: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tens
     for weight, stage in zip(weights, stages, strict=False):
         if weight:
             increment = (h * weight) * stage if increment is None else torch.add(increment, stage, alpha=h * weight)
-    if increment is None:
-        return x
-    # in place where that changes no bit: large states pay for each new one in page faults. Autocast makes stages of less precision.
-    return increment.add_(x) if increment.dtype == x.dtype else x + increment
+    return x if increment is None else x + increment
 
 
 def _rms(x: Tensor) -> float:

@@ -171,7 +171,7 @@ def architectures(settings: dict[str, Any], placements: Sequence[str], norms: Se
             )
         saved = load_config(path)
         length = min(settings["context"], saved.context)
-        settings.update({name: getattr(saved, name) for name in ARCHITECTURE}, context=length)
+        settings.update({name: getattr(saved, name) for name in ARCHITECTURE}, context=length, norm=saved.norm)
         configs = [saved]
     for config in configs:
         check_buildable(config, settings["seed"])

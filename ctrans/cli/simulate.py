@@ -61,7 +61,8 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
             model = options.make_model(config, settings, options.get_dtype(settings["dtype"]), tokens.device)
             results.append(simulate(model, tokens, **solver, progress=partial(lambda name, k: advance(name), config.placement)))
     broken = [s for s in results if s.status is not Status.SUCCESS]
-    title = "{depth} blocks, width {width}, dt = {dt:g}, {initialisation} weights, seed {seed}".format(**settings)
+    weights = "{initialisation} weights, seed {seed}" if settings["checkpoint"] is None else "weights of {checkpoint}"
+    title = ("{depth} blocks, width {width}, dt = {dt:g}, " + weights).format(**settings)
     if directory is not None:
         write_atomic(directory / "simulate.png", png(simulation_figure(results, title)))
     result = {

@@ -129,6 +129,7 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
     result = strict(run(name, "--checkpoint", tmp_path, "--context", 8, "--json", "-").stdout)
     assert result["options"]["width"] == 16
     assert result["options"]["context"] == 8
+    assert result["options"]["norm"] == "rmsnorm"
     assert "output" in json.dumps(result["placements"] if name != "hjb-check" else result["checks"]["rmsnorm"])
     refused = run(name, "--checkpoint", tmp_path, "--placement", "peri", "--width", 32)
     assert (refused.exit_code, "--checkpoint brings its own placements and width" in refused.stderr) == (2, True)
