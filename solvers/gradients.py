@@ -1,26 +1,71 @@
-"""How a solve is differentiated: each kind turns a method's `advance` into one with its own backward pass."""
+"""How a solve is differentiated: the table of kinds, and what `solve` asks of each.
+
+| kind         | differentiates                       | methods               | tensors kept of N steps | projections |
+| ------------ | ------------------------------------ | --------------------- | ----------------------- | ----------- |
+| `backprop`   | what was computed                    | all                   | every evaluation's      | yes         |
+| `checkpoint` | what was computed                    | all                   | O(sqrt N) steps'        | yes         |
+| `reversible` | what was computed, by its own scheme | own                   | two states              | no          |
+| `adjoint`    | the ODE, so up to the method's error | all                   | a state a segment       | on entering |
+
+`torchdiffeq:scipy_solver` leaves torch and has the adjoint only. torchdiffeq's methods are recomputed and solved backward by
+whole segments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from solvers.adjoint import Adjoint
+from solvers.checkpoint import Checkpoint
 from solvers.errors import look_up
+from solvers.march import Progress, march
+from solvers.methods import Method
+from solvers.reversible import Reversible
 from solvers.run import Run
 from solvers.segment import Segment
+from solvers.solution import Solution
 
-Advance = Callable[[Segment, Tensor, Run], Tensor]
+
+@runtime_checkable
+class Gradient(Protocol):
+    """What `solve` asks of a kind of gradient."""
+
+    def check(self, method: Method, segments: Sequence[Segment]) -> None:
+        """Raises ConfigError where the kind does not work, naming one that does."""
+
+    def scheme(self, method: Method) -> Method:
+        """The method that computes the solution."""
+
+    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        """The solution, differentiable if it succeeds."""
 
 
-def backprop(advance: Advance) -> Advance:
+@dataclasses.dataclass(frozen=True)
+class Backprop:
     """Autograd through every operation of every step: exact, with memory proportional to the number of evaluations."""
-    return advance
+
+    def check(self, method: Method, segments: Sequence[Segment]) -> None:
+        pass
+
+    def scheme(self, method: Method) -> Method:
+        return method
+
+    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        return march(method, segments, x0, run, progress)
 
 
-GRADIENTS: dict[str, Callable[[Advance], Advance]] = {"backprop": backprop}
+GRADIENTS: dict[str, Gradient] = {
+    "backprop": Backprop(),
+    "checkpoint": Checkpoint(),
+    "reversible": Reversible(),
+    "adjoint": Adjoint(),
+}
 
 
-def get_gradient(name: str) -> Callable[[Advance], Advance]:
-    """The gradient of that name; ConfigError with the nearest name otherwise."""
-    return look_up("gradient", name, GRADIENTS)
+def get_gradient(gradient: str | Gradient) -> Gradient:
+    """The gradient of that name, or the object itself; ConfigError with the nearest name otherwise."""
+    return gradient if isinstance(gradient, Gradient) else look_up("gradient", gradient, GRADIENTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from solvers.controller import StepController
 from solvers.errors import ConfigError
 from solvers.segment import Segment
 from solvers.solution import Stats, Status
+
+Save = Literal["ends", "segments", "steps"]
 
 TIME_TYPES = frozenset({torch.float32, torch.float64})
 """A field gets the time in the state's type if it is one of these, else in float32: half precision cannot tell steps apart."""
@@ -24,23 +27,50 @@ class Stopped(Exception):  # noqa: N818 - a signal inside the package, turned in
         self.status, self.time, self.x = status, time, x
 
 
+class Step(NamedTuple):
+    """An accepted step: the segment it lies in, its start and end, and its signed length as it was used."""
+
+    segment: Segment
+    start: float
+    end: float
+    h: float
+
+
+class Saved(NamedTuple):
+    """A state that was asked for, and how many accepted steps lead to it."""
+
+    time: float
+    x: Tensor
+    steps: int
+
+
 @dataclasses.dataclass
 class Run:
     """What every method needs to know of the solve it serves, and what it reports back.
 
     `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones. `controller` outlives a segment: an adaptive method
     takes the step it had reached into the next one. With `watch`, each accepted state is checked for non-finite entries.
+    `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
+    second state of a reversible scheme. `controlled` limits the error norm to that many leading entries of a flat state.
     """
 
     steps: int
     rtol: float
     atol: float
     max_steps: int
-    watch: bool
-    keep_steps: bool
+    watch: bool = False
+    save: Save = "ends"
+    controlled: int | None = None
     stats: Stats = dataclasses.field(default_factory=Stats)
     controller: StepController | None = None
-    kept: list[tuple[float, Tensor]] = dataclasses.field(default_factory=list)
+    partner: Tensor | None = None
+    trace: list[Step] = dataclasses.field(default_factory=list)
+    saved: list[Saved] = dataclasses.field(default_factory=list)
+
+    def again(self, **changes: Any) -> Run:
+        """A fresh run with the same request, but for the changes."""
+        request = {name: getattr(self, name) for name in ("steps", "rtol", "atol", "max_steps", "watch", "save", "controlled")}
+        return Run(**{**request, **changes})
 
     def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
         """field(t, x), counted; ConfigError where its shape is not the state's."""
@@ -64,9 +94,17 @@ class Run:
             x = segment.project(x)
         if self.watch and not finite(x):
             raise Stopped(Status.NON_FINITE, t, x)
-        if self.keep_steps:
-            self.kept.append((t, x))
+        if self.save == "steps":
+            self.keep(t, x)
         return x
+
+    def counted(self, x: Tensor) -> Tensor:
+        """The entries that enter the error norm."""
+        return x if self.controlled is None else x[: self.controlled]
+
+    def keep(self, t: float, x: Tensor) -> None:
+        """Saves a state for the solution."""
+        self.saved.append(Saved(t, x, self.stats.accepted))
 
 
 def finite(x: Tensor) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from solvers.controller import StepController
-from solvers.run import Run, Stopped, finite
+from solvers.run import Run, Step, Stopped, finite
 from solvers.segment import Segment
 from solvers.solution import Status
 from solvers.tableau import Tableau
@@ -42,21 +44,28 @@ class RungeKutta:
         """The state at the segment's end. Raises Stopped where it cannot get there."""
         return self._adaptive(segment, x, run) if self.adaptive else self._fixed(segment, x, run)
 
-    def step(self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run) -> Tensor:
-        """x + h sum_i b_i k_i: one step without error estimate, before projection."""
-        stages = self._stages(segment, start, end, h, x, run, None, self._used)
-        return combine(x, h, self.tableau.b, stages)
+    def increment(self, step: Step, x: Tensor, run: Run) -> Tensor:
+        """h sum_i b_i k_i: what one step adds to x, without error estimate and before projection."""
+        stages = self._stages(step, x, run, None, self._used)
+        return weighted(step.h, self.tableau.b, stages)
+
+    def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
+        """The segment's steps as segments of one step each, the same to the last bit."""
+        ends = [segment.t0 + segment.length * Fraction(i, steps) for i in range(steps + 1)]
+        for i, (t0, t1) in enumerate(pairwise(ends)):
+            yield Segment(t0, t1, segment.field, segment.project, segment.enter if i == 0 else None)
 
     def _fixed(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        h = segment.step(run.steps)
-        times = segment.times(run.steps)
-        start = next(times)
-        for end in times:
-            x = run.accept(segment, end, self.step(segment, start, end, h, x, run))
-            start = end
+        for step in fixed_steps(segment, run.steps):
+            x = run.accept(segment, step.end, x + self.increment(step, x, run))
+            run.trace.append(step)
         return x
 
     def _adaptive(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
+        return self.adapt(segment, x, run, lambda step, x, x1: run.accept(segment, step.end, x1))
+
+    def adapt(self, segment: Segment, x: Tensor, run: Run, finish: Callable[[Step, Tensor, Tensor], Tensor]) -> Tensor:
+        """Steps whose size keeps the error of x1 = x + increment below the tolerance; `finish(step, x, x1)` makes the next x."""
         t, t1 = segment.start, segment.end
         direction = math.copysign(1.0, t1 - t)
         resolution = 4 * math.ulp(max(abs(t), abs(t1)))
@@ -75,30 +84,31 @@ class RungeKutta:
             if steps == run.max_steps:
                 raise Stopped(Status.TOO_MANY_STEPS, t, x)
             steps += 1
-            stages = self._stages(segment, t, end, h, x, run, first, len(self.tableau.b))
-            x1 = combine(x, h, self.tableau.b, stages)
+            step = Step(segment, t, end, h)
+            stages = self._stages(step, x, run, first, len(self.tableau.b))
+            x1 = x + weighted(h, self.tableau.b, stages)
             if not run.controller.judge(size, self._error(x, x1, h, weights, stages, run)):
                 run.stats.rejected += 1
                 continue
-            t, x = end, run.accept(segment, end, x1)
+            run.trace.append(step)
+            t, x = end, finish(step, x, x1)
             if t != t1:
-                reuse = self.tableau.reuses_last_stage and segment.project is None
+                reuse = self.tableau.reuses_last_stage and x is x1
                 first = stages[-1] if reuse else run.velocity(segment, t, x)
         return x
 
-    def _stages(
-        self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run, first: Tensor | None, used: int
-    ) -> list[Tensor]:
+    def _stages(self, step: Step, x: Tensor, run: Run, first: Tensor | None, used: int) -> list[Tensor]:
+        segment, start, end, h = step
         stages = [run.velocity(segment, start, x) if first is None else first]
         for i in range(1, used):
             node = self.tableau.c[i]
             t = end if node == 1 else start + node * (end - start)
-            stages.append(run.velocity(segment, t, combine(x, h, self.tableau.a[i], stages)))
+            stages.append(run.velocity(segment, t, x + weighted(h, self.tableau.a[i], stages)))
         return stages
 
     @torch.no_grad()
     def _error(self, x: Tensor, x1: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tensor], run: Run) -> float:
-        estimate = combine(torch.zeros_like(x), h, weights, stages)
+        x, x1, estimate = (run.counted(whole) for whole in (x, x1, weighted(h, weights, stages)))
         if x.dtype.itemsize < 4:  # tolerances vanish in half precision
             x, x1, estimate = x.float(), x1.float(), estimate.float()
         return _rms(estimate / (run.atol + run.rtol * torch.maximum(x.abs(), x1.abs())))
@@ -109,12 +119,12 @@ class RungeKutta:
 
         Theirs is 0.01^(1/order) of this; on switched Transformers that first error came out near 1e-4 of what is allowed.
         """
-        scale = run.atol + run.rtol * x.abs()
-        size, slope = _rms(x / scale), _rms(first / scale)
+        scale = run.counted(run.atol + run.rtol * x.abs())
+        size, slope = _rms(run.counted(x) / scale), _rms(run.counted(first) / scale)
         span = abs(t1 - t)
         probe = min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
         h = math.copysign(probe, t1 - t)
-        curvature = _rms((run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
+        curvature = _rms(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
         largest = max(slope, curvature)
         if not math.isfinite(largest):
             return probe
@@ -122,13 +132,20 @@ class RungeKutta:
         return min(100 * probe, guess, span)
 
 
-def combine(x: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
-    """x + h sum_i w_i k_i, skipping zero weights; for one stage of weight 1 exactly the bits of `x + h * k`."""
-    increment = None
+def fixed_steps(segment: Segment, steps: int) -> Iterator[Step]:
+    """That many equal steps over the segment."""
+    h = segment.step(steps)
+    for start, end in pairwise(segment.times(steps)):
+        yield Step(segment, start, end, h)
+
+
+def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
+    """h sum_i w_i k_i, skipping zero weights; for one stage of weight 1 exactly the bits of `h * k`."""
+    total = None
     for weight, stage in zip(weights, stages, strict=False):
         if weight:
-            increment = (h * weight) * stage if increment is None else torch.add(increment, stage, alpha=h * weight)
-    return x if increment is None else x + increment
+            total = (h * weight) * stage if total is None else torch.add(total, stage, alpha=h * weight)
+    return torch.zeros_like(stages[0]) if total is None else total
 
 
 def _rms(x: Tensor) -> float:

@@ -40,7 +40,9 @@ class TorchDiffEq:
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
         """The state at the segment's end. Raises Stopped where torchdiffeq fails."""
         if self.name == "scipy_solver" and x.requires_grad and torch.is_grad_enabled():
-            raise ConfigError("torchdiffeq:scipy_solver leaves torch and has no gradient: use torchdiffeq:dopri5 or tsit5")
+            raise ConfigError(
+                "torchdiffeq:scipy_solver leaves torch and has the gradient 'adjoint' only: ask for it, or use torchdiffeq:dopri5"
+            )
         if segment.project is None:
             return self._call(segment, segment.start, segment.end, run.steps, x, run)
         if self.adaptive:
@@ -56,11 +58,13 @@ class TorchDiffEq:
         times = torch.tensor([t0, t1], dtype=torch.float64, device=x.device)
         options: dict[str, Any] = {}
         if not self.adaptive:
-            options = {"grid_constructor": lambda f, y, t: torch.linspace(t0, t1, steps + 1, dtype=t.dtype, device=t.device)}
+            options = {"grid_constructor": lambda f, y, t: torch.linspace(t[0], t[-1], steps + 1, dtype=t.dtype, device=t.device)}
             if self.name.endswith("_adams"):
                 options["max_order"] = self.order + 1  # its own default, 12, is unstable at ordinary steps
         elif self.name != "scipy_solver":
             options = {"step_t": times[1:].clone(), "max_num_steps": run.max_steps}
+            if run.controlled is not None:
+                options["norm"] = lambda x: run.counted(x).square().mean().sqrt()
         try:
             x1 = torchdiffeq.odeint(field, x, times, rtol=run.rtol, atol=run.atol, method=self.name, options=options)[-1]
         except AssertionError as error:

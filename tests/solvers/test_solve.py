@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
-from solvers import GRADIENTS, METHODS, ConfigError, RungeKutta, Segment, SolveError, Status, solve
+from solvers import METHODS, ConfigError, RungeKutta, Segment, SolveError, Status, solve
 from solvers.methods import get_method
 from solvers.request import check_problem
 from tests.helpers import DEVICES, unchecked
@@ -182,16 +182,15 @@ def test_the_adaptive_step_is_carried_across_switches():
     assert together < apart
 
 
-@pytest.mark.parametrize("gradient", sorted(GRADIENTS))
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"torchdiffeq:scipy_solver"}))
-def test_gradients_of_state_and_parameter_are_right(method, gradient):
+def test_backprops_gradients_of_state_and_parameter_are_right(method):
     steps = 1 if METHODS[method].adaptive else 3
     accuracy = 1e-6 if METHODS[method].order > 2 else 1e-5
 
     def end(x, rate):
         segments = [Segment(0, 0.5, lambda t, x: torch.sin(rate * x)), Segment(0.5, 1, lambda t, x: rate * torch.cos(x + t))]
         tolerances = {"rtol": accuracy, "atol": accuracy} if METHODS[method].adaptive else {}
-        return solve(segments, x, method=method, steps=steps, gradient=gradient, **tolerances).x1
+        return solve(segments, x, method=method, steps=steps, **tolerances).x1
 
     x0 = torch.tensor([0.3, -0.8], dtype=torch.float64, requires_grad=True)
     rate = torch.tensor([1.2, 0.7], dtype=torch.float64, requires_grad=True)

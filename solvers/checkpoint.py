@@ -1,0 +1,127 @@
+"""Gradient by recomputation: only the states at the starts of groups of steps are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from solvers.errors import ConfigError
+from solvers.march import Progress, march
+from solvers.methods import Method
+from solvers.run import Run, Stopped
+from solvers.runge_kutta import RungeKutta
+from solvers.segment import Segment
+from solvers.solution import Solution, Stats, Status
+
+Part = tuple[int, Segment]
+"""A piece of segment k that is recomputed whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """Backprop in groups of `every` steps, each computed again when its turn comes: N/every states and one group's graph.
+
+    By default `every` is sqrt(N), rounded up, of all N steps of the solve. The gradient is that of `backprop`, for one more
+    forward pass. An adaptive method first finds its steps without a graph, one forward pass more. torchdiffeq's methods are
+    recomputed by whole segments, and `every` counts these.
+    """
+
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None and (isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1):
+            raise ConfigError(f"every = {self.every!r}: give the number of steps to recompute at a time, at least 1, or None")
+
+    def check(self, method: Method, segments: Sequence[Segment]) -> None:
+        pass
+
+    def scheme(self, method: Method) -> Method:
+        return method
+
+    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        try:
+            return self._integrate(method, segments, x0, run, progress)
+        except Stopped:  # without a graph, the plain loop says how far it got
+            with torch.no_grad():
+                return march(method, segments, x0, run.again())
+
+    def _integrate(
+        self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
+    ) -> Solution:
+        single, parts, request = _pieces(method, segments, x0, run)
+        every = self.every or math.isqrt(len(parts) - 1) + 1
+        x = x0
+        run.keep(segments[0].start, x0)
+        for first in range(0, len(parts), every):
+            group = parts[first : first + every]
+            record = _Record()
+            states = checkpoint(_advance, single, [piece for _, piece in group], x, request, record, use_reentrant=False)
+            x = states[-1]
+            _add(run.stats, record.stats)
+            if run.save == "steps":
+                for t, state in zip(record.times, states, strict=True):
+                    run.keep(t, state)
+            for i, (k, piece) in enumerate(group):
+                if piece.t1 != segments[k].t1:
+                    continue
+                if run.save == "segments":
+                    run.keep(piece.end, states[i])
+                if progress is not None:
+                    progress(k)
+        if run.save == "ends":
+            run.keep(segments[-1].end, x)
+        return Solution(x, tuple(s.time for s in run.saved), tuple(s.x for s in run.saved), Status.SUCCESS, run.stats)
+
+
+class _Record:
+    """What the first pass through a group tells besides its states; recomputing it leaves that alone."""
+
+    times: tuple[float, ...] = ()
+    stats: Stats | None = None
+
+
+def _advance(method: Method, pieces: Sequence[Segment], x: Tensor, request: Run, record: _Record) -> tuple[Tensor, ...]:
+    run = request.again()
+    part = march(method, pieces, x, run)
+    if part.status is not Status.SUCCESS:
+        raise Stopped(part.status, part.time or pieces[0].start, part.x1)
+    if record.stats is None:
+        record.times, record.stats = part.times[1:], run.stats
+    return part.states[1:]
+
+
+def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -> tuple[Method, list[Part], Run]:
+    """What is recomputed: the method for one piece, the pieces, and the request of each."""
+    if not isinstance(method, RungeKutta):
+        whole = list(enumerate(segments))
+        return method, whole, run.again(save="steps" if run.save == "steps" else "segments")
+    if not method.adaptive:
+        parts = [(k, piece) for k, segment in enumerate(segments) for piece in method.pieces(segment, run.steps)]
+        return method, parts, run.again(steps=1, save="segments")
+    trial = run.again(save="ends")
+    with torch.no_grad():
+        found = march(method, segments, x0, trial)
+    if found.status is not Status.SUCCESS:
+        raise Stopped(found.status, found.time or 0.0, found.x1)
+    run.stats.evaluations, run.stats.rejected = trial.stats.evaluations, trial.stats.rejected
+    place = {id(segment): k for k, segment in enumerate(segments)}
+    parts = []
+    for step in trial.trace:
+        segment = step.segment
+        first, last = step.start == segment.start, step.end == segment.end
+        t0, t1 = segment.t0 if first else step.start, segment.t1 if last else step.end
+        piece = Segment(t0, t1, segment.field, segment.project, segment.enter if first else None)
+        parts.append((place[id(segment)], piece))
+    return method.fixed(), parts, run.again(steps=1, save="segments")
+
+
+def _add(total: Stats, part: Stats | None) -> None:
+    assert part is not None, "a group that was computed has its statistics"
+    total.evaluations += part.evaluations
+    total.accepted += part.accepted
+    total.rejected += part.rejected

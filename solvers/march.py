@@ -1,0 +1,43 @@
+"""The loop: a state goes through the segments, one after the other, by one method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from solvers.methods import Method
+from solvers.run import Run, Stopped, finite
+from solvers.segment import Segment
+from solvers.solution import Solution, Status
+
+Progress = Callable[[int], None]
+
+
+def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None = None) -> Solution:
+    """The solution over the segments, with the states that `run.save` asks for; a failure becomes its status."""
+    x, t = x0, segments[0].start
+    run.keep(t, x0)
+    status, where = Status.SUCCESS, None
+    try:
+        for k, segment in enumerate(segments):
+            where = k
+            if run.watch and not finite(x):
+                raise Stopped(Status.NON_FINITE, t, x)
+            x = method.advance(segment, x if segment.enter is None else segment.enter(x), run)
+            t = segment.end
+            if run.save == "segments":
+                run.keep(t, x)
+            if progress is not None:
+                progress(k)
+        where = None
+    except Stopped as stopped:
+        status = stopped.status
+        if run.save == "ends" and where:
+            run.keep(t, x)
+        t, x = stopped.time, stopped.x
+    else:
+        if run.save == "ends":
+            run.keep(t, x)
+    times, states = tuple(s.time for s in run.saved), tuple(s.x for s in run.saved)
+    return Solution(x, times, states, status, run.stats, where, None if status is Status.SUCCESS else t)

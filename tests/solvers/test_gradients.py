@@ -1,0 +1,449 @@
+"""Each kind of gradient against one that is known: autograd through a plain loop, torchdiffeq's adjoint, finite differences."""
+
+import gc
+import math
+import weakref
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+import torchdiffeq
+from torch import nn
+
+from solvers import GRADIENTS, METHODS, Adjoint, Checkpoint, ConfigError, Reversible, RungeKutta, Segment, SolveError, solve
+from solvers.reversible import ReversibleScheme
+from tests.helpers import DEVICES, NAMES, learned, small_config, tokens
+
+OWN = [name for name, method in METHODS.items() if isinstance(method, RungeKutta)]
+FIXED = [name for name in OWN if not METHODS[name].adaptive]
+IN_TORCH = sorted(set(METHODS) - {"torchdiffeq:scipy_solver"})
+EXACT = ["checkpoint", "reversible"]
+
+
+class Fields(nn.Module):
+    """Two fields that share `rate`; `frozen` needs no gradient, `offset` acts in the first only, `unused` nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate = nn.Parameter(torch.tensor([1.2, 0.7, -0.4], dtype=torch.float64))
+        self.offset = nn.Parameter(torch.tensor([0.3, 0.1, 0.2], dtype=torch.float64))
+        self.frozen = nn.Parameter(torch.tensor([0.9, 1.1, 1.3], dtype=torch.float64), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def segments(self):
+        scale = 2 * self.rate.detach().mean() + self.rate.sum()  # a captured tensor that is not a leaf
+        return [
+            Segment(0, 0.5, lambda t, x: torch.sin(self.rate * x + self.offset) * self.frozen),
+            Segment(0.5, 1.25, lambda t, x: self.rate * torch.cos(x.flip(0) + t) * scale),
+            Segment(1.25, 2, lambda t, x: torch.tanh(self.rate * x)),
+        ]
+
+
+X0 = torch.tensor([0.3, -0.8, 0.5], dtype=torch.float64)
+
+
+def loss_of(solution):
+    """Depends on every state that was saved."""
+    return sum(((i + 1) * state.square()).sum() for i, state in enumerate(solution.states)) + solution.x1.sin().sum()
+
+
+def gradients(fields, x0=X0, segments=None, **request):
+    x = x0.clone().requires_grad_()
+    solution = solve(fields.segments() if segments is None else segments, x, **request)
+    found = torch.autograd.grad(loss_of(solution), (x, *fields.parameters_with_gradient()), allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for g in found]
+
+
+Fields.parameters_with_gradient = lambda self: [p for p in self.parameters() if p.requires_grad]
+
+
+def apart(these, those):
+    """Relative distance of two lists of gradients."""
+    gap = sum(float((a - b).square().sum()) for a, b in zip(these, those, strict=True))
+    return math.sqrt(gap / sum(float(b.square().sum()) for b in those))
+
+
+def request_for(method, steps=5, tolerance=None):
+    tolerance = (1e-6 if METHODS[method].order > 3 else 1e-3) if tolerance is None else tolerance
+    return {"method": method, **({"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": steps})}
+
+
+@pytest.mark.parametrize("save", ["ends", "segments", "steps"])
+@pytest.mark.parametrize("method", IN_TORCH)
+def test_checkpoint_has_backprops_solution_and_gradient(method, save):
+    fields, request = Fields(), {**request_for(method), "save": save}
+    plain, recomputed = (solve(fields.segments(), X0, gradient=g, **request) for g in ("backprop", "checkpoint"))
+    assert torch.allclose(plain.x1, recomputed.x1, rtol=1e-13, atol=0)
+    assert recomputed.times == pytest.approx(plain.times, rel=1e-14)
+    assert recomputed.stats.accepted == plain.stats.accepted
+    for kind in ("checkpoint", Checkpoint(every=1), Checkpoint(every=4), Checkpoint(every=1000)):
+        assert apart(gradients(fields, gradient=kind, **request), gradients(fields, **request)) < 1e-10
+
+
+def naive_reversible(fields, x0, increment, steps, coupling):
+    """The scheme as the paper writes it, in plain torch."""
+    y = z = x0
+    states = [x0]
+    for segment in fields.segments():
+        for t0, t1 in pairwise(torch.linspace(segment.start, segment.end, steps + 1, dtype=torch.float64)):
+            y = coupling * y + (1 - coupling) * z + increment(segment.field, t0, t1 - t0, z)
+            z = z - increment(segment.field, t1, t0 - t1, y)
+        states.append(y)
+    return states
+
+
+def euler(field, t, h, x):
+    return h * field(t, x)
+
+
+def midpoint(field, t, h, x):
+    return h * field(t + h / 2, x + h / 2 * field(t, x))
+
+
+@pytest.mark.parametrize(("method", "increment"), [("euler", euler), ("midpoint", midpoint)])
+def test_reversible_is_the_scheme_of_mccallum_and_foster_and_has_its_gradient(method, increment):
+    fields = Fields()
+    x = X0.clone().requires_grad_()
+    states = naive_reversible(fields, x, increment, 7, 0.99)
+    solution = solve(fields.segments(), X0, method=method, steps=7, gradient="reversible", save="segments")
+    for ours, naive in zip(solution.states, states, strict=True):
+        assert torch.allclose(ours, naive, rtol=1e-13, atol=1e-14)
+    loss = sum(((i + 1) * state.square()).sum() for i, state in enumerate(states)) + states[-1].sin().sum()
+    expected = torch.autograd.grad(loss, (x, fields.rate, fields.offset, fields.unused), allow_unused=True)
+    expected = [torch.zeros_like(x) if g is None else g for g in expected]
+    assert apart(gradients(fields, method=method, steps=7, gradient="reversible", save="segments"), expected) < 1e-12
+
+
+@pytest.mark.parametrize("save", ["ends", "segments", "steps"])
+@pytest.mark.parametrize("method", OWN)
+def test_reversible_has_the_gradient_of_backprop_through_its_own_scheme(method, save):
+    fields, request = Fields(), {**request_for(method), "save": save}
+    scheme = ReversibleScheme(METHODS[method], 0.99)
+    expected = gradients(fields, **{**request, "method": scheme})
+    assert apart(gradients(fields, gradient="reversible", **request), expected) < 1e-10
+
+
+def test_reversible_goes_back_over_512_steps():
+    fields = Fields()
+    segments = [Segment(0, 4, lambda t, x: torch.sin(fields.rate * x + fields.offset))]
+    expected = gradients(fields, segments=segments, method=ReversibleScheme(METHODS["rk4"], 0.99), steps=512)
+    assert apart(gradients(fields, segments=segments, method="rk4", steps=512, gradient="reversible"), expected) < 1e-9
+
+
+# Steps per segment at which the error of each order is asymptotic and above rounding.
+SIZES = {1: (64, 128), 2: (32, 64), 4: (12, 24), 5: (10, 20)}
+
+
+def assert_order(errors, order):
+    slope = math.log(errors[0] / errors[1], 2)
+    # the leading coefficient of the fifth-order pairs is made small: they converge faster until rounding is near
+    assert order - (0.5 if order == 5 else 0.25) < slope < order + (1.5 if order == 5 else 0.25), slope
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_the_reversible_solution_converges_at_the_methods_order(method):
+    chosen = METHODS[method].fixed()
+    segments = Fields().requires_grad_(False).segments()
+    exact = solve(segments, X0, method="dopri5", rtol=1e-13, atol=1e-14).x1
+    kind = Reversible(coupling=0.9)  # the pair's difference is a transient of 1/(1 - coupling) steps
+    ends = [solve(segments, X0, method=chosen, steps=n, gradient=kind).x1 for n in SIZES[chosen.order]]
+    assert_order([float((x - exact).norm()) for x in ends], chosen.order)
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_the_adjoint_converges_at_the_methods_order(method):
+    fields, chosen = Fields(), METHODS[method].fixed()
+    request = {"method": chosen, "gradient": "adjoint", "save": "segments"}
+    exact = gradients(fields, method="dopri5", rtol=1e-13, atol=1e-14, save="segments")
+    errors = [apart(gradients(fields, steps=n, **request), exact) for n in SIZES[chosen.order]]
+    assert_order(errors, chosen.order)
+
+
+@pytest.mark.parametrize("method", [name for name in IN_TORCH if METHODS[name].adaptive])
+def test_an_adaptive_adjoint_is_as_good_as_its_tolerance(method):
+    fields = Fields()
+    exact = gradients(fields, method="dopri5", rtol=1e-13, atol=1e-14, save="segments")
+    tolerance = 1e-8 if METHODS[method].order > 3 else 1e-4
+    request = {"save": "segments", **request_for(method, tolerance=tolerance)}
+    found, backprops = (apart(gradients(fields, gradient=g, **request), exact) for g in ("adjoint", "backprop"))
+    assert found < 10 * max(backprops, tolerance)
+
+
+@pytest.mark.parametrize("method", ["torchdiffeq:euler", "torchdiffeq:rk4", "torchdiffeq:explicit_adams"])
+def test_torchdiffeqs_adjoint_converges_too(method):
+    fields = Fields()
+    exact = gradients(fields, method="dopri5", rtol=1e-13, atol=1e-14)
+    errors = [apart(gradients(fields, method=method, steps=n, gradient="adjoint"), exact) for n in (8, 64)]
+    assert errors[1] < errors[0] / 6
+
+
+def test_our_adjoint_of_euler_is_torchdiffeqs():
+    class Field(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+        def forward(self, t, x):
+            return torch.tanh(self.linear(x) + t)
+
+    field = Field()
+    x = X0.clone().requires_grad_()
+    segments = [Segment(0, 1, field)]
+    ours = torch.autograd.grad(solve(segments, x, steps=16, gradient="adjoint").x1.sum(), (x, *field.parameters()))
+    times = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    grid = {"step_size": 1 / 16}
+    end = torchdiffeq.odeint_adjoint(field, x, times, method="euler", options=grid)[-1]
+    theirs = torch.autograd.grad(end.sum(), (x, *field.parameters()))
+    assert apart(ours, theirs) < 1e-13
+
+
+@pytest.mark.parametrize("method", ["midpoint", "rk4", "tsit5"])
+def test_the_adjoint_reports_how_far_off_it_is(method):
+    fields, reports = Fields(), []
+    request = request_for(method, steps=8, tolerance=1e-5)
+    kind = Adjoint(report=reports.append, restore=False)
+    found = gradients(fields, gradient=kind, **request)
+    solution = solve(fields.segments(), X0, **request).x1  # the report is about the way back from here
+    x = solution.detach()
+    exact = back_from(fields, x)
+    (report,) = reports
+    assert apart(found, gradients(fields, gradient=Adjoint(restore=False), **request)) == 0
+    assert 0.3 < report.gradient / apart(found, exact) < 3
+    assert 0 < report.state < 1e-2
+
+
+def back_from(fields, x1):
+    """The adjoint ODE's solution from that final state, to 1e-12."""
+    backward = [Segment(s.t1, s.t0, s.field) for s in reversed(fields.segments())]
+    with torch.no_grad():
+        start = solve(backward, x1, method="dopri5", rtol=1e-13, atol=1e-14).x1
+    exact = gradients(fields, x0=start, method="dopri5", rtol=1e-13, atol=1e-14)
+    exact[0] = exact[0] + 2 * (X0 - start)  # the loss's own dependence on the initial state
+    return exact
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("method", OWN)
+def test_gradcheck(method, kind):
+    chosen = METHODS[method].fixed()
+
+    def end(x, rate):
+        segments = [Segment(0, 0.5, lambda t, x: torch.sin(rate * x)), Segment(0.5, 1, lambda t, x: rate * torch.cos(x + t))]
+        solution = solve(segments, x, method=chosen, steps=2, gradient=kind, save="segments")
+        return solution.states[1], solution.x1
+
+    rate = torch.tensor([1.2, 0.7, -0.3], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(end, (X0.clone().requires_grad_(), rate))
+
+
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+def test_without_gradients_asked_for_the_solution_is_the_same(kind):
+    fields = Fields()
+    with_graph = solve(fields.segments(), X0, method="rk4", steps=4, gradient=kind, save="segments")
+    with torch.no_grad():
+        without = solve(fields.segments(), X0, method="rk4", steps=4, gradient=kind, save="segments")
+    frozen = solve(fields.requires_grad_(False).segments(), X0, method="rk4", steps=4, gradient=kind, save="segments")
+    assert with_graph.x1.requires_grad
+    assert not without.x1.requires_grad
+    assert not frozen.x1.requires_grad
+    for a, b, c in zip(with_graph.states, without.states, frozen.states, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+    assert with_graph.stats == without.stats
+
+
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+def test_a_field_that_depends_on_nothing_has_the_identity_as_derivative(kind):
+    x = X0.clone().requires_grad_()
+    end = solve([Segment(0, 1, lambda t, x: torch.ones_like(x))], x, steps=3, gradient=kind).x1
+    assert torch.allclose(torch.autograd.grad(end.sum(), x)[0], torch.ones_like(x), rtol=1e-13)
+
+
+def saved_bytes(fields, **request):
+    """What autograd keeps between forward and backward, parameters apart."""
+    storages = {}
+    own = {p.untyped_storage().data_ptr() for p in fields.parameters()}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        solution = solve(fields.segments(), X0.repeat(1).requires_grad_(), **request)
+    assert solution.x1.requires_grad
+    return sum(size for size, _ in storages.values())
+
+
+def test_the_adjoint_is_better_where_it_starts_from_kept_states():
+    fields, reports = Fields(), []
+    exact = gradients(fields, steps=16)
+    for restore in (True, False):
+        gradients(fields, steps=16, gradient=Adjoint(report=reports.append, restore=restore))
+    kept, solved = (apart(gradients(fields, steps=16, gradient=Adjoint(restore=r)), exact) for r in (True, False))
+    assert kept < solved
+    assert reports[0].state < reports[1].state
+    assert saved_bytes(fields, gradient="adjoint") == saved_bytes(fields, gradient=Adjoint(restore=False)) + 2 * X0.nbytes
+
+
+@pytest.mark.parametrize("kind", ["reversible", "adjoint", Adjoint(restore=False)], ids=str)
+def test_reversible_and_adjoint_keep_the_same_from_8_to_512_steps(kind):
+    few, many = (saved_bytes(Fields(), method="midpoint", steps=n, gradient=kind) for n in (8, 512))
+    assert few == many
+
+
+def test_checkpoint_keeps_as_many_states_as_there_are_groups_of_steps():
+    fields, state = Fields(), X0.nbytes
+    # 3 segments of 3 and of 48 steps: sqrt(9) and sqrt(144) groups
+    fewest = saved_bytes(fields, steps=3, gradient="checkpoint")
+    assert saved_bytes(fields, steps=48, gradient="checkpoint") == fewest + (12 - 3) * state
+    assert saved_bytes(fields, steps=48, gradient=Checkpoint(every=16)) == fewest + (9 - 3) * state
+
+
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+def test_what_a_solve_keeps_is_freed_with_it(kind):
+    solve(Fields().segments(), X0, steps=3, gradient=kind)  # what torch imports on first use may hold on to a frame
+    gc.collect()
+    gc.disable()
+    try:
+        solution = solve(Fields().segments(), X0.clone().requires_grad_(), steps=3, gradient=kind)
+        state = weakref.ref(solution.x1)
+        del solution
+        assert state() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+def test_under_autocast_the_way_back_computes_in_the_same_precision(kind, device):
+    torch.manual_seed(0)
+    linear = nn.Linear(8, 8).to(device)
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    found = {}
+    for each in ("backprop", kind):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            end = solve([Segment(0, 1, lambda t, x: torch.tanh(linear(x)))], x, method="rk4", steps=4, gradient=each).x1
+            again = linear(end)  # the same weights later, under the same autocast: its cache must not lack their graph
+        found[each] = torch.autograd.grad(again.float().square().sum(), (x, *linear.parameters()))
+    assert apart(found[kind], found["backprop"]) < (1e-6 if kind in ("backprop", "checkpoint") else 0.05)
+
+
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+@pytest.mark.parametrize("method", ["rk4", "torchdiffeq:rk4"])
+def test_under_ddp_parameters_get_their_gradients(kind, method, tmp_path):
+    if kind == "reversible" and method.startswith("torchdiffeq"):
+        pytest.skip("not in the table")
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+        def forward(self, x):
+            return solve([Segment(0, 1, lambda t, x: torch.tanh(self.linear(x)))], x, method=method, steps=20, gradient=kind).x1
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = Model()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        wrapped(X0).square().sum().backward()
+        plain = torch.autograd.grad(model(X0).square().sum(), list(model.parameters()))
+        assert apart([p.grad for p in model.parameters()], plain) < 1e-14
+        assert float(model.linear.weight.grad.norm()) > 0.01
+    finally:
+        dist.destroy_process_group()
+
+
+# Transformers.
+
+
+def transformer_gradients(model, kind, continuous, **request):
+    x = model.embed(tokens())
+    end = solve(model.depth.segments(continuous=continuous), x, gradient=kind, **request).x1
+    loss = model.head(end).square().mean()
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def gpt(placement):
+    from ctrans.gpt import GPT
+
+    return learned(GPT(small_config(placement, depth=2)).double())
+
+
+@pytest.mark.parametrize("placement", NAMES)
+def test_checkpoint_has_backprops_gradient_of_every_placement(placement):
+    model = gpt(placement)
+    for continuous in (False, True):
+        found, expected = (transformer_gradients(model, kind, continuous, steps=3) for kind in ("checkpoint", "backprop"))
+        assert apart(found, expected) < 1e-12
+
+
+@pytest.mark.parametrize("placement", NAMES)
+def test_the_adjoint_of_every_placements_ode_has_its_gradient(placement):
+    model = gpt(placement)
+    exact = transformer_gradients(model, "backprop", True, method="rk4", steps=8)
+    found = transformer_gradients(model, "adjoint", True, method="rk4", steps=8)
+    assert apart(found, exact) < 1e-6
+
+
+@pytest.mark.parametrize("placement", ["none", "pre", "peri", "output"])
+def test_reversible_has_the_gradient_of_its_scheme_on_transformers(placement):
+    model = gpt(placement)
+    expected = transformer_gradients(model, "backprop", False, method=ReversibleScheme(METHODS["heun"], 0.99), steps=2)
+    assert apart(transformer_gradients(model, "reversible", False, method="heun", steps=2), expected) < 1e-10
+
+
+# What does not work, and what is said.
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_reversible_says_that_it_cannot_undo_a_projection(continuous):
+    with pytest.raises(ConfigError, match=r"cannot go back through the projection of segment 0.*checkpoint"):
+        transformer_gradients(gpt("post"), "reversible", continuous)
+
+
+def test_the_adjoint_says_that_a_projection_step_is_no_ode():
+    with pytest.raises(ConfigError, match=r"projects the state after each step.*continuous=True"):
+        transformer_gradients(gpt("post"), "adjoint", False)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"method": "torchdiffeq:rk4", "gradient": "reversible"}, "use rk4 or tsit5, or gradient='checkpoint'"),
+        ({"gradient": "checkpont"}, "did you mean 'checkpoint'"),
+    ],
+)
+def test_a_gradient_that_a_method_does_not_have_is_refused(request_, message):
+    with pytest.raises(ConfigError, match=message):
+        solve(Fields().segments(), X0, **request_)
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ConfigError, match="every = 0"):
+        Checkpoint(every=0)
+    with pytest.raises(ConfigError, match=r"coupling = 1\.5"):
+        Reversible(coupling=1.5)
+
+
+def test_scipys_solver_has_the_adjoint_only():
+    fields = Fields()
+    request = {"method": "torchdiffeq:scipy_solver", "rtol": 1e-9, "atol": 1e-9}
+    with pytest.raises(ConfigError, match="'adjoint' only"):
+        gradients(fields, **request)
+    exact = gradients(fields, method="dopri5", rtol=1e-12, atol=1e-13)
+    assert apart(gradients(fields, gradient="adjoint", **request), exact) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["rk4", "tsit5", "torchdiffeq:dopri5"])
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+def test_a_solve_that_breaks_says_where_whatever_its_gradient(kind, method):
+    if kind == "reversible" and method.startswith("torchdiffeq"):
+        pytest.skip("not in the table")
+    segments = [Segment(0, 1, lambda t, x: -x), Segment(1, 3, lambda t, x: 1e200 * x**3)]
+    request = {} if METHODS[method].adaptive else {"steps": 8}
+    with pytest.raises(SolveError, match="in segment 1"):
+        solve(segments, torch.ones(2, dtype=torch.float64, requires_grad=True), method=method, gradient=kind, **request)
