@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.depth_weights import coefficients_of, copy_to
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Segment
 from solvers.errors import look_up
@@ -85,12 +86,8 @@ class Depth(nn.Module):
         ]
 
     def refine(self, k: int, weights: str = "constant") -> Depth:
-        """k times as many blocks of length dt/k over the same T, with weights theta(s) sampled from this depth's (own copies).
-
-        "constant": theta is each block's weights on its interval; "linear": linear between the blocks' midpoints, constant
-        beyond the outer ones. Raises ConfigError for k below 1.
-        """
-        return self._resample(self.blocks * check_count("k", k), weights)
+        """k times as many blocks of length dt/k over the same T: `resample(k D)`. Raises ConfigError for k below 1."""
+        return self.resample(self.blocks * check_count("k", k), weights)
 
     def coarsen(self, k: int, weights: str = "constant") -> Depth:
         """1/k times as many blocks of length k dt over the same T; "constant" averages k blocks, "linear" samples theta at the
@@ -101,7 +98,35 @@ class Depth(nn.Module):
         """
         if self.blocks % check_count("k", k):
             raise ConfigError(f"{self.blocks} blocks cannot be merged {k} at a time: choose a divisor of {self.blocks}")
-        return self._resample(self.blocks // k, weights)
+        return self.resample(self.blocks // k, weights)
+
+    def resample(self, blocks: int, weights: str = "constant") -> Depth:
+        """Any number of blocks over the same T, with weights theta(s) of this depth's at their middles (own copies).
+
+        Free weights: for "constant", theta is each block's weights on its interval, and a block gets its mean over its own;
+        for "linear", theta is linear between the blocks' midpoints, constant beyond the outer ones. Weights that are functions
+        of depth (`GPTConfig.depth_weights`) are their own theta, exactly, whatever `weights` says. Raises ConfigError for a
+        number of blocks below 1.
+        """
+        check_count("blocks", blocks)
+        sampler = look_up("interpolation of weights", weights, SAMPLERS)
+        old = [Sublayers(block) for block in self._blocks()]
+        parameters = [dict(block.named_parameters()) for block in old]
+        coefficients = {key: copy.deepcopy(c) for key, c in coefficients_of(old).items()}
+        free = [name for name, parameter in parameters[0].items() if id(parameter) not in coefficients]
+        new: list[Sublayer] = []
+        for j in range(blocks):
+            sources = sampler(Fraction(j, blocks), Fraction(j + 1, blocks), len(old))
+            block = copy_to(old[sources[0][0]], coefficients, Fraction(2 * j + 1, 2 * blocks))
+            own = dict(block.named_parameters())
+            with torch.no_grad():
+                for name in free:
+                    # around the first source, so that equal weights give themselves and not their rounded mean
+                    first = parameters[sources[0][0]][name]
+                    own[name].copy_(first + sum(weight * (parameters[i][name] - first) for i, weight in sources[1:]))
+            new.extend(block)
+        scale = Fraction(len(old), blocks)
+        return Depth(new, float(Fraction(self.dt) * scale), spans=self.spans[: self.per_block] * blocks, per_block=self.per_block)
 
     def symmetric(self) -> Depth:
         """The same weights as blocks of half FFN, attention, half FFN (Strang splitting; Lu et al. 2020), FFN halves shared."""
@@ -116,23 +141,6 @@ class Depth(nn.Module):
     def _blocks(self) -> list[list[Sublayer]]:
         parts = list(self.sublayers)
         return [parts[i : i + self.per_block] for i in range(0, len(parts), self.per_block)]
-
-    def _resample(self, blocks: int, weights: str) -> Depth:
-        sampler = look_up("interpolation of weights", weights, SAMPLERS)
-        old = [Sublayers(block) for block in self._blocks()]
-        parameters = [dict(block.named_parameters()) for block in old]
-        new: list[Sublayer] = []
-        for j in range(blocks):
-            sources = sampler(Fraction(j, blocks), Fraction(j + 1, blocks), len(old))
-            block = copy.deepcopy(old[sources[0][0]])
-            with torch.no_grad():
-                for name, parameter in block.named_parameters():
-                    # around the first source, so that equal weights give themselves and not their rounded mean
-                    first = parameters[sources[0][0]][name]
-                    parameter.copy_(first + sum(weight * (parameters[i][name] - first) for i, weight in sources[1:]))
-            new.extend(block)
-        scale = Fraction(len(old), blocks)
-        return Depth(new, float(Fraction(self.dt) * scale), spans=self.spans[: self.per_block] * blocks, per_block=self.per_block)
 
 
 def _average(start: Fraction, end: Fraction, blocks: int) -> list[tuple[int, float]]:

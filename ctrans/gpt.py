@@ -4,17 +4,20 @@ head.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
 from collections.abc import Callable
+from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ctrans.depth import Depth, check_count, check_dt
+from ctrans.depth import Depth, Sublayers, check_count, check_dt
+from ctrans.depth_weights import BASES, blocks_through
 from ctrans.initialisation import get_initialisation, initialise
 from ctrans.norm import NORMS, Norm, check_norm
 from ctrans.placement import get_placement
@@ -23,6 +26,10 @@ from solvers import ConfigError, Method, Solution, solve
 from solvers.errors import look_up
 
 TOKEN_TYPES = (torch.int64, torch.int32)
+FREE = "free"
+"""The `depth_weights` of a model whose blocks have weights of their own."""
+KNOTS = 4
+"""How many knots weights have that are functions of depth, unless said otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +37,9 @@ class GPTConfig:
     """An architecture. Every field is checked when the object is made: ConfigError names the value and the fix.
 
     `depth` counts blocks, `width` is d, `context` the longest sequence, `dt` the residual scale. `ffn_width` defaults to 4
-    width, and `alpha`, which only `deepnorm` uses, to (2 depth)^(1/4) (DeepNet, decoder only).
+    width, and `alpha`, which only `deepnorm` uses, to (2 depth)^(1/4) (DeepNet, decoder only). `depth_weights` is "free" (each
+    block has its own), or a basis of `ctrans.depth_weights.BASES`: blocks then share the coefficients of a function of depth,
+    `knots` (4 if None) for every parameter.
     """
 
     vocab_size: int = 256
@@ -51,6 +60,8 @@ class GPTConfig:
     initialisation: str = "gpt2"
     embedding_std: float = 0.02
     alpha: float | None = None
+    depth_weights: str = "free"
+    knots: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "depth", "width", "heads"):
@@ -72,6 +83,14 @@ class GPTConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
         _check_positive("temperature", self.temperature)
         _check_positive("embedding_std", self.embedding_std)
+        look_up("depth_weights", self.depth_weights, {FREE: None, **BASES})
+        if self.knots is not None:
+            check_count("knots", self.knots)
+            if self.depth_weights == FREE:
+                raise ConfigError(
+                    f"knots = {self.knots} has no meaning for free weights: leave it out, or choose depth_weights "
+                    f"{', '.join(sorted(BASES))}"
+                )
         if self.alpha is not None:
             _check_positive("alpha", self.alpha)
             if not get_placement(self.placement).residual_gain:
@@ -83,14 +102,29 @@ class GPTConfig:
     def parameters(self) -> int:
         """The number of entries of the weight matrices: embeddings, and per block 4 d^2 of attention and 2 d d_ff of FFN."""
         block = 4 * self.width**2 + 2 * self.width * (self.ffn_width or 4 * self.width)
-        return (self.vocab_size + self.context) * self.width + self.depth * block
+        return (self.vocab_size + self.context) * self.width + self.weights_in_depth * block
+
+    @property
+    def weights_in_depth(self) -> int:
+        """How many values every parameter of a block has: one for each block, or for each knot."""
+        return self.depth if self.depth_weights == FREE else self.knots or KNOTS
 
     @property
     def gain(self) -> float:
         """What every sublayer's map is multiplied by: 1, or 1/alpha for DeepNorm."""
+        return 1.0 if self._alpha is None else 1 / self._alpha
+
+    def at_depth(self, blocks: int) -> GPTConfig:
+        """The same architecture over the same depth-time T in another number of blocks; alpha stays what it was."""
+        check_count("blocks", blocks)
+        dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))
+        return dataclasses.replace(self, depth=blocks, dt=dt, alpha=self._alpha)
+
+    @property
+    def _alpha(self) -> float | None:
         if not get_placement(self.placement).residual_gain:
-            return 1.0
-        return 1 / ((2 * self.depth) ** 0.25 if self.alpha is None else self.alpha)
+            return None
+        return (2 * self.depth) ** 0.25 if self.alpha is None else self.alpha
 
 
 class GPT(nn.Module):
@@ -106,13 +140,12 @@ class GPT(nn.Module):
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width)
-        self.depth = Depth([make_sublayer(config, kind) for _ in range(config.depth) for kind in FIELDS], config.dt)
-        self.final_norm = make_norm(config) if get_placement(config.placement).final_norm else nn.Identity()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for embedding in (self.token_embedding, self.position_embedding):
                 embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
-        initialise(self.depth.sublayers, config.initialisation, generator)
+        self.depth = make_depth(config, generator)
+        self.final_norm = make_norm(config) if get_placement(config.placement).final_norm else nn.Identity()
 
     def forward(
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
@@ -177,6 +210,17 @@ class GPT(nn.Module):
             progress=progress,
         )
 
+    def at_depth(self, blocks: int, weights: str = "linear") -> GPT:
+        """A copy of this model over the same depth-time T in another number of blocks, dt = T/(2 blocks).
+
+        Weights are `Depth.resample`'s: free ones interpolated as `weights` says, functions of depth evaluated at the new blocks.
+        Raises ConfigError for a number of blocks below 1 or an interpolation that is none.
+        """
+        config = self.config.at_depth(blocks)
+        model = copy.deepcopy(self, {id(self.depth): self.depth.resample(blocks, weights)})
+        model.config = config
+        return model
+
     def _check_range(self, what: str, ids: Tensor) -> None:
         # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
         if ids.device.type == "cpu" and ids.numel():
@@ -201,6 +245,15 @@ def make_sublayer(config: GPTConfig, kind: Kind) -> Sublayer:
         state_norm=make_norm(config) if placement.state_norm else None,
         gain=config.gain,
     )
+
+
+def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
+    """The configuration's blocks, their weights drawn: free, or at the knots of functions of depth."""
+    blocks = [Sublayers(make_sublayer(config, kind) for kind in FIELDS) for _ in range(config.weights_in_depth)]
+    initialise([part for block in blocks for part in block], config.initialisation, generator, blocks=config.depth)
+    if config.depth_weights != FREE:
+        blocks = blocks_through(blocks, config.depth_weights, config.depth)
+    return Depth([part for block in blocks for part in block], config.dt)
 
 
 def _attention(config: GPTConfig) -> Attention:
@@ -228,10 +281,15 @@ def _check_positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} = {value!r}: give a positive finite number")
 
 
-def check_buildable(config: GPTConfig, seed: int) -> None:
-    """Raises ConfigError for a seed that is none, or weights that this machine cannot hold: before it starts to swap."""
+def check_seed(seed: object) -> None:
+    """Raises ConfigError unless it is a whole number that a generator takes."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed = {seed!r}: give a whole number from 0 to 2^63 - 1")
+
+
+def check_buildable(config: GPTConfig, seed: int) -> None:
+    """Raises ConfigError for a seed that is none, or weights that this machine cannot hold: before it starts to swap."""
+    check_seed(seed)
     size = config.parameters * torch.get_default_dtype().itemsize
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:

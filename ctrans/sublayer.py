@@ -18,18 +18,22 @@ from solvers.errors import look_up
 from solvers.segment import Map, Time
 
 Kind = Literal["attention", "ffn"]
+Role = Literal["query", "key", "value", "out", "up", "down"]
 
 # Each phi has phi(0) = 0 and abs(phi(z)) <= abs(z), which FeedForward.bound relies on.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "tanh": torch.tanh, "silu": F.silu}
 
 
 class Matrix(NamedTuple):
-    """One weight matrix of a map: a view of its parameter, and whether it is the last one, which writes to the residual
-    stream.
-    """
+    """One weight matrix of a map: a view of its parameter, and which one it is."""
 
     weight: Float[Tensor, "out in"]
-    last: bool
+    role: Role
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the map's last one, which writes to the residual stream."""
+        return self.role in ("out", "down")
 
 
 class AffineBound(NamedTuple):
@@ -98,9 +102,11 @@ class Attention(nn.Module):
 
     def matrices(self) -> Iterator[Matrix]:
         """W_Q, W_K, W_V and W_O, each square."""
-        for weight in self.qkv.weight.chunk(3):
-            yield Matrix(weight, last=False)
-        yield Matrix(self.out.weight, last=True)
+        query, key, value = self.qkv.weight.chunk(3)
+        yield Matrix(query, "query")
+        yield Matrix(key, "key")
+        yield Matrix(value, "value")
+        yield Matrix(self.out.weight, "out")
 
     def bound(self) -> AffineBound:
         """|f(x)_i| <= sum_h |W_O,h W_V,h|_2 max_j |x_j| + |W_O b_V + b_O|.
@@ -157,8 +163,8 @@ class FeedForward(nn.Module):
 
     def matrices(self) -> Iterator[Matrix]:
         """W_1 and W_2."""
-        yield Matrix(self.up.weight, last=False)
-        yield Matrix(self.down.weight, last=True)
+        yield Matrix(self.up.weight, "up")
+        yield Matrix(self.down.weight, "down")
 
     def bound(self) -> AffineBound:
         """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z)."""

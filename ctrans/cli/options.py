@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ctrans.checkpoint import load, load_config
 from ctrans.depth import check_count
-from ctrans.gpt import GPT, GPTConfig, check_buildable
+from ctrans.depth_weights import BASES
+from ctrans.gpt import FREE, GPT, GPTConfig, check_buildable
 from ctrans.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
@@ -79,6 +80,17 @@ weight_options = stack(
     click.option("--seed", default=0, show_default=True, help="Seed of the weights."),
 )
 
+depth_weights_options = stack(
+    click.option(
+        "--depth-weights",
+        default=FREE,
+        show_default=True,
+        metavar="NAME",
+        help=f"Weights as functions of depth: {one_of([FREE, *BASES])}.",
+    ),
+    click.option("--knots", type=int, help="Coefficients of such a function, at any depth.  [default: 4]"),
+)
+
 architecture_options = stack(size_options, norm_option, weight_options)
 ARCHITECTURE = ("depth", "width", "heads", "context", "dt", "initialisation", "embedding_std", "activation")
 
@@ -92,9 +104,11 @@ text_options = stack(
     click.option("--batch", default=4, show_default=True, help="Sequences, spread evenly over the text."),
 )
 
+device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
+
 device_options = stack(
     click.option("--dtype", default="float64", show_default=True, metavar="NAME", help=f"{one_of(DTYPES).capitalize()}."),
-    click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1."),
+    device_option,
 )
 
 json_option = click.option(
@@ -105,7 +119,8 @@ json_option = click.option(
 checkpoint_option = click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
-    help="Directory of a saved model (config.json, model.safetensors) in place of a seeded one; --context may shorten its sequences.",
+    help="Directory of a saved model (config.json, model.safetensors), or of a training run, in place of a seeded one; --context "
+    "may shorten its sequences.",
 )
 
 

@@ -1,0 +1,143 @@
+"""`ctrans generate`."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from ctrans.checkpoint import load
+from ctrans.cli import options
+from ctrans.depth import check_count
+from ctrans.generation import stream
+from ctrans.gpt import GPT, check_seed
+from ctrans.report.files import check_writable
+from ctrans.report.progress import progress_bar
+from ctrans.text import VOCABULARY, read_text
+from solvers import ConfigError
+
+Decode = Callable[[int, bool], str]
+Show = Callable[[str, int | None], None]
+"""Takes a piece of text, and the token that it comes from if it was made."""
+HARMLESS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
+"""Control characters but tab and newline: a model may write them, and a terminal would obey."""
+
+
+@click.command("generate")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Directory of a saved model (config.json, model.safetensors), or of a training run: its best model, else its last.",
+)
+@click.option(
+    "--prompt", default="", help="Text to continue; token ids for a vocabulary that is not bytes.  [default: a new line]"
+)
+@click.option("--tokens", default=200, show_default=True, help="Tokens to make; a token is a byte, unless the model has others.")
+@click.option("--samples", default=1, show_default=True, help="Continuations, of seeds SEED, SEED + 1 and so on.")
+@click.option("--temperature", default=0.8, show_default=True, help="What logits are divided by; 0 takes the likeliest token.")
+@click.option("--top-k", type=int, help="Draw among this many likeliest tokens.  [default: all]")
+@click.option("--seed", default=0, show_default=True, help="Seed of the draws.")
+@options.device_option
+@options.json_option
+def command(json_path: str | None, **settings: Any) -> None:
+    """Continue a text with a trained model, shown as it is made.
+
+    A model of bytes prints its text in UTF-8, bytes that are none as �; a model of another vocabulary prints token ids.
+
+    \b
+    ctrans generate --checkpoint out/train --prompt "A class is"
+    ctrans generate --checkpoint out/train/last --tokens 500 --temperature 0.5 --top-k 20 --samples 3
+    """
+    _check(settings, json_path)
+    device = options.get_device(settings["device"])
+    model = load(settings["checkpoint"]).to(device).requires_grad_(False).eval()
+    prompt = encode(settings["prompt"], model.config.vocab_size)
+    count, samples = settings["samples"], []
+    with progress_bar("generate", count * settings["tokens"]) as advance:
+        for k in range(count):
+            show: Show = partial(_count, advance, k) if json_path == "-" else _write
+            samples.append(_sample(model, prompt, settings, k, show))
+            show("\n" if k + 1 == count else "\n---\n", None)
+    result = {
+        "command": "generate",
+        "options": options.printable(settings),
+        "environment": options.environment(device),
+        "prompt": prompt,
+        "samples": samples,
+    }
+    options.write_json(result, json_path, None, "generate")
+
+
+def encode(prompt: str, vocabulary: int) -> list[int]:
+    """The prompt's bytes, or its token ids for a vocabulary that is not bytes. An empty text is a new line."""
+    if vocabulary == VOCABULARY:
+        return list(read_text(text=prompt or "\n"))
+    try:
+        ids = [int(word) for word in prompt.replace(",", " ").split()]
+    except ValueError:
+        ids = []
+    if not ids or not all(0 <= i < vocabulary for i in ids):
+        raise ConfigError(
+            f"prompt {prompt!r}: this model's vocabulary of {vocabulary} is not bytes; give token ids from 0 to {vocabulary - 1}, "
+            "as in --prompt '15 7 3'"
+        )
+    return ids
+
+
+def decoder(vocabulary: int) -> Decode:
+    """What a token adds to the text: a function of the token, and of whether it is the last."""
+    if vocabulary == VOCABULARY:
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda token, last: utf8.decode(bytes([token]), last)
+    return lambda token, last: f"{token}" if last else f"{token} "
+
+
+def _check(settings: dict[str, Any], json_path: str | None) -> None:
+    """Says what can be said before a model is read."""
+    for name in ("tokens", "samples"):
+        check_count(name, settings[name])
+    for seed in (settings["seed"], settings["seed"] + settings["samples"] - 1):
+        check_seed(seed)
+    if json_path not in (None, "-"):
+        check_writable(Path(json_path).parent)
+
+
+def _sample(model: GPT, prompt: list[int], settings: dict[str, Any], k: int, show: Show) -> dict[str, Any]:
+    """One continuation, shown as it is made: its seed, tokens, text and the seconds that it took."""
+    started = time.perf_counter()
+    decode = decoder(model.config.vocab_size)
+    seed = settings["seed"] + k
+    made = stream(
+        model,
+        torch.tensor(prompt, device=model.token_embedding.weight.device),
+        settings["tokens"],
+        temperature=settings["temperature"],
+        top_k=settings["top_k"],
+        seed=seed,
+    )
+    show("".join(decode(token, False) for token in prompt), None)
+    tokens, text = [], ""
+    for i, token in enumerate(int(token) for token in made):
+        piece = decode(token, i + 1 == settings["tokens"])
+        show(piece, token)
+        tokens.append(token)
+        text += piece
+    return {"seed": seed, "tokens": tokens, "text": text, "seconds": time.perf_counter() - started}
+
+
+def _write(piece: str, token: int | None) -> None:
+    encoding = sys.stdout.encoding
+    click.echo(piece.translate(HARMLESS).encode(encoding, "replace").decode(encoding), nl=False)
+
+
+def _count(advance: Callable[[str], None], k: int, piece: str, token: int | None) -> None:
+    if token is not None:
+        advance(f"sample {k + 1}")

@@ -1,0 +1,152 @@
+"""Weights as functions of depth: theta(s) = sum_j c_j phi_j(s), s = t/T in [0, 1], with few coefficients c_j for any number of
+blocks.
+
+A block uses theta at the middle of its interval. Only then has D to infinity a limit at fixed T, the averaged ODE (theory,
+section 2), and one set of coefficients serves every depth.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from solvers.errors import look_up
+
+Block = TypeVar("Block", bound=nn.Module)
+
+
+@dataclasses.dataclass(frozen=True)
+class Basis:
+    """J functions phi_0 .. phi_(J-1) on [0, 1], and J knots s_k at which the values theta(s_k) determine the coefficients."""
+
+    functions: Callable[[Fraction, int], list[float]]
+    """s, J -> phi_j(s)."""
+    knots: Callable[[int], list[Fraction]]
+    """J -> s_k."""
+
+    def coefficients(self, count: int) -> Float[Tensor, "count count"]:
+        """V^-1 with V[k, j] = phi_j(s_k): c = V^-1 theta(s)."""
+        values = torch.tensor([self.functions(s, count) for s in self.knots(count)], dtype=torch.float64)
+        return torch.linalg.inv(values)
+
+
+def constant(s: Fraction, count: int) -> list[float]:
+    """phi_j = 1 on [j/J, (j+1)/J) and 0 elsewhere: J stretches of equal blocks."""
+    here = min(math.floor(s * count), count - 1)
+    return [float(j == here) for j in range(count)]
+
+
+def linear(s: Fraction, count: int) -> list[float]:
+    """phi_j(s) = max(0, 1 - abs(s (J-1) - j)), hats on J equidistant knots with one at either end; the constant 1 for J = 1."""
+    return [float(max(Fraction(0), 1 - abs(s * (count - 1) - j))) for j in range(count)]
+
+
+def chebyshev(s: Fraction, count: int) -> list[float]:
+    """phi_j(s) = T_j(2s - 1) = cos(j arccos(2s - 1)), polynomials of degree below J."""
+    angle = math.acos(2 * s - 1)
+    return [math.cos(j * angle) for j in range(count)]
+
+
+def _centres(count: int) -> list[Fraction]:
+    return [Fraction(2 * k + 1, 2 * count) for k in range(count)]
+
+
+def _equidistant(count: int) -> list[Fraction]:
+    return [Fraction(k, count - 1) for k in range(count)] if count > 1 else [Fraction(1, 2)]
+
+
+def _extrema(count: int) -> list[Fraction]:
+    # where T_(J-1) is 1 or -1; the polynomials that are 1 at one of these and 0 at the others stay near or below 1
+    return [Fraction((1 - math.cos(math.pi * s)) / 2) for s in _equidistant(count)]
+
+
+BASES: dict[str, Basis] = {
+    "constant": Basis(constant, _centres),
+    "linear": Basis(linear, _equidistant),
+    "chebyshev": Basis(chebyshev, _extrema),
+}
+
+
+class InDepth(nn.Module):
+    """theta(s) = sum_j phi_j(s) c_j at the place s of one block: what stands between the coefficients c_j and a parameter."""
+
+    def __init__(self, basis: str, count: int, place: Fraction):
+        super().__init__()
+        self.basis, self.count = basis, count
+        self.move(place)
+
+    def move(self, place: Fraction) -> None:
+        """Puts the block at another s."""
+        self.place = place
+        self.shares = tuple(BASES[self.basis].functions(place, self.count))
+
+    def forward(self, *coefficients: Tensor) -> Tensor:
+        (first, share), *others = [(c, share) for c, share in zip(coefficients, self.shares, strict=True) if share]
+        theta = first if share == 1 else share * first
+        for c, share in others:
+            theta = torch.add(theta, c, alpha=share)
+        return theta
+
+    def right_inverse(self, theta: Tensor) -> tuple[Tensor, ...]:
+        """c_j = phi_j(s) theta / sum_i phi_i(s)^2, the smallest coefficients that give theta here (setting a parameter uses it)."""
+        square = sum(share * share for share in self.shares)
+        return tuple(theta * (share / square) for share in self.shares)
+
+
+def blocks_through(knots: Sequence[Block], basis: str, blocks: int) -> list[Block]:
+    """That many blocks on theta, which passes through the weights of `knots`: theta(s_k) are the k-th module's.
+
+    So what holds for the modules holds for theta at its knots: a standard deviation that their entries were drawn with, a gain
+    of 1. Between the knots the functions that interpolate them have squares that add up to at most 1 (constant, linear) or 1.1
+    (chebyshev), and to at least 1/2: so much of their variance do entries keep that were drawn independently. The blocks share
+    the coefficients, each a parameter of the shape of what it stands for. Raises ConfigError for a basis that is none.
+    """
+    to_coefficients = look_up("basis of weights in depth", basis, BASES).coefficients(len(knots))
+    block = copy.deepcopy(knots[0])
+    values = [dict(knot.named_parameters()) for knot in knots]
+    places = _centres(blocks)
+    for path, module in list(block.named_modules()):
+        for name in [name for name, _ in module.named_parameters(recurse=False)]:
+            key = f"{path}.{name}" if path else name
+            _replace(module, name, [value[key] for value in values], to_coefficients, InDepth(basis, len(knots), places[0]))
+    shared = coefficients_of([block])
+    return [copy_to(block, shared, place) for place in places]
+
+
+def _replace(module: nn.Module, name: str, values: list[nn.Parameter], to_coefficients: Tensor, theta: InDepth) -> None:
+    """Makes a parameter a function of coefficients that interpolate the values."""
+    stacked = torch.stack([value.detach() for value in values])
+    coefficients = torch.tensordot(to_coefficients.to(stacked.device), stacked.double(), 1).to(stacked.dtype)
+    parametrize.register_parametrization(module, name, theta)
+    originals = module.parametrizations[name]  # type: ignore[union-attr,index]
+    for j, coefficient in enumerate(coefficients):
+        setattr(originals, f"original{j}", nn.Parameter(coefficient.clone(), values[0].requires_grad))
+
+
+def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
+    """The coefficients that parameters of the modules are functions of, by identity; none where all weights are free."""
+    return {
+        id(c): c
+        for module in modules
+        for part in module.modules()
+        if isinstance(part, parametrize.ParametrizationList) and isinstance(part[0], InDepth)
+        for c in part.parameters()
+    }
+
+
+def copy_to(block: Block, coefficients: dict[int, nn.Parameter], place: Fraction) -> Block:
+    """A copy of the block at another place s, with the coefficients given for its own (by identity)."""
+    moved = copy.deepcopy(block, dict(coefficients))
+    for part in moved.modules():
+        if isinstance(part, InDepth):
+            part.move(place)
+    return moved
