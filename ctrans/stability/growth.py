@@ -1,0 +1,130 @@
+"""How hidden states grow: the law that fits a moment by depth, and the better of several by Akaike's criterion."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, minimize_scalar
+
+Array = NDArray[np.float64]
+RESOLVED = 1e-10
+"""Relative misfits below this count as none: of two laws that fit exactly, the one with fewer parameters is better."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A law m(t) fitted to a moment by depth: its parameters by name, the RMS of log m - log law, and Akaike's criterion."""
+
+    law: str
+    parameters: dict[str, float]
+    misfit: float
+    aic: float
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowthLaw:
+    """All fits, best first by AIC; `weights` are their Akaike weights, the support for each law among these."""
+
+    fits: list[Fit]
+    weights: list[float]
+
+    @property
+    def law(self) -> str:
+        return self.fits[0].law
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """A growth law of `count` parameters: fits log m to given times (from 0, scaled to end at 1) and tells parameters and fit."""
+
+    count: int
+    fit: Callable[[Array, Array], tuple[dict[str, float], Array]]
+
+
+def _constant(s: Array, log: Array) -> tuple[dict[str, float], Array]:
+    return {"start": math.exp(log.mean())}, np.full_like(log, log.mean())
+
+
+def _exponential(s: Array, log: Array) -> tuple[dict[str, float], Array]:
+    rate, start = np.polyfit(s, log, 1)
+    return {"start": math.exp(start), "rate": rate}, start + rate * s
+
+
+def _polynomial(degree: int) -> Callable[[Array, Array], tuple[dict[str, float], Array]]:
+    """m(s) = sum_j c_j binom s^j (1-s)^(k-j) with all c_j > 0, so that it is positive."""
+
+    def fit(s: Array, log: Array) -> tuple[dict[str, float], Array]:
+        basis = np.stack([math.comb(degree, j) * s**j * (1 - s) ** (degree - j) for j in range(degree + 1)], -1)
+
+        def law(c: Array) -> Array:
+            return np.log(np.maximum(basis @ np.exp(c), np.finfo(float).tiny))
+
+        begin = np.interp(np.arange(degree + 1) / degree, s, np.exp(log))
+        found = least_squares(lambda c: law(c) - log, np.log(begin), xtol=1e-14, ftol=1e-14, gtol=1e-14).x
+        names = ("start", "middle", "end") if degree == 2 else ("start", "end")
+        return dict(zip(names, np.exp(found).tolist(), strict=True)), law(found)
+
+    return fit
+
+
+def _power(s: Array, log: Array) -> tuple[dict[str, float], Array]:
+    """m = start (1 + s/onset)^exponent; for a given onset a straight line in the logarithms."""
+
+    def at(log_onset: float) -> tuple[float, float, Array]:
+        z = np.log1p(s / math.exp(log_onset))
+        exponent, start = np.polyfit(z, log, 1)
+        return exponent, start, start + exponent * z
+
+    def misfit(log_onset: float) -> float:
+        return float(np.square(at(log_onset)[2] - log).sum())
+
+    # from a tenth of the first step to ten times the whole depth; later onsets are exponentials in disguise
+    grid = np.linspace(math.log(s[1] / 10), math.log(10), 60)
+    best = grid[int(np.argmin([misfit(value) for value in grid]))]
+    around = best - (grid[1] - grid[0]), best + (grid[1] - grid[0])
+    onset = float(minimize_scalar(misfit, bounds=around, method="bounded", options={"xatol": 1e-10}).x)
+    exponent, start, fitted = at(onset)
+    return {"start": math.exp(start), "exponent": float(exponent), "onset": math.exp(onset)}, fitted
+
+
+LAWS: dict[str, Law] = {
+    "constant": Law(1, _constant),
+    "linear": Law(2, _polynomial(1)),
+    "quadratic": Law(3, _polynomial(2)),
+    "exponential": Law(2, _exponential),
+    "power": Law(3, _power),
+}
+
+
+def growth_law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | None:
+    """The law of LAWS with the least AIC = n log(RSS/n) + 2k + 2k(k+1)/(n-k-1), RSS of log m - log law, k parameters with RSS/n.
+
+    Errors are relative to the moment, so that every layer counts the same, however much the last ones have grown. Times in the
+    parameters are fractions of the depth. Values that are not positive and finite are left out; a law needs at least three more
+    points than parameters, and where none has them the answer is None.
+    """
+    t, m = np.asarray(times, dtype=float), np.asarray(values, dtype=float)
+    known = np.isfinite(m) & (m > 0)
+    t, log = t[known], np.log(m[known])
+    fits = []
+    for name, law in LAWS.items():
+        if len(t) >= law.count + 3:
+            parameters, fitted = law.fit((t - t[0]) / (t[-1] - t[0]), log)
+            misfit = float(np.sqrt(np.square(log - fitted).mean()))
+            fits.append(
+                Fit(name, {key: float(value) for key, value in parameters.items()}, misfit, _aic(len(t), misfit, law.count + 1))
+            )
+    if not fits:
+        return None
+    fits.sort(key=lambda fit: fit.aic)
+    likelihoods = [math.exp((fits[0].aic - fit.aic) / 2) for fit in fits]
+    return GrowthLaw(fits, [value / sum(likelihoods) for value in likelihoods])
+
+
+def _aic(points: int, misfit: float, parameters: int) -> float:
+    correction = 2 * parameters * (parameters + 1) / (points - parameters - 1)
+    return 2 * points * math.log(max(misfit, RESOLVED)) + 2 * parameters + correction

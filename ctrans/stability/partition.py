@@ -1,0 +1,254 @@
+"""The balanced-mass factor theta(p) = 4 max_S p(S) (1 - p(S)) of attention rows, as number partitioning.
+
+With delta(p) = min over signs s of abs(sum_i s_i p_i), p(S) = (1 +- delta)/2 at the best S, so theta = 1 - delta^2 (Emadi,
+definition 4.1). Rows with few entries are solved exactly. A longer row gets a bracket: any signs found bound delta from above,
+and three theorems bound it from below.
+
+Heads: for any set H of entries, delta(p) >= delta(p_H) - p(not H), since the other entries cannot contribute more than their
+mass. With H the heaviest entry, of mass p_1 > 1/2, it is attained by putting all others on the other side: delta = 2 p_1 - 1 and
+theta = 4 p_1 (1 - p_1) exactly.
+
+Merging: an entry other than the heaviest that exceeds 1 - 2 p_1 lies opposite p_1 in a best partition, since beside p_1 it leaves
+more than the abs(1 - 2 p_1) that p_1 against all others does. So it may be merged with p_1, into one entry of their difference.
+
+Parity: p_i = k_i q + r_i with whole k_i puts every signed sum within sum_i abs(r_i) of a multiple of q that is odd if sum k_i
+is, so then delta(p) >= q - sum_i abs(r_i). With q the median of an odd number of nearly equal entries it is attained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from solvers import ConfigError
+
+EXACT = 30
+"""Rows with up to so many nonzero entries are solved exactly."""
+
+LEVELS = (12, 20, 28, 34)
+"""How many entries of a longer row are combined exactly: more only for rows whose bracket is still too wide."""
+
+BUDGET = 2**22
+"""How many numbers a work array may hold."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BalancedMass:
+    """lower <= theta <= upper for each row, one number where the row is solved exactly. A masked row, which reads nothing, has 0."""
+
+    lower: Float[Tensor, "*rows"]
+    upper: Float[Tensor, "*rows"]
+    masked: Bool[Tensor, "*rows"]
+
+    @property
+    def width(self) -> Float[Tensor, "*rows"]:
+        """upper - lower, the certificate: theta is known to this."""
+        return self.upper - self.lower
+
+
+@torch.no_grad()
+def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9) -> BalancedMass:
+    """theta(p) = 1 - delta(p)^2 of every row, in float64; exact up to `EXACT` nonzero entries, a bracket beyond.
+
+    Search in a long row ends when its bracket is no wider than `tolerance`. Rows of zeros are masked. Rows are scaled to sum to 1.
+    Raises ConfigError for rows that are not finite, have a negative entry, or do not sum to 1 up to their own precision.
+    """
+    if not tolerance > 0:
+        raise ConfigError(f"tolerance = {tolerance!r}: give a positive width, such as 1e-9")
+    rows = p.detach().flatten(0, -2) if p.dim() > 1 else p.detach().unsqueeze(0)
+    masked = _check_rows(rows)
+    counts = (rows != 0).sum(-1)
+    lower, upper = (torch.zeros(rows.shape[0], dtype=torch.float64, device=p.device) for _ in range(2))
+    for chosen, count in _chunks(counts):
+        heaviest = rows[chosen].double().topk(count, dim=-1).values
+        heaviest = heaviest / heaviest.sum(-1, keepdim=True)
+        if count <= EXACT:
+            above = below = smallest_difference(heaviest)
+        else:
+            above, below = _bracket(heaviest, tolerance)
+        top, rest = heaviest[:, 0], heaviest[:, 1:].sum(-1)
+        for found, delta in ((lower, above), (upper, below)):
+            # for a peaked row, 1 - delta^2 would lose the digits of a small theta
+            found[chosen] = torch.where(top > 0.5, 4 * top * rest, 1 - delta.square())
+    lower, upper, masked = (found.reshape(p.shape[:-1]) for found in (lower, upper, masked))
+    return BalancedMass(lower, upper, masked)
+
+
+def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, "rows"]:
+    """delta = min over signs of abs(sum_i s_i x_i), exactly (to rounding), by meeting in the middle: 2^(entries/2) work a row.
+
+    Every signed sum is +-a +-b with a, b >= 0 sums of the two halves of the row; for each a, the nearest b is looked up.
+    """
+    half = (x.shape[-1] + 1) // 2
+    per_row = 2 ** max(half - 1, 0)
+    parts = x.split(max(BUDGET // per_row, 1))
+    return torch.cat([_meet(part[:, 0::2], part[:, 1::2]) for part in parts])
+
+
+def greedy_prefix(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
+    """4 c (1 - c), c the sum of the largest entries that is nearest to 1/2 (Emadi, E.2).
+
+    Said there to equal theta for up to 16 entries; it is only a lower bound.
+    """
+    sums = p.sort(-1, descending=True).values.cumsum(-1)
+    return (4 * sums * (1 - sums)).amax(-1)
+
+
+def peaked_bound(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
+    """4 kappa (1 - kappa) where the largest entry 1 - kappa is at least 1/2, otherwise 1: never below theta.
+
+    Corollary 4.3(3) of Emadi states the first form for every kappa, which is false for kappa > 1/2.
+    """
+    top = p.amax(-1)
+    return torch.where(top >= 0.5, 4 * top * (1 - top), torch.ones_like(top))
+
+
+def _bracket(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Bounds on delta from above and below, for rows (rows, entries) in descending order that sum to 1."""
+    above = (2 * x.cumsum(-1) - 1).abs().amin(-1)
+    below = torch.maximum(2 * x[:, 0] - 1, _parity(x)).clamp(min=0)
+    index = torch.arange(x.shape[0], device=x.device)
+    for step, level in enumerate(LEVELS):
+        index, x = _wide(index, x, above, below, tolerance)
+        # merging sorts again: not worth it while most rows are wide
+        x = _merge(x) if step else x
+        size = min(level, x.shape[-1])
+        head = smallest_difference(x[:, :size])
+        above[index] = torch.minimum(above[index], _lighter(x[:, size:], head))
+        below[index] = torch.maximum(below[index], head - x[:, size:].sum(-1))
+        index, x = _wide(index, x, above, below, tolerance)
+        above[index] = torch.minimum(above[index], _search(x, size))
+    return above, torch.minimum(below, above)
+
+
+def _wide(index: Tensor, x: Tensor, above: Tensor, below: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Those of the rows x, with their indices, whose bracket is still too wide."""
+    wide = above[index].square() - below[index].square() > tolerance
+    return index[wide], x[wide]
+
+
+def _merge(x: Tensor) -> Tensor:
+    """Rows with the same delta and fewer entries: those certain to lie opposite the largest are merged with it."""
+    sums, top = x.sum(-1, keepdim=True), x[:, :1]
+    forced = (x > sums - 2 * top) & (torch.arange(x.shape[-1], device=x.device) > 0)
+    merged = (top - torch.where(forced, x, 0.0).sum(-1, keepdim=True)).abs()
+    left = torch.cat([merged, torch.where(forced, 0.0, x)[:, 1:]], dim=-1).sort(-1, descending=True).values
+    return left[:, : int(_count(left).amax())] if left.numel() else left
+
+
+def _parity(x: Tensor) -> Tensor:
+    """q - sum abs(r) where sum k is odd, else nothing (-1), with q the median."""
+    q = x.gather(-1, _count(x) // 2)
+    k = (x / q).round()
+    bound = q.squeeze(-1) - (x - k * q).abs().sum(-1)
+    return torch.where(k.sum(-1) % 2 == 1, bound, -torch.ones_like(bound))
+
+
+def _search(x: Tensor, size: int) -> Tensor:
+    """A difference found by choosing the signs of `size` entries anew, the best for the signs of the others in the best simple
+    partition: entries of all magnitudes, or those around the median, where nearly equal entries change sides.
+    """
+    signed = torch.stack([partition(x) for partition in PARTITIONS])
+    sums = signed.sum(-1)
+    best = sums.abs().argmin(0, keepdim=True)
+    entries = _count(x).clamp(min=size)
+    place = torch.arange(size, device=x.device)
+    found = []
+    for chosen in (place * entries // size, (entries - size) // 2 + place):
+        others = (sums - signed.gather(-1, chosen.expand(len(PARTITIONS), -1, -1)).sum(-1)).gather(0, best)
+        found.append(smallest_difference(torch.cat([x.gather(-1, chosen), others.T], dim=-1)))
+    return torch.stack(found).amin(0)
+
+
+def _count(x: Tensor) -> Tensor:
+    """How many nonzero entries each row has, as a column."""
+    return (x != 0).sum(-1, keepdim=True)
+
+
+def _lighter(x: Tensor, difference: Tensor) -> Tensor:
+    """What is left of a difference by giving each entry in turn to the lighter side."""
+    left = difference.clone()
+    for column in x.T.contiguous():
+        left.sub_(column).abs_()
+    return left
+
+
+def _balance(x: Tensor) -> Tensor:
+    """The entries with the signs that giving each in turn to the lighter side results in."""
+    columns = x.T.contiguous()
+    turns = torch.empty_like(columns)
+    left = torch.zeros_like(columns[0])
+    for column, turn in zip(columns, turns, strict=True):
+        torch.sign(left.sub_(column), out=turn)
+        left.abs_()
+    turns[turns == 0] = 1.0
+    # left_k = turn_k (left_{k-1} - x_k), so in the end the sign of x_k is -turn_k turn_{k+1} ... turn_n
+    return (columns * turns.flip(0).cumprod(0).flip(0)).neg_().T
+
+
+def _window(x: Tensor) -> Tensor:
+    """The sorted entries with one sign on a run of half of them and the other elsewhere: what nearly equal entries need."""
+    sums = torch.nn.functional.pad(x.cumsum(-1), (1, 0))
+    place, half = torch.arange(x.shape[-1], device=x.device), _count(x) // 2
+    runs = sums.gather(-1, (place + half).clamp(max=x.shape[-1])) - sums[:, :-1]
+    first = (2 * runs - sums[:, -1:]).abs().argmin(-1, keepdim=True)
+    return torch.where((place >= first) & (place < first + half), x, -x)
+
+
+PARTITIONS: tuple[Callable[[Tensor], Tensor], ...] = (_balance, _window)
+
+
+def _meet(left: Tensor, right: Tensor) -> Tensor:
+    a, b = _absolute_sums(left), _absolute_sums(right).sort(-1).values
+    place = torch.searchsorted(b, a)
+    above = b.gather(-1, place.clamp(max=b.shape[-1] - 1)) - a
+    below = a - b.gather(-1, (place - 1).clamp(min=0))
+    return torch.minimum(above.abs().amin(-1), below.abs().amin(-1))
+
+
+def _absolute_sums(x: Tensor) -> Tensor:
+    """The absolute values of all signed sums of each row's entries, one of each pair +-s."""
+    if not x.shape[-1]:
+        return x.new_zeros(x.shape[0], 1)
+    sums = x[:, :1]
+    for entry in x[:, 1:].unbind(-1):
+        sums = torch.cat([sums - entry.unsqueeze(-1), sums + entry.unsqueeze(-1)], dim=-1)
+    return sums.abs()
+
+
+def _chunks(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Indices of rows to be solved together, each group with its largest number of nonzero entries; rows of none are left out.
+
+    Short rows are grouped by their number, as the work doubles with every second entry; long ones as they fit the budget.
+    """
+    sizes, order = counts.sort()
+    first = int((sizes == 0).sum())
+    ends = torch.searchsorted(sizes, torch.arange(1, EXACT + 1, device=sizes.device), right=True).tolist()
+    while first < len(order):
+        end = next((end for end in ends if end > first), min(first + max(BUDGET // int(sizes[-1]), 1), len(order)))
+        yield order[first:end], int(sizes[end - 1])
+        first = end
+
+
+def _check_rows(rows: Tensor) -> Tensor:
+    """Which rows are all zero; ConfigError unless the others are distributions."""
+    wide = rows.double()
+    sums = wide.sum(-1)
+    masked = (wide == 0).all(-1)
+    slack = torch.finfo(rows.dtype).eps * (4 + rows.shape[-1] ** 0.5)
+    complaints = {
+        "is not finite": ~torch.isfinite(wide).all(-1),
+        "has a negative entry": (wide < 0).any(-1),
+        "does not sum to 1": ~masked & ~((sums - 1).abs() <= slack),
+    }
+    for complaint, at in complaints.items():
+        if bool(at.any()):
+            row = int(at.nonzero()[0])
+            raise ConfigError(
+                f"row {row} {complaint} (sum {float(sums[row]):g}): give attention rows after the softmax, each a distribution"
+            )
+    return masked
