@@ -22,7 +22,7 @@ from ctrans.initialisation import get_initialisation, initialise
 from ctrans.norm import NORMS, Norm, check_norm
 from ctrans.placement import get_placement
 from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Kind, Sublayer
-from solvers import ConfigError, Method, Solution, solve
+from solvers import ConfigError, Gradient, Method, Solution, solve
 from solvers.errors import look_up
 
 TOKEN_TYPES = (torch.int64, torch.int32)
@@ -185,7 +185,7 @@ class GPT(nn.Module):
         steps: int = 1,
         rtol: float | None = None,
         atol: float | None = None,
-        gradient: str = "backprop",
+        gradient: str | Gradient = "backprop",
         continuous: bool | None = None,
         throw: bool = True,
         progress: Callable[[int], None] | None = None,
