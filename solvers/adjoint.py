@@ -62,9 +62,12 @@ class Adjoint:
                     "use gradient='checkpoint', or the projected ODE, depth.segments(continuous=True)"
                 )
 
+    detached = True
+
     def scheme(self, method: Method) -> Method:
         return method
 
+    @torch.compiler.disable  # the compiler cannot trace what looks for captured tensors; around it a model compiles
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
         captured: Captured = {}
         starts: dict[int, Tensor] = {}

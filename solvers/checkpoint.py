@@ -40,6 +40,8 @@ class Checkpoint:
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         pass
 
+    detached = False
+
     def scheme(self, method: Method) -> Method:
         return method
 

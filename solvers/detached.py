@@ -8,7 +8,7 @@ wrapper that listens there, expects it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,25 +32,23 @@ class Capture(TorchFunctionMode):
         self.found: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _tensors((args, kwargs)):
-            if tensor.requires_grad:
-                self.found[id(tensor)] = tensor
+        self._note(args)
+        if kwargs:
+            self._note(kwargs.values())
         return func(*args, **(kwargs or {}))
+
+    def _note(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                if value.requires_grad:
+                    self.found[id(value)] = value
+            elif isinstance(value, (tuple, list)):
+                self._note(value)
 
     def take(self) -> list[Tensor]:
         """What was found since the last call."""
         found, self.found = list(self.found.values()), {}
         return found
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
 
 
 class Substitute(TorchFunctionMode):
@@ -108,8 +106,11 @@ class Backward:
         """Adds to the gradient of a captured tensor."""
         if part is not None:
             place = self._place[id(tensor)]
-            sum_so_far = self.gradients[place]
-            self.gradients[place] = part if sum_so_far is None else sum_so_far + part
+            so_far = self.gradients[place]
+            if so_far is None:
+                self.gradients[place] = part.clone()  # it may be the cotangent itself
+            else:
+                so_far.add_(part)
 
 
 Pass = Callable[[Backward, Sequence[Tensor], Grads], Tensor]

@@ -32,7 +32,14 @@ from solvers.solution import Solution
 
 @runtime_checkable
 class Gradient(Protocol):
-    """What `solve` asks of a kind of gradient."""
+    """What `solve` asks of a kind of gradient.
+
+    A `detached` one computes the solution without a graph and calls the fields anew, outside their modules' own passes, when the
+    gradient is wanted: a compiler does not see into it, and what frees weights between the passes cannot work with it.
+    """
+
+    @property
+    def detached(self) -> bool: ...
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError where the kind does not work, naming one that does."""
@@ -50,6 +57,8 @@ class Backprop:
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         pass
+
+    detached = False
 
     def scheme(self, method: Method) -> Method:
         return method

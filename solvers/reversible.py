@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from solvers.detached import Backward, Captured, Grads, attach, without_graph
@@ -93,10 +94,13 @@ class Reversible:
                     "use gradient='checkpoint'"
                 )
 
+    detached = True
+
     def scheme(self, method: Method) -> Method:
         assert isinstance(method, RungeKutta), "checked before"
         return ReversibleScheme(method, self.coupling)
 
+    @torch.compiler.disable  # the compiler cannot trace what looks for captured tensors; around it a model compiles
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
         scheme = self.scheme(method)
         assert isinstance(scheme, ReversibleScheme), "made by scheme()"

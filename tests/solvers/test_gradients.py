@@ -447,3 +447,21 @@ def test_a_solve_that_breaks_says_where_whatever_its_gradient(kind, method):
     request = {} if METHODS[method].adaptive else {"steps": 8}
     with pytest.raises(SolveError, match="in segment 1"):
         solve(segments, torch.ones(2, dtype=torch.float64, requires_grad=True), method=method, gradient=kind, **request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+def test_a_model_around_a_solve_compiles(kind):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+        def forward(self, x):
+            segments = [Segment(0, 1, lambda t, x: torch.tanh(self.linear(x)))]
+            return self.linear(solve(segments, x, method="rk4", steps=3, gradient=kind).x1)
+
+    model = Model()
+    plain = torch.autograd.grad(model(X0).square().sum(), list(model.parameters()))
+    compiled = torch.compile(model, backend="eager")
+    assert apart(torch.autograd.grad(compiled(X0).square().sum(), list(model.parameters())), plain) < 1e-12
