@@ -3,10 +3,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate test test-all lint setup clean
+.PHONY: simulate train test test-all lint setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
+
+train: setup
+	$(BIN)/ctrans train --out out/small --overwrite
+	$(BIN)/ctrans generate --checkpoint out/small --prompt "The " --tokens 300
+	@echo "Its losses by step: out/small/loss.png"
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"

@@ -14,9 +14,9 @@ PATIENCE = 1.0
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Gives a function to call as each of `total` pieces is done, with a word on what is under way. Silent where stderr is no
-    terminal.
+def progress_bar(what: str, total: int, done: int = 0) -> Iterator[Callable[[str], None]]:
+    """Gives a function to call as each of `total` pieces is done, with a word on what is under way; `done` of them were before.
+    Silent where stderr is no terminal.
     """
     console = Console(stderr=True)
     bar = Progress(
@@ -28,7 +28,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[str], None]]:
         console=console,
         transient=True,
     )
-    task = bar.add_task(what, total=total)
+    task = bar.add_task(what, total=total, completed=done)
     started = time.perf_counter()
     shown = False
 

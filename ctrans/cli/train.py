@@ -1,0 +1,224 @@
+"""`ctrans train`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from click.core import ParameterSource
+from rich.console import Console
+
+from ctrans.checkpoint import load, load_config
+from ctrans.cli import options
+from ctrans.cli.train_options import (
+    ARCHITECTURE,
+    DEFAULTS,
+    GPT2_VOCABULARY,
+    SETTINGS,
+    data_options,
+    model_options,
+    run_options,
+    setting_options,
+)
+from ctrans.depth import check_count
+from ctrans.gpt import GPT, GPTConfig, check_buildable
+from ctrans.report.files import check_writable, png, write_atomic
+from ctrans.report.progress import progress_bar
+from ctrans.report.tensorboard import check_tensorboard, tensorboard
+from ctrans.report.train_report import bar_words, evaluation_line, loss_figure
+from ctrans.text import VOCABULARY, read_text
+from ctrans.training import log
+from ctrans.training.data import Data, from_bin, from_text
+from ctrans.training.evaluation import evaluate
+from ctrans.training.loop import Ending, Observer, Outcome, Run, train
+from ctrans.training.objective import Objective
+from ctrans.training.parallel import get_parallel
+from ctrans.training.processes import Processes, processes
+from ctrans.training.saved import Progress, read_state
+from ctrans.training.settings import TrainConfig
+from ctrans.training.start import anew, check_continues, resumed, with_settings
+from ctrans.training.store import LAST, Store
+from solvers import ConfigError
+
+Begin = Callable[[Processes], tuple[Run, Progress]]
+SIGNALLED = 128
+"""Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and not finished."""
+
+
+@click.command("train", context_settings={"default_map": DEFAULTS})
+@model_options
+@data_options
+@setting_options()
+@run_options
+@options.json_option
+def command(json_path: str | None, **settings: Any) -> None:
+    """Train a GPT of any placement, through its ODE or as the discrete Transformer.
+
+    The directory gets checkpoints (links last and best; other commands take the directory as --checkpoint), log.jsonl,
+    train.json and loss.png. Ctrl-C or SIGTERM saves and exits with 130 or 143; a run that diverges exits with 1 and keeps its last good
+    checkpoint.
+
+    \b
+    ctrans train
+    ctrans train --placement pre --dt 0.1 --file book.txt --iterations 5000 --out out/book
+    ctrans train --resume --out out/book
+    ctrans train --method rk4 --gradient checkpoint --kinetic 0.01
+    torchrun --nproc-per-node 2 -m ctrans train --parallel ddp --batch 32
+    """
+    _check_places(settings, json_path)
+    started = time.perf_counter()
+    begin = _plan(settings)
+    with processes(settings["parallel"], options.get_device(settings["device"])) as here:
+        run, progress = begin(here)
+        with _observer(settings, run, progress, quiet=json_path == "-") as observe:
+            outcome = train(dataclasses.replace(run, observe=observe), progress)
+        if here.first:
+            _show(_result(settings, run, outcome, time.perf_counter() - started), run, json_path)
+    if outcome.ending is Ending.INTERRUPTED:
+        raise SystemExit(SIGNALLED + outcome.signal)
+    if outcome.ending is Ending.DIVERGED:
+        raise SystemExit(1)
+
+
+def _check_places(settings: dict[str, Any], json_path: str | None) -> None:
+    """ConfigError for options that exclude each other or cannot be, before anything is read or made."""
+    for first, second in (("resume", "overwrite"), ("file", "bin")):
+        if settings[first] and settings[second]:
+            raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
+    if settings["threads"] is not None:
+        torch.set_num_threads(check_count("threads", settings["threads"]))
+    for depth in settings["eval_depth"]:
+        check_count("eval_depth", depth)
+    if settings["use_tensorboard"]:
+        check_tensorboard()
+    if json_path not in (None, "-"):
+        check_writable(Path(json_path).parent)
+
+
+def _plan(settings: dict[str, Any]) -> Begin:
+    """What begins the run that the options ask for, new or taken up again, when this process knows its place among the others."""
+    store = Store(settings["out"])
+    if settings["resume"] and store.exists:
+        return _plan_to_resume(settings, store)
+    model, config = _architecture(settings), TrainConfig(seed=settings["seed"], **{name: settings[name] for name in SETTINGS})
+    parallel = get_parallel(settings["parallel"], config)
+    check_buildable(model, config.seed)
+    source = _source(settings)
+    data = _data(source, model.context)
+    check_writable(store.directory)
+    weights = GPT(model, seed=config.seed)
+    return partial(anew, weights, config, data, store, parallel, source=source, overwrite=settings["overwrite"])
+
+
+def _plan_to_resume(settings: dict[str, Any], store: Store) -> Begin:
+    directory = store.verified_last()
+    state, saved = read_state(directory), load_config(directory)
+    context = click.get_current_context()
+    flags = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
+    given = {name: value for name, value in settings.items() if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    source = {name: value for name, value in _source(settings).items() if name in given}
+    known = {**dataclasses.asdict(saved), **dataclasses.asdict(state.config), **state.source}
+    check_continues(known, {name: value for name, value in {**given, **source}.items() if name in known}, flags)
+    state = with_settings(state, given)
+    parallel = get_parallel(settings["parallel"], state.config)
+    return partial(resumed, state, _data(state.source, saved.context), store, parallel)
+
+
+def _architecture(settings: dict[str, Any]) -> GPTConfig:
+    default = GPT2_VOCABULARY if settings["bin"] else VOCABULARY
+    vocabulary = default if settings["vocab_size"] is None else settings["vocab_size"]
+    return GPTConfig(vocabulary, **{name: settings[name] for name in ARCHITECTURE})
+
+
+def _source(settings: dict[str, Any]) -> dict[str, Any]:
+    """Where the data come from, so that a resumed run finds them from any directory."""
+    return {name: None if settings[name] is None else str(settings[name].absolute()) for name in ("file", "bin")}
+
+
+def _data(source: dict[str, Any], context: int) -> Data:
+    if source["bin"] is not None:
+        return from_bin(source["bin"], context)
+    return from_text(read_text(source["file"]), context, "the text" if source["file"] is None else repr(source["file"]))
+
+
+@contextlib.contextmanager
+def _observer(settings: dict[str, Any], run: Run, progress: Progress, *, quiet: bool) -> Iterator[Observer]:
+    """What each row of the log is shown by: the bar, a line per evaluation, TensorBoard."""
+    with contextlib.ExitStack() as stack:
+        iterations = run.config.iterations
+        advance = stack.enter_context(progress_bar("train", iterations, progress.step))
+        wanted = settings["use_tensorboard"] and run.processes.first
+        write = stack.enter_context(tensorboard(run.store.directory, progress.step)) if wanted else None
+
+        def observe(row: log.Row) -> None:
+            if write is not None:
+                write(row)
+            if "tokens_per_second" in row:
+                advance(bar_words(row))
+            if "validation_loss" in row and not quiet:
+                click.echo(evaluation_line(row, iterations))
+
+        yield observe
+
+
+def _result(settings: dict[str, Any], run: Run, outcome: Outcome, seconds: float) -> dict[str, Any]:
+    rows = list(log.read(run.store.directory))
+    evaluations = [row for row in rows if "validation_loss" in row]
+    progress = outcome.progress
+    return {
+        "command": "train",
+        "options": options.printable(settings),
+        "environment": {**options.environment(run.processes.device), "processes": run.processes.world},
+        "ending": outcome.ending.value,
+        "message": outcome.message,
+        "step": progress.step,
+        "model": run.model.config,
+        "training": run.config,
+        "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+        "first_validation_loss": progress.first,
+        "validation_loss": evaluations[-1]["validation_loss"] if evaluations else None,
+        "best_validation_loss": progress.best,
+        "best_step": progress.best_step,
+        "other_depths": _other_depths(settings, run),
+        "seconds": seconds,
+    }
+
+
+def _other_depths(settings: dict[str, Any], run: Run) -> dict[int, float]:
+    """The validation loss of the last checkpoint's model at each depth asked for, over the same depth-time."""
+    if not settings["eval_depth"]:
+        return {}
+    model, config, here = load(run.store.directory / LAST), run.config, Processes(run.processes.device)
+    losses = {}
+    for depth in settings["eval_depth"]:
+        objective = Objective(model.at_depth(depth).to(here.device), config)
+        losses[depth] = evaluate(objective, run.data, config.eval_windows, config.batch, here).loss
+    return losses
+
+
+def _show(result: dict[str, Any], run: Run, json_path: str | None) -> None:
+    """Writes the JSON and the picture, and prints how the run ended."""
+    directory = run.store.directory
+    model, progress = run.model.config, result["best_step"]
+    title = (
+        f"{model.placement}, {model.depth} blocks, width {model.width}, dt = {model.dt:g}, {result['parameters']:,} parameters"
+    )
+    write_atomic(directory / "loss.png", png(loss_figure(list(log.read(directory)), title)))
+    options.write_json(result, json_path, directory, "train")
+    if json_path != "-":
+        console = Console()
+        if progress is not None:
+            console.print(f"Best validation loss {result['best_validation_loss']:.4f} at step {progress}.", soft_wrap=True)
+        for depth, loss in result["other_depths"].items():
+            console.print(f"Validation loss at depth {depth}: {loss:.4f}", soft_wrap=True)
+        written = ", ".join(f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", "loss.png"))
+        console.print(f"{title}. Written: {written}", soft_wrap=True)
+    if result["ending"] != Ending.FINISHED.value:
+        click.echo(f"ctrans: {result['ending']}: {result['message']}; go on with --resume --out {directory}", err=True)

@@ -1,0 +1,137 @@
+"""The options of `ctrans train`: those of the model, of the data, and one for every training setting."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ctrans.cli import options
+from ctrans.placement import PLACEMENTS
+from ctrans.text import VOCABULARY
+from ctrans.training.optimiser import OPTIMISERS
+from ctrans.training.parallel import PARALLEL
+from ctrans.training.settings import PRECISIONS, TrainConfig
+from solvers import GRADIENTS
+
+DEFAULTS = {"depth": 4, "width": 128, "heads": 4, "context": 64, "dt": 0.1, "initialisation": "xavier", "embedding_std": 0.1}
+"""A size that two cores train in two minutes, and what was found to train best at it."""
+GPT2_VOCABULARY = 50304
+"""What nanoGPT's .bin files need: GPT-2's 50257 tokens, rounded up to a multiple of 64."""
+
+ARCHITECTURE = (
+    *options.ARCHITECTURE,
+    *("placement", "norm", "depth_weights", "knots", "ffn_width", "bias", "temperature", "qk_norm", "eps", "alpha"),
+)
+"""Names of options that are fields of `GPTConfig`."""
+
+# One option for each field of TrainConfig, in this order; the defaults are that class's.
+SETTINGS = {
+    "iterations": "Updates of the weights.",
+    "batch": "Sequences of a micro-batch, over all processes.",
+    "accumulate": "Micro-batches of an iteration.",
+    "optimiser": f"{options.one_of(OPTIMISERS).capitalize()}.",
+    "learning_rate": "Its peak.",
+    "min_learning_rate": "Where the cosine ends.  [default: a tenth of the peak]",
+    "warmup": "Iterations of linear growth of the learning rate.",
+    "weight_decay": "Of matrices only.",
+    "beta1": "Decay of the first moment; momentum of sgd.",
+    "beta2": "Decay of the second moment.",
+    "clip": "Largest norm of the gradient.",
+    "temperature_start": "Attention's temperature at first, decaying to --temperature.",
+    "temperature_steps": "Iterations of that decay.",
+    "kinetic": "lam of the running cost lam/2 int |v|^2 dt.",
+    "method": "euler (with one step: the discrete model), midpoint, heun, rk4, dopri5, tsit5, or torchdiffeq:NAME.",
+    "steps": "Steps per segment of a fixed-step method.",
+    "rtol": "Relative tolerance of an adaptive method.  [default: 1e-6]",
+    "atol": "Absolute tolerance of an adaptive method.  [default: 1e-8]",
+    "gradient": f"{options.one_of(GRADIENTS).capitalize()}.",
+    "dtype": f"{options.one_of(PRECISIONS).capitalize()}; bfloat16 is autocast.",
+    "compile": "Compile the model.",
+    "eval_every": "Iterations between validation losses.",
+    "eval_windows": "Validation sequences, evenly spaced, always the same.",
+    "save_every": "Iterations between checkpoints; the best is always kept.",
+    "theta": "Measure attention's balanced-mass factor with every validation loss.",
+    "margin": "Nats above the first validation loss from which a run counts as diverging.",
+    "patience": "Validation losses in a row above it that end the run.",
+}
+NUMBERS = {"min_learning_rate": float, "temperature_start": float, "rtol": float, "atol": float}
+"""Types of settings whose default, None, has none."""
+
+
+def setting_options() -> Callable[[options.Command], options.Command]:
+    """The options for the training settings."""
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    return options.stack(*(_option(name, defaults[name], text) for name, text in SETTINGS.items()))
+
+
+def _option(name: str, default: Any, text: str) -> Callable[[options.Command], options.Command]:
+    flag = "--" + name.replace("_", "-")
+    if isinstance(default, bool):
+        return click.option(flag, is_flag=True, default=default, help=text)
+    return click.option(
+        flag,
+        name,
+        default=default,
+        type=NUMBERS.get(name),
+        show_default=default is not None,
+        metavar=_metavar(default),
+        help=text,
+    )
+
+
+def _metavar(default: Any) -> str | None:
+    return "NAME" if isinstance(default, str) else None
+
+
+model_options = options.stack(
+    click.option(
+        "--placement", default="peri", show_default=True, metavar="NAME", help=f"{options.one_of(PLACEMENTS).capitalize()}."
+    ),
+    options.architecture_options,
+    options.depth_weights_options,
+    click.option("--ffn-width", type=int, help="Hidden width of the FFN.  [default: 4 width]"),
+    click.option("--bias/--no-bias", default=True, show_default=True, help="Biases of maps, offsets of norms."),
+    click.option("--temperature", default=1.0, show_default=True, help="Attention's temperature."),
+    click.option("--qk-norm", is_flag=True, help="RMSNorm on queries and keys."),
+    click.option("--eps", default=1e-5, show_default=True, help="eps of the norms."),
+    click.option("--alpha", type=float, help="Of placement deepnorm.  [default: (2 depth)^(1/4)]"),
+)
+
+data_options = options.stack(
+    click.option(
+        "--file",
+        type=click.Path(path_type=Path),
+        help="Train on this file's bytes instead of the default text (Python's language documentation).",
+    ),
+    click.option("--bin", type=click.Path(path_type=Path), help="Train on nanoGPT's train.bin and val.bin in this directory."),
+    click.option(
+        "--vocab-size", type=int, help=f"Of the tokens.  [default: {VOCABULARY}, for bytes; {GPT2_VOCABULARY} with --bin]"
+    ),
+)
+
+run_options = options.stack(
+    click.option(
+        "--out", type=click.Path(path_type=Path), default=Path("out/train"), show_default=True, help="Directory of the run."
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the run in --out, exactly; start one if there is none. Options may be left out.",
+    ),
+    click.option("--overwrite", is_flag=True, help="Remove the run in --out and start anew."),
+    click.option(
+        "--parallel",
+        default="none",
+        show_default=True,
+        metavar="NAME",
+        help=f"{options.one_of(PARALLEL).capitalize()}: how the processes that torchrun started share the work.",
+    ),
+    click.option("--threads", type=int, help="Threads on the CPU.  [default: torch's]"),
+    click.option("--eval-depth", type=int, multiple=True, help="Repeatable: evaluate at this depth too, at the same depth-time."),
+    click.option("--tensorboard", "use_tensorboard", is_flag=True, help="Write TensorBoard's files too, in --out."),
+    options.device_option,
+)

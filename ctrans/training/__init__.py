@@ -1,0 +1,1 @@
+"""Training: data, objective, optimiser, the loop, its checkpoints, and many processes."""

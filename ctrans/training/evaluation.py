@@ -1,0 +1,48 @@
+"""The validation loss and what is measured with it, over all processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from ctrans.training.data import Data
+from ctrans.training.processes import Processes
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Over the validation windows: mean cross-entropy in nats per token, rms X_T / rms X_0, and the largest entry of any X_k."""
+
+    loss: float
+    growth: float
+    largest: float
+
+
+@torch.no_grad()
+def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: Processes) -> Evaluation:
+    """Evaluates on fixed windows, `size` at a time over all processes. Every process makes the same number of calls."""
+    tokens, targets = data.validation_windows(windows)
+    sums = torch.zeros(4, dtype=torch.float64, device=processes.device)
+    largest = torch.zeros((), dtype=torch.float64, device=processes.device)
+    module.eval()
+    for mine in shares(len(tokens), max(1, size // processes.world), processes.rank, processes.world):
+        # a process with nothing left still takes part in what the others compute together
+        rows = mine or [0]
+        losses = module(tokens[rows].to(processes.device), targets[rows].to(processes.device))
+        means = [losses.cross_entropy, losses.first_square, losses.last_square, torch.ones_like(losses.cross_entropy)]
+        sums += len(mine) * torch.stack(means).double()
+        largest = torch.maximum(largest, losses.largest.double())
+    module.train()
+    loss, first, last, count = processes.sum(sums).tolist()
+    return Evaluation(loss / count, math.sqrt(last / first), float(processes.max(largest)))
+
+
+def shares(count: int, size: int, rank: int, world: int) -> Iterator[list[int]]:
+    """Which of `count` windows this process takes, at most `size` at a time; as many times in every process, so maybe none."""
+    mine = range(rank, count, world)
+    for start in range(0, -(-count // world), size):
+        yield list(mine[start : start + size])

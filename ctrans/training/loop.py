@@ -1,0 +1,207 @@
+"""The training loop: iterations, evaluations, checkpoints, and every way a run can end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from ctrans.gpt import GPT
+from ctrans.sublayer import Attention
+from ctrans.training import log
+from ctrans.training.data import Data
+from ctrans.training.evaluation import evaluate
+from ctrans.training.parallel import Parallel
+from ctrans.training.processes import Processes
+from ctrans.training.saved import Progress, State
+from ctrans.training.schedule import learning_rate, temperature
+from ctrans.training.settings import PRECISIONS, TrainConfig
+from ctrans.training.signals import stopping
+from ctrans.training.store import Store
+from ctrans.training.theta import mean_theta
+from solvers import ConfigError, SolveError
+
+COMPILER = ("torch._dynamo", "torch._inductor")
+Observer = Callable[[log.Row], None]
+
+
+def unobserved(row: log.Row) -> None:
+    """Shows a row to nobody."""
+
+
+class Ending(enum.Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    DIVERGED = "diverged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended, how far it came, in words why, and by which signal if by one."""
+
+    ending: Ending
+    progress: Progress
+    message: str
+    signal: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a training loop works on. `module` is what `parallel` made of the model's objective."""
+
+    model: GPT
+    module: nn.Module
+    optimiser: torch.optim.Optimizer
+    data: Data
+    config: TrainConfig
+    store: Store
+    state: State
+    parallel: Parallel
+    processes: Processes
+    observe: Observer = unobserved
+
+    def iterate(self, step: int) -> log.Row:
+        """One update from `accumulate` micro-batches; none where the loss or the gradient is not finite."""
+        config, started = self.config, time.perf_counter()
+        rate = learning_rate(config, step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        tau = self.heat(temperature(config, step, self.model.config.temperature))
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=self.processes.device)
+        for micro in range(config.accumulate):
+            tokens, targets = self.data.batch(
+                step, micro, batch=config.batch, seed=config.seed, rank=self.processes.rank, world=self.processes.world
+            )
+            with self.parallel.micro_batch(self.module, micro == config.accumulate - 1):
+                with self.precision():
+                    losses = self.module(tokens.to(self.processes.device), targets.to(self.processes.device))
+                (losses.total / config.accumulate).backward()
+            loss += losses.cross_entropy / config.accumulate
+        norm = self.parallel.whole(nn.utils.clip_grad_norm_(self.module.parameters(), config.clip))
+        row = {
+            "step": step + 1,
+            "loss": float(self.processes.sum(loss)) / self.processes.world,
+            "learning_rate": rate,
+            "gradient_norm": float(norm),
+            "temperature": tau,
+        }
+        if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]):
+            self.optimiser.step()
+        done = config.batch * config.accumulate * self.data.context
+        return {**row, "tokens_per_second": done / (time.perf_counter() - started)}
+
+    def evaluate(self, progress: Progress) -> tuple[Progress, log.Row]:
+        """The progress with one more validation loss, of the model as it would be saved, and what was measured."""
+        self.heat(self.model.config.temperature)
+        with self.precision():
+            result = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
+        row = {"validation_loss": result.loss, "growth": result.growth, "largest": result.largest}
+        if self.config.theta:
+            row["theta"] = mean_theta(self.model, self.data.validation_windows(1)[0].to(self.processes.device))
+        return progress.evaluated(result.loss, self.config.margin), row
+
+    def save(self, progress: Progress) -> None:
+        """Makes a checkpoint, which `last` and, where it is the best so far, `best` then lead to."""
+        state = dataclasses.replace(self.state, progress=progress)
+        self.parallel.save(self.store, state, self.model, self.optimiser, self.processes)
+
+    def report(self, row: log.Row) -> None:
+        """Adds the row to the log and shows it to the observer."""
+        if self.processes.first:
+            log.append(self.store.directory, row)
+            self.observe(row)
+
+    def heat(self, tau: float) -> float:
+        """Sets the temperature of every attention."""
+        for part in self.model.modules():
+            if isinstance(part, Attention):
+                part.temperature = tau
+        return tau
+
+    def precision(self) -> contextlib.AbstractContextManager[None]:
+        """Autocast to bfloat16 where that is what the maps compute in."""
+        device, dtype = self.processes.device.type, PRECISIONS[self.config.dtype]
+        return torch.autocast(device, dtype) if dtype is torch.bfloat16 else contextlib.nullcontext()
+
+
+def train(run: Run, progress: Progress) -> Outcome:
+    """Trains from `progress` to `iterations`, or to where a signal or divergence ends it.
+
+    A first SIGINT or SIGTERM ends the run after the iteration under way, with a checkpoint. A run has diverged when a loss or
+    gradient is not finite, or when `patience` validation losses in a row lie above the first by more than `margin`. While
+    they do, no checkpoint is made: `last` stays good. Raises ConfigError where a checkpoint cannot be written or memory is out.
+    """
+    config = run.config
+    with stopping() as wish, explaining(config, run.data.context):
+        try:
+            if progress.first is None:
+                progress, row = run.evaluate(progress)
+                run.report({"step": 0, **row})
+                if not math.isfinite(row["validation_loss"]):
+                    return diverged(run, progress, "the validation loss is not finite before the first iteration")
+                run.save(progress)
+            while progress.step < config.iterations:
+                row = run.iterate(progress.step)
+                for what in ("loss", "gradient_norm"):
+                    if not math.isfinite(row[what]):
+                        run.report(row)
+                        return diverged(run, progress, f"{what.replace('_', ' ')} {row[what]} in iteration {row['step']}")
+                progress = progress.after(row["step"])
+                last = progress.step == config.iterations
+                if last or progress.step % config.eval_every == 0:
+                    progress, measured = run.evaluate(progress)
+                    row |= measured
+                run.report(row)
+                if progress.above >= config.patience or not math.isfinite(row.get("validation_loss", 0.0)):
+                    return diverged(run, progress, _above(progress, row["validation_loss"]))
+                asked = int(run.processes.max(torch.tensor(wish.number, device=run.processes.device)))
+                due = last or progress.step % config.save_every == 0 or progress.step == progress.best_step
+                if asked or (due and progress.above == 0):
+                    run.save(progress)
+                if asked:
+                    return Outcome(Ending.INTERRUPTED, progress, f"stopped after iteration {progress.step} and saved", asked)
+        except SolveError as error:
+            return diverged(run, progress, f"iteration {progress.step + 1}: {error}")
+    return Outcome(Ending.FINISHED, progress, f"{progress.step} iterations done")
+
+
+def diverged(run: Run, progress: Progress, why: str) -> Outcome:
+    """The outcome of a run that diverged, which its log records too."""
+    run.report({"step": progress.step, "diverged": why})
+    return Outcome(Ending.DIVERGED, progress, why)
+
+
+@contextlib.contextmanager
+def explaining(config: TrainConfig, context: int) -> Iterator[None]:
+    """Turns lack of memory, on any device, and a compiler's failure into a ConfigError that names what to change."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # torch's CPU allocator has no type of error of its own, and its compiler has many
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+            raise ConfigError(
+                f"out of memory with a batch of {config.batch} sequences and a context of {context}: lower --batch and raise "
+                f"--accumulate by as much, use --gradient checkpoint, or lower --context"
+            ) from None
+        if type(error).__module__.startswith(COMPILER):
+            reason = next(iter(str(error).splitlines()), "it failed")
+            raise ConfigError(
+                f"cannot compile the model here: {reason}; leave out --compile, or install a C++ compiler"
+            ) from None
+        raise
+
+
+def _above(progress: Progress, loss: float) -> str:
+    return (
+        f"validation loss {loss:.4g} at step {progress.step}, above the first ({progress.first:.4g}) by more than the margin "
+        f"for {progress.above} evaluations"
+    )

@@ -1,0 +1,54 @@
+"""Optimisers by name; weight decay acts on matrices only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from solvers.errors import look_up
+
+FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
+"""Devices for which torch has a fused AdamW: one kernel for a whole step's updates."""
+
+Groups = list[dict[str, Any]]
+Make = Callable[[Groups, float, tuple[float, float], torch.device], torch.optim.Optimizer]
+
+
+def adamw(groups: Groups, learning_rate: float, betas: tuple[float, float], device: torch.device) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter, 2019), fused where torch can."""
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device.type in FUSED)
+
+
+def sgd(groups: Groups, learning_rate: float, betas: tuple[float, float], device: torch.device) -> torch.optim.Optimizer:
+    """Gradient descent with the first beta as its momentum; the decay is that of a quadratic penalty."""
+    return torch.optim.SGD(groups, lr=learning_rate, momentum=betas[0])
+
+
+OPTIMISERS: dict[str, Make] = {"adamw": adamw, "sgd": sgd}
+
+
+def make_optimiser(
+    name: str,
+    parameters: Iterable[nn.Parameter],
+    *,
+    learning_rate: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    device: torch.device,
+) -> torch.optim.Optimizer:
+    """The optimiser of that name for the parameters that need a gradient. ConfigError with the nearest name otherwise."""
+    make = look_up("optimiser", name, OPTIMISERS)
+    return make(decay_groups([p for p in parameters if p.requires_grad], weight_decay), learning_rate, betas, device)
+
+
+def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
+    """Two groups: matrices, which decay, and vectors (gains, offsets, biases), which do not."""
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for parameter in parameters:
+        (matrices if parameter.dim() >= 2 else vectors).append(parameter)
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

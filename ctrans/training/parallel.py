@@ -1,0 +1,107 @@
+"""How a module is spread over processes: alone, replicated (DDP), or with its weights sharded (FSDP2)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ctrans.depth_weights import coefficients_of
+from ctrans.gpt import GPT
+from ctrans.training.objective import Objective
+from ctrans.training.processes import Processes
+from ctrans.training.saved import State
+from ctrans.training.settings import TrainConfig, attached_gradients
+from ctrans.training.sharded import save_shards
+from ctrans.training.store import Store
+from ctrans.training.whole import save_whole
+from solvers import GRADIENTS, ConfigError
+from solvers.errors import look_up
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+    """One way to spread a module."""
+
+    wrap: Callable[[Objective, torch.device], nn.Module]
+    """What processes share the work of."""
+    micro_batch: Callable[[nn.Module, bool], contextlib.AbstractContextManager[None]]
+    """Stands around a micro-batch's passes; told whether it is the last, after which gradients are exchanged."""
+    whole: Callable[[Tensor], Tensor]
+    """A tensor of the module's kind as a plain one."""
+    save: Callable[[Store, State, GPT, torch.optim.Optimizer, Processes], None]
+    sharded: bool = False
+    """Whether a process has all weights only while they are used."""
+
+
+def _alone(objective: Objective, device: torch.device) -> nn.Module:
+    return objective
+
+
+def _replicate(objective: Objective, device: torch.device) -> nn.Module:
+    return DistributedDataParallel(objective, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def _shard(objective: Objective, device: torch.device) -> nn.Module:
+    """Each map is a unit; norms and embeddings, which are used outside a module's call, belong to the root, which stays whole
+    during a pass. So do maps that share coefficients in depth: a weight cannot be in two units.
+    """
+    from torch.distributed.fsdp import fully_shard  # imports for a second
+
+    # steps add velocities out of place, so that these may be views
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
+    sublayers = objective.model.depth.sublayers
+    for sublayer in sublayers:
+        if not coefficients_of([sublayer]):
+            fully_shard(sublayer.field)
+    # the root too, or evaluations, which have no backward pass, would leave the model with other parameters than the optimiser
+    fully_shard(objective, reshard_after_forward=True)
+    return objective
+
+
+def _nothing(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def _reduce_after_last(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if last else module.no_sync()  # type: ignore[operator]
+
+
+def _scatter_after_last(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    module.set_requires_gradient_sync(last)  # type: ignore[operator]
+    return contextlib.nullcontext()
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _gather(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor()  # type: ignore[attr-defined]
+
+
+PARALLEL: dict[str, Parallel] = {
+    "none": Parallel(_alone, _nothing, _itself, save_whole),
+    "ddp": Parallel(_replicate, _reduce_after_last, _itself, save_whole),
+    "fsdp": Parallel(_shard, _scatter_after_last, _gather, save_shards, sharded=True),
+}
+
+
+def get_parallel(name: str, config: TrainConfig) -> Parallel:
+    """The way of that name; ConfigError with the nearest name otherwise, or where the settings ask for what it does not have."""
+    parallel = look_up("kind of parallelism", name, PARALLEL)
+    if parallel.sharded and GRADIENTS[config.gradient].detached:
+        raise ConfigError(
+            f"{name} frees weights between the passes and gradient {config.gradient!r} uses them there: "
+            f"choose gradient {attached_gradients()}, or --parallel ddp"
+        )
+    if parallel.sharded and config.theta:
+        raise ConfigError(
+            f"theta is computed from whole weights, which no process has with {name}: leave out --theta, or use ddp"
+        )
+    return parallel

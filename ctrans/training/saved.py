@@ -1,0 +1,123 @@
+"""What a checkpoint holds besides the model: how far the run is, its settings, and the optimiser's tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from ctrans.training.settings import TrainConfig, from_saved
+from solvers import ConfigError
+from solvers.errors import unknown
+
+STATE, OPTIMISER = "train.json", "optimiser.safetensors"
+NAME_END = ":"
+"""Stands between a parameter's name and what the optimiser keeps for it, as in depth.sublayers.0.field.qkv.weight:exp_avg."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a run is: all that the rest of it depends on besides weights, optimiser, settings and data.
+
+    `first` and `best` are validation losses in nats, `above` counts the evaluations in a row that lay too far above the first.
+    """
+
+    step: int = 0
+    first: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+    above: int = 0
+
+    def after(self, step: int) -> Progress:
+        """The same, that many iterations in."""
+        return dataclasses.replace(self, step=step)
+
+    def evaluated(self, loss: float, margin: float) -> Progress:
+        """With one more validation loss: whether it is the best so far, and whether it lies above the first by the margin."""
+        first = loss if self.first is None else self.first
+        above = 0 if loss <= first + margin else self.above + 1
+        if self.best is None or loss < self.best:
+            return dataclasses.replace(self, first=first, best=loss, best_step=self.step, above=above)
+        return dataclasses.replace(self, first=first, above=above)
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A checkpoint's train.json: progress and settings of the run, where its data come from, and their fingerprint."""
+
+    progress: Progress
+    config: TrainConfig
+    source: dict[str, Any]
+    fingerprint: str
+
+    def write(self, directory: Path) -> None:
+        """Writes it there."""
+        (directory / STATE).write_text(json.dumps(dataclasses.asdict(self), indent=1))
+
+
+def read_state(directory: Path) -> State:
+    """The state saved there. ConfigError for a file that is missing, damaged, or has a key that is none."""
+    path = directory / STATE
+    try:
+        content = json.loads(path.read_text())
+        progress, settings, source, fingerprint = (content[field.name] for field in dataclasses.fields(State))
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"{str(path)!r} is no training state of ctrans") from None
+    names = [field.name for field in dataclasses.fields(Progress)]
+    for key in progress:
+        if key not in names:
+            raise unknown(f"key in {STATE}", key, names)
+    return State(Progress(**progress), from_saved(settings), source, fingerprint)
+
+
+def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What the optimiser keeps, by parameter and quantity."""
+    named = dict(model.named_parameters())
+    assert optimiser.state.keys() <= set(named.values()), "what the optimiser keeps for other parameters would be lost"
+    return {
+        f"{name}{NAME_END}{key}": value
+        for name, parameter in named.items()
+        for key, value in optimiser.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)  # momentum that there is none of yet is None
+    }
+
+
+def parameter_of(full_name: str) -> str:
+    """The name of the parameter that the optimiser keeps that for."""
+    return full_name.rpartition(NAME_END)[0]
+
+
+def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Gives the optimiser what it kept. ConfigError where that belongs to another model."""
+    parameters = dict(model.named_parameters())
+    order = {parameter: i for i, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"])}
+    state: dict[int, dict[str, Tensor]] = {}
+    for full_name, value in tensors.items():
+        name, key = parameter_of(full_name), full_name.rpartition(NAME_END)[2]
+        if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
+            raise ConfigError(f"the optimiser's {full_name} has shape {tuple(value.shape)}, which this model has nothing of")
+        state.setdefault(order[parameters[name]], {})[key] = value
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+
+
+def write_optimiser(directory: Path, tensors: dict[str, Tensor]) -> None:
+    """Writes the tensors there."""
+    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    safetensors.torch.save_file(whole, directory / OPTIMISER)
+
+
+def read_optimiser(directory: Path) -> dict[str, Tensor]:
+    """The tensors written there. ConfigError for a file that is missing or no safetensors file."""
+    path = directory / OPTIMISER
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{str(path)!r} is no whole safetensors file: {error}") from None

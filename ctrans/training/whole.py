@@ -1,0 +1,26 @@
+"""A checkpoint of a run whose weights each process has all of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ctrans import checkpoint
+from ctrans.gpt import GPT
+from ctrans.training.processes import Processes
+from ctrans.training.saved import State, optimiser_tensors, write_optimiser
+from ctrans.training.store import Store
+
+
+def save_whole(store: Store, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes) -> None:
+    """The first process, which has all weights, writes model, optimiser and state."""
+    if not processes.first:
+        return
+
+    def write(directory: Path) -> None:
+        checkpoint.save(model, directory)
+        write_optimiser(directory, optimiser_tensors(model, optimiser))
+        state.write(directory)
+
+    store.save(state.progress.step, state.progress.best_step, write)

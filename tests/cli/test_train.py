@@ -1,0 +1,254 @@
+"""`ctrans train` as users type it: what it writes, the exit codes, signals, kills, and one line for each mistake."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from ctrans.checkpoint import load
+from ctrans.cli.train_options import SETTINGS
+from ctrans.training.store import damage
+from tests.cli.test_commands import run, strict
+from tests.training.helpers import same
+
+SIZE = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8"]
+TINY = [*SIZE, "--batch", "2", "--iterations", "12", "--eval-every", "4", "--eval-windows", "4", "--save-every", "3"]
+
+
+def command(*args, **environment):
+    """The command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ctrans", "train", *map(str, args)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_train_writes_checkpoints_log_json_and_picture(tmp_path):
+    result = run("train", *TINY, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last", "best", "log.jsonl", "train.json", "loss.png"}
+    kept = strict((tmp_path / "train.json").read_text())
+    assert (kept["command"], kept["ending"], kept["step"]) == ("train", "finished", 12)
+    assert kept["training"]["batch"] == 2
+    assert kept["model"]["placement"] == "peri"
+    assert kept["best_validation_loss"] <= kept["validation_loss"]
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert result.stdout.count(", validation loss") == 4
+    assert [strict(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == list(range(13))
+
+
+def test_other_commands_read_what_it_writes(tmp_path):
+    run("train", *TINY, "--placement", "post", "--out", tmp_path)
+    for place in (tmp_path, tmp_path / "last", tmp_path / "best"):
+        shown = run("simulate", "--checkpoint", place, "--batch", "1", "--json", "-")
+        assert "post" in strict(shown.stdout)["placements"]
+
+
+def test_every_setting_has_an_option_and_is_passed_on(tmp_path):
+    help_text = run("train", "--help").output
+    assert all(f"--{name.replace('_', '-')}" in help_text for name in SETTINGS)
+    args = ["--optimiser", "sgd", "--min-learning-rate", "0", "--clip", "2", "--kinetic", "0.1", "--no-bias", "--alpha", "2"]
+    result = run("train", *TINY, *args, "--placement", "deepnorm", "--out", tmp_path, "--json", "-")
+    kept = strict(result.stdout)
+    assert (kept["training"]["optimiser"], kept["training"]["min_learning_rate"], kept["training"]["clip"]) == ("sgd", 0.0, 2.0)
+    assert (kept["model"]["bias"], kept["model"]["alpha"]) == (False, 2.0)
+
+
+def test_nanogpts_files_are_trained_on(tmp_path):
+    for name in ("train.bin", "val.bin"):
+        (np.arange(400) % 300).astype("<u2").tofile(tmp_path / name)
+    wanted = ["--bin", tmp_path, "--vocab-size", "300", "--out", tmp_path / "run", "--json", "-"]
+    assert strict(run("train", *TINY, *wanted).stdout)["model"]["vocab_size"] == 300
+
+
+def test_the_model_is_evaluated_at_other_depths(tmp_path):
+    result = run("train", *TINY, "--eval-depth", "1", "--eval-depth", "3", "--out", tmp_path, "--json", "-")
+    kept = strict(result.stdout)
+    assert kept["other_depths"]["1"] == pytest.approx(kept["validation_loss"], rel=1e-6)
+    assert kept["other_depths"]["3"] != kept["other_depths"]["1"]
+
+
+def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
+    run("train", *TINY, "--out", tmp_path)
+    refused = run("train", *TINY, "--out", tmp_path)
+    assert (refused.exit_code, "go on with it by --resume, remove it by --overwrite" in refused.stderr) == (2, True)
+    further = run("train", "--resume", "--iterations", "15", "--out", tmp_path)
+    assert (further.exit_code, "step 15/15" in further.stdout) == (0, True)
+    again = run("train", *TINY, "--overwrite", "--out", tmp_path)
+    assert (again.exit_code, "step  0/12" in again.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--learning-rate", "1"], "--learning-rate 1.0 contradicts the run to resume, which has 0.003"),
+        (["--width", "32"], "--width 32 contradicts the run to resume, which has 16"),
+        (["--init", "he"], "--init he contradicts the run to resume, which has xavier"),
+        (["--seed", "1"], "--seed 1 contradicts"),
+        (["--file", "other.txt"], "other.txt contradicts the run to resume, which has None"),
+        (["--iterations", "5"], "iterations = 5, and 12 are done"),
+    ],
+)
+def test_options_that_contradict_the_run_to_resume_are_named(args, words, tmp_path):
+    run("train", *TINY, "--out", tmp_path)
+    before = (tmp_path / "log.jsonl").read_text()
+    result = run("train", "--resume", "--out", tmp_path, *args)
+    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
+    assert result.stderr.count("\n") == 1
+    assert (tmp_path / "log.jsonl").read_text() == before
+
+
+def test_a_damaged_checkpoint_is_named_with_one_that_is_not(tmp_path):
+    run("train", *TINY, "--out", tmp_path)
+    path = tmp_path / "last" / "optimiser.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    result = run("train", "--resume", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "optimiser.safetensors' is damaged" in result.stderr
+    fix = result.stderr.partition("ln -sfn ")[2].split()
+    os.unlink(tmp_path / "last")
+    os.symlink(fix[0], tmp_path / "last")
+    assert run("train", "--resume", "--out", tmp_path).exit_code == 0
+
+
+def test_divergence_exits_1_and_keeps_the_last_good_checkpoint(tmp_path):
+    wild = ["--learning-rate", "100", "--warmup", "0", "--clip", "1e9", "--margin", "0.1", "--patience", "1"]
+    result = run("train", *TINY, *wild, "--out", tmp_path)
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("ctrans: diverged: ")
+    assert strict((tmp_path / "train.json").read_text())["ending"] == "diverged"
+    assert damage(tmp_path / "last") is None
+
+
+def test_sigterm_saves_and_exits_with_143_and_resume_goes_on(tmp_path):
+    process = command(*TINY, "--iterations", "100000", "--out", tmp_path)
+    wait_for_rows(process, tmp_path, 20)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "stopped after iteration" in errors
+    saved = strict((tmp_path / "last" / "train.json").read_text())["progress"]["step"]
+    rows = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert strict(rows[-1])["step"] == saved
+    result = run("train", "--resume", "--iterations", saved + 2, "--out", tmp_path)
+    assert (result.exit_code, f"step {saved + 2}/{saved + 2}" in result.stdout) == (0, True)
+
+
+def wait_for_rows(process, directory, count):
+    """Until the log has so many rows, or the process has ended."""
+    path = directory / "log.jsonl"
+    while process.poll() is None and (not path.exists() or path.read_text().count("\n") < count):
+        time.sleep(0.001)
+
+
+def killed_again_and_again(directory, kills, iterations, seed):
+    """The weights of an uninterrupted run and of one that signal 9 ends after random numbers of further iterations."""
+    args = [*TINY, "--iterations", iterations, "--threads", "1"]
+    whole = run("train", *args, "--out", directory / "whole")
+    assert whole.exit_code == 0, whole.output
+    parts = directory / "parts"
+    generator = random.Random(seed)
+    for _ in range(kills):
+        rows = (parts / "log.jsonl").read_text().count("\n") if parts.exists() else 0
+        process = command(*args, "--resume", "--out", parts)
+        wait_for_rows(process, parts, rows + generator.randint(1, 2 * iterations // kills))
+        time.sleep(generator.uniform(0, 0.01))
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+        if (parts / "last").exists():
+            assert damage(parts / "last") is None
+            load(parts / "last")
+    last = run("train", *args, "--resume", "--out", parts)
+    assert last.exit_code == 0, last.output
+    return [load(path / "last").state_dict() for path in (directory / "whole", parts)]
+
+
+def test_a_run_killed_twice_ends_with_the_same_bits(tmp_path):
+    assert same(*killed_again_and_again(tmp_path, kills=2, iterations=30, seed=0))
+
+
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_ends_with_the_same_bits(tmp_path):
+    assert same(*killed_again_and_again(tmp_path, kills=20, iterations=400, seed=1))
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(tmp_path):
+    code = """
+import resource, signal, sys
+from ctrans.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+main(["train", "--resume", *sys.argv[2:]])
+"""
+    run("train", *TINY, "--out", tmp_path)
+    args = ["--iterations", "15", "--out", tmp_path]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "20000", *map(str, args)], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "File too large; the checkpoint of step 12 is intact" in done.stderr
+    assert damage(tmp_path / "last") is None
+    assert run("train", "--resume", *args).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--placement", "perri"], "did you mean 'peri'"),
+        (["--gradient", "backpropp"], "did you mean 'backprop'"),
+        (["--optimiser", "adam"], "did you mean 'adamw'"),
+        (["--dtype", "bf16"], "did you mean 'bfloat16'"),
+        (["--depth-weights", "linar"], "did you mean 'linear'"),
+        (["--parallel", "dpp"], "did you mean 'ddp'"),
+        (["--lr", "1"], "No such option '--lr'"),
+        (["--batch", "0"], "batch = 0"),
+        (["--iterations", "0"], "iterations = 0"),
+        (["--learning-rate", "nan"], "learning_rate = nan"),
+        (["--context", "90000"], "lower context, or give more text"),
+        (["--batch", "1000000"], "1000000 sequences of 8 tokens"),
+        (["--file", "/does/not/exist"], "cannot read '/does/not/exist'"),
+        (["--bin", "/does/not/exist"], "cannot read '/does/not/exist/train.bin'"),
+        (["--bin", ".", "--file", "x"], "--file and --bin exclude each other"),
+        (["--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
+        (["--vocab-size", "100"], "give --vocab-size 227"),
+        (["--threads", "0"], "threads = 0"),
+        (["--eval-depth", "0"], "eval_depth = 0"),
+        (["--temperature-start", "3"], "needs both, or neither"),
+        (["--device", "cuda:99"], "device 'cuda:99' is not available"),
+        (["--out", "/proc/nothing"], "cannot write to directory '/proc/nothing'"),
+        (["--json", "/proc/nothing/x.json"], "cannot write to directory '/proc/nothing'"),
+        (["--parallel", "ddp"], "torchrun --nproc-per-node 2"),
+        (["--parallel", "fsdp", "--gradient", "adjoint"], "fsdp frees weights"),
+        (["--method", "rk4", "--placement", "post", "--gradient", "reversible"], "reversible"),
+    ],
+)
+def test_a_mistake_is_one_line_with_exit_code_2_and_no_checkpoint(args, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("train", *TINY, *args)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("ctrans: ")
+    assert words in result.stderr
+    assert result.stdout == ""
+    assert not list(tmp_path.rglob("step-*"))
+
+
+def test_a_damaged_json_is_no_traceback(tmp_path):
+    run("train", *TINY, "--out", tmp_path)
+    path = tmp_path / "last" / "train.json"
+    path.write_text(json.dumps({"progress": 3}))
+    result = run("train", "--resume", "--out", tmp_path)
+    assert (result.exit_code, "train.json' is damaged" in result.stderr) == (2, True)

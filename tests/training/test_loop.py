@@ -1,0 +1,279 @@
+"""The loop: what an iteration computes, how a run ends, and that one taken up again goes on as if nothing had happened."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctrans.checkpoint import load
+from ctrans.training import log
+from ctrans.training.loop import Ending, train
+from ctrans.training.store import Store
+from solvers import ConfigError
+from tests.training.helpers import SETTINGS, TEXT, resume, same, start, weights, weights_after
+
+COMPARED = ("step", "loss", "learning_rate", "gradient_norm", "temperature", "validation_loss", "growth", "largest")
+
+
+def rows(directory):
+    """The log without what depends on the clock."""
+    return [{key: row.get(key) for key in COMPARED} for row in log.read(directory)]
+
+
+def stopped_at(step, number=signal.SIGTERM):
+    """An observer by which the process gets a signal during that iteration."""
+
+    def observe(row):
+        if row["step"] == step:
+            os.kill(os.getpid(), number)
+
+    return observe
+
+
+def test_the_loss_falls_and_the_best_checkpoint_is_the_best(tmp_path):
+    run, progress = start(tmp_path, iterations=60, learning_rate=3e-2, eval_every=10)
+    outcome = train(run, progress)
+    losses = {row["step"]: row["validation_loss"] for row in log.read(tmp_path) if "validation_loss" in row}
+    assert outcome.ending is Ending.FINISHED
+    assert losses[60] < losses[0] - 1
+    assert outcome.progress.best == min(losses.values()) == losses[outcome.progress.best_step]
+    assert same(load(tmp_path / "last").state_dict(), weights(run))
+
+
+def test_the_log_has_a_row_for_every_iteration(tmp_path):
+    run, progress = start(tmp_path)
+    train(run, progress)
+    kept = list(log.read(tmp_path))
+    assert [row["step"] for row in kept] == list(range(13))
+    assert [row["step"] for row in kept if "validation_loss" in row] == [0, 4, 8, 12]
+    assert all(row["tokens_per_second"] > 0 for row in kept[1:])
+
+
+def test_accumulated_micro_batches_give_the_mean_gradient(tmp_path):
+    whole, parts = (start(tmp_path / str(k), accumulate=k, batch=4, dtype="float64")[0] for k in (1, 2))
+    sequences = [parts.data.batch(0, micro, batch=4, seed=0) for micro in (0, 1)]
+    tokens, targets = (torch.cat(both) for both in zip(*sequences, strict=True))
+    whole.module(tokens, targets).total.backward()
+    norm = torch.cat([p.grad.flatten() for p in whole.model.parameters()]).norm()
+    assert parts.iterate(0)["gradient_norm"] == pytest.approx(float(norm), rel=1e-12)
+
+
+def test_clipping_bounds_the_step_that_sgd_takes(tmp_path):
+    run, _ = start(tmp_path, optimiser="sgd", clip=1e-3, weight_decay=0.0, beta1=0.0, warmup=0)
+    before = weights(run)
+    row = run.iterate(0)
+    moved = torch.cat([(weights(run)[name] - before[name]).flatten() for name in before]).norm()
+    assert row["gradient_norm"] > 1e-2
+    assert float(moved) == pytest.approx(1e-3 * row["learning_rate"], rel=1e-3)
+
+
+def test_temperature_is_warm_in_training_and_the_models_own_in_evaluation(tmp_path):
+    run, progress = start(tmp_path, temperature_start=4.0, temperature_steps=8)
+    seen = []
+    run.module.register_forward_hook(
+        lambda module, *_: seen.append((module.training, run.model.depth.sublayers[0].field.temperature))
+    )
+    train(run, progress)
+    assert {tau for training, tau in seen if not training} == {1.0}
+    assert [tau for training, tau in seen if training][:3] == pytest.approx([4.0, 4 ** (7 / 8), 4 ** (6 / 8)])
+    assert [tau for training, tau in seen if training][8:] == [1.0] * 4
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_without_touching_the_weights(tmp_path):
+    run, progress = start(tmp_path)
+
+    def break_weights(row):
+        if row["step"] == 7:
+            with torch.no_grad():
+                next(run.model.parameters()).fill_(torch.nan)
+
+    outcome = train(dataclasses.replace(run, observe=break_weights), progress)
+    assert (outcome.ending, outcome.progress.step) == (Ending.DIVERGED, 7)
+    assert "iteration 8" in outcome.message
+    *_, broken, verdict = log.read(tmp_path)
+    assert broken["loss"] == "nan"
+    assert verdict["diverged"] == outcome.message
+    kept = load(tmp_path / "last")
+    assert all(torch.isfinite(value).all() for value in kept.state_dict().values())
+    assert Store(tmp_path).steps()[-1] == 6
+
+
+def test_validation_losses_above_the_margin_end_the_run_and_are_not_saved(tmp_path):
+    run, progress = start(tmp_path, iterations=40, learning_rate=30.0, warmup=0, clip=1e6, eval_every=2, save_every=1, margin=0.5)
+    outcome = train(run, progress)
+    assert outcome.ending is Ending.DIVERGED
+    assert outcome.progress.above == 3
+    assert "by more than the margin for 3 evaluations" in outcome.message
+    last = Store(tmp_path).steps()[-1]
+    evaluated = {row["step"]: row["validation_loss"] for row in log.read(tmp_path) if "validation_loss" in row}
+    assert last < next(step for step, loss in evaluated.items() if loss > evaluated[0] + 0.5)
+
+
+def test_an_adaptive_solver_that_fails_counts_as_divergence(tmp_path):
+    run, progress = start(tmp_path, method="tsit5", rtol=1e-3, eval_every=100)
+
+    def stiffen(row):
+        if row["step"] == 2:
+            with torch.no_grad():
+                run.model.depth.sublayers[0].output_norm.weight.fill_(1e38)
+
+    outcome = train(dataclasses.replace(run, observe=stiffen), progress)
+    assert outcome.ending is Ending.DIVERGED
+    assert "iteration 3" in outcome.message
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_its_iteration_and_saves(tmp_path, number):
+    run, progress = start(tmp_path)
+    before = signal.getsignal(number)
+    outcome = train(dataclasses.replace(run, observe=stopped_at(5, number)), progress)
+    assert (outcome.ending, outcome.progress.step, outcome.signal) == (Ending.INTERRUPTED, 5, number)
+    assert signal.getsignal(number) is before
+    assert Store(tmp_path).steps()[-1] == 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_the_disk():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Weights and log of uninterrupted runs, each made once."""
+    made = {}
+
+    def get(**changes):
+        key = json.dumps(changes, sort_keys=True)
+        if key not in made:
+            directory = tmp_path_factory.mktemp("whole")
+            made[key] = weights_after(directory, **changes), rows(directory)
+        return made[key]
+
+    return get
+
+
+VARIANTS = {
+    "sgd": {"optimiser": "sgd"},
+    "accumulated": {"accumulate": 2, "temperature_start": 3.0, "temperature_steps": 9},
+    "through the ODE": {"method": "heun", "gradient": "checkpoint", "kinetic": 0.1},
+    "bfloat16": {"dtype": "bfloat16"},
+    "float64": {"dtype": "float64"},
+}
+
+
+def interrupted(directory, stops, **changes):
+    """The weights of a run that is stopped after each of these iterations and taken up again."""
+    run, progress = start(directory, **changes)
+    for stop in sorted(stops):
+        outcome = train(dataclasses.replace(run, observe=stopped_at(stop)), progress)
+        assert outcome.ending is Ending.INTERRUPTED
+        run, progress = resume(directory)
+    train(run, progress)
+    return weights(run)
+
+
+@settings(max_examples=10)
+@given(stops=st.sets(st.integers(1, 12), min_size=1, max_size=3))
+def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_log(stops, whole, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("parts")
+    weights_then, rows_then = whole()
+    assert same(interrupted(directory, stops), weights_then)
+    assert rows(directory) == rows_then
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_part_of_the_state_is_restored(variant, whole, tmp_path):
+    weights_then, rows_then = whole(**VARIANTS[variant])
+    assert same(interrupted(tmp_path, [5], **VARIANTS[variant]), weights_then)
+    assert rows(tmp_path) == rows_then
+
+
+def test_weights_in_depth_are_resumed_exactly_too(tmp_path):
+    model = {"depth_weights": "chebyshev", "knots": 2, "depth": 4}
+    expected = weights_after(tmp_path / "whole", model=model)
+    run, progress = start(tmp_path / "parts", model=model)
+    train(dataclasses.replace(run, observe=stopped_at(7)), progress)
+    run, progress = resume(tmp_path / "parts")
+    train(run, progress)
+    assert same(weights(run), expected)
+
+
+def test_more_iterations_continue_a_finished_run(tmp_path):
+    run, progress = start(tmp_path)
+    train(run, progress)
+    run, progress = resume(tmp_path, iterations=15)
+    assert train(run, progress).progress.step == 15
+
+
+def test_fewer_iterations_than_are_done_are_refused(tmp_path):
+    train(*start(tmp_path))
+    with pytest.raises(ConfigError, match="iterations = 5, and 12 are done"):
+        resume(tmp_path, iterations=5)
+
+
+def test_other_data_are_refused_on_resume(tmp_path):
+    train(*start(tmp_path))
+    with pytest.raises(ConfigError, match="the data are not those"):
+        resume(tmp_path, text=TEXT + b"more")
+
+
+def test_a_second_run_does_not_overwrite_the_first_unless_told_to(tmp_path):
+    train(*start(tmp_path))
+    with pytest.raises(ConfigError, match="has a run already"):
+        start(tmp_path)
+    start(tmp_path, overwrite=True)
+    assert Store(tmp_path).steps() == []
+
+
+def test_lack_of_memory_names_batch_and_context(tmp_path, monkeypatch):
+    run, progress = start(tmp_path)
+    monkeypatch.setattr(run.module, "forward", lambda *_: torch.empty(10**18))
+    with pytest.raises(ConfigError, match="out of memory with a batch of 4 sequences and a context of 8"):
+        train(run, progress)
+
+
+def test_a_torn_last_line_of_the_log_is_not_read(tmp_path):
+    log.append(tmp_path, {"step": 1, "loss": float("nan")})
+    with (tmp_path / log.LOG).open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert list(log.read(tmp_path)) == [{"step": 1, "loss": "nan"}]
+    log.cut(tmp_path, 1)
+    assert (tmp_path / log.LOG).read_text() == '{"step": 1, "loss": "nan"}\n'
+
+
+def test_settings_are_those_that_were_given(tmp_path):
+    run, _ = start(tmp_path)
+    assert {name: getattr(run.config, name) for name in SETTINGS} == SETTINGS
+
+
+def test_theta_is_the_balanced_mass_of_the_attention_rows(tmp_path):
+    run, progress = start(tmp_path, theta=True, iterations=1)
+    train(run, progress)
+    tokens, _ = run.data.validation_windows(1)
+    found = []
+    for k in (0, 2):
+        sublayer, x = run.model.depth.sublayers[k], run.model.trajectory(tokens).states[k]
+        for row in sublayer.field.probabilities(sublayer.input_norm(x)).detach().double().flatten(0, -2):
+            masses = [float(row[[bool(s >> i & 1) for i in range(8)]].sum()) for s in range(2**8)]
+            found.append(max(4 * mass * (1 - mass) for mass in masses))
+    *_, last = log.read(tmp_path)
+    assert last["theta"] == pytest.approx(sum(found) / len(found), abs=1e-5)
+
+
+def test_a_compiler_that_is_missing_is_one_sentence(tmp_path, monkeypatch):
+    run, progress = start(tmp_path)
+    failure = type("CompilerError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
+
+    def compile_and_fail(*_):
+        raise failure("no g++\n\nlong trace")
+
+    monkeypatch.setattr(run.module, "forward", compile_and_fail)
+    with pytest.raises(ConfigError, match="cannot compile the model here: no g\\+\\+; leave out --compile"):
+        train(run, progress)

@@ -1,0 +1,155 @@
+"""Checkpoints: whole or not there, whatever happens while they are written; damage is always seen."""
+
+import errno
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrans.training import store as module
+from ctrans.training.store import Store, damage
+from solvers import ConfigError
+
+FILES = {"config.json": b"{}", "model.safetensors": bytes(range(100)), "train.json": b"state"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_the_disk():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+def write(directory):
+    for name, content in FILES.items():
+        (directory / name).write_bytes(content)
+
+
+def filled(directory, *steps, best=None):
+    store = Store(directory)
+    for step in steps:
+        store.save(step, best, write)
+    return store
+
+
+def test_last_and_best_lead_to_their_steps_and_only_the_newest_others_stay(tmp_path):
+    store = filled(tmp_path, 1, 2, 3, 4, 5, best=1)
+    assert os.readlink(tmp_path / "last") == "checkpoints/step-00000005"
+    assert os.readlink(tmp_path / "best") == "checkpoints/step-00000001"
+    assert store.steps() == [1, 4, 5]
+    assert damage(tmp_path / "last") is None
+    assert (tmp_path / "last" / "train.json").read_bytes() == b"state"
+
+
+class Killed(BaseException):
+    """The process ends here: nothing catches it, as nothing catches signal 9."""
+
+
+def operations(monkeypatch, directory, step):
+    """How many calls that change the disk saving makes, and a way to be killed just before the n-th of them."""
+    count, limit = 0, None
+
+    def counted(function):
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if limit is not None and count > limit:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("rename", "replace", "fsync", "symlink", "unlink", "rmdir", "mkdir", "chmod", "open"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    filled(directory, step, best=step)
+    total = count
+
+    def killed_after(n, store, step):
+        nonlocal count, limit
+        count, limit = 0, n
+        try:
+            store.save(step, step, write)
+        except Killed:
+            pass
+        finally:
+            limit = None
+
+    return total, killed_after
+
+
+def test_killed_before_any_operation_a_save_leaves_a_whole_last_and_can_be_repeated(tmp_path, monkeypatch):
+    total, killed_after = operations(monkeypatch, tmp_path / "count", 1)
+    assert total > 10
+    seen = set()
+    for n in range(2 * total):
+        store = filled(tmp_path / str(n), 1, 2, 3, best=2)
+        killed_after(n, store, 4)
+        last = int(store.verified_last().resolve().name.removeprefix("step-"))
+        seen.add(last)
+        store.settle(last, last if last == 4 else 2)
+        if last == 3:
+            store.save(4, 4, write)
+        assert damage(tmp_path / str(n) / "last") is None
+        assert damage(tmp_path / str(n) / "best") is None
+        assert store.steps() == [3, 4]
+    assert seen == {3, 4}
+
+
+@given(name=st.sampled_from([*FILES, "SHA256SUMS"]), data=st.data())
+def test_any_flipped_bit_or_cut_is_seen_and_another_checkpoint_named(name, data, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    store = filled(directory, 1, 2)
+    path = store.step_directory(2) / name
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, 8 * len(content) - 1))
+    if data.draw(st.booleans()):
+        content[place // 8] ^= 1 << place % 8
+    else:
+        del content[place // 8 :]
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"last.*; to go on from step 1: ln -sfn checkpoints/step-00000001 .*/last"):
+        store.verified_last()
+
+
+def test_a_missing_file_is_named_and_without_a_good_checkpoint_that_is_said(tmp_path):
+    store = filled(tmp_path, 1)
+    (store.step_directory(1) / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"a file that it lists is missing; no other checkpoint"):
+        store.verified_last()
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    store = filled(tmp_path, 7)
+
+    def full(directory):
+        write(directory)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(ConfigError, match=r"cannot save step 8 .*No space left on device; the checkpoint of step 7 is intact"):
+        store.save(8, None, full)
+    assert store.verified_last().resolve() == store.step_directory(7)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000007"]
+
+
+def test_what_a_user_keeps_beside_the_checkpoints_is_left_alone(tmp_path):
+    (tmp_path / "checkpoints" / "step-by-step").mkdir(parents=True)
+    store = filled(tmp_path, 1, 2, 3, 4)
+    store.clear()
+    assert store.steps() == []
+    assert not store.exists
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-by-step"]
+
+
+def test_sums_are_in_the_format_of_sha256sum(tmp_path):
+    filled(tmp_path, 1)
+    lines = (tmp_path / "last" / module.SUMS).read_text().splitlines()
+    assert [line[64:] for line in lines] == [f"  {name}" for name in sorted(FILES)]
+
+
+def test_a_last_that_leads_nowhere_is_still_a_run(tmp_path):
+    store = filled(tmp_path, 1, 2)
+    (tmp_path / "checkpoints" / "step-00000002").rename(tmp_path / "elsewhere")
+    assert store.exists
+    with pytest.raises(ConfigError, match="to go on from step 1"):
+        store.verified_last()
