@@ -7,8 +7,9 @@
 | `reversible` | what was computed, by its own scheme | own                   | two states              | no          |
 | `adjoint`    | the ODE, so up to the method's error | all                   | a state a segment       | on entering |
 
-`torchdiffeq:scipy_solver` leaves torch and has the adjoint only. torchdiffeq's methods are recomputed and solved backward by
-whole segments.
+Fields that draw random numbers have `backprop` and `checkpoint`; so has half precision, with the adjoint. A scripted field, into
+which nothing looks, too. `torchdiffeq:scipy_solver` leaves torch and has the adjoint only. torchdiffeq's methods are recomputed
+by whole segments. Second derivatives and `torch.func` have `backprop` only.
 """
 
 from __future__ import annotations
@@ -77,4 +78,6 @@ GRADIENTS: dict[str, Gradient] = {
 
 def get_gradient(gradient: str | Gradient) -> Gradient:
     """The gradient of that name, or the object itself; ConfigError with the nearest name otherwise."""
-    return gradient if isinstance(gradient, Gradient) else look_up("gradient", gradient, GRADIENTS)
+    if isinstance(gradient, Gradient) and not isinstance(gradient, type):
+        return gradient
+    return look_up("gradient", gradient, GRADIENTS)

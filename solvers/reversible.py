@@ -14,10 +14,9 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from solvers.detached import Backward, Captured, Grads, attach, without_graph
+from solvers.detached import Backward, Captured, Grads, attach, untraced, without_graph
 from solvers.errors import ConfigError
 from solvers.march import Progress, march
 from solvers.methods import Method
@@ -71,13 +70,16 @@ class Reversible:
     """The exact gradient of the reversible scheme, from its last pair of states: memory does not depend on the steps.
 
     For own methods and fields without projections, whose information is gone for good. It computes another solution than the
-    plain method, by an error of the method's order, and takes two increments a step. `coupling` is lambda in (0, 1].
+    plain method, by an error of the method's order, and takes two increments a step: what is trained by it is not the discrete
+    model of one Euler step per segment. `coupling` is lambda in (0, 1]. The pair drifts apart where a step h meets a Jacobian with
+    h |df/dx| above about 1 - lambda for a long time, even if the plain method is stable there: a smaller lambda is stabler,
+    and its way back magnifies rounding errors by 1/lambda a step. The state must have float32 or float64.
     """
 
     coupling: float = COUPLING
 
     def __post_init__(self) -> None:
-        if not isinstance(self.coupling, (int, float)) or not 0 < self.coupling <= 1:
+        if isinstance(self.coupling, bool) or not isinstance(self.coupling, (int, float)) or not 0 < self.coupling <= 1:
             raise ConfigError(f"coupling = {self.coupling!r}: give a number above 0 and at most 1, such as {COUPLING}")
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
@@ -100,8 +102,13 @@ class Reversible:
         assert isinstance(method, RungeKutta), "checked before"
         return ReversibleScheme(method, self.coupling)
 
-    @torch.compiler.disable  # the compiler cannot trace what looks for captured tensors; around it a model compiles
+    @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        if x0.dtype.itemsize < 4:
+            raise ConfigError(
+                f"gradient 'reversible' cannot go back in {str(x0.dtype).removeprefix('torch.')}, whose rounding errors grow on the way: "
+                "keep the state in float32 (autocast does), or use gradient='checkpoint'"
+            )
         scheme = self.scheme(method)
         assert isinstance(scheme, ReversibleScheme), "made by scheme()"
         captured: Captured = {}
@@ -111,8 +118,8 @@ class Reversible:
             if progress is not None:
                 progress(k)
 
-        with without_graph(x0.device.type) as capture:
-            solution = march(scheme, segments, x0, run, done)
+        with without_graph(x0.device) as capture:
+            solution = march(scheme, segments, x0.detach(), run, done)
         if solution.status is not Status.SUCCESS:
             return solution
         assert run.partner is not None, "every segment leaves a partner"

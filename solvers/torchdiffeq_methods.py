@@ -93,6 +93,9 @@ class _Watched(torch.nn.Module):
     def _callback_step(self, t: Tensor, x: Tensor, h: Tensor) -> None:
         # called before each attempt: at a new time, the step before was accepted
         if float(t.detach()) != self.time:
+            if t.requires_grad and self._run.save == "steps":
+                # its steps depend on the parameters; a saved state is one at a fixed time
+                x = x - self._run.velocity(self._segment, t.detach(), x.detach()).detach() * (t - t.detach()).to(x.dtype)
             self._run.accept(self._segment, float(t.detach()), x)
         self.time, self.state = float(t.detach()), x
 

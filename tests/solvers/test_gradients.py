@@ -321,16 +321,24 @@ def test_what_a_solve_keeps_is_freed_with_it(kind):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
 def test_under_autocast_the_way_back_computes_in_the_same_precision(kind, device):
-    torch.manual_seed(0)
     linear = nn.Linear(8, 8).to(device)
     x = torch.randn(4, 8, device=device, requires_grad=True)
+    types = []
+
+    def field(t, x):
+        v = linear(x)
+        types.append(v.dtype)
+        return torch.tanh(v)
+
+    method = ReversibleScheme(METHODS["rk4"], 0.99) if kind == "reversible" else "rk4"
     found = {}
-    for each in ("backprop", kind):
+    for each, chosen in (("backprop", method), (kind, "rk4")):
         with torch.autocast(device, dtype=torch.bfloat16):
-            end = solve([Segment(0, 1, lambda t, x: torch.tanh(linear(x)))], x, method="rk4", steps=4, gradient=each).x1
+            end = solve([Segment(0, 1, field)], x, method=chosen, steps=4, gradient=each).x1
             again = linear(end)  # the same weights later, under the same autocast: its cache must not lack their graph
         found[each] = torch.autograd.grad(again.float().square().sum(), (x, *linear.parameters()))
-    assert apart(found[kind], found["backprop"]) < (1e-6 if kind in ("backprop", "checkpoint") else 0.05)
+    assert set(types) == {torch.bfloat16}
+    assert apart(found[kind], found["backprop"]) < (1e-3 if kind in ("backprop", "checkpoint") else 0.05)
 
 
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
@@ -345,6 +353,9 @@ def test_under_ddp_parameters_get_their_gradients(kind, method, tmp_path):
             self.linear = nn.Linear(3, 3, dtype=torch.float64)
 
         def forward(self, x):
+            return self.end(x, kind)
+
+        def end(self, x, kind):
             return solve([Segment(0, 1, lambda t, x: torch.tanh(self.linear(x)))], x, method=method, steps=20, gradient=kind).x1
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -352,11 +363,134 @@ def test_under_ddp_parameters_get_their_gradients(kind, method, tmp_path):
         model = Model()
         wrapped = nn.parallel.DistributedDataParallel(model)
         wrapped(X0).square().sum().backward()
-        plain = torch.autograd.grad(model(X0).square().sum(), list(model.parameters()))
-        assert apart([p.grad for p in model.parameters()], plain) < 1e-14
-        assert float(model.linear.weight.grad.norm()) > 0.01
+        plain = torch.autograd.grad(model.end(X0, "backprop").square().sum(), list(model.parameters()))
+        # the scheme of `reversible` is another one, and the adjoint has an error: what is asked here is that nothing is lost
+        tolerance = {"backprop": 1e-14, "checkpoint": 1e-14, "adjoint": 1e-6, "reversible": 1e-2}[kind]
+        assert apart([p.grad for p in model.parameters()], plain) < tolerance
     finally:
         dist.destroy_process_group()
+
+
+# What users' fields do.
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "adjoint"])
+@pytest.mark.parametrize("save", ["ends", "segments", "steps"])
+@pytest.mark.parametrize(
+    "times",
+    [[(0, 0.1 + 0.2), (0.3, 1)], [(k * 0.3, k * 0.3 + 0.3) for k in range(12)], [(0, 1), (1, 0), (0, 1)]],
+    ids=["rounded", "many rounded", "out and back"],
+)
+def test_saved_states_get_their_gradient_once_however_times_round(times, save, kind):
+    fields = Fields()
+    segments = [Segment(t0, t1, lambda t, x: torch.sin(fields.rate * x + t)) for t0, t1 in times]
+    request = {"segments": segments, "method": "rk4", "steps": 4, "save": save}
+    assert apart(gradients(fields, gradient=kind, **request), gradients(fields, **request)) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["reversible", "adjoint"])
+def test_what_cannot_be_seen_from_outside_is_no_silent_zero(kind):
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x * w
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return g * w, g * x
+
+    weight = torch.tensor([0.5, -0.2, 0.3], dtype=torch.float64, requires_grad=True)
+
+    def through(field):
+        return solve([Segment(0, 1, field)], X0, method="rk4", steps=4, gradient=kind).x1.sum()
+
+    (right,) = torch.autograd.grad(through(lambda t, x: torch.sin(x * weight)), weight)
+    (custom,) = torch.autograd.grad(through(lambda t, x: torch.sin(Product.apply(x, weight + 0))), weight)
+    assert torch.allclose(custom, right)
+    doubled = 2 * weight
+    with pytest.raises(SolveError, match=r"shape \(3,\) in a way that cannot be seen.*checkpoint"):
+        through(lambda t, x: Product.apply(x, doubled)).backward()
+
+
+@pytest.mark.parametrize("kind", ["reversible", "adjoint"])
+def test_fields_that_draw_random_numbers_are_refused(kind):
+    segments = [Segment(0, 1, lambda t, x: torch.nn.functional.dropout(x, 0.3))]
+    x = X0.clone().requires_grad_()
+    with pytest.raises(ConfigError, match="draws random numbers"):
+        solve(segments, x, steps=3, gradient=kind)
+    torch.manual_seed(1)
+    expected = torch.autograd.grad(solve(segments, x, steps=3).x1.sum(), x)
+    torch.manual_seed(1)
+    found = torch.autograd.grad(solve(segments, x, steps=3, gradient="checkpoint").x1.sum(), x)
+    assert torch.equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("kind", ["reversible", "adjoint"])
+def test_a_parameter_changed_between_the_passes_is_noticed(kind):
+    fields = Fields()
+    end = solve(fields.segments(), X0, steps=3, gradient=kind).x1
+    with torch.no_grad():
+        fields.offset.mul_(3)
+    with pytest.raises(SolveError, match="changed in place"):
+        end.sum().backward()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-8])
+@pytest.mark.parametrize("method", ["dopri5", "tsit5", "torchdiffeq:dopri5"])
+def test_an_adaptive_adjoint_is_as_good_for_a_small_loss(method, scale):
+    turn = torch.tensor([[0.0, 9.0], [-9.0, 0.0]], dtype=torch.float64)
+
+    def field(t, x):  # the state decays slowly while the costate, on the other two coordinates, turns
+        return torch.cat([-0.1 * x[:2], x[2:] @ turn])
+
+    x = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    end = solve([Segment(0, 3, field)], x, method=method, gradient="adjoint").x1
+    (found,) = torch.autograd.grad(scale * end[2:].sum(), x)
+    exact = torch.matrix_exp(3 * turn) @ torch.ones(2, dtype=torch.float64)
+    assert torch.allclose(found[2:] / scale, exact, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["backprop", "checkpoint", "adjoint"])
+@pytest.mark.parametrize("method", ["dopri5", "torchdiffeq:dopri5"])
+def test_a_state_saved_within_a_segment_is_one_at_a_fixed_time(method, kind):
+    rate = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    request = {"method": method, "rtol": 1e-6, "atol": 1e-8, "save": "steps", "gradient": kind}
+    solution = solve([Segment(0, 2, lambda t, x: -rate * x)], torch.ones(1, dtype=torch.float64), **request)
+    t, x = solution.times[len(solution.times) // 2], solution.states[len(solution.times) // 2]
+    (found,) = torch.autograd.grad(x.sum(), rate)
+    assert float(found) == pytest.approx(-t * math.exp(-1.3 * t), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["reversible", "adjoint"])
+def test_fields_that_differentiate_an_energy_keep_no_more_for_more_steps(kind):
+    weight = torch.tensor([0.5, -0.2, 0.3], dtype=torch.float64, requires_grad=True)
+
+    def downhill(t, x):
+        with torch.enable_grad():
+            x = x if x.requires_grad else x.detach().requires_grad_()
+            energy = torch.sin(weight * x).sum()
+            return -torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    def pair(steps):
+        x = X0.clone().requires_grad_()
+        found = []
+        for each in (kind, "backprop"):
+            method = ReversibleScheme(METHODS["rk4"], 0.99) if (kind, each) == ("reversible", "backprop") else "rk4"
+            end = solve([Segment(0, 1, downhill)], x, method=method, steps=steps, gradient=each).x1
+            found.append((len(end.grad_fn.next_functions), torch.autograd.grad(end.sum(), (x, weight))))
+        return found
+
+    (few, _), _ = pair(2)
+    (many, ours), (_, expected) = pair(16)
+    assert few == many
+    assert apart(ours, expected) < (1e-10 if kind == "reversible" else 1e-5)
+
+
+def test_reversible_refuses_half_precision():
+    with pytest.raises(ConfigError, match="cannot go back in bfloat16"):
+        solve([Segment(0, 1, lambda t, x: -x)], X0.bfloat16().requires_grad_(), gradient="reversible")
 
 
 # Transformers.
