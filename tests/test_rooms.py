@@ -23,6 +23,7 @@ ROOMS = [
     "control",
     "stability",
     "training",
+    "verify",
     "interop",
     "report",
     "cli",

@@ -8,10 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from torch import nn
 
-from ctrans.depth import Depth
-from ctrans.norm import NORMS, RMSNorm
+from ctrans.norm import NORMS
 from ctrans.stability.generalisation import generalisation_radius
 from ctrans.stability.transport import (
     PERTURBATIONS,
@@ -21,7 +19,7 @@ from ctrans.stability.transport import (
     transport_bound,
     wasserstein,
 )
-from ctrans.sublayer import Sublayer
+from ctrans.verify.uncertainty import diverging
 from solvers import ConfigError, SolveError
 from tests.helpers import NAMES, small_model, tokens, unchecked
 
@@ -93,29 +91,9 @@ def test_no_distance_exceeds_its_bound(placement, norm, dt, scale, size, seed):
             assert wasserstein(model.depth(x), model.depth(y), p) <= bound * (1 + 1e-12)
 
 
-class Sign(nn.Module):
-    """X -> s (w . X) for one token."""
-
-    def __init__(self, s, w):
-        super().__init__()
-        self.s, self.w = s, w
-
-    def forward(self, x):
-        return (x @ self.w).unsqueeze(-1) * self.s
-
-
 def test_theorem_6_as_printed_is_false_at_p_1_and_the_corrected_form_is_attained():
     d = 8
-    s = torch.tensor([1.0, -1.0] * (d // 2), dtype=torch.float64)
-    w = torch.randn(d, dtype=torch.float64)
-    w = w / w.norm()
-    w = w - s * (w @ s) / d + s / d  # so that the fields push on in the direction they have begun
-    parts = [
-        Sublayer(Sign(s, w), kind, output_norm=RMSNorm(d, 0.0).double().requires_grad_(False)) for kind in ("attention", "ffn")
-    ]
-    depth = Depth(parts, 1.0)
-    normal = w / w.norm()
-    x, y = 1e-5 * normal.reshape(1, 1, d), -1e-5 * normal.reshape(1, 1, d)
+    depth, x, y = diverging(torch.Generator().manual_seed(0), d)
     out = {p: wasserstein(depth(x), depth(y), p) for p in (1, 2)}
     before = {p: wasserstein(x, y, p) for p in (1, 2)}
     assert out[1] == pytest.approx(32.0, abs=1e-3)

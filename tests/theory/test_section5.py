@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ctrans.control.costate import Costate, costate
-from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
+from ctrans.control.costate import costate
+from ctrans.control.maximum_principle import maximum_principle
 from ctrans.depth import Depth
 from ctrans.norm import NORMS, Norm
 from ctrans.sublayer import Attention, FeedForward, Sublayer
-from solvers import METHODS, Segment, Stats, solve
+from ctrans.verify.costates import reading_of
+from solvers import METHODS, Segment, solve
 
 WIDTH, TOKENS, VOCABULARY = 6, 4, 5
 TEXT = torch.tensor([0, 3, 1, 4]), torch.tensor([3, 1, 4, 2])
@@ -159,24 +160,6 @@ def test_conserved_product_does_not_show_an_error_of_the_state_it_is_computed_on
     assert float((carried.x1[1] - exact).norm() / exact.norm()) > 0.01
     assert float((products.max() - products.min()) / products.abs().max()) < 1e-10
     assert float((result.costates[0] - exact).norm() / exact.norm()) < 1e-8
-
-
-class Given(nn.Module):
-    """f(X) = raw, whatever X: puts a sublayer's velocity where a test wants it."""
-
-    def __init__(self, raw: Tensor):
-        super().__init__()
-        self.raw = raw
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.raw
-
-
-def reading_of(norm: Norm, raw: Tensor, p: Tensor) -> MaximumPrinciple:
-    """The maximum principle of one sublayer with v = N_out(raw) at the costate P."""
-    depth = Depth([Sublayer(Given(raw), "ffn", output_norm=norm)], 1.0, per_block=1)
-    x = torch.zeros_like(p)
-    return maximum_principle(depth, Costate("discrete", 0.0, (0.0, 1.0), (x, x), (p, p), ((x, p),), (0.0,), Stats()))
 
 
 def draw(seed: int, kind: str, eps: float = 0.0, tokens: int = TOKENS) -> tuple[Norm, Tensor, Tensor]:
