@@ -18,6 +18,7 @@ _HOMES = {
     "LayerNorm": "ctrans.norm",
     "RMSNorm": "ctrans.norm",
     "PLACEMENTS": "ctrans.placement",
+    "ODEBlock": "ctrans.ode_block",
     "ConfigError": "solvers",
     "SolveError": "solvers",
 }

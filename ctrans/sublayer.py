@@ -50,6 +50,13 @@ class HasBound(Protocol):
     def bound(self) -> AffineBound: ...
 
 
+@runtime_checkable
+class HasPlainPath(Protocol):
+    """An attention that can do without the fused kernel."""
+
+    plain: bool
+
+
 class Attention(nn.Module):
     """f(x) = [softmax(Q_h K_h' / (tau sqrt(d_h))) V_h]_h W_O' + b_O, heads side by side, over the tokens of each sequence.
 
@@ -226,8 +233,8 @@ class Sublayer(nn.Module):
 
 @contextlib.contextmanager
 def plain_attention(module: nn.Module) -> Iterator[None]:
-    """Inside, every `Attention` within `module` takes the plain path, which has forward-mode and second derivatives."""
-    attentions = [part for part in module.modules() if isinstance(part, Attention)]
+    """Inside, every attention within `module` takes the plain path, which has forward-mode and second derivatives."""
+    attentions = [part for part in module.modules() if isinstance(part, HasPlainPath)]
     before = [part.plain for part in attentions]
     for part in attentions:
         part.plain = True

@@ -1,0 +1,129 @@
+"""What a model's blocks are called with: the state and, by name, its context (masks, positions), seen by running the model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solvers import ConfigError
+
+CACHES = ("past_key_values",)
+"""Arguments that carry keys and values of an earlier call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a block: the state, and everything else that it was given, by the names in the block's signature."""
+
+    x: Tensor
+    context: dict[str, Any]
+
+
+def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The call of a block of that class, arguments named by its forward; the state is the first."""
+    names = _arguments(kind)  # type: ignore[arg-type]  # classes are hashable
+    named = dict(zip(names, args, strict=False)) | kwargs
+    return Call(named.pop(names[0]), named)
+
+
+@functools.cache
+def _arguments(kind: type[Any]) -> tuple[str, ...]:
+    """The names that a module's forward gives its arguments, itself left out."""
+    parameters = inspect.signature(kind.forward).parameters
+    return tuple(name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD)[1:]
+
+
+def own_context(call: Call, cached: bool) -> dict[str, Any]:
+    """The call's context. Raises ConfigError for a cache, unless `cached` allows it, and for an encoder's states."""
+    if not cached and any(call.context.get(key) is not None for key in CACHES):
+        raise ConfigError(
+            "a cache of keys and values holds one evaluation of each attention, and this ODE block makes several: "
+            "pass use_cache=False (to generate() too), or use method='euler', steps=1, gradient='backprop'"
+        )
+    if call.context.get("encoder_hidden_states") is not None:
+        raise ConfigError("cross-attention is not known here: leave encoder_hidden_states out")
+    return call.context
+
+
+@contextlib.contextmanager
+def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor]) -> Iterator[None]:
+    """Inside, block i returns instead(i, call) in place of what it computes."""
+
+    def stand_in(i: int, block: nn.Module) -> Callable[..., Tensor]:
+        return lambda *args, **kwargs: instead(i, bind(type(block), args, kwargs))
+
+    before = [vars(block).get("forward") for block in blocks]
+    for i, block in enumerate(blocks):
+        block.forward = stand_in(i, block)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for block, own in zip(blocks, before, strict=True):
+            del block.forward
+            if own is not None:
+                block.forward = own  # type: ignore[method-assign]
+
+
+def recorded(blocks: Sequence[nn.Module], run: Callable[[], object]) -> list[Call]:
+    """How `run` calls each block, the blocks passing their state on unchanged. Caches are left out of the calls.
+
+    Raises ConfigError unless every block is called once, with the state (batch, tokens, width) that the one before returned.
+    """
+    calls: dict[int, Call] = {}
+
+    def note(i: int, call: Call) -> Tensor:
+        if i in calls:
+            raise ConfigError(f"block {i} is called more than once in a forward pass: such models are not known")
+        calls[i] = dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
+        return call.x
+
+    with intercepted(blocks, note):
+        run()
+    if len(calls) < len(blocks):
+        raise ConfigError(f"{len(blocks) - len(calls)} of {len(blocks)} blocks are not called in a forward pass")
+    for i, call in sorted(calls.items()):
+        if not isinstance(call.x, Tensor) or call.x.dim() != 3:
+            what = f"of shape {tuple(call.x.shape)}" if isinstance(call.x, Tensor) else type(call.x).__name__
+            raise ConfigError(f"block {i} gets a state {what}: only blocks of states (batch, tokens, width) are known")
+        if not torch.equal(call.x, calls[0].x):
+            raise ConfigError(f"the model changes the state before block {i}: only plain sequences of blocks are known")
+    return [calls[i] for i in range(len(blocks))]
+
+
+class _SeenError(Exception):
+    """Leaves a forward pass whose rest is not wanted."""
+
+
+def recorded_until(blocks: Sequence[nn.Module], last: int, run: Callable[[], object]) -> list[Call]:
+    """How `run` calls the blocks 0 .. last, as `recorded`, and no further: neither the rest of the model nor its head is run."""
+    calls: list[Call] = []
+
+    def note(i: int, call: Call) -> Tensor:
+        calls.append(call)
+        if i == last:
+            raise _SeenError
+        return call.x
+
+    with intercepted(blocks, note), contextlib.suppress(_SeenError):
+        run()
+    return calls
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, no dropout and no gradients; afterwards every module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True

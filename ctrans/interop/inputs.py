@@ -1,0 +1,60 @@
+"""An input for a model whose kind is known by the name of its main argument, to see how it calls its blocks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solvers import ConfigError
+
+
+def main_input(model: nn.Module) -> str:
+    """The name of the argument that takes the tokens or the image: as the model says, or its forward's first."""
+    return getattr(model, "main_input_name", next(iter(inspect.signature(model.forward).parameters), ""))
+
+
+def example_of(model: nn.Module) -> dict[str, Any]:
+    """A small input, as keyword arguments. Raises ConfigError for a model of another kind of input."""
+    name = main_input(model)
+    if name not in EXAMPLES:
+        known = ", ".join(sorted(EXAMPLES))
+        raise ConfigError(
+            f"{type(model).__name__} takes {name!r} first, and inputs known here are {known}: give example=dict(...), "
+            "the keyword arguments of one forward pass"
+        )
+    return {name: EXAMPLES[name](model).to(next(model.parameters()).device)}
+
+
+def images(model: nn.Module, batch: int = 1) -> Tensor:
+    """Blank images of the size that the model's config says."""
+    config: Any = model.config
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.zeros(batch, config.num_channels, height, width)
+
+
+def _tokens(model: nn.Module) -> Tensor:
+    return torch.arange(1, 5).unsqueeze(0)  # 0 is often padding
+
+
+EXAMPLES: Mapping[str, Callable[[nn.Module], Tensor]] = {"input_ids": _tokens, "idx": _tokens, "pixel_values": images}
+
+
+def stand_in(model: nn.Module, x: Tensor) -> dict[str, Any]:
+    """Keyword arguments of a forward pass whose blocks get states of x's shape, where x itself is all that matters."""
+    return STAND_INS[main_input(model)](model, x)
+
+
+def _embedded(model: nn.Module, x: Tensor) -> dict[str, Any]:
+    return {"inputs_embeds": torch.zeros_like(x), "use_cache": False}
+
+
+def _blank(model: nn.Module, x: Tensor) -> dict[str, Any]:
+    return {"pixel_values": images(model, x.shape[0]).to(x)}
+
+
+STAND_INS: Mapping[str, Callable[[nn.Module, Tensor], dict[str, Any]]] = {"input_ids": _embedded, "pixel_values": _blank}

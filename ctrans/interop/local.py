@@ -1,0 +1,148 @@
+"""Hugging Face models from a local directory: safetensors only, no network, no code but the installed library's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import nn
+
+from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.imported import Imported
+from solvers import ConfigError
+from solvers.errors import unknown
+
+CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, AttributeError)
+
+
+def from_transformers(
+    model: nn.Module | str | Path, *, dt: float = 1.0, anatomy: Anatomy | None = None, dtype: torch.dtype | None = None
+) -> Imported:
+    """A Hugging Face model, or the one saved in a local directory, as an object with `depth`, `embed`, `head`, `trajectory`.
+
+    The weights are the model's own, not copies. What surrounds each attention and FFN is read from what the blocks compute and
+    said by `str(result.config)`; `anatomy` names the parts of models whose names are not known. `dtype` is the one to load in,
+    by default that of the files.
+
+    Raises ConfigError, in a line, for a directory without config, with missing, damaged or pickled weights, quantised weights,
+    an unknown family, and a structure that is not recognised.
+    """
+    if not isinstance(model, nn.Module):
+        model = load_local(model, dtype)
+    elif dtype is not None:
+        raise ConfigError(f"dtype = {dtype} is for models that are loaded: convert this one by model.to({dtype})")
+    check_not_quantised(model)
+    return Imported(model, dt=dt, anatomy=anatomy)
+
+
+def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model saved in that directory, of the class that its config names, in eval mode. Errors as `from_transformers`."""
+    transformers = import_transformers()
+    from huggingface_hub.errors import StrictDataclassError
+
+    directory = Path(directory)
+    config = _read_config(directory)
+    _check_config(directory, config, transformers)
+    _check_weights(directory)
+    named = config.get("architectures")
+    kind: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    try:
+        model, seen = (kind if known else transformers.AutoModel).from_pretrained(
+            directory,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            dtype="auto" if dtype is None else dtype,
+        )
+    # what the library raises for a config or weights that do not fit together
+    except (*LOADING_ERRORS, StrictDataclassError) as error:
+        raise ConfigError(f"cannot load {str(directory)!r}: {_one_line(error)}") from None
+    for what, names in (("missing", seen["missing_keys"]), ("of another shape", seen["mismatched_keys"])):
+        if names:
+            raise ConfigError(
+                f"{str(directory)!r} is not whole: {len(names)} weights are {what}, such as {sorted(map(str, names))[0]}"
+            )
+    return model.eval()
+
+
+def import_transformers() -> Any:
+    """The library, or a ConfigError that says how to install it."""
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("Hugging Face models need the library transformers: pip install 'ctrans[hf]'") from None
+    return transformers
+
+
+def check_not_quantised(model: nn.Module) -> None:
+    """Raises ConfigError for weights that are not floating-point numbers: fields of quantised weights have no derivative."""
+    kept = getattr(getattr(model, "config", None), "quantization_config", None)
+    whole = [name for name, parameter in model.named_parameters() if not parameter.is_floating_point()]
+    if kept is not None or whole:
+        what = f"such as {whole[0]}" if whole else "as its config says"
+        raise ConfigError(f"{type(model).__name__} has quantised weights, {what}: load it unquantised")
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise ConfigError(f"{str(directory)!r} is no directory: give one with {CONFIG} and {WEIGHTS} (nothing is downloaded)")
+    if not (directory / CONFIG).is_file():
+        raise ConfigError(f"{str(directory)!r} has no {CONFIG}: give a directory that save_pretrained() wrote")
+    try:
+        config = json.loads((directory / CONFIG).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(directory / CONFIG)!r} is no JSON: {_one_line(error)}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{str(directory / CONFIG)!r} holds no object: it is no model's config")
+    return config
+
+
+def _check_config(directory: Path, config: dict[str, Any], transformers: Any) -> None:
+    if config.get("quantization_config") is not None:
+        raise ConfigError(f"{str(directory)!r} holds quantised weights: save the model unquantised")
+    if (directory / ADAPTER).exists():
+        raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge the two and save the result")
+    family = str(config.get("model_type"))
+    if family not in transformers.CONFIG_MAPPING:
+        if "auto_map" in config:
+            raise ConfigError(
+                f"{str(directory)!r} brings its own code, which is never run: its family {family!r} is not built in"
+            )
+        raise unknown(f"model_type in {str(directory / CONFIG)!r}", family, FAMILIES)
+
+
+FAMILIES = ("bert", "gemma2", "gemma3_text", "gpt2", "llama", "olmo2", "qwen2", "qwen3", "vit")
+"""Families that are tested. Others of the library are recognised by their structure, or not."""
+
+
+def _check_weights(directory: Path) -> None:
+    """Raises ConfigError unless all shards are there and are whole safetensors files."""
+    if (directory / INDEX).is_file():
+        try:
+            shards = sorted({str(name) for name in json.loads((directory / INDEX).read_text())["weight_map"].values()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{str(directory / INDEX)!r} is no index of shards: {_one_line(error)}") from None
+    else:
+        shards = [WEIGHTS]
+    missing = [name for name in shards if not (directory / name).is_file()]
+    if missing:
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
+        hint = f"; {pickled[0]} is a pickle and is not read: save with safe_serialization=True" if pickled else ""
+        raise ConfigError(f"{str(directory)!r} lacks {len(missing)} of {len(shards)} files of weights, {missing[0]} first{hint}")
+    for name in shards:
+        try:
+            with safetensors.safe_open(directory / name, "pt"):
+                pass
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ConfigError(f"{str(directory / name)!r} is no whole safetensors file: {_one_line(error)}") from None
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."

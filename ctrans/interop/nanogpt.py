@@ -1,0 +1,139 @@
+"""nanoGPT checkpoints in and out: the same model under other names, so every weight keeps its bits.
+
+nanoGPT (github.com/karpathy/nanoGPT, model.py) is a `pre` model with LayerNorm, GELU, a tied head and dt = 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctrans.gpt import GPT, GPTConfig
+from solvers import ConfigError
+
+BUILT_IN = GPTConfig(placement="pre")
+"""What nanoGPT has no setting for is as here."""
+SETTINGS = {
+    "vocab_size": "vocab_size",
+    "context": "block_size",
+    "depth": "n_layer",
+    "width": "n_embd",
+    "heads": "n_head",
+    "bias": "bias",
+}
+"""Our settings that nanoGPT has, by its names."""
+FREE = {*SETTINGS, "initialisation", "embedding_std"}
+"""Settings that may differ: nanoGPT has them, or they act only before training."""
+TIED = "lm_head.weight"
+NAMES = (
+    ("token_embedding", "transformer.wte"),
+    ("position_embedding", "transformer.wpe"),
+    ("final_norm", "transformer.ln_f"),
+)
+PARTS = (
+    ("input_norm", ("ln_1", "ln_2")),
+    ("field.qkv", ("attn.c_attn", None)),
+    ("field.out", ("attn.c_proj", None)),
+    ("field.up", (None, "mlp.c_fc")),
+    ("field.down", (None, "mlp.c_proj")),
+)
+"""Our name within a sublayer, and nanoGPT's within a block for attention and FFN."""
+IGNORED = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
+"""Causal masks that old versions keep among the weights."""
+COMPILED = "_orig_mod."
+"""What torch.compile puts before every name."""
+
+
+def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = None) -> GPT:
+    """The GPT of a nanoGPT `ckpt.pt`, of such a checkpoint in memory, or of a model's state dict alone (which needs `heads`).
+
+    Files are read by torch.load(weights_only=True) and no other way, so no code in them runs. Dropout is left out.
+    Raises ConfigError for what is no such file, and weights that do not fit together.
+    """
+    named = str(source) if isinstance(source, (str, Path)) else "the state dict"
+    checkpoint = _read(Path(source)) if isinstance(source, (str, Path)) else source
+    weights: Mapping[str, Any] = checkpoint
+    arguments: Mapping[str, Any] = {}
+    if isinstance(checkpoint.get("model"), Mapping):
+        weights, arguments = checkpoint["model"], checkpoint.get("model_args") or {}
+    weights = {str(name).removeprefix(COMPILED): value for name, value in weights.items()}
+    weights = {name: value for name, value in weights.items() if not IGNORED.fullmatch(name)}
+    if not all(isinstance(value, Tensor) and value.is_floating_point() for value in weights.values()):
+        raise ConfigError(f"{named!r} holds no nanoGPT model: its entries are not all weights")
+    heads = arguments.get("n_head") if heads is None else heads
+    if heads is None:
+        raise ConfigError("a state dict does not say how many heads the model has: give heads=...")
+    config = _config(named, weights, heads)
+    model = GPT(config).to(weights["transformer.wte.weight"].dtype)
+    tied = weights.pop(TIED, None)
+    if tied is not None and not torch.equal(tied, weights["transformer.wte.weight"]):
+        raise ConfigError(f"{named!r} has a head of its own ({TIED} differs from transformer.wte.weight): nanoGPT's is tied")
+    expected = {_theirs(name): name for name in model.state_dict()}
+    shapes = {_theirs(name): tuple(value.shape) for name, value in model.state_dict().items()}
+    for name in sorted(shapes.keys() | weights.keys()):
+        have = tuple(weights[name].shape) if name in weights else "absent"
+        if have != shapes.get(name, "absent"):
+            raise ConfigError(f"{named!r} is no nanoGPT model: {name} is {have}, expected {shapes.get(name, 'absent')}")
+    model.load_state_dict({expected[name]: value for name, value in weights.items()})
+    return model
+
+
+def to_nanogpt(model: GPT) -> dict[str, Any]:
+    """The model as nanoGPT's checkpoint {"model", "model_args"}, to be saved by torch.save(..., "ckpt.pt").
+
+    Raises ConfigError, naming the setting, for a model that nanoGPT does not have.
+    """
+    for field in dataclasses.fields(GPTConfig):
+        value, built_in = getattr(model.config, field.name), getattr(BUILT_IN, field.name)
+        if field.name == "ffn_width" and value == 4 * model.config.width:
+            value = None
+        if field.name not in FREE and value != built_in:
+            raise ConfigError(f"{field.name} = {value!r}: nanoGPT has only {built_in!r}, so this model cannot be exported to it")
+    weights = {_theirs(name): value.detach().clone() for name, value in model.state_dict().items()}
+    weights[TIED] = weights["transformer.wte.weight"]
+    arguments = {theirs: getattr(model.config, ours) for ours, theirs in SETTINGS.items()}
+    return {"model": weights, "model_args": {**arguments, "dropout": 0.0}}
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    except pickle.UnpicklingError:
+        raise ConfigError(f"{str(path)!r} holds more than weights, and reading that may run code: it is not read") from None
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} is no whole file of torch.save: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(checkpoint, Mapping):
+        raise ConfigError(f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint")
+    return checkpoint
+
+
+def _config(named: str, weights: Mapping[str, Tensor], heads: int) -> GPTConfig:
+    """The architecture, read from the shapes."""
+    try:
+        vocab_size, width = weights["transformer.wte.weight"].shape
+        context = weights["transformer.wpe.weight"].shape[0]
+    except (KeyError, ValueError, IndexError):
+        raise ConfigError(f"{named!r} has no embeddings transformer.wte and transformer.wpe: it is no nanoGPT model") from None
+    depth = len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")})
+    bias = "transformer.ln_f.bias" in weights
+    return dataclasses.replace(BUILT_IN, vocab_size=vocab_size, context=context, depth=depth, width=width, heads=heads, bias=bias)
+
+
+def _theirs(name: str) -> str:
+    """nanoGPT's name of our parameter."""
+    for ours, theirs in NAMES:
+        if name.startswith(f"{ours}."):
+            return theirs + name.removeprefix(ours)
+    _, _, number, rest = name.split(".", 3)
+    block, place = divmod(int(number), 2)
+    ours, theirs_in = next((ours, theirs) for ours, theirs in PARTS if rest.startswith(f"{ours}."))
+    return f"transformer.h.{block}.{theirs_in[place]}{rest.removeprefix(ours)}"

@@ -1,0 +1,154 @@
+"""A Transformer block as an ODE: attention and FFN act one after the other, each for depth-time dt, by any method of `solvers`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.depth import Depth
+from ctrans.norm import NORMS, Norm
+from ctrans.placement import get_placement
+from ctrans.sublayer import Kind, Sublayer
+from solvers import ConfigError, Gradient, Method, Solution, solve
+from solvers.errors import look_up
+from solvers.gradients import get_gradient
+from solvers.request import check_solver
+from solvers.run import Save
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """How a depth is solved: `method`, `steps`, `rtol`, `atol` and `gradient` as `solvers.solve` takes them.
+
+    Raises ConfigError when made for names that are in no table and numbers that make no sense.
+    """
+
+    method: str | Method = "euler"
+    steps: int = 1
+    rtol: float | None = None
+    atol: float | None = None
+    gradient: str | Gradient = "backprop"
+
+    def __post_init__(self) -> None:
+        # which tolerances a dtype resolves is known when a state comes
+        check_solver(self.method, self.steps, self.rtol, self.atol, torch.float64)
+        get_gradient(self.gradient)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether it is the discrete Transformer: one Euler step per segment."""
+        return self.method == "euler" and self.steps == 1
+
+    @property
+    def evaluates_once(self) -> bool:
+        """Whether every field is evaluated once and never again, as what a field writes into a cache demands."""
+        return self.discrete and self.gradient == "backprop"
+
+    def check(self, depth: Depth) -> None:
+        """Raises ConfigError where the gradient does not work for the method and the depth's segments."""
+        method, _, _ = check_solver(self.method, self.steps, self.rtol, self.atol, torch.float64)
+        get_gradient(self.gradient).check(method, depth.segments(continuous=not self.discrete))
+
+    def solve(self, depth: Depth, x: Float[Tensor, "*batch tokens width"], save: Save = "ends", throw: bool = True) -> Solution:
+        """The depth's ODE from x; its discrete form, norms around the state as they are trained, for one Euler step."""
+        segments = depth.segments(continuous=not self.discrete)
+        return solve(segments, x, **vars(self), save=save, throw=throw)
+
+
+class Called(nn.Module):
+    """f(x) = field(x, **context), for fields that need masks or positions besides the state.
+
+    The context is bound here and not stored in the field, because gradients other than backprop evaluate the field after the
+    forward pass that the context belongs to.
+    """
+
+    def __init__(self, field: nn.Module, context: Mapping[str, Any]):
+        super().__init__()
+        self.field, self.context = field, context
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.field(x, **self.context)
+
+
+def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
+    """The same sublayers, sharing their weights, with `context` as keyword arguments of every attention field."""
+    if not context:
+        return depth
+    sublayers = [
+        Sublayer(
+            Called(part.field, context) if part.kind == "attention" else part.field,
+            part.kind,
+            input_norm=part.input_norm,
+            output_norm=part.output_norm,
+            state_norm=part.state_norm,
+            gain=part.gain,
+        )
+        for part in depth.sublayers
+    ]
+    return Depth(sublayers, depth.dt, spans=depth.spans, per_block=depth.per_block)
+
+
+class ODEBlock(nn.Module):
+    """X(2 dt) of dX/dt = v_attention(X) on [0, dt], v_ffn(X) on [dt, 2 dt]: a block x -> x to be put into any model.
+
+    `attention` and `ffn` are modules from (*batch, tokens, width) to the same shape; `placement` says which norms, made here of
+    kind `norm`, act around them. One Euler step is the discrete block X + dt f(N X) (or as the placement has it), bit for bit.
+    `width` is asked of the attention where it is not given; `gain` multiplies both maps (DeepNorm's 1/alpha).
+
+    The state dict's names are depth.sublayers.0 (attention) and depth.sublayers.1 (FFN), in each field, input_norm, output_norm,
+    state_norm. Raises ConfigError for an unknown placement, norm, method or gradient, and a width that is not known.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        ffn: nn.Module,
+        placement: str = "pre",
+        dt: float = 1.0,
+        method: str | Method = "euler",
+        *,
+        steps: int = 1,
+        rtol: float | None = None,
+        atol: float | None = None,
+        gradient: str | Gradient = "backprop",
+        norm: str = "layernorm",
+        width: int | None = None,
+        eps: float = 1e-5,
+        gain: float = 1.0,
+    ):
+        super().__init__()
+        self.scheme = Scheme(method, steps, rtol, atol, gradient)
+        chosen, norm_class = get_placement(placement), look_up("norm", norm, NORMS)
+        width = getattr(attention, "width", None) if width is None else width
+
+        def make_norm(wanted: bool) -> Norm | None:
+            if not wanted:
+                return None
+            if width is None:
+                raise ConfigError(f"placement {placement!r} has norms and the width is not known: give width")
+            return norm_class(width, eps)
+
+        def sublayer(field: nn.Module, kind: Kind) -> Sublayer:
+            return Sublayer(
+                field,
+                kind,
+                input_norm=make_norm(chosen.input_norm),
+                output_norm=make_norm(chosen.output_norm),
+                state_norm=make_norm(chosen.state_norm),
+                gain=gain,
+            )
+
+        self.depth = Depth([sublayer(attention, "attention"), sublayer(ffn, "ffn")], dt)
+        self.scheme.check(self.depth)
+
+    def forward(self, x: Float[Tensor, "*batch tokens width"], **context: Any) -> Float[Tensor, "*batch tokens width"]:
+        """The block's output. Keyword arguments, as masks and positions, go to every evaluation of the attention.
+
+        Raises SolveError where the solve fails.
+        """
+        return self.scheme.solve(in_context(self.depth, context), x).x1

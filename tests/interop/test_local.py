@@ -1,0 +1,125 @@
+"""Models from a directory: whole safetensors files only, no pickle, no code, no network; every refusal is one line."""
+
+import json
+import socket
+
+import pytest
+import torch
+import transformers
+
+from ctrans.interop import from_transformers
+from solvers import ConfigError
+from tests.interop.models import inputs, made
+
+
+@pytest.fixture
+def saved(tmp_path):
+    made("gpt2").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "gemma3", "vit"])
+def test_saved_model_is_the_model(name, tmp_path):
+    model = made(name)
+    model.save_pretrained(tmp_path)
+    x, imported = inputs(model), from_transformers(tmp_path)
+    assert type(imported.model) is type(model)
+    assert torch.equal(imported(x)[0], from_transformers(model)(x)[0])
+
+
+def test_shards_are_read(tmp_path):
+    model = made("llama")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    assert torch.equal(from_transformers(str(tmp_path))(inputs(model))[0], from_transformers(model)(inputs(model))[0])
+
+
+def test_dtype_can_be_chosen(saved):
+    assert next(from_transformers(saved, dtype=torch.float64).parameters()).dtype == torch.float64
+    with pytest.raises(ConfigError, match="convert this one"):
+        from_transformers(made("gpt2"), dtype=torch.float64)
+
+
+def test_loading_opens_no_socket(saved, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    from_transformers(saved)
+
+
+def test_code_in_the_directory_is_not_run(saved):
+    marker = saved / "was_run"
+    (saved / "modeling_own.py").write_text(f"open({str(marker)!r}, 'w')\nclass Own: pass\n")
+    edit(saved / "config.json", auto_map={"AutoModel": "modeling_own.Own", "AutoConfig": "modeling_own.Own"})
+    from_transformers(saved)
+    edit(saved / "config.json", model_type="own", architectures=["Own"])
+    with pytest.raises(ConfigError, match="brings its own code, which is never run"):
+        from_transformers(saved)
+    assert not marker.exists()
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def to_pickle(path):
+    transformers_weights = dict(made("gpt2").state_dict())
+    torch.save(transformers_weights, path.with_name("pytorch_model.bin"))
+    path.unlink()
+
+
+DAMAGE = {
+    "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
+    "config is no JSON": (lambda d: (d / "config.json").write_text("{"), "is no JSON"),
+    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "holds no object"),
+    "unknown family": (lambda d: edit(d / "config.json", model_type="gtp2"), "did you mean 'gpt2'"),
+    "no family": (lambda d: (d / "config.json").write_text("{}"), "model_type"),
+    "quantised": (lambda d: edit(d / "config.json", quantization_config={"quant_method": "gptq"}), "quantised weights"),
+    "adapter": (lambda d: (d / "adapter_config.json").write_text("{}"), "an adapter for another model"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "lacks 1 of 1 files of weights, model.safetensors"),
+    "pickled weights": (lambda d: to_pickle(d / "model.safetensors"), "pytorch_model.bin is a pickle and is not read"),
+    "truncated": (lambda d: truncate(d / "model.safetensors"), "no whole safetensors file"),
+    "no safetensors": (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04"), "no whole safetensors file"),
+    "wrong shapes": (lambda d: edit(d / "config.json", n_embd=64), "cannot load"),
+    "missing blocks": (lambda d: edit(d / "config.json", n_layer=4), "weights are missing, such as transformer.h.3"),
+    "nonsense": (lambda d: edit(d / "config.json", n_head="four"), "cannot load"),
+    "missing shards": (
+        lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}'),
+        "lacks 2 of 2 files of weights, x.safetensors first",
+    ),
+    "index without map": (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "is no index of shards"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_directories_are_refused_in_one_line(kind, saved):
+    damage, words = DAMAGE[kind]
+    damage(saved)
+    with pytest.raises(ConfigError, match=words) as caught:
+        from_transformers(saved)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_directory_is_refused(tmp_path):
+    for path in (tmp_path / "absent", "gpt2", __file__):
+        with pytest.raises(ConfigError, match="is no directory"):
+            from_transformers(path)
+
+
+def test_quantised_model_is_refused():
+    model = made("gpt2")
+    model.transformer.h[0].attn.c_attn.weight = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(ConfigError, match=r"quantised weights, such as transformer\.h\.0\.attn\.c_attn\.weight"):
+        from_transformers(model)
+
+
+def test_more_weights_than_the_config_knows_are_no_reason_to_refuse(saved):
+    edit(saved / "config.json", n_layer=2)
+    assert from_transformers(saved).config.blocks == 2
+    assert isinstance(from_transformers(saved).model, transformers.GPT2LMHeadModel)

@@ -1,0 +1,151 @@
+"""nanoGPT checkpoints: the same logits, the same bits, and nothing executed."""
+
+import dataclasses
+import pickle
+
+import pytest
+import torch
+
+from ctrans.gpt import GPT
+from ctrans.interop import from_nanogpt, to_nanogpt
+from solvers import ConfigError
+from tests.helpers import NAMES, learned, small_config, tokens
+from tests.interop import plain_nanogpt
+
+HEADS = 2
+NANO = {"placement": "pre", "dt": 1.0}
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_logits_are_those_of_nanogpt(bias):
+    w = plain_nanogpt.weights(bias=bias)
+    expected = plain_nanogpt.logits(w, tokens(), HEADS)
+    assert torch.allclose(from_nanogpt(w, heads=HEADS)(tokens())[0], expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_round_trip_keeps_every_bit(bias):
+    w = plain_nanogpt.weights(bias=bias)
+    assert equal(to_nanogpt(from_nanogpt(w, heads=HEADS))["model"], w)
+    model = learned(GPT(small_config(bias=bias, **NANO)))
+    back = from_nanogpt(to_nanogpt(model))
+    assert equal(back.state_dict(), model.state_dict())
+    assert torch.equal(back(tokens())[0], model(tokens())[0])
+    changes = {"initialisation": model.config.initialisation, "embedding_std": model.config.embedding_std}
+    assert dataclasses.replace(back.config, **changes) == model.config
+
+
+def test_checkpoint_on_disk_is_read_as_nanogpt_and_its_compiler_write_it(tmp_path):
+    w = plain_nanogpt.weights()
+    mask = {"transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12).tril()}
+    checkpoint = {
+        "model": {f"_orig_mod.{name}": value for name, value in {**w, **mask}.items()},
+        "model_args": {
+            "n_layer": 2,
+            "n_head": HEADS,
+            "n_embd": 16,
+            "block_size": 12,
+            "bias": True,
+            "vocab_size": 11,
+            "dropout": 0.1,
+        },
+        "optimizer": torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))]).state_dict(),
+        "iter_num": 3,
+        "best_val_loss": torch.tensor(1.0),
+        "config": {"dataset": "shakespeare_char", "learning_rate": 1e-3, "compile": True},
+    }
+    torch.save(checkpoint, tmp_path / "ckpt.pt")
+    assert equal(to_nanogpt(from_nanogpt(tmp_path / "ckpt.pt"))["model"], w)
+
+
+def test_export_has_the_settings_that_nanogpt_builds_its_model_from():
+    arguments = to_nanogpt(GPT(small_config(**NANO)))["model_args"]
+    assert arguments == {
+        "vocab_size": 11,
+        "block_size": 16,
+        "n_layer": 3,
+        "n_head": 2,
+        "n_embd": 16,
+        "bias": True,
+        "dropout": 0.0,
+    }
+
+
+@pytest.mark.parametrize("placement", [name for name in NAMES if name != "pre"])
+def test_placements_that_nanogpt_lacks_are_refused(placement):
+    with pytest.raises(ConfigError, match="placement = "):
+        to_nanogpt(GPT(small_config(placement, dt=1.0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("norm", "rmsnorm"),
+        ("dt", 0.1),
+        ("activation", "relu"),
+        ("ffn_width", 20),
+        ("causal", False),
+        ("temperature", 2.0),
+        ("qk_norm", True),
+        ("eps", 1e-6),
+        ("depth_weights", "linear"),
+    ],
+)
+def test_settings_that_nanogpt_lacks_are_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name} = "):
+        to_nanogpt(GPT(small_config(**{**NANO, name: value})))
+
+
+class Harmful:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code of a checkpoint was run')",)
+
+
+def test_files_that_hold_code_are_refused_and_not_run(tmp_path):
+    torch.save({"model": Harmful()}, tmp_path / "ckpt.pt")
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps(Harmful()))
+    for name in ("ckpt.pt", "plain.pt"):
+        with pytest.raises(ConfigError, match=r"it is not read|no whole file") as caught:
+            from_nanogpt(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+def spoiled(change):
+    w = plain_nanogpt.weights()
+    change(w)
+    return w
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (spoiled(lambda w: w.pop("transformer.h.1.ln_2.weight")), r"transformer.h.1.ln_2.weight is absent, expected \(16,\)"),
+        (spoiled(lambda w: w.update({"extra": torch.ones(1)})), "extra is"),
+        (spoiled(lambda w: w.update({"lm_head.weight": torch.ones(11, 16)})), "a head of its own"),
+        (spoiled(lambda w: w.pop("transformer.wte.weight")), "no nanoGPT model"),
+        (spoiled(lambda w: w.update({"note": "text"})), "not all weights"),
+        ({}, "no nanoGPT model"),
+    ],
+)
+def test_state_dicts_that_are_none_of_nanogpts_are_refused(source, words):
+    with pytest.raises(ConfigError, match=words):
+        from_nanogpt(source, heads=HEADS)
+
+
+def test_heads_must_be_known():
+    with pytest.raises(ConfigError, match=r"give heads=\.\.\."):
+        from_nanogpt(plain_nanogpt.weights())
+
+
+def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path):
+    (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04 and no more")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    torch.save(torch.ones(2), tmp_path / "tensor.pt")
+    for name in ("absent.pt", "cut.pt", "empty.pt", "tensor.pt", "."):
+        with pytest.raises(ConfigError) as caught:
+            from_nanogpt(tmp_path / name)
+        assert "\n" not in str(caught.value)
