@@ -1,0 +1,103 @@
+"""The picture of a screening: what every step measures, by depth."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ctrans.report.simulate_report import COLOURS, MARKERS
+from ctrans.stability.screen import Screening
+from ctrans.stability.screen_attention import AttentionStep
+from ctrans.stability.screen_backward import BackwardStep
+from ctrans.stability.screen_forward import ForwardStep
+
+DASHES = ("-", "--", ":", "-.")
+"""Models of one placement share its colour and are told apart by these."""
+Draw = Callable[[Axes, Any, dict[str, Any]], None]
+
+
+def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
+    """Hidden states, single entries, Jacobians of sublayers and of the rest of the model, gradients, attention; a line for each
+    model, named by its key. Steps that do not apply leave their panels empty.
+    """
+    figure = Figure(figsize=(14, 8.2), layout="constrained")
+    panels = figure.subplots(2, 3).flatten()
+    used: Counter[str] = Counter()
+    for name, screening in screenings.items():
+        style = {
+            "color": COLOURS[screening.placement],
+            "linestyle": DASHES[used[screening.placement] % len(DASHES)],
+            "marker": MARKERS[screening.placement],
+            "linewidth": 1.3,
+            "markersize": 3.5,
+            "label": name,
+        }
+        used[screening.placement] += 1
+        for axes, (step, _, _, draw) in zip(panels, PANELS, strict=True):
+            result = screening.findings[step].result
+            if result is not None:
+                draw(axes, result, style)
+    for axes, (_, heading, unit, _) in zip(panels, PANELS, strict=True):
+        axes.set(title=heading, xlabel=unit, yscale="log")
+        axes.grid(alpha=0.25)
+        if not axes.has_data():
+            axes.text(0.5, 0.5, "not computed", transform=axes.transAxes, ha="center", color="0.45")
+    handles = {
+        line.get_label(): line for axes in panels for line in axes.get_lines() if not str(line.get_label()).startswith("_")
+    }
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=7, frameon=False)
+    figure.suptitle(title)
+    return figure
+
+
+def _growth(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
+    _line(axes, range(len(step.times)), step.mean_abs, style)
+    if step.bounds is not None:
+        bound = {**style, "marker": "", "alpha": 0.35, "linewidth": 2.5, "label": "_bound"}
+        _line(axes, range(len(step.times)), step.bounds.mean_abs[: len(step.times)], bound)
+
+
+def _massive(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
+    _line(axes, range(len(step.times)), step.massive.ratio, style)
+
+
+def _sublayers(axes: Axes, step: BackwardStep, style: dict[str, Any]) -> None:
+    values = [each.value for each in step.sensitivity.sublayers]
+    _line(axes, range(len(values)), values, style)
+
+
+def _products(axes: Axes, step: BackwardStep, style: dict[str, Any]) -> None:
+    values = [each.value for each in step.sensitivity.products]
+    _line(axes, range(len(values)), values, style)
+
+
+def _gradients(axes: Axes, step: BackwardStep, style: dict[str, Any]) -> None:
+    if step.gradients is not None:
+        totals = [sublayer.total for sublayer in step.gradients.sublayers]
+        _line(axes, range(len(totals)), totals, style)
+
+
+def _attention(axes: Axes, step: AttentionStep, style: dict[str, Any]) -> None:
+    _line(axes, [layer.index for layer in step.layers], [layer.S for layer in step.layers], style)
+
+
+def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict[str, Any]) -> None:
+    """What a logarithmic axis can show of it."""
+    known = [(a, b) for a, b in zip(x, y, strict=True) if b is not None and 0 < b < math.inf]
+    if known:
+        axes.plot(*zip(*known, strict=True), **style, markevery=max(1, len(known) // 8))
+
+
+PANELS: tuple[tuple[str, str, str, Draw], ...] = (
+    ("forward", "mean |x|, and its bound (pale)", "segments done", _growth),
+    ("forward", "largest entry over median", "segments done", _massive),
+    ("backward", r"sublayer sensitivity $|\partial v_k/\partial X|_2$", "segment k", _sublayers),
+    ("backward", r"from block i to the end: $|J_{i:D}|_2$", "block i", _products),
+    ("backward", r"gradient $|\partial L/\partial \theta_k|$", "segment k", _gradients),
+    ("attention", r"attention $S = (\theta/\tau) B^2 G$", "segment k", _attention),
+)

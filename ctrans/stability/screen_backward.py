@@ -1,0 +1,179 @@
+"""The screening's last two steps: how do gradients pass, and how far does uncertainty travel?"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import torch
+
+from ctrans.stability.backward import Backward, backward_sensitivity, trajectory
+from ctrans.stability.gradients import Gradients, gradient_norms
+from ctrans.stability.lyapunov import Lyapunov, lyapunov
+from ctrans.stability.scaling import Slope, log_slope, scale_last, sensitivity_slope
+from ctrans.stability.score import decades
+from ctrans.stability.screen_case import Case, Finding, attempt, exponent, largest, three
+from ctrans.stability.screen_forward import run_away, weights_verdict
+from ctrans.stability.transport import PERTURBATIONS, SIZE, Sample, Transport, transport, wasserstein
+from solvers.run import finite
+
+SCALED = {"attention": ("W", "V"), "ffn": ("W2",)}
+"""Which weights are scaled in a sublayer of each kind."""
+LARGE = (100.0, 1000.0)
+"""Factors of the weights between which an exponent of the transport is taken."""
+AMPLIFIES = 2.0
+"""Decades from which a condition number is called an amplification."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardStep:
+    """Sensitivities by depth, Lyapunov exponents, gradient norms, and slopes against activation scale in the middle block.
+
+    `condition[i]` is |J_{i:D}||X_i|/|X_D|: by how much relative changes of X_i can grow on the way to the end. `spread` is the
+    largest over the smallest gradient norm of all sublayers of a kind, the worse kind.
+    """
+
+    sensitivity: Backward
+    condition: list[float | None]
+    lyapunov: Lyapunov | None
+    gradients: Gradients | None
+    spread: float
+    slopes: list[Slope]
+
+
+def screen_backward(case: Case) -> Finding:
+    """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation scale (theory, section 7).
+
+    Ingredients: the mean slope of log |dv/dX| against log c; decades of the largest condition number; decades between the
+    gradients of the first and last sublayers of a kind, whichever are larger.
+    """
+    depth, notes = case.model.depth, [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
+    states = trajectory(depth, case.part(case.states[0]))
+    found = backward_sensitivity(depth, states[0], tolerance=case.effort.tolerance)
+    generator = torch.Generator().manual_seed(case.seed)
+    rates = attempt(notes, lyapunov, depth, states[0], count=case.effort.vectors, generator=generator)
+    gradients = attempt(notes, gradient_norms, case.model, case.tokens, case.targets)
+    slopes = [slope for slope in _slopes(case, notes) if slope is not None]
+    sizes = [float(torch.linalg.vector_norm(x.double())) for x in states[:: depth.per_block]]
+    condition = [_condition(p.value, size, sizes[-1]) for p, size in zip(found.products, sizes, strict=False)]
+    result = BackwardStep(found, condition, rates, gradients, _gradient_spread(gradients), slopes)
+    exponents = [slope.slope for slope in slopes if not math.isnan(slope.slope)]
+    slope, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
+    ingredients = {
+        "|dv/dX| in weights": slope,
+        "condition": math.nan if math.isnan(worst) else decades(worst),
+        "gradients": math.nan if math.isnan(result.spread) else decades(result.spread),
+    }
+    verdict = "amplifies" if ingredients["condition"] >= AMPLIFIES else weights_verdict(slope)
+    first = found.products[0].value
+    figure = "|J| unknown" if first is None else f"|J| = {first:.3g}"
+    return Finding(verdict, figure, _why_backward(result, slope, worst), ingredients, notes, result)
+
+
+def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
+    rates = result.lyapunov
+    rate = three(rates.exponents[0] if rates is not None and rates.exponents else math.nan)
+    return (
+        f"relative changes grow at most {three(worst)} times, the leading Lyapunov exponent is {rate} per unit of depth-time, gradients "
+        f"of layers differ {three(result.spread)} times, and sensitivities follow larger weights like c^{exponent(slope)}"
+    )
+
+
+def _condition(product: float | None, start: float, end: float) -> float | None:
+    return None if product is None or not math.isfinite(end) else product * start / end if end else math.inf
+
+
+def _slopes(case: Case, notes: list[str]) -> list[Slope | None]:
+    """In the sublayers of each kind nearest to the middle of those reached."""
+    slopes = []
+    reached = len(case.reached) if case.broken is not None else len(case.states) - 1
+    for kind, names in SCALED.items():
+        own = [k for k, sublayer in enumerate(case.model.depth.sublayers) if sublayer.kind == kind and k < reached]
+        for name in names if own else ():
+            k = own[len(own) // 2]
+            sublayer, x = case.model.depth.sublayers[k], case.part(case.states[k])
+            slopes.append(attempt(notes, sensitivity_slope, sublayer, x, name, tolerance=case.effort.tolerance))
+            if slopes[-1] is not None and math.isnan(slopes[-1].slope):
+                notes.append(f"the slope with {name} of segment {k} is unknown: its Jacobian is zero, not finite or undefined")
+    return slopes
+
+
+def _gradient_spread(gradients: Gradients | None) -> float:
+    if gradients is None:
+        return math.nan
+    kinds: dict[str, list[float]] = {}
+    for sublayer in gradients.sublayers:
+        kinds.setdefault(sublayer.kind, []).append(sublayer.total)
+    return max(max(totals) / min(totals) if min(totals) else math.inf for totals in kinds.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class TransportStep:
+    """Wasserstein distances for every perturbation and order, and the largest distance out over in, both relative to the states.
+
+    `relative` by perturbation is (W_2 out/|X_D|)/(W_2 in/|X_0|). `scaled[i]` is W_2 out for substituted tokens with all last
+    maps times `factors[i]`, and `slope` its exponent.
+    """
+
+    size: float
+    distances: list[Transport]
+    relative: dict[str, float]
+    factors: list[float]
+    scaled: list[float]
+    slope: float
+
+
+@torch.no_grad()
+def screen_transport(case: Case) -> Finding:
+    """Kan's step 4: W_p between terminal states of perturbed inputs, over that between the inputs (theory, section 8).
+
+    Ingredients: the exponent of the distance in the weights, and decades of the largest relative growth of a distance.
+    """
+    tokens = case.tokens[:, : case.effort.tokens]
+    notes: list[str] = []
+    other = None if case.other is None else case.other[:, : case.effort.tokens]
+    names = [name for name in PERTURBATIONS if name != "text" or other is not None]
+    found = [
+        attempt(notes, transport, case.model, tokens, name, other=other, generator=torch.Generator().manual_seed(case.seed))
+        for name in names
+    ]
+    distances = [each for several in found if several is not None for each in several]
+    x = case.model.embed(tokens)
+    start, end = (float(torch.linalg.vector_norm(state.double())) for state in (x, case.model.depth(x)))
+    relative = {
+        each.perturbation: each.amplification * start / end if end else math.inf
+        for each in distances
+        if each.p == 2 and each.amplification is not None
+    }
+    scaled = _scaled(case)
+    slope = run_away(log_slope(LARGE, scaled), scaled)
+    result = TransportStep(SIZE, distances, relative, list(LARGE), scaled, slope)
+    worst = max(relative, key=lambda name: relative[name], default=None)
+    ingredients = {"W_2 in weights": slope, "W_2 in depth": math.nan if worst is None else decades(relative[worst])}
+    if worst is None:
+        why = "no distance between terminal states is known, as inputs do not differ or states are not finite"
+        return Finding("unknown", "–", why, ingredients, notes, result)
+    top = next(each for each in distances if each.p == 2 and each.perturbation == worst)
+    assert top.after is not None, "its amplification is known"
+    bound = "no bound" if top.bound is None else f"{top.after / top.bound:.1%} of its bound"
+    why = (
+        f"W_2 grows from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
+        f"the state and {bound}; it follows larger weights like c^{exponent(slope)}"
+    )
+    return Finding(weights_verdict(slope), f"W_2 x {top.amplification:.3g}", why, ingredients, notes, result)
+
+
+def _scaled(case: Case) -> list[float]:
+    """W_2 between terminal states of the tokens and of substituted ones, by factor; inf where a state overflows."""
+    tokens = case.tokens[:, : case.effort.tokens]
+    sample = Sample(case.model, tokens, SIZE, None, torch.Generator().manual_seed(case.seed))
+    inputs = sample.embed(), PERTURBATIONS["substitution"](sample)
+    distances = []
+    for c in LARGE:
+        twin = copy.deepcopy(case.model.depth)
+        for sublayer in twin.sublayers:
+            scale_last(sublayer.field, c)
+        ends = [twin(x) for x in inputs]
+        distances.append(wasserstein(*ends) if all(map(finite, ends)) else math.inf)
+    return distances

@@ -1,0 +1,113 @@
+"""`ctrans screen` as users type it."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ctrans.checkpoint import save
+from ctrans.cli import main
+from ctrans.gpt import GPT, GPTConfig
+from ctrans.stability.screen import STEPS
+from tests.helpers import learned
+
+SMALL = ["--quick", "--depth", "1", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]
+
+
+def run(*args):
+    return CliRunner().invoke(main, ["screen", *map(str, args)], prog_name="ctrans")
+
+
+def strict(text):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_one_model_gets_a_page_json_and_a_picture(tmp_path):
+    result = run(*SMALL, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    kept = strict((tmp_path / "screen.json").read_text())
+    (model,) = kept["models"].values()
+    assert list(model["findings"]) == list(STEPS)
+    assert all(finding["why"] for finding in model["findings"].values())
+    assert (tmp_path / "screen.png").read_bytes().startswith(b"\x89PNG")
+    assert f"peri: stability score {model['score']['value']:.2f}" in result.stdout
+    assert all(f"{name}: {step.question}" in " ".join(result.stdout.split()) for name, step in STEPS.items())
+    page = result.stdout.partition("Written: ")[0]
+    assert max(map(len, page.splitlines())) <= 80
+    assert result.stderr == ""
+
+
+def test_every_combination_is_screened_and_ranked(tmp_path):
+    result = run(*SMALL, "--compare", "placement=pre,peri", "--compare", "dt=1,0.1", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    kept = strict((tmp_path / "screen.json").read_text())
+    assert set(kept["models"]) == {"pre, dt 1", "pre, dt 0.1", "peri, dt 1", "peri, dt 0.1"}
+    scores = [kept["models"][name]["score"]["value"] for name in kept["ranking"]]
+    assert scores == sorted(scores, reverse=True)
+    assert kept["models"]["pre, dt 0.1"]["dt"] == 0.1
+    rows = [line.strip() for line in result.stdout.splitlines() if line.strip().startswith(("pre", "peri"))]
+    assert [row.split("  ")[0] for row in rows] == kept["ranking"]
+
+
+def test_json_to_stdout_is_alone_there_and_writes_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert strict(run(*SMALL, "--json", "-").stdout)["command"] == "screen"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_activations_that_overflow_exit_1_and_keep_the_rest(tmp_path):
+    result = run(*SMALL, "--placement", "none", "--dt", "1e200", "--init", "large", "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "ctrans: none: activations become non-finite in segment" in result.stderr
+    assert "Traceback" not in result.output
+    (model,) = strict((tmp_path / "screen.json").read_text())["models"].values()
+    assert model["broken"] is not None
+    assert model["findings"]["forward"]["result"]["mean_abs"]
+    assert (tmp_path / "screen.png").exists()
+
+
+def test_a_step_that_does_not_apply_to_a_saved_model_says_so_and_exits_0(tmp_path):
+    config = GPTConfig(depth=1, width=8, heads=2, context=6, placement="post", qk_norm=True)
+    model = learned(GPT(config, seed=5))
+    model.depth.sublayers[0].state_norm.weight.data[2] = 0
+    save(model, tmp_path)
+    result = run("--checkpoint", tmp_path, "--quick", "--batch", 1, "--json", "-")
+    assert result.exit_code == 0, result.output
+    (found,) = strict(result.stdout)["models"].values()
+    assert "gamma[2] = 0" in found["findings"]["well-posedness"]["why"]
+    assert "qk_norm" in found["findings"]["attention"]["why"]
+    assert found["score"]["missing"] == ["well-posedness", "attention"]
+    assert found["findings"]["forward"]["score"] is not None
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--compare", "dt"], "give a name and values, such as dt=1,0.1"),
+        (["--compare", "dt=x"], "give numbers with commas"),
+        (["--compare", "dt=0"], "dt = 0.0"),
+        (["--compare", "dts=1"], "did you mean 'dt'"),
+        (["--compare", "placement=perri"], "did you mean 'peri'"),
+        (["--compare", "init=kaiming"], "unknown initialisation 'kaiming'"),
+        (["--compare", "placement=pre", "--placement", "peri"], "given twice"),
+        (["--compare", "dt=1", "--checkpoint", "x"], "leave out --compare"),
+        (["--checkpoint", "/does/not/exist"], "cannot read"),
+        (["--dtype", "bfloat16"], "too coarse"),
+        (["--text", "x"], "at least two tokens"),
+        (["--batch", "0"], "batch = 0"),
+        (["--width", "-2"], "width = -2"),
+        (["--out", "/proc/nothing"], "cannot write to directory"),
+    ],
+)
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("ctrans: ")
+    assert words in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
