@@ -1,0 +1,98 @@
+"""`ctrans verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+
+from ctrans.cli import options
+from ctrans.depth import check_count
+from ctrans.report.files import write_atomic
+from ctrans.report.progress import progress_bar
+from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
+from ctrans.verify.table import SECTIONS, select, verify_all
+from solvers import ConfigError
+
+
+@click.command("verify")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help=f"Repeatable: a statement, or a section, {min(SECTIONS)} to {max(SECTIONS)}.  [default: all]",
+)
+@click.option("--cases", default=200, show_default=True, help="Cases for each bound; costly checks take a share of them.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the cases.")
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path),
+    help="Put the table into this Markdown file, between its marker comments, or write it anew.",
+)
+@options.out_option("verify")
+@options.json_option
+def command(only: tuple[str, ...], cases: int, seed: int, markdown: Path | None, out: Path | None, json_path: str | None) -> None:
+    """Check every statement of the theory, as its paper prints it and as it holds.
+
+    Lemmas, theorems, propositions and corollaries of Kan, Emadi, Xiong and Kim, and what is new here, each with random cases: a
+    printed form that is wrong gets its counterexample. `reached` is the worst distance found: measured/bound - 1 for a bound,
+    so that -0.1 is 10% of slack, a relative difference for an equality. The directory gets verify.json and verify.md. Exit code
+    1 if a form that should hold is violated.
+
+    \b
+    ctrans verify
+    ctrans verify --only 9 --cases 2000
+    ctrans verify --only lemma-9 --only theorem-6
+    """
+    statements = select(only)
+    check_count("cases", cases)
+    page = _page(markdown)
+    directory = options.out_directory(out, json_path, "verify")
+    results = []
+    with progress_bar("verify", len(statements)) as advance:
+        for result in verify_all(statements, cases, seed):
+            results.append(result)
+            advance(result.name)
+    violated = [r for r in results if r.verdict == "violated"]
+    table = markdown_table(results)
+    if directory is not None:
+        write_atomic(directory / "verify.md", table.encode())
+    if markdown is not None:
+        write_atomic(markdown, (between_markers(page, table) or f"{START}\n\n{table}\n{END}\n").encode())
+    report: dict[str, Any] = {
+        "command": "verify",
+        "options": {"only": list(only), "cases": cases, "seed": seed},
+        "environment": options.environment(torch.device("cpu")),
+        "holds": not violated,
+        "seconds": sum(r.seconds for r in results),
+        "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},
+    }
+    options.write_json(report, json_path, directory, "verify")
+    if json_path != "-":
+        console = Console()
+        for section in dict.fromkeys(r.section for r in results):
+            console.print(verify_table(results, section), "")
+        console.print(
+            f"{summary(results)}, {report['seconds']:.0f} s. Written: {directory}/verify.json, {directory}/verify.md",
+            soft_wrap=True,
+        )
+    for r in violated:
+        click.echo(f"ctrans: {failure(r)}", err=True)
+    if violated:
+        raise SystemExit(1)
+
+
+def _page(path: Path | None) -> str:
+    """The Markdown file's text, empty where there is none yet. Raises ConfigError where it is no text, or lacks the markers."""
+    if path is None or not path.exists():
+        return ""
+    try:
+        page = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error}; give a Markdown file") from None
+    if page and between_markers(page, "") is None:
+        raise ConfigError(f"{str(path)!r} has no place for the table: put the lines {START} and {END} where it should stand")
+    return page

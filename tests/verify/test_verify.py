@@ -1,0 +1,207 @@
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from ctrans.norm import Norm
+from ctrans.report.verify_report import END, START, between_markers, markdown_table, summary
+from ctrans.stability import transport
+from ctrans.verify import lipschitz, uncertainty
+from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, find, generator_of, verify, worst
+from ctrans.verify.table import SECTIONS, STATEMENTS, select, verify_all
+from solvers import ConfigError, SolveError
+
+THEORY = Path(__file__).parents[2] / "THEORY.md"
+SLOW = {name for name in STATEMENTS if "depth-limit" in name or "switches" in name or "substeps" in name} | {"independent-blocks"}
+"""Orders and limits, most of which tests/convergence measures too."""
+LOOSE = {"theorem-4-mean", "theorem-5", "eq-81"}
+"""Printed forms that hold, though a sharper one does too."""
+
+
+def excess(value, tolerance=0.0, **settings):
+    return Statement("x", 3, "nobody", "something", Check(lambda g: Case(value, "words"), tolerance), **settings)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in STATEMENTS])
+def test_a_statement_holds_and_its_printed_form_does_what_is_said_of_it(name):
+    result = verify(STATEMENTS[name], cases=6)
+    assert result.corrected.holds, result.corrected
+    if result.printed:
+        assert result.seed is not None
+        assert result.seed.holds is (name in LOOSE), result.seed
+        assert result.seed.words
+    else:
+        assert result.verdict in ("new", "as printed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_no_corrected_form_is_violated_in_two_thousand_cases(name):
+    result = verify(STATEMENTS[name], cases=2000)
+    assert result.corrected.holds, result.corrected
+
+
+def test_every_section_of_the_theory_has_statements():
+    assert {statement.section for statement in STATEMENTS.values()} == set(SECTIONS)
+    assert [s.section for s in STATEMENTS.values()] == sorted(s.section for s in STATEMENTS.values())
+
+
+def test_names_are_unique_and_every_statement_says_what_differs():
+    assert len(STATEMENTS) == len(select())
+    for statement in STATEMENTS.values():
+        assert bool(statement.printed) is (statement.seed is not None and statement.seed is not statement.corrected), (
+            statement.name
+        )
+
+
+def test_the_theory_page_has_every_statement_in_the_tables_order_and_none_is_violated():
+    page = THEORY.read_text()
+    assert re.findall(r"^\| \d+ \| `([^`]+)` \|", page, flags=re.MULTILINE) == list(STATEMENTS)
+    assert "iolated" not in page[page.index(START) : page.index(END)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "verdict"),
+    [
+        (excess(-0.5), "new"),
+        (excess(0.5), "violated"),
+        (excess(math.nan), "violated"),
+        (excess(0.5, 0.6), "new"),
+        (as_printed("x", 1, "nobody", "something", Check(lambda g: Case(0.0, ""), 0.0)), "as printed"),
+        (excess(0.0, seed=Check(lambda g: Case(1.0, "no"), 0.5), printed="more"), "corrected"),
+        (excess(0.0, seed=Check(lambda g: Case(0.1, "yes"), 0.5), printed="more"), "sharpened"),
+        (excess(1.0, seed=Check(lambda g: Case(0.1, "yes"), 0.5), printed="more"), "violated"),
+    ],
+)
+def test_the_verdict_follows_from_what_is_found(statement, verdict):
+    assert verify(statement, 3).verdict == verdict
+
+
+def test_the_worst_case_is_kept_with_its_number_and_words():
+    def draw(generator):
+        value = float(torch.rand((), generator=generator))
+        return Case(value, f"{value:.6f}")
+
+    found = find(Check(draw, 2.0), "x", 50, seed=1)
+    values = [draw(generator_of("x", 1, k)).excess for k in range(50)]
+    assert found.excess == max(values)
+    assert values[found.case] == found.excess
+    assert found.words == f"{found.excess:.6f}"
+    assert found.cases == 50
+
+
+def test_a_case_that_is_not_a_number_is_the_worst():
+    values = iter([0.1, math.nan, 0.9])
+    found = find(Check(lambda g: Case(next(values), ""), 1.0), "x", 3, seed=0)
+    assert not found.holds
+    assert found.case == 1
+    assert math.isnan(worst(Case(5.0, ""), Case(math.nan, "")).excess)
+
+
+@pytest.mark.parametrize("error", [SolveError("it diverged"), ConfigError("it diverged")])
+def test_a_case_that_cannot_be_computed_is_a_violation_and_not_the_end(error):
+    def draw(generator):
+        raise error
+
+    result = verify(Statement("x", 3, "nobody", "something", Check(draw)), 2)
+    assert result.verdict == "violated"
+    assert result.corrected.words == "cannot be computed: it diverged"
+
+
+def test_cases_are_repeatable_and_differ_by_seed_and_name():
+    def first(name, seed, case):
+        return float(torch.rand((), generator=generator_of(name, seed, case)))
+
+    assert first("a", 0, 3) == first("a", 0, 3)
+    assert len({first(*key) for key in [("a", 0, 3), ("a", 0, 4), ("a", 1, 3), ("b", 0, 3)]}) == 4
+
+
+def test_a_check_draws_its_share_of_the_cases_at_least_one():
+    assert [Check(lambda g: Case(0, ""), share=share).count(200) for share in (1.0, 0.5, 0.02, 0.0)] == [200, 100, 4, 1]
+    with pytest.raises(ConfigError, match="cases = 0"):
+        verify(excess(0.0), cases=0)
+
+
+def test_distances_are_relative_to_bound_and_expectation():
+    assert at_most(2.2, 2.0, "").excess == pytest.approx(0.1)
+    assert at_most(1.0, 2.0, "").excess == -0.5
+    assert at_most(1.0, math.inf, "").excess == -1
+    assert math.isnan(at_most(math.nan, math.inf, "").excess)
+    assert at_most(0.3, 0.0, "").excess == 0.3
+    assert equal(torch.tensor([1.0, 2.2]), torch.tensor([1.0, 2.0]), "").excess == pytest.approx(0.1)
+    assert equal(0.25, 0.0, "").excess == 0.25
+    assert equal(1.0, 2.0, "", scale=10.0).excess == pytest.approx(0.1)
+
+
+def test_selection_is_by_name_or_section_in_the_tables_order():
+    assert [s.name for s in select(["theorem-6", "lemma-9", "lemma-9"])] == ["lemma-9", "theorem-6"]
+    assert {s.section for s in select(["8", "3"])} == {3, 8}
+    for wrong in ("lemma-99", "11", "0"):
+        with pytest.raises(ConfigError, match="unknown statement or section"):
+            select([wrong])
+
+
+# --- what is broken is seen
+
+
+def test_a_wrong_jacobian_of_the_norm_is_seen(monkeypatch):
+    def without_centring(self, x):
+        x_hat = self.standardize(x)
+        inner = torch.eye(self.width, dtype=x.dtype) - x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
+        return self.gamma.unsqueeze(-1) * inner / self.sigma(x).unsqueeze(-1)
+
+    monkeypatch.setattr(Norm, "jacobian", without_centring)
+    result = verify(STATEMENTS["lemma-9"], 20)
+    assert result.verdict == "violated"
+    assert "LayerNorm" in result.corrected.words
+
+
+def test_a_transport_bound_without_its_factor_is_seen(monkeypatch):
+    monkeypatch.setattr(
+        uncertainty, "transport_bound", lambda depth, tokens, w, p=2: transport.transport_bound(depth, tokens, w, 2)
+    )
+    assert verify(STATEMENTS["theorem-6-attained"], 20).verdict == "violated"
+
+
+def test_an_attention_bound_without_the_querys_bias_is_seen(monkeypatch):
+    sound = lipschitz.attention_bound
+    monkeypatch.setattr(lipschitz, "attention_bound", lambda *args, biases=True: sound(*args, biases=False))
+    assert verify(STATEMENTS["theorem-5.1"], 60).verdict == "violated"
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "broken"),
+    [
+        ("tangent-part", "tangent", lambda self, x, f: f),
+        ("retraction", "retract", lambda self, y: self(y)),
+        ("eq-99", "support", lambda self, p: 1.01 * p.norm(dim=-1)),
+    ],
+)
+def test_a_wrong_geometry_is_seen(monkeypatch, name, target, broken):
+    monkeypatch.setattr(Norm, target, broken)
+    assert verify(STATEMENTS[name], 20).verdict == "violated"
+
+
+# --- Markdown
+
+
+def test_the_markdown_table_shows_verdicts_and_keeps_bars_and_stars_literal():
+    statement = excess(0.5, 1.0, seed=Check(lambda g: Case(2.0, "|x| = 3 * 4"), 0.5), printed="|x| <= p_j*q")
+    table = markdown_table([verify(statement, 1), verify(excess(7.0), 1)])
+    lines = table.splitlines()
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 9 for line in lines[:4])
+    assert r"| \|x\| \<= p\_j\*q. **fails:** \|x\| = 3 \* 4 |" in table
+    assert "something. **Violated:** words" in table
+    assert lines[-1] == summary([verify(statement, 1), verify(excess(7.0), 1)]) + "."
+
+
+def test_a_page_keeps_what_stands_around_its_table():
+    assert between_markers(f"a\n{START}\nold\n{END}\nb", "new") == f"a\n{START}\n\nnew\n{END}\nb"
+    assert between_markers("no markers", "new") is None
+
+
+def test_statements_are_verified_one_after_the_other():
+    results = verify_all(select(["horizon", "lemma-1"]), cases=2)
+    assert [r.name for r in results] == ["horizon", "lemma-1"]
