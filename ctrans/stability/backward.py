@@ -47,13 +47,19 @@ class Backward:
 
 
 def backward_sensitivity(
-    depth: Depth, x0: Float[Tensor, "*batch tokens width"], *, tolerance: float = TOLERANCE, progress: Progress | None = None
+    depth: Depth,
+    x0: Float[Tensor, "*batch tokens width"],
+    *,
+    tolerance: float = TOLERANCE,
+    starts: int | None = None,
+    progress: Progress | None = None,
 ) -> Backward:
     """S_k, |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2 along X_{k+1} = step_k(X_k) from X_0 (Kan, eq. 16 and 18; theory, section 7).
 
     Of a batch of sequences, each is the largest over the sequences. Nothing is formed: the cost is about 20 evaluations and their
     gradients for each sublayer and block, as many of all later blocks for each product, and the memory of one graph of the
-    whole depth. `progress(k)` is called when each of the 2D + D + D figures is done.
+    whole depth. With `starts`, only so many of the products are computed, spread evenly over the blocks i; that is most of the
+    work in a deep model. `progress(k)` is called when each of the 2D + D + D figures is done.
 
     What is not finite, and what depends on it, has None as its value; the rest is computed.
     """
@@ -72,9 +78,12 @@ def backward_sensitivity(
     parts = [steps[i : i + depth.per_block] for i in range(0, len(steps), depth.per_block)]
     blocks = [told(_of_chain(part, tolerance)[0]) for part in parts]
     products: list[Sensitivity] = []
+    wanted = set(range(len(parts)) if starts is None else torch.linspace(0, len(parts) - 1, starts).round().int().tolist())
     guess: Tensor | None = None
     for i in reversed(range(len(parts))):
-        found, right = _of_chain([step for part in parts[i:] for step in part], tolerance, guess)
+        found, right = Sensitivity(None, None, 0, "left out"), guess
+        if i in wanted:
+            found, right = _of_chain([step for part in parts[i:] for step in part], tolerance, guess)
         products.insert(0, told(found))
         # the left singular vectors of J_{i:D} change little with i, and one pull takes the right ones along
         guess = None if right is None or i == 0 or None in parts[i - 1] else _chain(parts[i - 1]).pull(right)

@@ -50,7 +50,7 @@ def screen_backward(case: Case) -> Finding:
     """
     depth, notes = case.model.depth, [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
     states = trajectory(depth, case.part(case.states[0]))
-    found = backward_sensitivity(depth, states[0], tolerance=case.effort.tolerance)
+    found = backward_sensitivity(depth, states[0], tolerance=case.effort.tolerance, starts=case.effort.starts)
     generator = torch.Generator().manual_seed(case.seed)
     rates = attempt(notes, lyapunov, depth, states[0], count=case.effort.vectors, generator=generator)
     gradients = attempt(notes, gradient_norms, case.model, case.tokens, case.targets)

@@ -25,14 +25,15 @@ class Effort:
     """How much work a screening may be.
 
     `tokens` of the text's sequences enter the Jacobians, the certificates and the attention rows, `sequences` of them the
-    Jacobians; `tolerance` is that of singular values; `certified` segments get a certificate, `layers` attention layers their
-    sensitivity, spread evenly over the depth; `vectors` is how many Lyapunov exponents there are; `blocks` how many blocks'
-    Lipschitz constants are measured.
+    Jacobians; `tolerance` is that of singular values, `starts` the number of blocks i with a |J_{i:D}|; `certified` segments get
+    a certificate, `layers` attention layers their sensitivity, spread evenly over the depth; `vectors` is how many Lyapunov
+    exponents there are; `blocks` how many blocks' Lipschitz constants are measured.
     """
 
     tokens: int
     sequences: int
     tolerance: float
+    starts: int
     certified: int
     layers: int
     vectors: int
@@ -40,8 +41,8 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort(tokens=32, sequences=1, tolerance=0.02, certified=4, layers=3, vectors=2, blocks=0),
-    "full": Effort(tokens=256, sequences=1, tolerance=0.01, certified=12, layers=12, vectors=4, blocks=3),
+    "quick": Effort(tokens=32, sequences=1, tolerance=0.02, starts=4, certified=4, layers=3, vectors=2, blocks=0),
+    "full": Effort(tokens=256, sequences=1, tolerance=0.01, starts=6, certified=12, layers=12, vectors=4, blocks=3),
 }
 
 

@@ -163,3 +163,14 @@ def test_the_state_follows_the_weights_unless_a_norm_holds_it(placement, expecte
     assert found.slope == pytest.approx(expected, abs=0.02)
     own = model.depth(model.embed(tokens())).abs().mean()
     assert found.mean_abs[0] == pytest.approx(float(own), rel=1e-12)
+
+
+def test_products_that_are_left_out_change_none_of_the_others():
+    model = small_model("peri", depth=6)
+    x = model.embed(tokens())
+    every, some = (backward_sensitivity(model.depth, x, starts=starts) for starts in (None, 3))
+    computed = [i for i, product in enumerate(some.products) if product.value is not None]
+    assert computed == [0, 2, 5]
+    for i in computed:
+        assert some.products[i].value == pytest.approx(every.products[i].value, rel=2e-3)
+    assert {product.note for i, product in enumerate(some.products) if i not in computed} == {"left out"}
