@@ -80,7 +80,9 @@ def main() -> None:
     \b
     ctrans simulate --placement peri --dt 0.1
     ctrans simulate --placement all --file book.txt
-    ctrans convergence
+    ctrans screen --quick
+    ctrans verify --only theorem-4
+    ctrans train
 
     Every command explains its options with --help, and writes one JSON object with --json PATH (- is stdout).
     """

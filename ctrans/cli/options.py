@@ -124,12 +124,12 @@ checkpoint_option = click.option(
 )
 
 
-def out_option(name: str) -> Callable[[Command], Command]:
+def out_option(name: str, beside: str = "png") -> Callable[[Command], Command]:
     """Where a command's files go; nothing is written by default when the JSON goes to stdout."""
     return click.option(
         "--out",
         type=click.Path(path_type=Path),
-        help=f"Directory for {name}.json and {name}.png.  [default: out/{name}; none with --json -]",
+        help=f"Directory for {name}.json and {name}.{beside}.  [default: out/{name}; none with --json -]",
     )
 
 

@@ -107,6 +107,7 @@ def command(
                 effort,
                 other=other,
                 seed=settings["seed"],
+                trained=settings["checkpoint"] is not None,
                 progress=lambda step, name=name: advance(f"{name}, {step}"),  # type: ignore[misc]
             )
     if directory is not None:

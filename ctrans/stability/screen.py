@@ -70,11 +70,13 @@ def screen(
     *,
     other: Int[Tensor, "batch tokens"] | None = None,
     seed: int = 0,
+    trained: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Screening:
     """Every step of `STEPS` at the model's weights as they are, along its trajectory on these tokens, and the score.
 
-    `other` is another text of the same shape, for the transport step. A step that cannot handle the model says so in its
+    `other` is another text of the same shape, for the transport step. `trained` weights are not those of the configuration's
+    initialisation. A step that cannot handle the model says so in its
     finding, and the others run; where a state is not finite, they run as far as it is. `progress(step)` is called as each step
     is done. Raises ConfigError where tokens, targets and the other text do not have one shape.
     """
@@ -83,7 +85,7 @@ def screen(
             raise ConfigError(f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give one shape")
     with torch.no_grad():
         states = trajectory(model.depth, model.embed(tokens))
-    case = Case(model, tokens, targets, states, other, effort, seed)
+    case = Case(model, tokens, targets, states, other, effort, seed, trained)
     findings = {}
     for name, step in STEPS.items():
         findings[name] = _attempt(step, case)

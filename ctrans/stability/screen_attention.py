@@ -102,6 +102,8 @@ class InitialisationStep:
 
 def screen_initialisation(case: Case) -> Finding:
     """Xiong's lemma 2 in closed form, theorem 1's slope, and Kim's proposition 3.1 measured (theory, section 10). Not scored."""
+    if case.trained:
+        raise ConfigError("these weights are not fresh ones, and the theory of initialisation speaks of no others")
     config, depth = case.model.config, case.model.depth
     setting = Setting(
         width=config.width,

@@ -78,6 +78,7 @@ class Case:
     other: Int[Tensor, "batch tokens"] | None
     effort: Effort
     seed: int
+    trained: bool = False
 
     @property
     def broken(self) -> int | None:

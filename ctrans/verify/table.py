@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 
 from ctrans.verify import (
@@ -21,7 +22,7 @@ from ctrans.verify import (
     value_function,
 )
 from ctrans.verify.statement import Result, Statement, verify
-from solvers.errors import unknown
+from solvers import ConfigError
 
 SECTIONS: dict[int, str] = {
     1: "dynamics",
@@ -57,14 +58,25 @@ STATEMENTS: dict[str, Statement] = {statement.name: statement for module in MODU
 
 
 def select(only: Sequence[str] = ()) -> list[Statement]:
-    """The statements of those names or section numbers, in the table's order; all of them for none.
+    """The statements that the words ask for, in the table's order; all of them for none.
 
-    Raises ConfigError for what is neither.
+    A word is a section's number, a name, or how names begin: "theorem-4" (or "theorem 4") asks for every "theorem-4-...". Raises
+    ConfigError for one that asks for nothing.
     """
-    for word in only:
-        if word not in STATEMENTS and not (word.isdecimal() and int(word) in SECTIONS):
-            raise unknown("statement or section", word, [*STATEMENTS, *map(str, SECTIONS)])
-    return [s for s in STATEMENTS.values() if not only or s.name in only or str(s.section) in only]
+    wanted = {statement.name for word in only for statement in _asked(word)}
+    return [s for s in STATEMENTS.values() if not only or s.name in wanted]
+
+
+def _asked(word: str) -> list[Statement]:
+    name = word.strip().lower().replace(" ", "-")
+    found = [s for s in STATEMENTS.values() if name in (s.name, str(s.section)) or s.name.startswith(f"{name}-")]
+    if not found:
+        near = difflib.get_close_matches(name, STATEMENTS, n=5, cutoff=0.3)
+        raise ConfigError(
+            f"no statement or section is called {word!r}: give a section, {min(SECTIONS)} to {max(SECTIONS)}, or a name such as "
+            f"{', '.join(near or list(STATEMENTS)[:3])}; THEORY.md lists all"
+        )
+    return found
 
 
 def verify_all(statements: Sequence[Statement], cases: int = 200, seed: int = 0) -> Iterator[Result]:

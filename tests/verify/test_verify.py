@@ -205,3 +205,11 @@ def test_a_page_keeps_what_stands_around_its_table():
 def test_statements_are_verified_one_after_the_other():
     results = verify_all(select(["horizon", "lemma-1"]), cases=2)
     assert [r.name for r in results] == ["horizon", "lemma-1"]
+
+
+def test_statements_are_asked_for_by_how_they_begin():
+    asked = [statement.name for statement in select(["theorem 4"])]
+    assert len(asked) > 1
+    assert all(name.startswith("theorem-4-") for name in asked)
+    with pytest.raises(ConfigError, match="theorem-6"):
+        select(["theorem-66"])
