@@ -69,7 +69,9 @@ def select(only: Sequence[str] = ()) -> list[Statement]:
 
 def _asked(word: str) -> list[Statement]:
     name = word.strip().lower().replace(" ", "-")
-    found = [s for s in STATEMENTS.values() if name in (s.name, str(s.section)) or s.name.startswith(f"{name}-")]
+    if name in STATEMENTS:
+        return [STATEMENTS[name]]
+    found = [s for s in STATEMENTS.values() if name == str(s.section) or s.name.startswith(f"{name}-")]
     if not found:
         near = difflib.get_close_matches(name, STATEMENTS, n=5, cutoff=0.3)
         raise ConfigError(

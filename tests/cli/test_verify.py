@@ -69,7 +69,7 @@ def test_the_table_goes_between_a_pages_markers(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "lemma-99"], "did you mean 'lemma-9'"),
+        (["--only", "lemma-99"], "a name such as lemma-9"),
         (["--cases", "0"], "cases = 0"),
         (["--only", "lemma-1", "--markdown", "{page}"], "has no place for the table"),
     ],
