@@ -34,12 +34,13 @@ from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Run
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes
+from ctrans.training.schedule import learning_rate
 from ctrans.training.settings import TrainConfig
 from ctrans.training.start import anew
 from ctrans.training.store import Store
 
 LOSSES = 20
-ROUNDS, ITERATIONS = 7, 20
+ROUNDS, ITERATIONS = 15, 20
 Iterate = Callable[[int], float]
 
 
@@ -55,7 +56,7 @@ class Case:
 
 def case() -> Case:
     shape = {"placement": "pre", "bias": False}
-    settings = {"batch": 12, "learning_rate": 1e-3, "warmup": 0, "iterations": 100_000, "min_learning_rate": 1e-3}
+    settings = {"batch": 12, "learning_rate": 1e-3, "warmup": 100, "iterations": 100_000, "min_learning_rate": 1e-3}
     if torch.cuda.is_available():
         model = GPTConfig(vocab_size=50304, context=1024, depth=12, width=768, heads=12, **shape)
         train = TrainConfig(**{**settings, "learning_rate": 6e-4, "min_learning_rate": 6e-4}, dtype="bfloat16", compile=True)
@@ -109,6 +110,8 @@ def their_iteration(theirs: nn.Module, optimiser: torch.optim.Optimizer, case: C
     precision = torch.autocast("cuda", torch.bfloat16) if case.train.dtype == "bfloat16" else contextlib.nullcontext()
 
     def iterate(step: int) -> float:
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(case.train, step)
         tokens, targets = data.batch(step, 0, batch=case.train.batch, seed=case.train.seed)
         with precision:
             _, loss = theirs(tokens.to(case.device), targets.to(case.device).contiguous())  # it views them

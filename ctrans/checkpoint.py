@@ -1,13 +1,15 @@
 """A model on disk: a directory with the configuration as `config.json` and the weights as `model.safetensors`. No pickle.
 
 Weights that several blocks share (`GPTConfig.depth_weights`) are stored once, under the first of their names. A checksum of all
-weights stands in the file's metadata, because a flipped bit in a weight would otherwise be a weight.
+weights stands in the file's metadata, because a flipped bit in a weight would otherwise be a weight, and a digest of the
+configuration, because the same weights with another dt would otherwise be another model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import zlib
@@ -20,14 +22,15 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.gpt import GPT, GPTConfig, check_buildable
 from solvers import ConfigError
 from solvers.errors import unknown
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 RUN_MODELS = ("best", "last")
 """Where the directory of a training run has its models, in the order in which they are looked for."""
-CHECKSUM = "crc32"
+CHECKSUM, CONFIG_DIGEST = "crc32", "config_sha256"
+"""What the metadata of the weights' file call them; a file without them is not checked by them."""
 PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
 """How files begin that are often taken for weights, and are never read here."""
 
@@ -41,10 +44,12 @@ def save(model: GPT, directory: str | Path) -> None:
     weights = {
         name: value.detach().cpu().contiguous() for name, value in model.state_dict().items() if first.get(name, name) == name
     }
+    settings = dataclasses.asdict(model.config)
+    metadata = {"format": "pt", CHECKSUM: _checksum(weights), CONFIG_DIGEST: _digest(settings)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_durably(directory / WEIGHTS, safetensors.torch.save(weights, {"format": "pt", CHECKSUM: _checksum(weights)}))
-        write_durably(directory / CONFIG, json.dumps(dataclasses.asdict(model.config), indent=1).encode())
+        write_durably(directory / WEIGHTS, safetensors.torch.save(weights, metadata))
+        write_durably(directory / CONFIG, json.dumps(settings, indent=1).encode())
     except OSError as error:
         raise ConfigError(f"cannot write a checkpoint to {str(directory)!r}: {error.strerror or error}") from None
 
@@ -81,7 +86,10 @@ def load_config(directory: str | Path) -> GPTConfig:
     """The configuration saved there (see `find_model`). Raises ConfigError for a file that is missing or damaged, or unknown
     keys.
     """
-    path = find_model(directory) / CONFIG
+    return GPTConfig(**_read_settings(find_model(directory) / CONFIG))
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
     text = _read(path)
     try:
         settings: Any = json.loads(text)
@@ -93,18 +101,27 @@ def load_config(directory: str | Path) -> GPTConfig:
     for key in settings:
         if key not in names:
             raise unknown("key in config.json", key, names)
-    return GPTConfig(**settings)
+    return settings
 
 
 def load(directory: str | Path) -> GPT:
     """The model saved there (see `find_model`), in the dtype its weights were saved in, on the CPU.
 
-    Raises ConfigError for files that are missing, damaged or pickles, and weights that do not fit the configuration.
+    Raises ConfigError for files that are missing, damaged or pickles, a configuration that is not the one that was saved with the
+    weights, and weights that do not fit it.
     """
     directory = find_model(directory)
-    model = GPT(load_config(directory))
     path = directory / WEIGHTS
-    weights = _read_weights(path)
+    settings = _read_settings(directory / CONFIG)
+    config = GPTConfig(**settings)
+    check_buildable(config, seed=0)
+    weights, digest = _read_weights(path)
+    if digest not in (None, _digest(settings)):
+        raise ConfigError(
+            f"{str(directory / CONFIG)!r} was changed since the weights were saved; bring back the one that {str(path)!r} was saved "
+            "with"
+        )
+    model = GPT(config)
     first = _first_names(model)
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items() if first.get(name, name) == name}
     for name in sorted(expected.keys() | weights.keys()):
@@ -124,7 +141,8 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
+def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The weights, and the digest of the configuration that they were saved with if it was recorded."""
     data = _read(path)
     try:
         weights = safetensors.torch.load(data)
@@ -133,13 +151,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         reason = f"it is {pickled}, and reading that may run code" if pickled else error
         raise ConfigError(f"{str(path)!r} is no whole safetensors file: {reason}") from None
     length = int.from_bytes(data[:8], "little")
-    recorded = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(CHECKSUM)
-    if recorded not in (None, _checksum(weights)):
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    if metadata.get(CHECKSUM) not in (None, _checksum(weights)):
         raise ConfigError(f"{str(path)!r} is damaged: its weights are not those that were saved (checksum {CHECKSUM})")
     for name, value in weights.items():
         if not value.is_floating_point():
             raise ConfigError(f"{str(path)!r} is damaged: {name} holds {value.dtype}, and weights are floating-point numbers")
-    return weights
+    return weights, metadata.get(CONFIG_DIGEST)
 
 
 def _checksum(weights: Mapping[str, Tensor]) -> str:
@@ -150,6 +168,11 @@ def _checksum(weights: Mapping[str, Tensor]) -> str:
         crc = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode(), crc)
         crc = zlib.crc32(value.contiguous().flatten().view(torch.uint8).numpy().data, crc)
     return f"{crc:08x}"
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    """SHA-256 of what the configuration says, however its file is laid out."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _read(path: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import sys
 import time
 from collections.abc import Callable
@@ -13,15 +14,18 @@ from typing import Any
 import click
 import torch
 
-from ctrans.checkpoint import load
+from ctrans.checkpoint import find_model, load
 from ctrans.cli import options
 from ctrans.depth import check_count
-from ctrans.generation import stream
+from ctrans.generation import DISCRETE, Integration, stream
 from ctrans.gpt import GPT, check_seed
 from ctrans.report.files import check_writable
 from ctrans.report.progress import progress_bar
 from ctrans.text import VOCABULARY, read_text
+from ctrans.training.saved import STATE, read_state
 from solvers import ConfigError
+from solvers.gradients import get_gradient
+from solvers.methods import get_method
 
 Decode = Callable[[int, bool], str]
 Show = Callable[[str, int | None], None]
@@ -50,6 +54,7 @@ HARMLESS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 def command(json_path: str | None, **settings: Any) -> None:
     """Continue a text with a trained model, shown as it is made.
 
+    A training run's model is integrated as it was trained; a model saved alone is the discrete one.
     A model of bytes prints its text in UTF-8, bytes that are none as �; a model of another vocabulary prints token ids.
 
     \b
@@ -58,22 +63,47 @@ def command(json_path: str | None, **settings: Any) -> None:
     """
     _check(settings, json_path)
     device = options.get_device(settings["device"])
-    model = load(settings["checkpoint"]).to(device).requires_grad_(False).eval()
+    place = find_model(settings["checkpoint"])
+    model = load(place).to(device).requires_grad_(False).eval()
     prompt = encode(settings["prompt"], model.config.vocab_size)
+    integration = trained_with(place)
+    if integration != DISCRETE:
+        click.echo(f"ctrans: integrated as it was trained, {words(integration)}", err=True)
     count, samples = settings["samples"], []
     with progress_bar("generate", count * settings["tokens"]) as advance:
         for k in range(count):
             show: Show = partial(_count, advance, k) if json_path == "-" else _write
-            samples.append(_sample(model, prompt, settings, k, show))
+            samples.append(_sample(model, prompt, settings, k, show, integration))
             show("\n" if k + 1 == count else "\n---\n", None)
     result = {
         "command": "generate",
         "options": options.printable(settings),
         "environment": options.environment(device),
+        "integration": integration,
         "prompt": prompt,
         "samples": samples,
     }
     options.write_json(result, json_path, None, "generate")
+
+
+def trained_with(directory: Path) -> Integration:
+    """How the training run that made this checkpoint computes X_T; the discrete model where no run made it.
+
+    Raises ConfigError for a training state that is damaged.
+    """
+    if not (directory / STATE).exists():
+        return DISCRETE
+    config = read_state(directory).config
+    method = get_method(config.method)
+    own_scheme = get_gradient(config.gradient).scheme(method) is not method
+    gradient = config.gradient if own_scheme else DISCRETE.gradient
+    return Integration(config.method, config.steps, config.rtol, config.atol, gradient)
+
+
+def words(integration: Integration) -> str:
+    """The options of `ctrans train` that stand for it."""
+    fields = dataclasses.asdict(integration).items()
+    return " ".join(f"--{name} {value}" for name, value in fields if value != getattr(DISCRETE, name))
 
 
 def encode(prompt: str, vocabulary: int) -> list[int]:
@@ -110,7 +140,9 @@ def _check(settings: dict[str, Any], json_path: str | None) -> None:
         check_writable(Path(json_path).parent)
 
 
-def _sample(model: GPT, prompt: list[int], settings: dict[str, Any], k: int, show: Show) -> dict[str, Any]:
+def _sample(
+    model: GPT, prompt: list[int], settings: dict[str, Any], k: int, show: Show, integration: Integration
+) -> dict[str, Any]:
     """One continuation, shown as it is made: its seed, tokens, text and the seconds that it took."""
     started = time.perf_counter()
     decode = decoder(model.config.vocab_size)
@@ -122,6 +154,7 @@ def _sample(model: GPT, prompt: list[int], settings: dict[str, Any], k: int, sho
         temperature=settings["temperature"],
         top_k=settings["top_k"],
         seed=seed,
+        integration=integration,
     )
     show("".join(decode(token, False) for token in prompt), None)
     tokens, text = [], ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ import torch
 from click.core import ParameterSource
 from rich.console import Console
 
-from ctrans.checkpoint import load, load_config
+from ctrans.checkpoint import load_config
 from ctrans.cli import options
+from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.train_options import (
     ARCHITECTURE,
     DEFAULTS,
@@ -36,20 +39,24 @@ from ctrans.report.train_report import bar_words, evaluation_line, loss_figure
 from ctrans.text import VOCABULARY, read_text
 from ctrans.training import log
 from ctrans.training.data import Data, from_bin, from_text
-from ctrans.training.evaluation import evaluate
 from ctrans.training.loop import Ending, Observer, Outcome, Run, train
-from ctrans.training.objective import Objective
 from ctrans.training.parallel import get_parallel
-from ctrans.training.processes import Processes, processes
+from ctrans.training.processes import Processes, processes, restarts
 from ctrans.training.saved import Progress, read_state
 from ctrans.training.settings import TrainConfig
 from ctrans.training.start import anew, check_continues, resumed, with_settings
-from ctrans.training.store import LAST, Store
+from ctrans.training.store import Store
 from solvers import ConfigError
 
 Begin = Callable[[Processes], tuple[Run, Progress]]
 SIGNALLED = 128
 """Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and not finished."""
+ADVICE = {
+    (True, Ending.INTERRUPTED.value): "go on with --resume",
+    (True, Ending.DIVERGED.value): "go on from its last good checkpoint with --resume and a lower --learning-rate, as {rate:g},",
+    (False, Ending.DIVERGED.value): "nothing was saved: start again with other settings,",
+}
+"""What to do about a run that has or has not a checkpoint and ended like that; --out follows."""
 
 
 @click.command("train", context_settings={"default_map": DEFAULTS})
@@ -62,8 +69,8 @@ def command(json_path: str | None, **settings: Any) -> None:
     """Train a GPT of any placement, through its ODE or as the discrete Transformer.
 
     The directory gets checkpoints (links last and best; other commands take the directory as --checkpoint), log.jsonl,
-    train.json and loss.png. Ctrl-C or SIGTERM saves and exits with 130 or 143; a run that diverges exits with 1 and keeps its last good
-    checkpoint.
+    train.json and loss.png. Ctrl-C, SIGTERM or SIGHUP saves and exits with 130, 143 or 129; a run that diverges exits with 1, and last
+    is then its last good checkpoint.
 
     \b
     ctrans train
@@ -75,12 +82,18 @@ def command(json_path: str | None, **settings: Any) -> None:
     _check_places(settings, json_path)
     started = time.perf_counter()
     begin = _plan(settings)
-    with processes(settings["parallel"], options.get_device(settings["device"])) as here:
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(processes(settings["parallel"], options.get_device(settings["device"])))
+        if here.first:
+            stack.enter_context(Store(settings["out"]).locked())
         run, progress = begin(here)
         with _observer(settings, run, progress, quiet=json_path == "-") as observe:
             outcome = train(dataclasses.replace(run, observe=observe), progress)
         if here.first:
-            _show(_result(settings, run, outcome, time.perf_counter() - started), run, json_path)
+            result = _result(settings, run, outcome, time.perf_counter() - started)
+            _show(result, run, json_path)
+    if here.first:  # outside: the other processes need not wait
+        _add_depths(result, settings["eval_depth"] if outcome.ending is Ending.FINISHED else (), run, json_path)
     if outcome.ending is Ending.INTERRUPTED:
         raise SystemExit(SIGNALLED + outcome.signal)
     if outcome.ending is Ending.DIVERGED:
@@ -94,8 +107,6 @@ def _check_places(settings: dict[str, Any], json_path: str | None) -> None:
             raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
     if settings["threads"] is not None:
         torch.set_num_threads(check_count("threads", settings["threads"]))
-    for depth in settings["eval_depth"]:
-        check_count("eval_depth", depth)
     if settings["use_tensorboard"]:
         check_tensorboard()
     if json_path not in (None, "-"):
@@ -105,11 +116,12 @@ def _check_places(settings: dict[str, Any], json_path: str | None) -> None:
 def _plan(settings: dict[str, Any]) -> Begin:
     """What begins the run that the options ask for, new or taken up again, when this process knows its place among the others."""
     store = Store(settings["out"])
-    if settings["resume"] and store.exists:
+    if settings["resume"] and (store.exists or not restarts()):
         return _plan_to_resume(settings, store)
     model, config = _architecture(settings), TrainConfig(seed=settings["seed"], **{name: settings[name] for name in SETTINGS})
     parallel = get_parallel(settings["parallel"], config)
     check_buildable(model, config.seed)
+    check_depths(settings["eval_depth"], model, config)
     source = _source(settings)
     data = _data(source, model.context)
     check_writable(store.directory)
@@ -123,10 +135,12 @@ def _plan_to_resume(settings: dict[str, Any], store: Store) -> Begin:
     context = click.get_current_context()
     flags = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
     given = {name: value for name, value in settings.items() if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    source = {name: value for name, value in _source(settings).items() if name in given}
-    known = {**dataclasses.asdict(saved), **dataclasses.asdict(state.config), **state.source}
-    check_continues(known, {name: value for name, value in {**given, **source}.items() if name in known}, flags)
+    known = {**dataclasses.asdict(saved), **dataclasses.asdict(state.config)}
+    check_continues(known, {name: value for name, value in given.items() if name in known}, flags)
     state = with_settings(state, given)
+    check_depths(settings["eval_depth"], saved, state.config)
+    if state.source.keys() & given.keys():  # the data may have moved: their fingerprint tells whether they are the same
+        state = dataclasses.replace(state, source=_source(settings))
     parallel = get_parallel(settings["parallel"], state.config)
     return partial(resumed, state, _data(state.source, saved.context), store, parallel)
 
@@ -163,9 +177,17 @@ def _observer(settings: dict[str, Any], run: Run, progress: Progress, *, quiet: 
             if "tokens_per_second" in row:
                 advance(bar_words(row))
             if "validation_loss" in row and not quiet:
-                click.echo(evaluation_line(row, iterations))
+                _say(evaluation_line(row, iterations))
 
         yield observe
+
+
+def _say(words: str) -> None:
+    """Prints the words, until nobody reads them any more, as behind head or when a terminal is closed: the run goes on."""
+    try:
+        click.echo(words)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _result(settings: dict[str, Any], run: Run, outcome: Outcome, seconds: float) -> dict[str, Any]:
@@ -186,39 +208,35 @@ def _result(settings: dict[str, Any], run: Run, outcome: Outcome, seconds: float
         "validation_loss": evaluations[-1]["validation_loss"] if evaluations else None,
         "best_validation_loss": progress.best,
         "best_step": progress.best_step,
-        "other_depths": _other_depths(settings, run),
+        "other_depths": {},
         "seconds": seconds,
     }
 
 
-def _other_depths(settings: dict[str, Any], run: Run) -> dict[int, float]:
-    """The validation loss of the last checkpoint's model at each depth asked for, over the same depth-time."""
-    if not settings["eval_depth"]:
-        return {}
-    model, config, here = load(run.store.directory / LAST), run.config, Processes(run.processes.device)
-    losses = {}
-    for depth in settings["eval_depth"]:
-        objective = Objective(model.at_depth(depth).to(here.device), config)
-        losses[depth] = evaluate(objective, run.data, config.eval_windows, config.batch, here).loss
-    return losses
+def _add_depths(result: dict[str, Any], depths: Sequence[int], run: Run, json_path: str | None) -> None:
+    """Evaluates at those depths, and writes and prints what a result is then."""
+    result["other_depths"] = losses_at(depths, run)
+    options.write_json(result, json_path, run.store.directory, "train")
+    if json_path != "-":
+        for depth, loss in result["other_depths"].items():
+            _say(f"Validation loss at depth {depth}: {loss:.4f}")
 
 
 def _show(result: dict[str, Any], run: Run, json_path: str | None) -> None:
-    """Writes the JSON and the picture, and prints how the run ended."""
+    """Writes the picture and the JSON, but not yet to stdout, and prints how the run ended."""
     directory = run.store.directory
     model, progress = run.model.config, result["best_step"]
     title = (
         f"{model.placement}, {model.depth} blocks, width {model.width}, dt = {model.dt:g}, {result['parameters']:,} parameters"
     )
     write_atomic(directory / "loss.png", png(loss_figure(list(log.read(directory)), title)))
-    options.write_json(result, json_path, directory, "train")
+    options.write_json(result, None if json_path == "-" else json_path, directory, "train")
     if json_path != "-":
         console = Console()
         if progress is not None:
             console.print(f"Best validation loss {result['best_validation_loss']:.4f} at step {progress}.", soft_wrap=True)
-        for depth, loss in result["other_depths"].items():
-            console.print(f"Validation loss at depth {depth}: {loss:.4f}", soft_wrap=True)
         written = ", ".join(f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", "loss.png"))
         console.print(f"{title}. Written: {written}", soft_wrap=True)
     if result["ending"] != Ending.FINISHED.value:
-        click.echo(f"ctrans: {result['ending']}: {result['message']}; go on with --resume --out {directory}", err=True)
+        advice = ADVICE[run.store.exists, result["ending"]].format(rate=run.config.learning_rate / 2)
+        click.echo(f"ctrans: {result['ending']}: {result['message']}; {advice} --out {directory}", err=True)

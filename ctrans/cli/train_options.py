@@ -120,7 +120,8 @@ run_options = options.stack(
     click.option(
         "--resume",
         is_flag=True,
-        help="Go on with the run in --out, exactly; start one if there is none. Options may be left out.",
+        help="Go on with the run in --out, exactly; under torchrun, start it if there is none. Options may be left out or, as "
+        "--learning-rate and --iterations, given anew.",
     ),
     click.option("--overwrite", is_flag=True, help="Remove the run in --out and start anew."),
     click.option(

@@ -21,6 +21,8 @@ SHARE = 10
 """The last tenth of a text is for validation."""
 PIECE = 1 << 24
 """Tokens looked at together when a whole file is checked: 32 MB."""
+PLACES, LENGTH = 1024, 1024
+"""How many stretches of how many tokens the fingerprint of a split looks at: all of it up to a million."""
 TRAIN, VALIDATION = "train.bin", "val.bin"
 Tokens = Integer[np.ndarray, "_"]
 
@@ -53,11 +55,7 @@ class Data:
         u comes from a counter-based generator (Philox) at (seed; step, micro). The micro-batch does not depend on `world`;
         process `rank` takes its rank-th contiguous part. Raises ConfigError where the processes cannot share it evenly.
         """
-        share, rest = divmod(batch, world)
-        if rest:
-            raise ConfigError(
-                f"a batch of {batch} sequences cannot be shared by {world} processes: make it a multiple of {world}"
-            )
+        share = share_of(batch, world)
         # raw words, since numpy promises the same ones in every version, and not the same integers() or random()
         words = np.random.Philox(key=seed, counter=[0, 0, micro, step]).random_raw(batch)
         starts = ((words >> 11) * 2.0**-53 * (len(self.train) - self.context)).astype(np.int64)
@@ -88,17 +86,27 @@ class Data:
                     )
 
     def fingerprint(self) -> str:
-        """A hash of both lengths and of 64 places in each split: whether a resumed run sees the data it was started with."""
+        """A hash of both lengths and of evenly spaced stretches of each split: whether a resumed run sees the data it was
+        started with.
+        """
         digest = hashlib.sha256()
         for tokens in (self.train, self.validation):
             digest.update(len(tokens).to_bytes(8, "little"))
-            for start in np.linspace(0, len(tokens) - 1, 64).astype(int):
-                digest.update(tokens[start : start + 1024].tobytes())
+            for start in np.linspace(0, max(0, len(tokens) - LENGTH), PLACES).astype(int):
+                digest.update(tokens[start : start + LENGTH].tobytes())
         return digest.hexdigest()
 
     def _windows(self, tokens: Tokens, starts: Integer[np.ndarray, "windows"]) -> tuple[Tensor, Tensor]:
         windows = torch.from_numpy(np.stack([tokens[start : start + self.context + 1] for start in starts]).astype(np.int64))
         return windows[:, :-1], windows[:, 1:]
+
+
+def share_of(batch: int, world: int) -> int:
+    """How many of a micro-batch's sequences each process takes; ConfigError where they cannot share it evenly."""
+    share, rest = divmod(batch, world)
+    if rest:
+        raise ConfigError(f"a batch of {batch} sequences cannot be shared by {world} processes: make it a multiple of {world}")
+    return share
 
 
 def from_text(text: bytes, context: int, name: str = "the text") -> Data:

@@ -1,41 +1,78 @@
-"""The run's log: one JSON object per line and iteration."""
+"""The run's log: one JSON object per line and iteration, and one for settings that a resumed run has anew and for divergence."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from solvers import ConfigError
+
 LOG = "log.jsonl"
 Row = dict[str, Any]
 
 
 def append(directory: Path, row: Row) -> None:
-    """Adds a line; a number that JSON lacks is written as its name in quotes."""
+    """Adds a line; a number that JSON lacks is written as its name in quotes. ConfigError, and no line, where it cannot be."""
     line = json.dumps({key: value if _finite(value) else str(value) for key, value in row.items()}, allow_nan=False)
-    with (directory / LOG).open("a") as file:
-        file.write(line + "\n")
+    path = directory / LOG
+    length = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.truncate(path, length)
+        raise _unwritten(path, error) from None
 
 
 def read(directory: Path) -> Iterator[Row]:
-    """The rows, up to a line that was not finished."""
+    """The rows, up to a line that was not finished, without lines that are damaged."""
     path = directory / LOG
-    if not path.exists():
-        return
-    with path.open() as file:
-        for line in file:
-            if not line.endswith("\n"):
-                return
-            yield json.loads(line)
+    if path.exists():
+        yield from (row for row in map(_decode, _lines(path)) if row is not None)
+
+
+def unsaved(directory: Path) -> bool:
+    """Whether it is the log of a run that ended before its first checkpoint: nothing but rows of step 0."""
+    rows = map(_decode, _lines(directory / LOG))
+    return all(row is not None and row["step"] == 0 for row in rows)
 
 
 def cut(directory: Path, step: int) -> None:
-    """Keeps the rows up to that iteration: those after it will be written again."""
+    """Keeps what led to the checkpoint of that iteration: what came after it will come again, or otherwise.
+
+    Raises ConfigError, with the log as it was, where it cannot be written.
+    """
     path, temporary = directory / LOG, directory / f".{LOG}"
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in read(directory) if row["step"] <= step))
-    os.replace(temporary, path)
+    kept = [row for row in read(directory) if row["step"] < step or (row["step"] == step and "settings" not in row)]
+    try:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept if "diverged" not in row))
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _unwritten(path, error) from None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(errors="replace") as file:
+        yield from file
+
+
+def _decode(line: str) -> Row | None:
+    """The row, or None where the line holds none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if line.endswith("\n") and isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _unwritten(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write {str(path)!r}: {error.strerror or error}; free some space, then go on with --resume")
 
 
 def _finite(value: Any) -> bool:

@@ -136,9 +136,10 @@ class Run:
 def train(run: Run, progress: Progress) -> Outcome:
     """Trains from `progress` to `iterations`, or to where a signal or divergence ends it.
 
-    A first SIGINT or SIGTERM ends the run after the iteration under way, with a checkpoint. A run has diverged when a loss or
-    gradient is not finite, or when `patience` validation losses in a row lie above the first by more than `margin`. While
-    they do, no checkpoint is made: `last` stays good. Raises ConfigError where a checkpoint cannot be written or memory is out.
+    A first SIGINT, SIGTERM or SIGHUP ends the run after the iteration under way, with a checkpoint. A run has diverged when a
+    loss or gradient is not finite, or when `patience` validation losses in a row lie above the first by more than `margin`.
+    While they do, no checkpoint is made, and in the end `last` leads to the newest one up to the last good validation loss.
+    Raises ConfigError where a checkpoint cannot be written or memory is out.
     """
     config = run.config
     with stopping() as wish, explaining(config, run.data.context):
@@ -175,8 +176,10 @@ def train(run: Run, progress: Progress) -> Outcome:
 
 
 def diverged(run: Run, progress: Progress, why: str) -> Outcome:
-    """The outcome of a run that diverged, which its log records too."""
+    """The outcome of a run that diverged, which its log records too; its last good checkpoint becomes `last`."""
     run.report({"step": progress.step, "diverged": why})
+    if run.processes.first:
+        run.store.go_back(progress.good)
     return Outcome(Ending.DIVERGED, progress, why)
 
 

@@ -15,6 +15,8 @@ from solvers import ConfigError, SolveError
 
 BACKENDS = {"cuda": "nccl"}
 """What processes on that kind of device talk through; gloo on every other."""
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""Where torchrun tells a process how often it was started again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Processes:
         return values
 
 
+def restarts() -> bool:
+    """Whether torchrun started this process, and would start it again in the same words."""
+    return RESTARTS in os.environ
+
+
 @contextlib.contextmanager
 def processes(name: str, device: torch.device) -> Iterator[Processes]:
     """This process among those that torchrun started, ready to talk; alone where `name` is "none".
@@ -69,7 +76,7 @@ def processes(name: str, device: torch.device) -> Iterator[Processes]:
         torch.cuda.set_device(device)
     place, rank, world = next(dist.rendezvous("env://"))
     # torchrun may keep its store over restarts, with the addresses of processes that are gone
-    place = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", place)
+    place = dist.PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", place)
     dist.init_process_group(BACKENDS.get(device.type, "gloo"), store=place, rank=rank, world_size=world)
     try:
         yield Processes(device, dist.get_rank(), dist.get_world_size())

@@ -25,7 +25,8 @@ NAME_END = ":"
 class Progress:
     """How far a run is: all that the rest of it depends on besides weights, optimiser, settings and data.
 
-    `first` and `best` are validation losses in nats, `above` counts the evaluations in a row that lay too far above the first.
+    `first` and `best` are validation losses in nats, `above` counts the evaluations in a row that lay too far above the first,
+    `good` is the iteration of the last one that did not.
     """
 
     step: int = 0
@@ -33,6 +34,7 @@ class Progress:
     best: float | None = None
     best_step: int | None = None
     above: int = 0
+    good: int = 0
 
     def after(self, step: int) -> Progress:
         """The same, that many iterations in."""
@@ -41,10 +43,11 @@ class Progress:
     def evaluated(self, loss: float, margin: float) -> Progress:
         """With one more validation loss: whether it is the best so far, and whether it lies above the first by the margin."""
         first = loss if self.first is None else self.first
-        above = 0 if loss <= first + margin else self.above + 1
+        fine = loss <= first + margin
+        above, good = (0, self.step) if fine else (self.above + 1, self.good)
         if self.best is None or loss < self.best:
-            return dataclasses.replace(self, first=first, best=loss, best_step=self.step, above=above)
-        return dataclasses.replace(self, first=first, above=above)
+            return dataclasses.replace(self, first=first, best=loss, best_step=self.step, above=above, good=good)
+        return dataclasses.replace(self, first=first, above=above, good=good)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,7 @@ def read_state(directory: Path) -> State:
     try:
         content = json.loads(path.read_text())
         progress, settings, source, fingerprint = (content[field.name] for field in dataclasses.fields(State))
+        progress, settings = dict(progress), dict(settings)
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError):

@@ -125,8 +125,13 @@ class TrainConfig:
         return get_method(self.method).adaptive
 
 
-MAY_CHANGE = frozenset({"iterations", "save_every"})
-"""What a resumed run may set anew; everything else decides the weights up to the iteration it resumes at."""
+MAY_CHANGE = frozenset(
+    {
+        *("iterations", "save_every", "eval_every", "eval_windows", "theta", "margin", "patience"),
+        *("learning_rate", "min_learning_rate", "warmup", "weight_decay", "clip"),
+    }
+)
+"""What a resumed run may set anew: what leaves the weights alone, and what a run that diverged needs less of."""
 
 
 def attached_gradients() -> str:

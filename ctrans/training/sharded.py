@@ -40,7 +40,7 @@ def save_shards(store: Store, state: State, model: GPT, optimiser: torch.optim.O
             if not tensors:
                 write_optimiser(directory, tensors)
             state.write(directory)
-            store.commit(step, state.progress.best_step)
+            store.commit(step, best=state.progress.best_step, good=state.progress.good)
     processes.wait()
 
 

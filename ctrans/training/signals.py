@@ -1,4 +1,4 @@
-"""A wish to stop, from Ctrl-C or a scheduler, noted and obeyed between two iterations."""
+"""A wish to stop, from Ctrl-C, a scheduler or a terminal that closes, noted and obeyed between two iterations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Wish:
@@ -19,15 +19,16 @@ class Wish:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Wish]:
-    """Inside, the first SIGINT or SIGTERM is only noted; a second one acts as it did before.
+    """Inside, the first SIGINT, SIGTERM or SIGHUP is only noted; a second one acts as it did before.
 
-    Outside the main thread, which alone may handle signals, nothing changes.
+    One that was ignored, as SIGHUP under nohup, stays so. Outside the main thread, which alone may handle signals, nothing changes.
     """
     wish = Wish()
     if threading.current_thread() is not threading.main_thread():
         yield wish
         return
-    before = {number: signal.getsignal(number) for number in STOPPING}
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -37,7 +38,7 @@ def stopping() -> Iterator[Wish]:
         wish.number = number
         restore()
 
-    for number in STOPPING:
+    for number in before:
         signal.signal(number, note)
     try:
         yield wish

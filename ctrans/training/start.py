@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from ctrans.checkpoint import load
 from ctrans.gpt import GPT
 from ctrans.training import log
-from ctrans.training.data import Data
+from ctrans.training.data import Data, share_of
 from ctrans.training.loop import Run
 from ctrans.training.objective import Objective
 from ctrans.training.optimiser import make_optimiser
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
-from ctrans.training.saved import Progress, State
+from ctrans.training.saved import Progress, State, read_state
 from ctrans.training.settings import MAY_CHANGE, TrainConfig
 from ctrans.training.sharded import restore
-from ctrans.training.store import Store
+from ctrans.training.store import BEST, Store
 from solvers import ConfigError
 
 
@@ -36,29 +37,50 @@ def anew(
     """A run from its first iteration on, ready for `train`.
 
     Raises ConfigError where the directory has a run already and `overwrite` does not allow to remove it, and where the data do
-    not suffice for a batch or have tokens that the model does not know.
+    not suffice for a batch, have tokens that the model does not know, or cannot be shared evenly. Nothing is removed then.
     """
-    if store.exists and not overwrite:
-        raise ConfigError(
-            f"{str(store.directory)!r} has a run already: go on with it by --resume, remove it by --overwrite, or choose another --out"
-        )
-    data.check_batch(config.batch * config.accumulate)
-    if processes.first:
-        data.check_vocabulary(model.config.vocab_size)
+    if not overwrite:
+        check_free(store)
+    check_data(model, config, data, processes)
     state = State(Progress(), config, dict(source), data.fingerprint())
     run = assemble(model, state, data, store, parallel, processes)
     if processes.first:
-        store.clear()
-        (store.directory / log.LOG).unlink(missing_ok=True)
+        with store.changing():
+            store.directory.mkdir(parents=True, exist_ok=True)
+            if overwrite:
+                store.clear()
+            (store.directory / log.LOG).unlink(missing_ok=True)
     return run, state.progress
+
+
+def check_free(store: Store) -> None:
+    """Raises ConfigError where a run would replace something: another run, or files that have its files' names."""
+    if store.exists:
+        raise ConfigError(
+            f"{str(store.directory)!r} has a run already: go on with it by --resume, remove it by --overwrite, or choose another --out"
+        )
+    for path in (store.directory / BEST, store.directory / log.LOG):
+        if os.path.lexists(path) and not (path.name == log.LOG and path.is_file() and log.unsaved(path.parent)):
+            raise ConfigError(f"a run would replace {str(path)!r}: move it away, or choose another --out")
+
+
+def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes) -> None:
+    """Raises ConfigError where the data do not suffice for an iteration, do not suit the model, or cannot be shared evenly."""
+    share_of(config.batch, processes.world)
+    data.check_batch(config.batch * config.accumulate)
+    if processes.first:
+        data.check_vocabulary(model.config.vocab_size)
 
 
 def resumed(state: State, data: Data, store: Store, parallel: Parallel, processes: Processes) -> tuple[Run, Progress]:
     """The run as it was at the checkpoint that `state` was read from (see `Store.verified_last`), ready for `train`.
 
-    Raises ConfigError for other data than it was started with, or fewer iterations than are done.
+    The settings that differ from the saved ones become a row of the log. Raises ConfigError for other data than it was started
+    with, fewer iterations than are done, or a batch that the processes cannot share evenly.
     """
     progress, directory = state.progress, store.step_directory(state.progress.step)
+    if store.last.resolve() != directory.resolve():
+        raise ConfigError(f"the run in {str(store.directory)!r} has gone on since it was read: try again")
     if data.fingerprint() != state.fingerprint:
         raise ConfigError(
             f"the data are not those that the run in {str(store.directory)!r} was started with: give it the same ones"
@@ -67,13 +89,27 @@ def resumed(state: State, data: Data, store: Store, parallel: Parallel, processe
         raise ConfigError(
             f"iterations = {state.config.iterations}, and {progress.step} are done: give more, or start anew with --overwrite"
         )
-    run = assemble(load(directory), state, data, store, parallel, processes)
+    model = load(directory)
+    check_data(model, state.config, data, processes)
+    if progress.best_step not in store.steps():  # it was damaged, and the run goes on from another
+        progress = dataclasses.replace(progress, best=None, best_step=None)
+    changes = differences(read_state(directory).config, state.config)
+    run = assemble(model, state, data, store, parallel, processes)
     restore(directory, run.model, run.optimiser)
     if processes.first:
-        store.settle(progress.step, progress.best_step)
+        with store.changing():
+            store.settle(progress.step, best=progress.best_step, good=progress.good)
         log.cut(store.directory, progress.step)
+        if changes:
+            log.append(store.directory, {"step": progress.step, "settings": changes})
     processes.wait()
     return run, progress
+
+
+def differences(saved: TrainConfig, config: TrainConfig) -> dict[str, Any]:
+    """The settings that differ from the saved ones."""
+    before = dataclasses.asdict(saved)
+    return {name: value for name, value in dataclasses.asdict(config).items() if value != before[name]}
 
 
 def assemble(model: GPT, state: State, data: Data, store: Store, parallel: Parallel, processes: Processes) -> Run:

@@ -23,4 +23,5 @@ def save_whole(store: Store, state: State, model: GPT, optimiser: torch.optim.Op
         write_optimiser(directory, optimiser_tensors(model, optimiser))
         state.write(directory)
 
-    store.save(state.progress.step, state.progress.best_step, write)
+    progress = state.progress
+    store.save(progress.step, write, best=progress.best_step, good=progress.good)

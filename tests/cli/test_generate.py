@@ -1,18 +1,21 @@
 """`ctrans generate` as users type it."""
 
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from ctrans.checkpoint import CONFIG, WEIGHTS, save
+from ctrans.checkpoint import CONFIG, WEIGHTS, load, save
 from ctrans.cli.generate import encode
-from ctrans.generation import generate
+from ctrans.generation import Integration, generate
 from ctrans.gpt import GPT, GPTConfig
+from ctrans.training.loop import train
 from solvers import ConfigError
 from tests.cli.test_commands import run, strict
 from tests.helpers import learned
+from tests.training import helpers as training
 
 SIZES = {"depth": 1, "width": 16, "heads": 2, "context": 12}
 
@@ -95,6 +98,45 @@ def test_a_run_directory_gives_its_best_model(tmp_path):
     (tmp_path / "best").symlink_to("2")
     said = run("generate", "--checkpoint", tmp_path, "--prompt", "y", "--tokens", "2", "--temperature", "0")
     assert said.stdout == "yes\n"
+
+
+def trained(directory, **settings):
+    """The directory of a run of one iteration, with weights big enough that methods disagree on the text."""
+    begun, progress = training.start(directory, {"dt": 1.0, "placement": "pre"}, iterations=1, **settings)
+    learned(begun.model, 0.5)
+    train(begun, progress)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("settings", "integration", "said"),
+    [
+        ({"method": "rk4", "steps": 2}, Integration("rk4", 2), "--method rk4 --steps 2"),
+        ({"method": "tsit5", "rtol": 0.1}, Integration("tsit5", rtol=0.1), "--method tsit5 --rtol 0.1"),
+        ({"gradient": "reversible"}, Integration(gradient="reversible"), "--gradient reversible"),
+        ({"method": "heun", "gradient": "adjoint"}, Integration("heun"), "--method heun"),
+        ({"gradient": "checkpoint"}, Integration(), None),
+    ],
+)
+def test_a_runs_model_is_integrated_as_it_was_trained_and_says_so(settings, integration, said, tmp_path):
+    place = trained(tmp_path, **settings)
+    result = run("generate", "--checkpoint", place, "--prompt", "ab", "--tokens", "8", "--temperature", "0", "--json", "-")
+    assert result.stderr == ("" if said is None else f"ctrans: integrated as it was trained, {said}\n")
+    kept = strict(result.stdout)
+    assert kept["integration"] == dataclasses.asdict(integration)
+    model, prompt = load(place), torch.tensor([97, 98])
+    expected, discrete = (generate(model, prompt, 8, temperature=0.0, **how) for how in ({"integration": integration}, {}))
+    assert kept["samples"][0]["tokens"] == expected.tolist()
+    assert torch.equal(expected, discrete) == (integration == Integration())
+
+
+@pytest.mark.parametrize("state", ["{", "[]", '{"progress": 3, "config": {}, "source": {}, "fingerprint": ""}'])
+def test_a_runs_state_that_cannot_be_read_is_named(state, tmp_path):
+    place = trained(tmp_path, method="rk4")
+    (place / "best" / "train.json").write_text(state)
+    result = run("generate", "--checkpoint", place)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "train.json' is no training state" in result.stderr
 
 
 def test_other_commands_take_a_run_directory_too(tmp_path):

@@ -1,5 +1,7 @@
 """`ctrans train` as users type it: what it writes, the exit codes, signals, kills, and one line for each mistake."""
 
+import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -13,11 +15,14 @@ import pytest
 
 from ctrans.checkpoint import load
 from ctrans.cli.train_options import SETTINGS
-from ctrans.training.store import damage
+from ctrans.training.loop import Ending, train
+from ctrans.training.store import Store, damage
+from solvers import SolveError
 from tests.cli.test_commands import run, strict
 from tests.training.helpers import same
 
 SIZE = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8"]
+KEPT = {"checkpoints", "last", "best", "log.jsonl", ".lock"}
 TINY = [*SIZE, "--batch", "2", "--iterations", "12", "--eval-every", "4", "--eval-windows", "4", "--save-every", "3"]
 
 
@@ -36,7 +41,7 @@ def test_train_writes_checkpoints_log_json_and_picture(tmp_path):
     result = run("train", *TINY, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last", "best", "log.jsonl", "train.json", "loss.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {*KEPT, "train.json", "loss.png"}
     kept = strict((tmp_path / "train.json").read_text())
     assert (kept["command"], kept["ending"], kept["step"]) == ("train", "finished", 12)
     assert kept["training"]["batch"] == 2
@@ -76,6 +81,63 @@ def test_the_model_is_evaluated_at_other_depths(tmp_path):
     kept = strict(result.stdout)
     assert kept["other_depths"]["1"] == pytest.approx(kept["validation_loss"], rel=1e-6)
     assert kept["other_depths"]["3"] != kept["other_depths"]["1"]
+    assert strict((tmp_path / "train.json").read_text()) == kept
+
+
+def test_other_depths_are_evaluated_in_the_precision_of_the_run(tmp_path):
+    args = ["--dtype", "bfloat16", "--eval-depth", "1", "--learning-rate", "0.1", "--out", tmp_path, "--json", "-"]
+    kept = strict(run("train", *TINY, *args).stdout)
+    assert kept["other_depths"]["1"] == pytest.approx(kept["validation_loss"], rel=1e-9)
+
+
+def test_the_run_is_written_before_it_is_evaluated_at_other_depths(tmp_path, monkeypatch):
+    def fail(*args):
+        raise SolveError("too deep")
+
+    monkeypatch.setattr("ctrans.cli.other_depths.evaluate", fail)
+    result = run("train", *TINY, "--eval-depth", "3", "--out", tmp_path)
+    assert (result.exit_code, result.stderr) == (1, "ctrans: too deep\n")
+    assert "Best validation loss" in result.stdout
+    kept = strict((tmp_path / "train.json").read_text())
+    assert (kept["ending"], kept["other_depths"]) == ("finished", {})
+    assert (tmp_path / "loss.png").exists()
+
+
+@pytest.mark.parametrize(("ending", "code"), [(Ending.INTERRUPTED, 143), (Ending.DIVERGED, 1)])
+def test_a_run_that_did_not_finish_is_not_evaluated_at_other_depths(ending, code, tmp_path, monkeypatch):
+    def stop(begun, progress):
+        return dataclasses.replace(train(begun, progress), ending=ending, signal=signal.SIGTERM.value)
+
+    monkeypatch.setattr("ctrans.cli.train.train", stop)
+    result = run("train", *TINY, "--eval-depth", "3", "--out", tmp_path, "--json", "-")
+    assert result.exit_code == code, result.output
+    assert strict(result.stdout)["other_depths"] == {}
+
+
+@pytest.mark.parametrize("weights", [[], ["--depth-weights", "linear", "--knots", "1"]])
+def test_a_depth_that_no_machine_holds_is_refused_before_a_run_begins_or_goes_on(weights, tmp_path):
+    wanted = [*TINY, *weights, "--eval-depth", "3", "--eval-depth", "100000000000", "--out", tmp_path]
+    refused = run("train", *wanted)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith("ctrans: --eval-depth 100000000000: the ")
+    assert not list(tmp_path.iterdir())
+    run("train", *TINY, *weights, "--out", tmp_path)
+    before = (tmp_path / "log.jsonl").read_text()
+    again = run("train", "--resume", "--iterations", "15", "--eval-depth", "100000000000", "--out", tmp_path)
+    assert (again.exit_code, "--eval-depth 100000000000" in again.stderr) == (2, True)
+    assert (tmp_path / "log.jsonl").read_text() == before
+
+
+def test_an_evaluation_at_other_depths_shows_how_far_it_is(tmp_path, monkeypatch):
+    shown = []
+
+    @contextlib.contextmanager
+    def bar(what, total):
+        yield lambda word: shown.append((word, total))
+
+    monkeypatch.setattr("ctrans.cli.other_depths.progress_bar", bar)
+    run("train", *TINY, "--eval-depth", "1", "--eval-depth", "3", "--out", tmp_path)
+    assert shown == [("1 blocks", 4)] * 2 + [("3 blocks", 4)] * 2  # 4 windows, 2 at a time, at 2 depths
 
 
 def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
@@ -91,11 +153,12 @@ def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--learning-rate", "1"], "--learning-rate 1.0 contradicts the run to resume, which has 0.003"),
+        (["--batch", "1"], "--batch 1 contradicts the run to resume, which has 2"),
         (["--width", "32"], "--width 32 contradicts the run to resume, which has 16"),
         (["--init", "he"], "--init he contradicts the run to resume, which has xavier"),
         (["--seed", "1"], "--seed 1 contradicts"),
-        (["--file", "other.txt"], "other.txt contradicts the run to resume, which has None"),
+        (["--file", __file__], "the data are not those that the run"),
+        (["--file", "/does/not/exist"], "cannot read '/does/not/exist'"),
         (["--iterations", "5"], "iterations = 5, and 12 are done"),
     ],
 )
@@ -128,6 +191,13 @@ def test_divergence_exits_1_and_keeps_the_last_good_checkpoint(tmp_path):
     assert result.stderr.startswith("ctrans: diverged: ")
     assert strict((tmp_path / "train.json").read_text())["ending"] == "diverged"
     assert damage(tmp_path / "last") is None
+    assert "--resume and a lower --learning-rate, as 50," in result.stderr
+    again = run("train", "--resume", "--learning-rate", "0.001", "--clip", "1", "--out", tmp_path)
+    assert again.exit_code == 0, again.output
+    rows = [strict(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["settings"] for row in rows if "settings" in row] == [{"learning_rate": 0.001, "clip": 1.0}]
+    assert not any("diverged" in row for row in rows)
+    assert strict((tmp_path / "last" / "train.json").read_text())["config"]["learning_rate"] == 0.001
 
 
 def test_sigterm_saves_and_exits_with_143_and_resume_goes_on(tmp_path):
@@ -160,7 +230,7 @@ def killed_again_and_again(directory, kills, iterations, seed):
     generator = random.Random(seed)
     for _ in range(kills):
         rows = (parts / "log.jsonl").read_text().count("\n") if parts.exists() else 0
-        process = command(*args, "--resume", "--out", parts)
+        process = command(*args, *(["--resume"] if Store(parts).exists else []), "--out", parts)
         wait_for_rows(process, parts, rows + generator.randint(1, 2 * iterations // kills))
         time.sleep(generator.uniform(0, 0.01))
         process.kill()
@@ -252,3 +322,73 @@ def test_a_damaged_json_is_no_traceback(tmp_path):
     path.write_text(json.dumps({"progress": 3}))
     result = run("train", "--resume", "--out", tmp_path)
     assert (result.exit_code, "train.json' is damaged" in result.stderr) == (2, True)
+
+
+def test_resuming_a_mistyped_directory_starts_nothing_unless_torchrun_restarts_it(tmp_path, monkeypatch):
+    missing = tmp_path / "tpyo"
+    result = run("train", *TINY, "--resume", "--out", missing)
+    assert (result.exit_code, f"there is no run in '{missing}' to resume" in result.stderr) == (2, True)
+    assert not missing.exists()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert run("train", *TINY, "--resume", "--out", missing).exit_code == 0
+
+
+@pytest.mark.parametrize("args", [[], ["--resume"]])
+def test_a_lost_last_loses_no_checkpoint(args, tmp_path):
+    run("train", *TINY, "--out", tmp_path)
+    (tmp_path / "last").unlink()
+    kept = Store(tmp_path).steps()
+    result = run("train", *TINY, *args, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert Store(tmp_path).steps() == kept
+    assert (tmp_path / "log.jsonl").read_text().count("\n") == 13
+
+
+@pytest.mark.parametrize("name", ["best", "log.jsonl", "last"])
+def test_a_new_run_replaces_no_file_of_a_user(name, tmp_path):
+    (tmp_path / name).write_text("mine\n")
+    result = run("train", *TINY, "--out", tmp_path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert (tmp_path / name).read_text() == "mine\n"
+    assert not list(tmp_path.rglob("step-*"))
+
+
+def test_a_run_goes_on_when_its_data_file_has_moved(tmp_path):
+    (tmp_path / "old.txt").write_bytes(bytes(range(32, 127)) * 20)
+    run("train", *TINY, "--file", tmp_path / "old.txt", "--out", tmp_path / "run")
+    (tmp_path / "old.txt").rename(tmp_path / "new.txt")
+    args = ["train", "--resume", "--iterations", "14", "--out", tmp_path / "run"]
+    assert "cannot read" in run(*args).stderr
+    assert run(*args, "--file", tmp_path / "new.txt").exit_code == 0
+    assert strict((tmp_path / "run" / "last" / "train.json").read_text())["source"]["file"] == str(tmp_path / "new.txt")
+
+
+def test_a_run_in_a_directory_where_another_trains_is_refused(tmp_path):
+    run("train", *TINY, "--out", tmp_path)
+    with Store(tmp_path).locked():
+        for args in (["--resume"], ["--overwrite"]):
+            result = run("train", *TINY, *args, "--out", tmp_path)
+            assert (result.exit_code, "another process is training in" in result.stderr) == (2, True)
+    assert Store(tmp_path).steps()[-1] == 12
+
+
+def test_following_the_advice_on_a_damaged_best_leaves_a_best(tmp_path):
+    run("train", *TINY, "--out", tmp_path)
+    path = tmp_path / "best" / "model.safetensors"
+    assert (tmp_path / "best").resolve() == (tmp_path / "last").resolve()
+    path.write_bytes(path.read_bytes()[:-1])
+    fix = run("train", "--resume", "--out", tmp_path).stderr.partition("ln -sfn ")[2]
+    subprocess.run("ln -sfn " + fix, shell=True, check=True)
+    result = run("train", "--resume", "--iterations", "13", "--eval-every", "100", "--save-every", "1", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    for name in ("last", "best"):
+        assert damage(tmp_path / name) is None
+
+
+def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path):
+    process = command(*TINY, "--out", tmp_path)
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), errors) == (0, "")
+    assert strict((tmp_path / "last" / "train.json").read_text())["progress"]["step"] == 12

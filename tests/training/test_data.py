@@ -118,3 +118,13 @@ def test_the_fingerprint_tells_other_data():
     assert from_text(bytes(range(200)), 4).fingerprint() == first
     assert from_text(bytes(range(200)) + b"x", 4).fingerprint() != first
     assert from_text(bytes(199) + b"\x01", 4).fingerprint() != first
+
+
+BLANK = from_text(bytes(200_000), 4).fingerprint()
+
+
+@given(st.integers(0, 199_999))
+def test_the_fingerprint_sees_every_token_of_a_text_of_usual_size(place):
+    text = bytearray(200_000)
+    text[place] = 1
+    assert from_text(bytes(text), 4).fingerprint() != BLANK

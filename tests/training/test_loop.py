@@ -5,17 +5,25 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrans.checkpoint import load
+from ctrans.gpt import GPT, GPTConfig
 from ctrans.training import log
+from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Ending, train
+from ctrans.training.parallel import PARALLEL
+from ctrans.training.processes import Processes
+from ctrans.training.saved import read_state
+from ctrans.training.settings import TrainConfig
+from ctrans.training.start import anew, resumed
 from ctrans.training.store import Store
 from solvers import ConfigError
-from tests.training.helpers import SETTINGS, TEXT, resume, same, start, weights, weights_after
+from tests.training.helpers import ALONE, MODEL, SETTINGS, TEXT, resume, same, start, weights, weights_after
 
 COMPARED = ("step", "loss", "learning_rate", "gradient_norm", "temperature", "validation_loss", "growth", "largest")
 
@@ -127,7 +135,7 @@ def test_an_adaptive_solver_that_fails_counts_as_divergence(tmp_path):
     assert "iteration 3" in outcome.message
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_after_its_iteration_and_saves(tmp_path, number):
     run, progress = start(tmp_path)
     before = signal.getsignal(number)
@@ -135,6 +143,33 @@ def test_a_signal_ends_the_run_after_its_iteration_and_saves(tmp_path, number):
     assert (outcome.ending, outcome.progress.step, outcome.signal) == (Ending.INTERRUPTED, 5, number)
     assert signal.getsignal(number) is before
     assert Store(tmp_path).steps()[-1] == 5
+
+
+def test_a_signal_that_was_ignored_before_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run, progress = start(tmp_path)
+        outcome = train(dataclasses.replace(run, observe=stopped_at(5, signal.SIGHUP)), progress)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert outcome.ending is Ending.FINISHED
+
+
+def test_after_divergence_last_is_the_newest_checkpoint_up_to_the_last_good_evaluation(tmp_path):
+    run, progress = start(tmp_path, iterations=40, eval_every=10, save_every=3, patience=1, margin=0.5)
+
+    def worsen(row):
+        if row["step"] == 14:
+            with torch.no_grad():
+                run.model.final_norm.weight.fill_(1e3)
+
+    outcome = train(dataclasses.replace(run, observe=worsen), progress)
+    assert (outcome.ending, outcome.progress.step, outcome.progress.good) == (Ending.DIVERGED, 20, 10)
+    assert max(step for step in Store(tmp_path).steps() if step <= 10) == read_state(tmp_path / "last").progress.step
+    run, progress = resume(tmp_path, learning_rate=1e-3)
+    assert train(run, progress).ending is Ending.FINISHED
+    verdicts = [row for row in log.read(tmp_path) if "diverged" in row or "settings" in row]
+    assert verdicts == [{"step": progress.step, "settings": {"learning_rate": 1e-3}}]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -239,15 +274,6 @@ def test_lack_of_memory_names_batch_and_context(tmp_path, monkeypatch):
         train(run, progress)
 
 
-def test_a_torn_last_line_of_the_log_is_not_read(tmp_path):
-    log.append(tmp_path, {"step": 1, "loss": float("nan")})
-    with (tmp_path / log.LOG).open("a") as file:
-        file.write('{"step": 2, "lo')
-    assert list(log.read(tmp_path)) == [{"step": 1, "loss": "nan"}]
-    log.cut(tmp_path, 1)
-    assert (tmp_path / log.LOG).read_text() == '{"step": 1, "loss": "nan"}\n'
-
-
 def test_settings_are_those_that_were_given(tmp_path):
     run, _ = start(tmp_path)
     assert {name: getattr(run.config, name) for name in SETTINGS} == SETTINGS
@@ -277,3 +303,60 @@ def test_a_compiler_that_is_missing_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(run.module, "forward", compile_and_fail)
     with pytest.raises(ConfigError, match="cannot compile the model here: no g\\+\\+; leave out --compile"):
         train(run, progress)
+
+
+def crowded(directory):
+    """One process of three, as it sees itself before it talks to the others."""
+    return anew(
+        GPT(GPTConfig(**MODEL), seed=0),
+        TrainConfig(**SETTINGS),
+        from_text(TEXT, MODEL["context"]),
+        Store(directory),
+        PARALLEL["none"],
+        Processes(torch.device("cpu"), 0, 3),
+        source={},
+        overwrite=True,
+    )
+
+
+def test_a_batch_that_processes_cannot_share_removes_no_run(tmp_path):
+    train(*start(tmp_path))
+    with pytest.raises(ConfigError, match="multiple of 3"):
+        crowded(tmp_path)
+    assert Store(tmp_path).steps()[-1] == 12
+    store = Store(tmp_path)
+    with pytest.raises(ConfigError, match="multiple of 3"):
+        resumed(
+            read_state(store.verified_last()),
+            from_text(TEXT, MODEL["context"]),
+            store,
+            PARALLEL["none"],
+            Processes(torch.device("cpu"), 0, 3),
+        )
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_may_be_started_again(tmp_path):
+    run, _ = start(tmp_path)
+    run.report({"step": 0, "validation_loss": 5.0})
+    run, progress = start(tmp_path)
+    train(run, progress)
+    assert [row["step"] for row in log.read(tmp_path)] == list(range(13))
+
+
+def test_tokens_are_checked_on_resume_too(tmp_path, monkeypatch):
+    train(*start(tmp_path))
+    monkeypatch.setattr(Data, "fingerprint", lambda data: read_state(tmp_path / "last").fingerprint)
+    other = Data(np.full(2000, 300), np.full(200, 300), MODEL["context"], "other")
+    store = Store(tmp_path)
+    with pytest.raises(ConfigError, match="token 300"):
+        resumed(read_state(store.verified_last()), other, store, PARALLEL["none"], ALONE)
+
+
+def test_a_run_that_went_on_meanwhile_is_not_resumed_from_before(tmp_path):
+    run, progress = start(tmp_path)
+    train(dataclasses.replace(run, observe=stopped_at(5)), progress)
+    store = Store(tmp_path)
+    before = read_state(store.verified_last())
+    train(*resume(tmp_path))
+    with pytest.raises(ConfigError, match="has gone on since it was read"):
+        resumed(before, from_text(TEXT, MODEL["context"]), store, PARALLEL["none"], ALONE)

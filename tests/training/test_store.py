@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -26,10 +28,10 @@ def write(directory):
         (directory / name).write_bytes(content)
 
 
-def filled(directory, *steps, best=None):
+def filled(directory, *steps, best=None, good=0):
     store = Store(directory)
     for step in steps:
-        store.save(step, best, write)
+        store.save(step, write, best=best, good=good)
     return store
 
 
@@ -69,7 +71,7 @@ def operations(monkeypatch, directory, step):
         nonlocal count, limit
         count, limit = 0, n
         try:
-            store.save(step, step, write)
+            store.save(step, write, best=step, good=0)
         except Killed:
             pass
         finally:
@@ -87,9 +89,9 @@ def test_killed_before_any_operation_a_save_leaves_a_whole_last_and_can_be_repea
         killed_after(n, store, 4)
         last = int(store.verified_last().resolve().name.removeprefix("step-"))
         seen.add(last)
-        store.settle(last, last if last == 4 else 2)
+        store.settle(last, best=last if last == 4 else 2, good=0)
         if last == 3:
-            store.save(4, 4, write)
+            store.save(4, write, best=4, good=0)
         assert damage(tmp_path / str(n) / "last") is None
         assert damage(tmp_path / str(n) / "best") is None
         assert store.steps() == [3, 4]
@@ -127,7 +129,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(ConfigError, match=r"cannot save step 8 .*No space left on device; the checkpoint of step 7 is intact"):
-        store.save(8, None, full)
+        store.save(8, full, best=None, good=0)
     assert store.verified_last().resolve() == store.step_directory(7)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000007"]
 
@@ -153,3 +155,78 @@ def test_a_last_that_leads_nowhere_is_still_a_run(tmp_path):
     assert store.exists
     with pytest.raises(ConfigError, match="to go on from step 1"):
         store.verified_last()
+
+
+@pytest.mark.parametrize("form", ["missing", "a copy", "a file"])
+def test_without_its_link_a_run_is_still_one_and_the_advice_mends_it(form, tmp_path):
+    store = filled(tmp_path / "a run", 1, 2)
+    last = store.directory / "last"
+    last.unlink()
+    if form == "a copy":
+        shutil.copytree(store.step_directory(2), last)
+    if form == "a file":
+        last.write_text("mine")
+    assert store.exists
+    with pytest.raises(ConfigError, match="to go on from step 2: ") as error:
+        store.verified_last()
+    subprocess.run(str(error.value).partition("step 2: ")[2], shell=True, check=True)
+    assert store.verified_last().resolve() == store.step_directory(2)
+    assert store.steps() == [1, 2]
+
+
+def test_the_first_checkpoint_of_a_run_needs_no_link_to_be_gone_on_from(tmp_path):
+    store = filled(tmp_path, 0)
+    (tmp_path / "last").unlink()
+    assert store.verified_last() == store.step_directory(0)
+
+
+def test_a_directory_without_a_run_is_named_on_resume(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no run in .*tpyo' to resume"):
+        Store(tmp_path / "tpyo").verified_last()
+
+
+def test_clearing_removes_copies_of_checkpoints_and_nothing_that_a_user_made(tmp_path):
+    store = filled(tmp_path, 1, 2, best=1)
+    (tmp_path / "best").unlink()
+    (tmp_path / "best").write_text("mine")
+    with pytest.raises(ConfigError, match="best' was not made by a run: move it away"):
+        store.clear()
+    assert (store.steps(), (tmp_path / "best").read_text()) == ([1, 2], "mine")
+    (tmp_path / "best").unlink()
+    shutil.copytree(store.step_directory(1), tmp_path / "best")
+    store.clear()
+    assert not store.exists
+    assert not (tmp_path / "best").exists()
+
+
+@given(steps=st.lists(st.integers(1, 30), unique=True, min_size=1, max_size=6).map(sorted), good=st.integers(0, 30))
+def test_the_newest_checkpoint_up_to_the_last_good_evaluation_is_kept_and_gone_back_to(steps, good, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    store = filled(directory, *steps, good=good)
+    expected = max((step for step in steps if step <= good), default=steps[-1])
+    store.go_back(good)
+    assert (directory / "last").resolve() == store.step_directory(expected)
+    assert damage(directory / "last") is None
+
+
+def test_best_never_leads_to_an_absent_checkpoint(tmp_path):
+    store = filled(tmp_path, 1, 2, 3, best=3)
+    store.settle(2, best=1, good=0)
+    assert os.readlink(tmp_path / "best") == "checkpoints/step-00000002"
+
+
+def test_a_second_run_in_the_same_directory_is_refused_until_the_first_ends(tmp_path):
+    first, second = Store(tmp_path), Store(tmp_path)
+    with first.locked(), pytest.raises(ConfigError, match="another process is training in"), second.locked():
+        pass
+    with second.locked():
+        pass
+
+
+def test_a_link_that_cannot_be_replaced_is_one_sentence_and_leaves_no_litter(tmp_path):
+    store = filled(tmp_path, 1)
+    (tmp_path / "last").unlink()
+    (tmp_path / "last").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write to directory .*the checkpoint of step 1 is intact"):
+        store.go_back(1)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last", "best"}

@@ -139,7 +139,7 @@ def test_selection_is_by_name_or_section_in_the_tables_order():
     assert [s.name for s in select(["theorem-6", "lemma-9", "lemma-9"])] == ["lemma-9", "theorem-6"]
     assert {s.section for s in select(["8", "3"])} == {3, 8}
     for wrong in ("lemma-99", "11", "0"):
-        with pytest.raises(ConfigError, match="unknown statement or section"):
+        with pytest.raises(ConfigError, match="no statement or section"):
             select([wrong])
 
 

@@ -1,0 +1,54 @@
+"""`ctrans train --eval-depth`: the trained model over the same depth-time in other numbers of blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ctrans.checkpoint import load
+from ctrans.depth import check_count
+from ctrans.gpt import GPTConfig, check_buildable
+from ctrans.report.progress import progress_bar
+from ctrans.training.evaluation import evaluate
+from ctrans.training.loop import Run
+from ctrans.training.objective import Objective
+from ctrans.training.processes import Processes
+from ctrans.training.settings import TrainConfig
+from ctrans.training.store import LAST
+from solvers import ConfigError
+
+
+def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -> None:
+    """Raises ConfigError for a depth whose weights, or whose 2 N + 1 hidden states of a batch, this machine cannot hold."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for depth in depths:
+        check_count("eval_depth", depth)
+        try:
+            check_buildable(model.at_depth(depth), config.seed)
+        except ConfigError as error:
+            raise ConfigError(f"--eval-depth {depth}: {error}; or a lower --eval-depth") from None
+        states = (2 * depth + 1) * config.batch * model.context * model.width * config.weight_dtype.itemsize
+        if states > memory:
+            raise ConfigError(
+                f"--eval-depth {depth}: the hidden states of a batch need {states / 1e9:.3g} GB and this machine has "
+                f"{memory / 1e9:.3g}: give a lower --eval-depth"
+            )
+
+
+def losses_at(depths: Sequence[int], run: Run) -> dict[int, float]:
+    """The validation loss of the last checkpoint's model at each depth, over the same depth-time and in the run's own precision.
+
+    It needs no other process. Errors are those of `load` and `solve`.
+    """
+    if not depths:
+        return {}
+    model, config, alone = load(run.store.directory / LAST), run.config, Processes(run.processes.device)
+    batches = -(-len(run.data.validation_windows(config.eval_windows)[0]) // config.batch)
+    losses = {}
+    with progress_bar("evaluate", batches * len(depths)) as advance:
+        for depth in depths:
+            objective = Objective(model.at_depth(depth).to(alone.device), config)
+            objective.register_forward_hook(lambda *_, depth=depth: advance(f"{depth} blocks"))
+            with run.precision():
+                losses[depth] = evaluate(objective, run.data, config.eval_windows, config.batch, alone).loss
+    return losses
