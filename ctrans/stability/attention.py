@@ -99,7 +99,7 @@ def attention_theta(
 
     `padding` is true where a token is padding: no row reads it, and its own row is masked, as is a row left with nothing to read.
     """
-    p = attention.probabilities(u).double()
+    p = attention.probabilities(u)
     if padding is None:
         return balanced_mass(p, tolerance=tolerance)
     read = ~padding[..., None, None, :] & ~padding[..., None, :, None]

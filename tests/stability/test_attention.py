@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import math
 
@@ -259,3 +260,11 @@ def test_what_the_theorems_do_not_cover_is_refused():
     foreign = Sublayer(nn.Linear(4, 4).double(), "attention")
     with pytest.raises(ConfigError, match="type Linear"):
         step_bound(foreign, 1.0, noise(1, 3, 4))
+
+
+def test_float32_rows_are_distributions_up_to_float32():
+    x = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(0))
+    attention = Attention(32, 4)
+    single, double = attention_theta(attention, x), attention_theta(copy.deepcopy(attention).double(), x.double())
+    assert torch.allclose(single.lower, double.lower, atol=1e-5)
+    assert single.lower.dtype == torch.float64
