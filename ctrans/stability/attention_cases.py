@@ -14,7 +14,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.stability.attention import ROWS, attention_bound, attention_theta, block_layers, norm_slope, softmax_jacobian
 from ctrans.stability.block_norm import block_gain, block_norm
 from ctrans.stability.initialisation_theory import last_layer_bound
-from ctrans.stability.partition import balanced_mass, peaked_bound
+from ctrans.stability.partition import balanced_mass, peaked_bound, smallest_difference
 from ctrans.sublayer import Attention, plain_attention, spectral_norm
 
 Case = Callable[[torch.Generator], tuple[float, float]]
@@ -34,16 +34,21 @@ def softmax_norm(generator: torch.Generator) -> tuple[float, float]:
 
 
 def theta_bracket(generator: torch.Generator) -> tuple[float, float]:
-    """The lower end of the bracket, against its upper end, for long rows of every kind."""
-    p = _row(generator, 80)
-    mass = balanced_mass(p, tolerance=1e-6)
-    return float(mass.lower), float(mass.upper)
+    """By how much theta, found by meeting in the middle of the whole row, lies outside its bracket, as a ratio against 1."""
+    p = _row(generator, 36, 31)
+    mass, theta = balanced_mass(p, tolerance=1e-6), 1 - float(smallest_difference(p.unsqueeze(0))) ** 2
+    if theta == 0:
+        return 1 + float(mass.upper), 1.0
+    return max(float(mass.lower) / theta, theta / float(mass.upper)), 1.0
 
 
 def peaked(generator: torch.Generator) -> tuple[float, float]:
-    """theta against 4 kappa (1 - kappa), kappa <= 1/2 (corollary 4.3(3), corrected)."""
+    """theta over every subset against 4 kappa (1 - kappa), kappa <= 1/2 (corollary 4.3(3), corrected)."""
     p = _row(generator, 12)
-    return float(balanced_mass(p).lower), float(peaked_bound(p))
+    p[p.argmax()] += 1  # at least half of the mass
+    p = p / p.sum()
+    sums = all_subsets(len(p)) @ p
+    return float((4 * sums * (1 - sums)).amax()), float(peaked_bound(p))
 
 
 def mixing(generator: torch.Generator) -> tuple[float, float]:

@@ -45,8 +45,8 @@ class BackwardStep:
 def screen_backward(case: Case) -> Finding:
     """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation scale (theory, section 7).
 
-    Ingredients: the mean slope of log |dv/dX| against log c; decades of the largest condition number; decades between the
-    gradients of the first and last sublayers of a kind, whichever are larger.
+    Ingredients: the mean slope of log |dv/dX| against log c; decades of the largest condition number of the blocks looked
+    at; decades between the largest and the smallest gradient of sublayers of a kind.
     """
     depth, notes = case.model.depth, [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
     states = trajectory(depth, case.part(case.states[0]))
@@ -75,7 +75,8 @@ def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     rates = result.lyapunov
     rate = three(rates.exponents[0] if rates is not None and rates.exponents else math.nan)
     return (
-        f"relative changes grow at most {three(worst)} times, the leading Lyapunov exponent is {rate} per unit of depth-time, gradients "
+        f"relative changes grow up to {three(worst)} times from the blocks looked at, the leading Lyapunov exponent is {rate} per "
+        f"unit of depth-time, gradients "
         f"of layers differ {three(result.spread)} times, and sensitivities follow larger weights like c^{exponent(slope)}"
     )
 
@@ -158,7 +159,7 @@ def screen_transport(case: Case) -> Finding:
     assert top.after is not None, "its amplification is known"
     bound = "no bound" if top.bound is None else f"{top.after / top.bound:.1%} of its bound"
     why = (
-        f"W_2 grows from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
+        f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
         f"the state and {bound}; it follows larger weights like c^{exponent(slope)}"
     )
     return Finding(weights_verdict(slope), f"W_2 x {top.amplification:.3g}", why, ingredients, notes, result)
