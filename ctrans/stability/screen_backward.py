@@ -9,6 +9,7 @@ import math
 import torch
 
 from ctrans.stability.backward import Backward, backward_sensitivity, trajectory
+from ctrans.stability.generalisation import GeneralisationRadius, generalisation_radius
 from ctrans.stability.gradients import Gradients, gradient_norms
 from ctrans.stability.lyapunov import Lyapunov, lyapunov
 from ctrans.stability.scaling import Slope, log_slope, scale_last, sensitivity_slope
@@ -114,7 +115,7 @@ class TransportStep:
     """Wasserstein distances for every perturbation and order, and the largest distance out over in, both relative to the states.
 
     `relative` by perturbation is (W_2 out/|X_D|)/(W_2 in/|X_0|). `scaled[i]` is W_2 out for substituted tokens with all last
-    maps times `factors[i]`, and `slope` its exponent.
+    maps times `factors[i]`, and `slope` its exponent. `radius` is Kan's generalisation radius for these sequences.
     """
 
     size: float
@@ -123,6 +124,7 @@ class TransportStep:
     factors: list[float]
     scaled: list[float]
     slope: float
+    radius: GeneralisationRadius
 
 
 @torch.no_grad()
@@ -149,7 +151,9 @@ def screen_transport(case: Case) -> Finding:
     }
     scaled = _scaled(case)
     slope = run_away(log_slope(LARGE, scaled), scaled)
-    result = TransportStep(SIZE, distances, relative, list(LARGE), scaled, slope)
+    sequences, length = tokens.shape
+    radius = generalisation_radius(sequences, length, case.model.config.width)
+    result = TransportStep(SIZE, distances, relative, list(LARGE), scaled, slope, radius)
     worst = max(relative, key=lambda name: relative[name], default=None)
     ingredients = {"W_2 in weights": slope, "W_2 in depth": math.nan if worst is None else decades(relative[worst])}
     if worst is None:
@@ -160,7 +164,7 @@ def screen_transport(case: Case) -> Finding:
     bound = "no bound" if top.bound is None else f"{top.after / top.bound:.1%} of its bound"
     why = (
         f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
-        f"the state and {bound}; it follows larger weights like c^{exponent(slope)}"
+        f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
     )
     return Finding(weights_verdict(slope), f"W_2 x {top.amplification:.3g}", why, ingredients, notes, result)
 

@@ -258,7 +258,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "theorem-3",
         6,
         "Kan, theorem 3, eq. 82",
-        "under pre MA(X_D) <= (1 + C)^D |X_0|/sqrt(nd), with D_i = |x_i|/sqrt(d) in C",
+        "under pre MA(X_D) <= (1 + C)^D |X_0|/sqrt(nd), with D_i = sigma(x_i) in C, which is |x_i|/sqrt(d) for RMSNorm",
         Check(theorem_3),
         Check(theorem_3_as_printed),
         "the same with D_i = |x_i|",

@@ -188,7 +188,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "theorem-6.2",
         9,
         "Emadi, theorems 6.1 and 6.2",
-        "m maps in the path, each scaled by N^(-1/m), make a block's contribution O(1/N)",
+        "m maps in the path, each scaled by N^(-1/m): their gains multiply to 1/N, and so does the product of their norms",
         Check(path_length, 1e-12, 0.25),
     ),
 )
