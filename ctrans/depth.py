@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ctrans.depth_weights import coefficients_of, copy_to
 from ctrans.sublayer import Sublayer
-from solvers import ConfigError, Segment
+from solvers import ConfigError, Gradient, Method, Segment, Solution, solve
 from solvers.errors import look_up
 
 
@@ -26,7 +26,7 @@ class Sublayers(nn.ModuleList):
 
     if TYPE_CHECKING:
 
-        def __iter__(self) -> Iterator[Sublayer]: ...  # type: ignore[override]
+        def __iter__(self) -> Iterator[Sublayer]: ...
         def __getitem__(self, index: int) -> Sublayer: ...  # type: ignore[override]
 
 
@@ -84,6 +84,39 @@ class Depth(nn.Module):
             sublayer.segment(t0, t1, continuous=continuous)
             for sublayer, (t0, t1) in zip(self.sublayers, pairwise(times), strict=True)
         ]
+
+    def trajectory(
+        self,
+        x0: Float[Tensor, "*batch tokens width"],
+        *,
+        method: str | Method = "euler",
+        steps: int = 1,
+        rtol: float | None = None,
+        atol: float | None = None,
+        gradient: str | Gradient = "backprop",
+        continuous: bool | None = None,
+        throw: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> Solution:
+        """X at depth-time 0 and at every segment's end, one more state than there are segments, by any method of `solvers.METHODS`.
+
+        Euler with one step is the discrete model, bit for bit. Everything else integrates the ODE; `continuous` overrides that
+        choice, which matters only where a norm stands around the state (see `segments`). Errors are those of `solve`.
+        """
+        if continuous is None:
+            continuous = not (method == "euler" and steps == 1)
+        return solve(
+            self.segments(continuous=continuous),
+            x0,
+            method=method,
+            steps=steps,
+            rtol=rtol,
+            atol=atol,
+            gradient=gradient,
+            save="segments",
+            throw=throw,
+            progress=progress,
+        )
 
     def refine(self, k: int, weights: str = "constant") -> Depth:
         """k times as many blocks of length dt/k over the same T: `resample(k D)`. Raises ConfigError for k below 1."""

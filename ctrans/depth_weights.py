@@ -127,7 +127,7 @@ def _replace(module: nn.Module, name: str, values: list[nn.Parameter], to_coeffi
     stacked = torch.stack([value.detach() for value in values])
     coefficients = torch.tensordot(to_coefficients.to(stacked.device), stacked.double(), 1).to(stacked.dtype)
     parametrize.register_parametrization(module, name, theta)
-    originals = module.parametrizations[name]  # type: ignore[union-attr,index]
+    originals = module.parametrizations[name]  # type: ignore[index]  # a ModuleDict
     for j, coefficient in enumerate(coefficients):
         setattr(originals, f"original{j}", nn.Parameter(coefficient.clone(), values[0].requires_grad))
 

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from ctrans.initialisation import get_initialisation, initialise
 from ctrans.norm import NORMS, Norm, check_norm
 from ctrans.placement import get_placement
 from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Kind, Sublayer
-from solvers import ConfigError, Gradient, Method, Solution, solve
+from solvers import ConfigError, Solution
 from solvers.errors import look_up
 
 TOKEN_TYPES = (torch.int64, torch.int32)
@@ -177,38 +178,11 @@ class GPT(nn.Module):
         """Logits of the final hidden state."""
         return F.linear(self.final_norm(x), self.token_embedding.weight)
 
-    def trajectory(
-        self,
-        tokens: Int[Tensor, "*batch tokens"],
-        *,
-        method: str | Method = "euler",
-        steps: int = 1,
-        rtol: float | None = None,
-        atol: float | None = None,
-        gradient: str | Gradient = "backprop",
-        continuous: bool | None = None,
-        throw: bool = True,
-        progress: Callable[[int], None] | None = None,
-    ) -> Solution:
-        """X at depth-time 0 and at every segment's end, 2 depth + 1 states, by any method of `solvers.METHODS`.
-
-        Euler with one step is the discrete model, bit for bit. Everything else integrates the ODE; `continuous` overrides that
-        choice, which matters only where a norm stands around the state (see `Depth.segments`). Errors are those of `solve`.
+    def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
+        """X at depth-time 0 and at every segment's end, 2 depth + 1 states, from X_0 = embed(tokens): `Depth.trajectory`, whose
+        options (`method`, `steps`, `rtol`, `atol`, `gradient`, ...) and errors it has.
         """
-        if continuous is None:
-            continuous = not (method == "euler" and steps == 1)
-        return solve(
-            self.depth.segments(continuous=continuous),
-            self.embed(tokens),
-            method=method,
-            steps=steps,
-            rtol=rtol,
-            atol=atol,
-            gradient=gradient,
-            save="segments",
-            throw=throw,
-            progress=progress,
-        )
+        return self.depth.trajectory(self.embed(tokens), **options)
 
     def at_depth(self, blocks: int, weights: str = "linear") -> GPT:
         """A copy of this model over the same depth-time T in another number of blocks, dt = T/(2 blocks).

@@ -166,7 +166,7 @@ class LayerNorm(Norm):
     `bias=False` leaves beta out (it is then zero).
     """
 
-    centred = True  # type: ignore[assignment]  # a constant serves as the abstract property
+    centred = True  # a constant serves as the abstract property
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
         super().__init__()
@@ -189,7 +189,7 @@ class LayerNorm(Norm):
 class RMSNorm(Norm):
     """RMSNorm(x) = gamma * x / sqrt(mean(x^2) + eps), over the last axis of the given width; beta = 0."""
 
-    centred = False  # type: ignore[assignment]
+    centred = False
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
         super().__init__()

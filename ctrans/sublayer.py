@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -185,6 +185,8 @@ class Sublayer(nn.Module):
     `field` is any module from (*batch, tokens, width) to the same shape; so an imported model's attention and our own are the
     same thing here. `state_norm` is the norm around the residual sum; `gain` is 1, or DeepNorm's 1/alpha.
     """
+
+    field: Any  # an nn.Module; its own attributes are known to those who ask for them, and mypy takes a module's for tensors
 
     def __init__(
         self,

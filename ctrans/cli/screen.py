@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def command(
                 other=other,
                 seed=settings["seed"],
                 trained=settings["checkpoint"] is not None,
-                progress=lambda step, name=name: advance(f"{name}, {step}"),  # type: ignore[misc]
+                progress=partial(_told, advance, name),
             )
     if directory is not None:
         write_atomic(directory / "screen.png", png(screen_figure(results, _title(settings, list(results)))))
@@ -127,6 +128,10 @@ def command(
         click.echo(f"ctrans: {name}: activations become non-finite in segment {segment}", err=True)
     if broken:
         raise SystemExit(1)
+
+
+def _told(advance: Callable[[str], None], name: str, step: str) -> None:
+    advance(f"{name}, {step}")
 
 
 def _jobs(

@@ -87,6 +87,8 @@ def command(json_path: str | None, **settings: Any) -> None:
         if here.first:
             stack.enter_context(Store(settings["out"]).locked())
         run, progress = begin(here)
+        if here.first and progress.step and json_path != "-":
+            _say(_going_on(progress.step, run.config.iterations))
         with _observer(settings, run, progress, quiet=json_path == "-") as observe:
             outcome = train(dataclasses.replace(run, observe=observe), progress)
         if here.first:
@@ -134,7 +136,7 @@ def _plan_to_resume(settings: dict[str, Any], store: Store) -> Begin:
     state, saved = read_state(directory), load_config(directory)
     context = click.get_current_context()
     flags = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
-    given = {name: value for name, value in settings.items() if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    given = _given(settings)
     known = {**dataclasses.asdict(saved), **dataclasses.asdict(state.config)}
     check_continues(known, {name: value for name, value in given.items() if name in known}, flags)
     state = with_settings(state, given)
@@ -143,6 +145,18 @@ def _plan_to_resume(settings: dict[str, Any], store: Store) -> Begin:
         state = dataclasses.replace(state, source=_source(settings))
     parallel = get_parallel(settings["parallel"], state.config)
     return partial(resumed, state, _data(state.source, saved.context), store, parallel)
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    """The options that were typed."""
+    source = click.get_current_context().get_parameter_source
+    return {name: value for name, value in settings.items() if source(name) is ParameterSource.COMMANDLINE}
+
+
+def _going_on(step: int, iterations: int) -> str:
+    if step == iterations:
+        return f"Nothing to do: {step} of {iterations} iterations are done; give more by --iterations."
+    return f"Going on from step {step} of {iterations}."
 
 
 def _architecture(settings: dict[str, Any]) -> GPTConfig:
@@ -196,7 +210,8 @@ def _result(settings: dict[str, Any], run: Run, outcome: Outcome, seconds: float
     progress = outcome.progress
     return {
         "command": "train",
-        "options": options.printable(settings),
+        # a resumed run has its settings from its checkpoint, under "model" and "training", but for what was typed anew
+        "options": options.printable(_given(settings) if settings["resume"] else settings),
         "environment": {**options.environment(run.processes.device), "processes": run.processes.world},
         "ending": outcome.ending.value,
         "message": outcome.message,

@@ -61,14 +61,14 @@ def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tens
 
     before = [vars(block).get("forward") for block in blocks]
     for i, block in enumerate(blocks):
-        block.forward = stand_in(i, block)  # type: ignore[method-assign]
+        block.forward = stand_in(i, block)
     try:
         yield
     finally:
         for block, own in zip(blocks, before, strict=True):
             del block.forward
             if own is not None:
-                block.forward = own  # type: ignore[method-assign]
+                block.forward = own
 
 
 def recorded(blocks: Sequence[nn.Module], run: Callable[[], object]) -> list[Call]:

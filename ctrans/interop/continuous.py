@@ -75,7 +75,7 @@ def continuize(
         block = blocks[i]
         flow = Flow(depth, scheme, type(block), used_cache)
         block.__class__ = _continuous(type(block))  # type: ignore[arg-type]  # classes are hashable
-        block.flow = flow  # type: ignore[assignment]
+        block.flow = flow  # type: ignore[assignment]  # not a tensor
     return model
 
 
@@ -87,7 +87,7 @@ def discretize(model: Model) -> Model:
             block.__class__ = flow.discrete
             del block.flow
             if flow.used_cache is not None:
-                model.config.use_cache = flow.used_cache  # type: ignore[union-attr]
+                model.config.use_cache = flow.used_cache  # type: ignore[union-attr]  # a model with a cache has one
     return model
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from ctrans.interop.inputs import example_of, main_input, stand_in
 from ctrans.interop.norms import AdaptedNorm
 from ctrans.interop.recognise import ROLES, Structure, recognise
 from ctrans.sublayer import Sublayer
-from solvers import ConfigError, Gradient, Method, Solution, solve
+from solvers import ConfigError, Solution
 
 REMEMBERED = 8
 """For how many shapes of the state the contexts are kept."""
@@ -149,34 +148,11 @@ class Imported(nn.Module):
         result = output.logits if "logits" in output else output.last_hidden_state
         return result.reshape(*x.shape[:-2], *result.shape[1:])
 
-    def trajectory(
-        self,
-        tokens: Tensor,
-        *,
-        method: str | Method = "euler",
-        steps: int = 1,
-        rtol: float | None = None,
-        atol: float | None = None,
-        gradient: str | Gradient = "backprop",
-        continuous: bool | None = None,
-        throw: bool = True,
-        progress: Callable[[int], None] | None = None,
-    ) -> Solution:
-        """X at depth-time 0 and at every segment's end, as `GPT.trajectory`: Euler with one step is the model itself."""
-        if continuous is None:
-            continuous = not (method == "euler" and steps == 1)
-        return solve(
-            self.depth.segments(continuous=continuous),
-            self.embed(tokens),
-            method=method,
-            steps=steps,
-            rtol=rtol,
-            atol=atol,
-            gradient=gradient,
-            save="segments",
-            throw=throw,
-            progress=progress,
-        )
+    def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
+        """X at depth-time 0 and at every segment's end, from X_0 = embed(tokens): `Depth.trajectory`, whose options it has. Euler
+        with one step is the model itself.
+        """
+        return self.depth.trajectory(self.embed(tokens), **options)
 
     def _blocks(self) -> list[nn.Module]:
         return find_blocks(self.model, self.anatomy)
@@ -187,7 +163,7 @@ class Imported(nn.Module):
         longest = getattr(self.model.config, "max_position_embeddings", None)
         if longest is not None and tokens.shape[-1] > longest:
             raise ConfigError(f"{tokens.shape[-1]} tokens exceed the model's context of {longest}: shorten the text")
-        vocabulary = self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        vocabulary = self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # the library types it as any module
         # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
         if tokens.device.type == "cpu" and tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise ConfigError(
@@ -199,8 +175,8 @@ def _architecture(model: nn.Module, blocks: list[nn.Module], structures: list[St
     config: Any = model.config
     norms = {_described(norm) for s in structures for part in s.sublayers for norm in _norms(part)}
     first = structures[0]
-    chains = first.attention.field.attention, first.ffn.field  # type: ignore[union-attr]
-    attention, ffn = ("+".join(type(stage).__name__ for stage in chain.stages) for chain in chains)  # type: ignore[union-attr]
+    chains = first.attention.field.attention, first.ffn.field
+    attention, ffn = ("+".join(type(stage).__name__ for stage in chain.stages) for chain in chains)
     placements = ", ".join(dict.fromkeys(structure.placement for structure in structures))
     return Architecture(
         type(model).__name__, config.model_type, placements, tuple(sorted(norms)), attention, ffn, len(blocks), width, dt

@@ -30,17 +30,17 @@ class Form:
 class AdaptedNorm(Norm):
     """z = (shift + weight) * x_hat + bias, computed by another library's module, whose parameters it shares."""
 
-    centred = False  # type: ignore[assignment]  # each object has its own
+    centred = False  # each object has its own
 
     def __init__(self, module: nn.Module, form: Form):
         super().__init__()
         self.module, self.shift = module, form.shift
-        self.width, self.eps = check_norm(module.weight.numel(), form.eps)  # type: ignore[operator,union-attr]
-        self.centred = form.centred  # type: ignore[misc]
+        self.width, self.eps = check_norm(module.weight.numel(), form.eps)  # type: ignore[operator]  # its weight is a tensor
+        self.centred = form.centred
 
     @property
     def gamma(self) -> Float[Tensor, "width"]:
-        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        weight: Tensor = self.module.weight  # type: ignore[assignment]  # as above
         return weight if self.shift == 0 else self.shift + weight
 
     @property

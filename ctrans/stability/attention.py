@@ -279,7 +279,7 @@ def _broken(index: int, heads: int) -> AttentionLayer:
     unknown = [math.nan] * heads
     figures = {field.name: math.nan for field in dataclasses.fields(AttentionLayer) if field.type == "float"}
     lists = {"theta_mean": unknown, "theta_max": unknown, "theta_min": unknown}
-    return AttentionLayer(index=index, finite=False, masked=0, log_sensitivity={}, **lists, **figures)  # type: ignore[arg-type]
+    return AttentionLayer(index=index, finite=False, masked=0, log_sensitivity={}, **lists, **figures)  # type: ignore[arg-type]  # by name
 
 
 def _measure(function: Map, holder: torch.nn.Module, x: Tensor, generator: torch.Generator, iterations: int = 8) -> float:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctrans.gpt import GPT
 from ctrans.sublayer import Matrix, Sublayer
@@ -73,9 +73,9 @@ def _by_matrix(sublayer: Sublayer, gradients: dict[str, Tensor]) -> dict[str, fl
     """The gradients put in the place of the parameters of a copy, so that its own views cut them into matrices."""
     if not isinstance(sublayer.field, HasMatrices):
         return {name: _norm([gradient]) for name, gradient in gradients.items() if gradient.dim() == 2}
-    twin: nn.Module = copy.deepcopy(sublayer)
+    twin = copy.deepcopy(sublayer)
     twin.load_state_dict(gradients, strict=False)
-    matrices = [matrix.weight for matrix in twin.field.matrices()]  # type: ignore[operator, union-attr]
+    matrices = [matrix.weight for matrix in twin.field.matrices()]
     return {name: _norm([weight]) for name, weight in zip(NAMES[sublayer.kind], matrices, strict=True)}
 
 

@@ -210,7 +210,7 @@ def last_layer_bound(
     _last_weight(sublayer)
     with torch.no_grad():
         u = x if sublayer.input_norm is None else sublayer.input_norm(x)
-        features, a = sublayer.field.features(u), sublayer.field(u)  # type: ignore[operator]
+        features, a = sublayer.field.features(u), sublayer.field(u)
     with torch.enable_grad():
         a.requires_grad_()
         v = a if sublayer.output_norm is None else sublayer.output_norm(a)
@@ -250,7 +250,7 @@ def initialisation_table(depth: int = 12, seeds: int = 8, setting: Setting = XIO
     for name, rule in INITIALISATIONS.items():
         own = dataclasses.replace(setting, initialisation=name)
         (growth,) = hidden_growth("pre", depth, seeds, own)
-        field_shapes = [s.field.matrices() for s in own.model("pre", 1, 0).depth.sublayers]  # type: ignore[operator]
+        field_shapes = [s.field.matrices() for s in own.model("pre", 1, 0).depth.sublayers]
         std = {m.role: rule.gain(m.role, depth) * rule.std(m.weight.shape[1], m.weight.shape[0]) for f in field_shapes for m in f}
         gradient = interval([last_gradient("pre", depth, seed, own) for seed in range(seeds)])
         rows.append(

@@ -73,7 +73,7 @@ def sublayer_jacobian(sublayer: Sublayer, x: Float[Tensor, "tokens width"]) -> F
             f"no closed form is known for a field of type {type(sublayer.field).__name__}: use ctrans.stability.backward"
         )
     z = x if sublayer.input_norm is None else sublayer.input_norm(x)
-    jacobian = of_field(sublayer.field, z)  # type: ignore[operator]
+    jacobian = of_field(sublayer.field, z)  # type: ignore[operator]  # each entry takes its own type
     if sublayer.input_norm is not None:
         jacobian = torch.einsum("jdiw,iwe->jdie", jacobian, sublayer.input_norm.jacobian(x))
     if sublayer.output_norm is not None:

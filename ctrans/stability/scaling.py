@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.stability.backward import TOLERANCE, sublayer_sensitivity, trajectory
 from ctrans.stability.forward import moments
-from ctrans.sublayer import Sublayer
+from ctrans.sublayer import Attention, Sublayer
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -36,7 +36,7 @@ class Scaling:
 
     kind: str
     exact: bool
-    apply: Callable[[nn.Module, float], None]
+    apply: Callable[[Any, float], None]
 
 
 def scale_last(field: nn.Module, c: float) -> None:
@@ -48,16 +48,16 @@ def scale_last(field: nn.Module, c: float) -> None:
     _scale(field.last, c)
 
 
-def _scale_values(field: nn.Module, c: float) -> None:
+def _scale_values(field: Attention, c: float) -> None:
     """V -> c V with its bias, and the bias of W, which acts after: f -> c f."""
-    for parameter in (field.qkv.weight, field.qkv.bias):  # type: ignore[union-attr]
+    for parameter in (field.qkv.weight, field.qkv.bias):
         if parameter is not None:
-            parameter.chunk(3)[2].mul_(c)  # type: ignore[operator]
-    if field.out.bias is not None:  # type: ignore[union-attr]
-        field.out.bias.mul_(c)  # type: ignore[union-attr, operator]
+            parameter.chunk(3)[2].mul_(c)
+    if field.out.bias is not None:
+        field.out.bias.mul_(c)
 
 
-def _scale_both(field: nn.Module, c: float) -> None:
+def _scale_both(field: Attention, c: float) -> None:
     _scale_values(field, math.sqrt(c))
     scale_last(field, math.sqrt(c))
 
@@ -74,7 +74,7 @@ SCALINGS: dict[str, Scaling] = {
     "V": Scaling("attention", True, _scale_values),
     "WV": Scaling("attention", True, _scale_both),
     "W2": Scaling("ffn", True, scale_last),
-    "W1": Scaling("ffn", False, lambda field, c: _scale(field.up, c)),  # type: ignore[arg-type]
+    "W1": Scaling("ffn", False, lambda field, c: _scale(field.up, c)),
 }
 
 

@@ -28,9 +28,10 @@ def step_score(ingredients: Mapping[str, float]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The geometric mean `value` of the steps' scores, `steps`, and the names of steps without one, `missing`.
+    """The geometric mean `value` of the steps' scores, `steps`, and what was not known: `missing` names steps without a score, and
+    ingredients as "step: ingredient".
 
-    With steps missing the value is of the others, and compares only with scores that lack the same.
+    The value is of what is known, and compares only with scores that lack the same.
     """
 
     value: float | None
@@ -38,10 +39,13 @@ class Score:
     missing: list[str]
 
 
-def overall(steps: Mapping[str, float | None]) -> Score:
-    """Every step weighs the same, however many ingredients it has; a step whose score is 0 makes the whole 0."""
-    known = {name: score for name, score in steps.items() if score is not None}
-    return Score(geometric_mean(known.values()), known, [name for name in steps if name not in known])
+def overall(steps: Mapping[str, Mapping[str, float]]) -> Score:
+    """From every step's ingredients. Each step weighs the same, however many it has; one with score 0 makes the whole 0."""
+    scores = {name: step_score(ingredients) for name, ingredients in steps.items()}
+    known = {name: score for name, score in scores.items() if score is not None}
+    missing = [name for name in steps if name not in known]
+    missing += [f"{name}: {what}" for name in known for what, k in steps[name].items() if math.isnan(k)]
+    return Score(geometric_mean(known.values()), known, missing)
 
 
 def decades(ratio: float) -> float:

@@ -98,7 +98,7 @@ def screen(
         model.config.initialisation,
         tokens.numel(),
         next((k - 1 for k, x in enumerate(states) if not finite(x)), None),
-        overall({name: findings[name].score for name, step in STEPS.items() if step.scored}),
+        overall({name: findings[name].ingredients for name, step in STEPS.items() if step.scored}),
         findings,
     )
 

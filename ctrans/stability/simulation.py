@@ -109,7 +109,7 @@ def simulate(
 def _reference(model: GPT, tokens: Tensor, progress: Callable[[int], None] | None) -> tuple[Sequence[Tensor], str]:
     """The ODE's states, as far as they can be had, and how they were."""
     how = f"{REFERENCE['method']}, rtol = atol = {REFERENCE['rtol']:g}, float64"
-    solution: Solution = copy.deepcopy(model).double().trajectory(tokens, **REFERENCE, throw=False, progress=progress)  # type: ignore[arg-type]
+    solution: Solution = copy.deepcopy(model).double().trajectory(tokens, **REFERENCE, throw=False, progress=progress)
     return solution.states, how if solution.status is Status.SUCCESS else f"{how}: {solution.message}"
 
 

@@ -69,11 +69,11 @@ def _nothing(module: nn.Module, last: bool) -> contextlib.AbstractContextManager
 
 
 def _reduce_after_last(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if last else module.no_sync()  # type: ignore[operator]
+    return contextlib.nullcontext() if last else module.no_sync()  # type: ignore[operator]  # the wrapper is DDP
 
 
 def _scatter_after_last(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    module.set_requires_gradient_sync(last)  # type: ignore[operator]
+    module.set_requires_gradient_sync(last)  # type: ignore[operator]  # fully_shard made it an FSDPModule
     return contextlib.nullcontext()
 
 
@@ -82,7 +82,7 @@ def _itself(tensor: Tensor) -> Tensor:
 
 
 def _gather(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor()  # type: ignore[attr-defined]
+    return tensor.full_tensor()  # type: ignore[attr-defined]  # a DTensor
 
 
 PARALLEL: dict[str, Parallel] = {

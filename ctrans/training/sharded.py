@@ -62,7 +62,7 @@ def _spread(value: Tensor, parameter: Tensor | None) -> Tensor:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(value.to(parameter.device), mesh, parameter.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return distribute_tensor(value.to(parameter.device), mesh, parameter.placements, src_data_rank=None)  # type: ignore[attr-defined]  # a DTensor
 
 
 def _read_shards(directory: Path, model: GPT) -> dict[str, Tensor]:

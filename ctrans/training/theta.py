@@ -24,5 +24,5 @@ def mean_theta(model: GPT, tokens: Int[Tensor, "*batch tokens"]) -> float:
     for sublayer, x in zip(model.depth.sublayers, states, strict=False):
         if sublayer.kind == "attention":
             u = x if sublayer.input_norm is None else sublayer.input_norm(x)
-            found.append(balanced_mass(sublayer.field.probabilities(u), tolerance=TOLERANCE).lower.mean())  # type: ignore[operator]
+            found.append(balanced_mass(sublayer.field.probabilities(u), tolerance=TOLERANCE).lower.mean())
     return float(torch.stack(found).mean())

@@ -34,6 +34,7 @@ def _loss(made: GPT, x: Tensor, targets: Tensor) -> Tensor:
 
 
 def discrete_costate(generator: torch.Generator) -> Case:
+    """P_k = dL/dX_k at every state: `costate` of the discrete model against autograd through its steps, any placement."""
     made, tokens, targets = _trained(generator)
     with torch.enable_grad():
         states = [made.embed(tokens).requires_grad_()]
@@ -58,6 +59,7 @@ def continuous_costate(generator: torch.Generator) -> Case:
 
 
 def conserved_product(generator: torch.Generator) -> Case:
+    """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, solved to a tolerance of 1e-9."""
     made, tokens, targets = _trained(generator)
     drift = max(costate(made, tokens, targets, form="continuous", rtol=TOLERANCE, atol=TOLERANCE).drift)
     return Case(drift, f"drift {drift:.1g}, {described(made)}")
@@ -79,6 +81,7 @@ def drift_is_error(generator: torch.Generator) -> Case:
 
 
 def drift_certifies(generator: torch.Generator) -> Case:
+    """|P(0) - P_right(0)|/|P_right(0)| of the costate of wrong targets where its drift is at most DRIFT, else 0."""
     error, drift = _two_costates(generator)
     return Case(error if drift <= DRIFT else 0.0, f"drift {drift:.1g}, and the costate is wrong by {error:.0%}")
 
@@ -115,6 +118,7 @@ def _reading(generator: torch.Generator, tokens: int) -> tuple[Norm, Tensor, Ten
 
 
 def gap(generator: torch.Generator) -> Case:
+    """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random costate and v = N(raw)."""
     chosen, _, p, found = _reading(generator, 1 + below(generator, 4))
     H, g, a = (_known(value[0]) for value in (found.hamiltonian, found.gap, found.alignment))
     scale = abs(H) + abs(found.product[0])
@@ -147,12 +151,14 @@ def _cosines(chosen: Norm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def one_token(generator: torch.Generator) -> Case:
+    """a = cos(u, u*) for one token: u and u* are the velocity and the maximiser as points of the norm's sphere."""
     chosen, raw, p, found = _reading(generator, 1)
     u, best = _cosines(chosen, raw, p)
     return equal(_known(found.alignment[0]), F.cosine_similarity(u, best)[0], "a against cos(u, u*), one token", 1.0)
 
 
 def cosine_of_all(generator: torch.Generator) -> Case:
+    """a against cos(u, u*) with four tokens flattened into one vector; three of the costates are made 20 times smaller."""
     chosen, raw, p, _ = _reading(generator, 4)
     p = p * torch.tensor([1.0, 0.05, 0.05, 0.05], dtype=p.dtype).unsqueeze(-1)
     u, best = _cosines(chosen, raw, p)
@@ -161,6 +167,7 @@ def cosine_of_all(generator: torch.Generator) -> Case:
 
 
 def weighted_cosine(generator: torch.Generator) -> Case:
+    """a = sum_j w_j cos(u_j, u*_j)/sum_j w_j, w_j = |C(gamma*p_j)|, for four tokens with costates of different sizes."""
     chosen = norm(generator, width=3 + below(generator, 8))
     raw, p = noise(generator, 2, 4, chosen.width)
     p = p * noise(generator, 4, 1)

@@ -22,12 +22,14 @@ ORDER = 0.15
 
 
 def discrete_step(generator: torch.Generator) -> Case:
+    """X_D of one Euler step per segment of the ODE = X_D of the discrete model, equal to the bit, any placement."""
     made = model(generator, one_of(generator, PLACEMENTS))
     x = state(generator, made)
     return equal(solve(made.depth.segments(), x, method="euler", steps=1).x1, made.depth(x), described(made))
 
 
 def horizon(generator: torch.Generator) -> Case:
+    """T = 2 D dt, T the last of the depth's times, for 1 to 6 blocks and a random dt."""
     made = model(generator, "peri", depth=1 + int(between(generator, 0, 6)))
     return equal(made.depth.times[-1], 2 * made.depth.blocks * made.config.dt, described(made))
 
@@ -51,6 +53,7 @@ STEPS: dict[str, Step] = {
 
 
 def placement_steps(generator: torch.Generator) -> Case:
+    """X_{k+1} of a random sublayer at a random state against its placement's equation in STEPS."""
     made = model(generator, one_of(generator, STEPS))
     x, sublayer = state(generator, made), one_of(generator, made.depth.sublayers)
     expected = STEPS[made.config.placement](sublayer, x, made.config.dt)
@@ -76,22 +79,26 @@ def final_norm(generator: torch.Generator) -> Case:
 
 
 def substeps(generator: torch.Generator) -> Case:
+    """|p - 1|, p the fitted order of Euler with M substeps per segment, M = 64 to 256, D fixed, for a drawn placement."""
     placement = one_of(generator, PLACEMENTS)
     return _order(substep_convergence("euler", placement).order, 1, f"euler on {placement}")
 
 
 def higher_orders(generator: torch.Generator) -> Case:
+    """|p - formal order|, p fitted over M substeps per segment, D fixed, for a drawn Runge-Kutta method and placement."""
     method, placement = one_of(generator, own_methods()), one_of(generator, PLACEMENTS)
     found = substep_convergence(method, placement)
     return _order(found.order, found.formal, f"{method} on {placement}")
 
 
 def depth_limit(generator: torch.Generator) -> Case:
+    """|p - 1|, p the fitted order in D of plain blocks, 12 to 48, to dX/dt = (v_attn + v_ffn)/2, weights linear in depth."""
     placement = one_of(generator, PLACEMENTS)
     return _order(depth_convergence(placement).order, 1, f"plain blocks, {placement}")
 
 
 def strang(generator: torch.Generator) -> Case:
+    """|p - 2|, p the fitted order in D of symmetric blocks, 12 to 48, to dX/dt = (v_attn + v_ffn)/2, weights linear in depth."""
     placement = one_of(generator, PLACEMENTS)
     return _order(depth_convergence(placement, symmetric=True).order, 2, f"symmetric blocks, {placement}")
 
@@ -120,17 +127,20 @@ def _switch_orders(generator: torch.Generator) -> tuple[float, float]:
 
 
 def undeclared_switches(generator: torch.Generator) -> Case:
+    """The larger of |p - 4| - 0.3, p RK4's order with switches declared, and q - 1.5, q its order with steps across them."""
     declared, across = _switch_orders(generator)
     words = f"rk4: order {declared:.2f} with switches declared, {across:.2f} across them"
     return Case(max(abs(declared - 4) - 0.3, across - 1.5), words)
 
 
 def switches_do_not_matter(generator: torch.Generator) -> Case:
+    """|q - 4|, q RK4's order with steps that fall across the switches."""
     _, across = _switch_orders(generator)
     return _order(across, 4, "rk4 with steps across switches")
 
 
 def adaptive_switches(generator: torch.Generator) -> Case:
+    """2 - max(ratio of evaluations, ratio of errors), dopri5 at 1e-5 with switches undeclared over declared."""
     segments, whole, x0, exact = _switches(generator)
     declared, across = (solve(parts, x0, method="torchdiffeq:dopri5", rtol=1e-5, atol=1e-5) for parts in (segments, whole))
     error, worse = (float((s.x1 - exact).norm() / exact.norm()) for s in (declared, across))
@@ -156,6 +166,7 @@ def _independent_blocks(generator: torch.Generator) -> list[float]:
 
 
 def independent_blocks(generator: torch.Generator) -> Case:
+    """|s + 1/2|, s the slope of log |X_D - X_0|/|X_0| against log D, D = 16 to 128 independent blocks at T = 2."""
     ends = _independent_blocks(generator)
     slope = float(np.polyfit(np.log(BLOCKS), np.log(ends), 1)[0])
     return Case(

@@ -57,6 +57,7 @@ def printed_tangent_decides(generator: torch.Generator) -> Case:
 
 
 def projection_decides(generator: torch.Generator) -> Case:
+    """H = 0 at p_j = u_j/gamma, normal to the image; H = +inf at a random P; <u/gamma, v> = 0 for the tangent part v of P."""
     chosen, space, X = _tangent_problem(generator)
     P, normal = noise(generator, *X.shape), chosen.coordinates(X) / chosen.gamma
     part = float(chosen.tangent(X, normal).abs().max())
@@ -82,6 +83,7 @@ def ellipsoid(generator: torch.Generator) -> Case:
 
 
 def layernorm_slice(generator: torch.Generator) -> Case:
+    """H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>: attained by its f* in the image, exceeded by none of 30 random outputs."""
     chosen, P = _problem(generator, "layernorm")
     w = chosen.gamma * P
     w = w - w.mean(-1, keepdim=True)
@@ -121,6 +123,7 @@ def climbed(generator: torch.Generator) -> Case:
 
 
 def printed_value_is_a_bound(generator: torch.Generator) -> Case:
+    """H <= eq. 99's value under LayerNorm at a random P, and H = that value at the same P made to have 1'(gamma*p_j) = 0."""
     chosen, P = _problem(generator, "layernorm")
     centred = chosen.centre(chosen.gamma * P) / chosen.gamma
     scale = ellipsoid_value(chosen, P).abs() + (P @ chosen.beta).abs().sum()
@@ -176,11 +179,13 @@ def _second_best(generator: torch.Generator) -> Case:
 
 
 def sampling(generator: torch.Generator) -> Case:
+    """max -<P, f - beta> over 50,000 random f <= 0.97 of its supremum, one token under LayerNorm at d = 16."""
     best, exact = _sampled(generator)
     return at_most(best, 0.97 * exact, "the best of 50,000 samples at d = 16 against 0.97 H")
 
 
 def sampling_suffices(generator: torch.Generator) -> Case:
+    """1 - (max over 50,000 random f)/(supremum) of -<P, f - beta>, one token under LayerNorm at d = 16."""
     best, exact = _sampled(generator)
     return Case(1 - best / exact, f"the best of 50,000 samples at d = 16 is {best:.4g}, H is {exact:.4g}")
 
@@ -193,6 +198,7 @@ def _sampled(generator: torch.Generator) -> tuple[float, float]:
 
 
 def stationarity(generator: torch.Generator) -> Case:
+    """The larger of feasibility and gamma*p_j + eta u_j + mu 1 = 0 (mu for LayerNorm only) at the maximiser, best multipliers."""
     chosen, P = _problem(generator)
     image = admissible_set(chosen, "peri")
     return Case(float(image.kkt(P, image.maximizer(P))), f"KKT residual at the maximiser, {_named(P)}")

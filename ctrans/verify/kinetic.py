@@ -23,6 +23,7 @@ from ctrans.verify.statement import Case, Check, Statement, as_printed, equal, h
 
 
 def kinetic_whole_space(generator: torch.Generator) -> Case:
+    """H = |P|^2/(2 lam) and f* = -P/lam over all velocities, for lam from 1e-3 to 1e3."""
     P, lam = noise(generator, 3, 5), size(generator, -3, 3)
     cost = KineticCost(WholeSpace(), lam)
     return worst(
@@ -64,6 +65,7 @@ def _surface(generator: torch.Generator) -> tuple[Norm, Tensor, float, float, fl
 
 
 def kinetic_on_surface(generator: torch.Generator) -> Case:
+    """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of a norm with eps = 1e-5 <= H over the ellipsoid (slice), relative to |H| + 1."""
     _, _, lam, surface, payoff = _surface(generator)
     return Case(
         (payoff - surface) / (abs(surface) + 1),
@@ -72,6 +74,7 @@ def kinetic_on_surface(generator: torch.Generator) -> Case:
 
 
 def kinetic_filled(generator: torch.Generator) -> Case:
+    """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of the norm <= H over the filled ellipsoid (slice), which ascents reach."""
     chosen, P, lam, _, payoff = _surface(generator)
     image = EllipsoidSlice(chosen) if chosen.centred else Ellipsoid(chosen)
     allowed = KineticCost(FilledImage(image), lam)

@@ -16,6 +16,7 @@ from ctrans.verify.statement import Case, Check, Statement, equal, worst
 
 
 def ball(generator: torch.Generator) -> Case:
+    """H = R|h'P|, attained at W = -R P'h/|h'P| and exceeded by none of 30 random W with |W| = R."""
     h, P, radius = noise(generator, 4, 6), noise(generator, 4, 5), size(generator, -2, 3)
     allowed = FrobeniusBall(h, radius)
     value = radius * (h.mT @ P).norm()
@@ -32,6 +33,7 @@ def ball(generator: torch.Generator) -> Case:
 
 
 def decay(generator: torch.Generator) -> Case:
+    """H = |h'P|^2/(2 lam), attained by W* = -P'h/lam: -<P, h W*'> - lam/2 |W*|^2 = H."""
     h, P, lam = noise(generator, 4, 6), noise(generator, 4, 5), size(generator, -3, 2)
     allowed = WeightDecay(h, lam)
     best = -P.mT @ h / lam

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from ctrans.gpt import GPT
-from ctrans.initialisation import INITIALISATIONS, PATH_LENGTH
+from ctrans.gpt import FIELDS, GPT, GPTConfig, make_sublayer
+from ctrans.initialisation import initialise
 from ctrans.norm import Norm
 from ctrans.stability.attention import BlockLayer, attention_bound, attention_layers, attention_theta, block_layers
 from ctrans.stability.block_norm import block_gain
-from ctrans.sublayer import Attention, plain_attention
+from ctrans.sublayer import Attention, plain_attention, spectral_norm
 from ctrans.verify.draws import below, between, described, model, noise, one_of, state
 from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, worst
 from ctrans.verify.theta import bounded
@@ -30,6 +30,7 @@ def without_query_bias(generator: torch.Generator) -> Case:
 
 
 def with_query_bias(generator: torch.Generator) -> Case:
+    """Attention's local value <= theorem 5.1 with b_Q: random attention, and in one case of 20 W_Q = 0, b_Q = (20, 0)."""
     if below(generator, CONSTRUCTED):
         return bounded("attention")(generator)
     module, x, theta, b = _biased(generator)
@@ -61,30 +62,34 @@ def looseness(generator: torch.Generator) -> Case:
 
 
 def pre_block_as_printed(generator: torch.Generator) -> Case:
+    """Local value <= theorem 5.2 with L_FFN = |W_2||W_1| for a pre block of width 1 whose GELU is steeper than 1."""
     return _steep_block(generator, "pre", printed=True)
 
 
 def pre_block(generator: torch.Generator) -> Case:
+    """Local value <= theorem 5.2 with Lip(phi), slopes of norms at the state: random pre blocks, in one case of 20 the steep one."""
     return _block(generator, "pre") if below(generator, CONSTRUCTED) else _steep_block(generator, "pre", printed=False)
 
 
 def post_block_as_printed(generator: torch.Generator) -> Case:
+    """Local value <= theorem 5.3 with L_FFN = |W_2||W_1| for a post block of width 1 whose GELU is steeper than 1."""
     return _steep_block(generator, "post", printed=True)
 
 
 def post_block(generator: torch.Generator) -> Case:
+    """Local value <= theorem 5.3 with Lip(phi), slopes of norms at the state: random post blocks, in one case of 20 the steep one."""
     return _block(generator, "post") if below(generator, CONSTRUCTED) else _steep_block(generator, "post", printed=False)
 
 
 def _steep_block(generator: torch.Generator, placement: str, printed: bool) -> Case:
     """Width 1, attention off, W_1 = W_2 = 1, GELU at its steepest, and a norm that is the identity: gamma^2 = eps, both large."""
     config = {"depth": 1, "width": 1, "heads": 1, "ffn_width": 1, "norm": "rmsnorm", "eps": 1e6, "dt": 1.0}
-    made = model(generator, placement, spread=0.0, activation="gelu", bias=False, **config)  # type: ignore[arg-type]
+    made = model(generator, placement, spread=0.0, activation="gelu", bias=False, **config)
     for part in made.depth.modules():
         if isinstance(part, Norm):
             part.gamma.fill_(1e3)
     for sublayer, value in zip(made.depth.sublayers, (0.0, 1.0), strict=True):
-        for matrix in sublayer.field.matrices():  # type: ignore[operator]
+        for matrix in sublayer.field.matrices():
             matrix.weight.fill_(value)
     x = torch.full((1, 1, 1), math.sqrt(2) + between(generator, -0.1, 0.1), dtype=torch.float64)
     layer = _only_block(made, x, generator)
@@ -112,14 +117,23 @@ def attribution(generator: torch.Generator) -> Case:
 
 
 def path_length(generator: torch.Generator) -> Case:
-    """With N^(-1/m) on each of m maps, their product is 1/N of what it is without."""
-    blocks = 1 + below(generator, 200)
-    rule = INITIALISATIONS["path_length"]
-    cases = []
-    for roles in (("query", "key", "value", "out"), ("up", "down")):
-        product = math.prod(rule.gain(role, blocks) for role in roles)
-        cases.append(equal(product, 1 / blocks, f"N = {blocks}, m = {PATH_LENGTH[roles[0]]}: the product of the gains"))
-    return worst(*cases)
+    """|W_O||W_Q||W_K||W_V| and |W_2||W_1| of matrices drawn with N^(-1/m) are 1/N of those drawn without, from the same numbers."""
+    blocks, seed = 1 + below(generator, 200), below(generator, 2**31)
+    scaled, plain = (_drawn_products(name, blocks, seed) for name in ("path_length", "xavier"))
+    return worst(
+        *(
+            equal(one, other / blocks, f"N = {blocks}, {path}")
+            for (path, one), other in zip(scaled.items(), plain.values(), strict=True)
+        )
+    )
+
+
+def _drawn_products(initialisation: str, blocks: int, seed: int) -> dict[str, float]:
+    """The product of the spectral norms along attention's path and the FFN's."""
+    config = GPTConfig(width=8, heads=2)
+    parts = [make_sublayer(config, kind).double() for kind in FIELDS]
+    initialise(parts, initialisation, torch.Generator().manual_seed(seed), blocks=blocks)
+    return {part.kind: math.prod(spectral_norm(matrix.weight) for matrix in part.field.matrices()) for part in parts}
 
 
 STATEMENTS: tuple[Statement, ...] = (
@@ -188,7 +202,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "theorem-6.2",
         9,
         "Emadi, theorems 6.1 and 6.2",
-        "m maps in the path, each scaled by N^(-1/m): their gains multiply to 1/N, and so does the product of their norms",
+        "m maps in the path, each drawn N^(-1/m) times as large: the product of their norms is 1/N of what it was",
         Check(path_length, 1e-12, 0.25),
     ),
 )

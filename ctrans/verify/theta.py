@@ -27,6 +27,7 @@ def bounded(name: str) -> Draw:
 
 
 def softmax_norm(generator: torch.Generator) -> Case:
+    """max over sign vectors s of |J s|_1 = theta(p)/tau, for rows of up to 10 entries, absolutely."""
     measured, bound = BOUND_CASES["softmax norm"](generator)
     return equal(measured, bound, "|J|_{inf->1} over all sign vectors against theta/tau", 1.0)
 
@@ -75,6 +76,7 @@ def _rows(generator: torch.Generator, count: int, entries: int) -> Tensor:
 
 
 def greedy(generator: torch.Generator) -> Case:
+    """theta(p) - 4 c (1 - c), c the greedy prefix's mass, for a softmax row of 4, 8 or 16 entries."""
     entries = one_of(generator, (4, 8, 16))
     p = _row(generator, entries)
     gap = float(balanced_mass(p).lower - greedy_prefix(p))
@@ -92,10 +94,12 @@ def greedy_is_below(generator: torch.Generator) -> Case:
 
 
 def uniform_is_one(generator: torch.Generator) -> Case:
+    """theta = 1 for the uniform rows of two neighbouring lengths, one of them odd."""
     return worst(*(equal(_uniform(length), 1.0, f"theta of the uniform row, L = {length}") for length in _neighbours(generator)))
 
 
 def uniform(generator: torch.Generator) -> Case:
+    """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd."""
     return worst(
         *(
             equal(_uniform(length), 1 - (length % 2) / length**2, f"theta of the uniform row, L = {length}", 1.0)
@@ -115,11 +119,13 @@ def _neighbours(generator: torch.Generator) -> tuple[int, int]:
 
 
 def one_hot(generator: torch.Generator) -> Case:
+    """theta = 0 for every one-hot row of a length from 1 to 40."""
     p = torch.eye(1 + below(generator, 40), dtype=torch.float64)
     return equal(balanced_mass(p).upper.max(), 0.0, f"theta of one-hot rows, L = {len(p)}", 1.0)
 
 
 def top_k(generator: torch.Generator) -> Case:
+    """theta = 1 - (1 - 2 floor(k/2)/k)^2 for mass 1/k on the first k of up to 30 entries."""
     entries = 1 + below(generator, 30)
     k = 1 + below(generator, entries)
     p = torch.cat([torch.full((k,), 1 / k, dtype=torch.float64), torch.zeros(entries - k, dtype=torch.float64)])
@@ -127,6 +133,7 @@ def top_k(generator: torch.Generator) -> Case:
 
 
 def peaked_everywhere(generator: torch.Generator) -> Case:
+    """theta(p) <= 4 kappa (1 - kappa), kappa = 1 - max p, for softmax rows of 2 to 11 entries, kappa above 1/2 too."""
     p = _row(generator, 2 + below(generator, 10), between(generator, 0.1, 3))
     kappa = 1 - float(p.max())
     return at_most(balanced_mass(p).lower, 4 * kappa * (1 - kappa), f"kappa = {kappa:.3g}: theta against 4 kappa (1 - kappa)")

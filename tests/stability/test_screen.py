@@ -79,10 +79,11 @@ def test_condition_numbers_are_those_of_the_dense_jacobian():
 def test_the_score_falls_with_every_ingredient_and_is_their_geometric_mean():
     finding = Finding("held", "", "", {"a": 1.0, "b": 0.0, "c": math.nan})
     assert finding.score == pytest.approx(math.sqrt(0.5))
-    score = overall({"one": 1.0, "two": 0.25, "three": None})
-    assert (score.value, score.missing) == (pytest.approx(0.5), ["three"])
-    assert overall({"one": None}).value is None
-    assert overall({"one": 0.0, "two": 1.0}).value == 0
+    score = overall({"one": {"a": 0.0}, "two": {"b": 3.0, "c": math.nan}, "three": {}})
+    assert score.value == pytest.approx(0.5)
+    assert score.missing == ["three", "two: c"]
+    assert overall({"one": {"a": math.nan}}).value is None
+    assert overall({"one": {"a": math.inf}, "two": {"a": 0.0}}).value == 0
 
 
 @given(st.lists(st.floats(0, 1e300), min_size=1, max_size=6), st.integers(0, 5), st.floats(0, 1e3))
