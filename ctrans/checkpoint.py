@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.gpt import GPT, GPTConfig, check_buildable
+from ctrans.on_demand import check_present
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -39,6 +40,7 @@ def save(model: GPT, directory: str | Path) -> None:
     """Writes the model there, each file whole or not at all, also if the machine stops. Raises ConfigError where it cannot be
     written.
     """
+    check_present(model, "saved")
     directory = Path(directory)
     first = _first_names(model)
     weights = {

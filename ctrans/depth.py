@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.depth_weights import coefficients_of, copy_to
+from ctrans.on_demand import has_weights_on_demand
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Gradient, Method, Segment, Solution, solve
 from solvers.errors import look_up
@@ -65,6 +66,11 @@ class Depth(nn.Module):
     def blocks(self) -> int:
         """D, the number of blocks."""
         return len(self.sublayers) // self.per_block
+
+    @property
+    def streamed(self) -> bool:
+        """Whether weights are made on demand, so that those of several segments should not be held."""
+        return has_weights_on_demand(self)
 
     @property
     def times(self) -> tuple[float, ...]:

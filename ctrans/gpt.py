@@ -7,9 +7,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import os
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ctrans.depth import Depth, Sublayers, check_count, check_dt
 from ctrans.depth_weights import BASES, blocks_through
 from ctrans.initialisation import get_initialisation, initialise
 from ctrans.norm import NORMS, Norm, check_norm
+from ctrans.on_demand import Piece, Shelf, memory, put_on_demand, skeletons
 from ctrans.placement import get_placement
 from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Kind, Sublayer
 from solvers import ConfigError, Solution
@@ -102,8 +103,12 @@ class GPTConfig:
     @property
     def parameters(self) -> int:
         """The number of entries of the weight matrices: embeddings, and per block 4 d^2 of attention and 2 d d_ff of FFN."""
-        block = 4 * self.width**2 + 2 * self.width * (self.ffn_width or 4 * self.width)
-        return (self.vocab_size + self.context) * self.width + self.weights_in_depth * block
+        return (self.vocab_size + self.context) * self.width + self.weights_in_depth * self.parameters_of_block
+
+    @property
+    def parameters_of_block(self) -> int:
+        """Of these, those of one block."""
+        return 4 * self.width**2 + 2 * self.width * (self.ffn_width or 4 * self.width)
 
     @property
     def weights_in_depth(self) -> int:
@@ -132,12 +137,14 @@ class GPT(nn.Module):
     """A decoder-only Transformer of any placement and dt: logits = head(N_final(depth(embed(tokens)))), weights drawn from
     `seed`.
 
-    Positions are learned; the head shares the token embedding's weights. `model.depth` is the `Depth`.
+    Positions are learned; the head shares the token embedding's weights. `model.depth` is the `Depth`. With `on_demand`, each
+    attention's and FFN's weights are drawn when they are used and dropped when the next one's are: the same weights, in the memory
+    of one sublayer (see `ctrans.on_demand`).
     """
 
-    def __init__(self, config: GPTConfig, *, seed: int = 0):
+    def __init__(self, config: GPTConfig, *, seed: int = 0, on_demand: bool = False):
         super().__init__()
-        check_buildable(config, seed)
+        check_buildable(config, seed, on_demand=on_demand)
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width)
@@ -145,7 +152,7 @@ class GPT(nn.Module):
         with torch.no_grad():
             for embedding in (self.token_embedding, self.position_embedding):
                 embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
-        self.depth = make_depth(config, generator)
+        self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         self.final_norm = make_norm(config) if get_placement(config.placement).final_norm else nn.Identity()
 
     def forward(
@@ -230,6 +237,46 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     return Depth([part for block in blocks for part in block], config.dt)
 
 
+def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
+    """`make_depth`, each map's weights drawn on demand. Raises ConfigError for weights that are functions of depth."""
+    if config.depth_weights != FREE:
+        raise ConfigError(
+            f"depth_weights = {config.depth_weights!r} are few enough to keep: on demand, only free weights are made"
+        )
+    draws, shelf = _Draws(config, generator), Shelf()
+    with skeletons():
+        parts = [make_sublayer(config, kind) for _ in range(config.depth) for kind in FIELDS]
+    for k, part in enumerate(parts):
+        put_on_demand(part.field, Piece(f"segment {k}", partial(draws.weights, k)), shelf)
+    return Depth(parts, config.dt)
+
+
+class _Draws:
+    """The depth's maps in the order in which `make_depth` draws them, each from the generator's state where it begins.
+
+    States are known as far as has been drawn; a map beyond is reached by drawing those before it.
+    """
+
+    def __init__(self, config: GPTConfig, generator: torch.Generator):
+        self.config, self.states = config, [generator.get_state()]
+
+    def weights(self, k: int) -> dict[str, Tensor]:
+        while len(self.states) <= k:
+            self._draw(len(self.states) - 1)
+        return self._draw(k)
+
+    def _draw(self, k: int) -> dict[str, Tensor]:
+        generator = torch.Generator()
+        generator.set_state(self.states[k])
+        with skeletons():
+            part = make_sublayer(self.config, list(FIELDS)[k % len(FIELDS)])
+        part.field.to_empty(device="cpu")
+        initialise([part], self.config.initialisation, generator, blocks=self.config.depth)
+        if k + 1 == len(self.states):
+            self.states.append(generator.get_state())
+        return {name: parameter.detach() for name, parameter in part.field.named_parameters()}
+
+
 def _attention(config: GPTConfig) -> Attention:
     return Attention(
         config.width,
@@ -261,12 +308,15 @@ def check_seed(seed: object) -> None:
         raise ConfigError(f"seed = {seed!r}: give a whole number from 0 to 2^63 - 1")
 
 
-def check_buildable(config: GPTConfig, seed: int) -> None:
+def check_buildable(config: GPTConfig, seed: int, *, on_demand: bool = False) -> None:
     """Raises ConfigError for a seed that is none, or weights that this machine cannot hold: before it starts to swap."""
     check_seed(seed)
-    size = config.parameters * torch.get_default_dtype().itemsize
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
+    weights = config.parameters
+    if on_demand:
+        weights -= (config.weights_in_depth - 1) * config.parameters_of_block
+    size = weights * torch.get_default_dtype().itemsize
+    if size > memory():
+        less = "" if on_demand else ", or draw them on demand (on_demand=True, --stream)"
         raise ConfigError(
-            f"the weights need {size / 1e9:.3g} GB and this machine has {memory / 1e9:.3g}: lower width, depth or context"
+            f"the weights need {size / 1e9:.3g} GB and this machine has {memory() / 1e9:.3g}: lower width, depth or context{less}"
         )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ctrans.depth_weights import coefficients_of
+from ctrans.on_demand import check_present
 from ctrans.sublayer import Attention, FeedForward, Role, Sublayer
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -95,6 +96,7 @@ def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Genera
         raise ConfigError("these weights are functions of depth: initialise the blocks at their knots before they become so")
     depth = len(parts) / 2 if blocks is None else blocks
     for sublayer in parts:
+        check_present(sublayer, "initialised")
         field = sublayer.field
         if not isinstance(field, (Attention, FeedForward)):
             raise ConfigError(f"cannot initialise a field of type {type(field).__name__}: give an Attention or a FeedForward")

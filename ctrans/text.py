@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from solvers import ConfigError
@@ -46,12 +46,16 @@ def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
 def to_tokens(data: bytes, batch: int, length: int) -> Int[Tensor, "batch tokens"]:
     """`batch` windows of `length` tokens each, spread evenly over the data.
 
-    A text shorter than `length` gives shorter windows. Raises ConfigError for fewer than two bytes: there is no next token to
+    A text shorter than `length` gives shorter windows. Raises ConfigError for fewer than two: there is no next token to
     speak of.
     """
-    if len(data) < 2:
-        raise ConfigError(f"the text has {len(data)} bytes: give at least two tokens of text")
-    length = min(length, len(data))
-    starts = np.linspace(0, len(data) - length, batch).astype(int)
-    array = np.frombuffer(data, dtype=np.uint8)
-    return torch.from_numpy(np.stack([array[start : start + length] for start in starts]).astype(np.int64))
+    return windows(np.frombuffer(data, dtype=np.uint8), batch, length)
+
+
+def windows(ids: Integer[np.ndarray, "_"], batch: int, length: int) -> Int[Tensor, "batch tokens"]:
+    """`batch` windows of `length` token ids each, spread evenly over all, as `to_tokens`, whose errors it has."""
+    if len(ids) < 2:
+        raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")
+    length = min(length, len(ids))
+    starts = np.linspace(0, len(ids) - length, batch).astype(int)
+    return torch.from_numpy(np.stack([ids[start : start + length] for start in starts]).astype(np.int64))

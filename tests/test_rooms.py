@@ -11,6 +11,7 @@ SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 ROOMS = [
     "norm",
     "placement",
+    "on_demand",
     "sublayer",
     "depth_weights",
     "initialisation",

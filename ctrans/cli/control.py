@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from ctrans.cli import options
+from ctrans.cli.subjects import read, say_model, subjects, summary
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.report.control_figure import control_figure
@@ -27,13 +28,13 @@ SMALLER: dict[str, Any] = {"depth": 6, "context": 64, "batch": 2}
 @click.option("--rtol", type=float, help="Relative tolerance of state and costate.  [default: 1e-6]")
 @click.option("--atol", type=float, help="Absolute tolerance of state and costate.  [default: 1e-8]")
 @options.device_options
-@options.checkpoint_option
+@options.model_options
 @options.out_option("control")
 @options.json_option
 def command(placements: tuple[str, ...], out: Path | None, json_path: str | None, **settings: Any) -> None:
-    """See by depth how far a seeded GPT, reading real text, is from what the optimal control would do.
+    """See by depth how far a GPT, seeded or your own, is from what the optimal control would do on a real text.
 
-    The costate P = dL/dX solves the adjoint ODE backward from the loss of the next byte. By segment: its norm, the drift of
+    The costate P = dL/dX solves the adjoint ODE backward from the loss of the next token. By segment: its norm, the drift of
     <P, v>, which the ODE conserves, and Pontryagin's gap H(P) + <P, v> >= 0 with the alignment of the layer's velocity v with
     the optimal one. Where no output norm bounds the velocities H is infinite, and the alignment is cos(-P, v). The directory
     gets control.json and control.png.
@@ -42,31 +43,34 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     ctrans control
     ctrans control --placement pre --placement peri --file book.txt
     ctrans control --placement all --dt 0.1 --rtol 1e-8
+    ctrans control --model out/ckpt.pt --ids data/val.bin
     """
-    configs = options.architectures(settings, placements, [settings["norm"]])
     dtype, device = options.get_dtype(settings["dtype"]), options.get_device(settings["device"])
     solver = {"rtol": settings["rtol"], "atol": settings["atol"]}
     check_solver("tsit5", 1, **solver, dtype=dtype)
-    tokens = options.read_tokens(settings, settings["context"] + 1).to(device)
+    found = subjects(settings, placements, [settings["norm"]])
+    text = read(settings, found)
+    tokens, targets = (part.to(device) for part in text.pairs(settings["batch"], settings["context"]))
     directory = options.out_directory(out, json_path, "control")
     readings: dict[str, MaximumPrinciple] = {}
-    with progress_bar("control", len(configs)) as advance:
-        for config in configs:
-            model = options.make_model(config, settings, dtype, device)
-            found = costate(model, tokens[:, :-1], tokens[:, 1:], form="continuous", **solver)
-            readings[config.placement] = maximum_principle(model.depth, found)
-            advance(config.placement)
+    with progress_bar("control", len(found)) as advance:
+        for subject in found:
+            model, name = subject.model(dtype, device), subject.config.placement
+            readings[name] = maximum_principle(model.depth, costate(model, tokens, targets, form="continuous", **solver))
+            advance(name)
     if directory is not None:
         write_atomic(directory / "control.png", png(control_figure(readings)))
     result = {
         "command": "control",
         "options": options.printable(settings),
         "environment": options.environment(device),
+        "model": summary(found, text),
         "placements": readings,
     }
     options.write_json(result, json_path, directory, "control")
     if json_path != "-":
         console = Console()
+        say_model(console, found, text)
         for name, reading in readings.items():
             console.print(control_table(name, reading), "")
         console.print(f"Written: {directory}/control.json, {directory}/control.png", soft_wrap=True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from rich.console import Console
-from torch import Tensor
 
 from ctrans.cli import options
+from ctrans.cli.subjects import Subject, read, say_model, subjects, summary
 from ctrans.control.check import ModelCheck, Remedy, check_model, refusal
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
-from ctrans.gpt import GPTConfig
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS, get_placement
 from ctrans.report import hjb_figure
@@ -55,7 +54,7 @@ PDE_POINTS = 41
 @options.weight_options
 @options.text_options
 @options.device_options
-@options.checkpoint_option
+@options.model_options
 @options.out_option("hjb-check")
 @options.json_option
 def command(
@@ -63,33 +62,37 @@ def command(
 ) -> None:
     """Certify whether training is a well-posed optimal-control problem, for each placement of normalisation.
 
-    A seeded GPT reads real text; at every segment the Hamiltonian H(P) = sup of -<P, f> over the velocities that the placement
-    allows is computed in closed form at the costate P, and checked by ascents that do not know the formula. H = inf means that
-    the best velocity runs away: training is degenerate, and a running cost mends it. Exit code 1 if any evidence disagrees with
-    its verdict. The directory gets hjb-check.json and hjb-check.png.
+    A GPT, seeded or your own, reads real text; at every segment the Hamiltonian H(P) = sup of -<P, f> over the velocities that
+    the placement allows is computed in closed form at the costate P, and checked by ascents that do not know the formula. H = inf
+    means that the best velocity runs away: training is degenerate, and a running cost mends it. Exit code 1 if any evidence
+    disagrees with its verdict. The directory gets hjb-check.json and hjb-check.png.
 
     \b
     ctrans hjb-check
     ctrans hjb-check --placement pre --weight-decay 0.1
     ctrans hjb-check --kinetic 0.1 --file book.txt
+    ctrans hjb-check --model models/gemma --context 32
     """
-    wanted = options.architectures(settings, placements, norms)
     remedy = Remedy(settings["weight_decay"], settings["kinetic"])
-    names = dict.fromkeys(config.placement for config in wanted)
-    refused = {name: reason for name in names if (reason := refusal(get_placement(name), remedy)) is not None}
-    jobs = [config for config in wanted if config.placement not in refused]
-    if not jobs:
-        raise ConfigError(next(iter(refused.values())))
     if pde and json_path == "-" and out is None:
         raise ConfigError("--pde draws a picture, and with --json - nothing is written: add --out DIRECTORY")
     dtype, device = options.get_dtype(settings["dtype"]), options.get_device(settings["device"])
     check_solver("tsit5", 1, None, None, dtype)
-    tokens = options.read_tokens(settings, settings["context"] + 1).to(device)
+    wanted = subjects(settings, placements, norms)
+    refused = _refused(wanted, remedy)
+    jobs = [subject for subject in wanted if subject.config.placement not in refused]
+    if not jobs:
+        raise ConfigError(next(iter(refused.values())))
+    text = read(settings, wanted)
+    tokens, targets = (part.to(device) for part in text.pairs(settings["batch"], settings["context"]))
     directory = options.out_directory(out, json_path, "hjb-check")
-    checks: dict[str, list[ModelCheck]] = {config.norm: [] for config in wanted}
+    checks: dict[str, list[ModelCheck]] = {subject.config.norm: [] for subject in wanted}
     with progress_bar("hjb-check", 2 * settings["depth"] * len(jobs)) as advance:
-        for config in jobs:
-            checks[config.norm].append(_check(config, settings, dtype, tokens, remedy, advance))
+        for subject in jobs:
+            norm, placement = subject.config.norm, subject.config.placement
+            model, word = subject.model(dtype, device), f"{norm}, {placement}"
+            progress = partial(lambda word, k: advance(word), word)
+            checks[norm].append(check_model(model, tokens, targets, remedy, progress=progress))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if pde else None
     if directory is not None:
         _draw(directory, checks, study)
@@ -97,6 +100,7 @@ def command(
         "command": "hjb-check",
         "options": options.printable(settings),
         "environment": options.environment(device),
+        "model": summary(wanted, text),
         "checks": {norm: [_summary(check) for check in found] for norm, found in checks.items()},
         "not_applicable": refused,
         "pde": None if study is None else study.summary(),
@@ -104,6 +108,7 @@ def command(
     options.write_json(result, json_path, directory, "hjb-check")
     if json_path != "-":
         console = Console()
+        say_model(console, wanted, text)
         for norm, found in checks.items():
             console.print(check_table(norm, found, refused))
             console.print("", check_notes(found), "", sep="\n", highlight=False)
@@ -117,17 +122,13 @@ def command(
         raise SystemExit(1)
 
 
-def _check(
-    config: GPTConfig,
-    settings: dict[str, Any],
-    dtype: torch.dtype,
-    tokens: Tensor,
-    remedy: Remedy,
-    advance: Callable[[str], None],
-) -> ModelCheck:
-    model = options.make_model(config, settings, dtype, tokens.device)
-    word = f"{config.norm}, {config.placement}"
-    return check_model(model, tokens[:, :-1], tokens[:, 1:], remedy, progress=lambda k: advance(word))
+def _refused(wanted: Sequence[Subject], remedy: Remedy) -> dict[str, str]:
+    """Why the remedy does not apply, by the name of each placement that does not take it, or has a sublayer that does not."""
+    reasons = {
+        subject.config.placement: next((why for p in subject.placements if (why := refusal(get_placement(p), remedy))), None)
+        for subject in wanted
+    }
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _summary(check: ModelCheck) -> dict[str, Any]:

@@ -9,19 +9,16 @@ from typing import Any
 
 import click
 import torch
-from click.core import ParameterSource
-from torch import Tensor
 
-from ctrans.checkpoint import load, load_config
-from ctrans.depth import check_count
 from ctrans.depth_weights import BASES
-from ctrans.gpt import FREE, GPT, GPTConfig, check_buildable
+from ctrans.gpt import FREE, GPTConfig
 from ctrans.initialisation import INITIALISATIONS
+from ctrans.interop.architecture import PRESETS
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.sublayer import ACTIVATIONS
-from ctrans.text import VOCABULARY, read_text, to_tokens
+from ctrans.text import VOCABULARY
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -53,7 +50,7 @@ size_options = stack(
     click.option("--depth", default=12, show_default=True, help="Blocks, each an attention and an FFN sublayer."),
     click.option("--width", default=128, show_default=True, help="Width d of a token."),
     click.option("--heads", default=4, show_default=True, help="Attention heads; they divide the width."),
-    click.option("--context", default=128, show_default=True, help="Tokens per sequence."),
+    click.option("--context", "--tokens", "context", default=128, show_default=True, help="Tokens per sequence."),
     click.option("--dt", default=1.0, show_default=True, help="Residual scale: the length of a segment in depth-time."),
 )
 
@@ -101,6 +98,12 @@ text_options = stack(
         help="Read this file's bytes instead of the default text (Python's language documentation).",
     ),
     click.option("--text", help="Use this text instead."),
+    click.option(
+        "--ids",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Read token ids instead of text: nanoGPT's val.bin (two bytes each), or a row of integers in an .npy file.",
+    ),
     click.option("--batch", default=4, show_default=True, help="Sequences, spread evenly over the text."),
 )
 
@@ -119,9 +122,46 @@ json_option = click.option(
 checkpoint_option = click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
-    help="Directory of a saved model (config.json, model.safetensors), or of a training run, in place of a seeded one; --context "
-    "may shorten its sequences.",
+    help="Directory of a model that ctrans saved (config.json, model.safetensors), or of a training run, in place of a seeded one; "
+    "--context may shorten its sequences.",
 )
+
+model_option = click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Somebody else's model in place of a seeded one: a local Hugging Face directory (GPT-2, BERT, Llama, Qwen, Gemma, OLMo and "
+    "others alike), nanoGPT's ckpt.pt, or a directory with one. Nothing is downloaded. Text goes through the directory's tokenizer; "
+    "without one its bytes are the tokens, or --ids has them. The loss is that of the next token, or of every seventh, hidden, for "
+    "models that fill gaps (BERT). --dt (1 is the model itself), --context, --dtype and --device work; "
+    "the rest of the architecture is the model's.",
+)
+
+
+def _in_single_precision(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """What it does to the default of --dtype."""
+    if value is not None:
+        context.default_map = {**(context.default_map or {}), "dtype": "float32"}
+    return value
+
+
+architecture_option = click.option(
+    "--architecture",
+    metavar="NAME",
+    is_eager=True,
+    callback=_in_single_precision,
+    help="Somebody else's architecture with weights drawn from --seed as its library initialises it: a Hugging Face config.json, or a "
+    f"published shape, {one_of(PRESETS)}. --depth changes the number of blocks; --dtype is float32 unless given.",
+)
+
+stream_option = click.option(
+    "--stream/--no-stream",
+    default=None,
+    help="Make each sublayer's weights when it is reached and drop them after, in the memory of one of them: drawn anew, or read "
+    "from the files. The results are the same, bit for bit.  [default: where the weights would take a quarter of the memory]",
+)
+
+model_options = stack(checkpoint_option, model_option, architecture_option, stream_option)
 
 
 def out_option(name: str, beside: str = "png") -> Callable[[Command], Command]:
@@ -163,61 +203,14 @@ def get_device(name: str) -> torch.device:
     return device
 
 
-def architectures(settings: dict[str, Any], placements: Sequence[str], norms: Sequence[str]) -> list[GPTConfig]:
-    """Every norm with every placement asked for, or the one architecture of `--checkpoint`, which then fills the settings.
-
-    ConfigError for what cannot be, and for options that contradict the checkpoint.
-    """
-    path = settings["checkpoint"]
-    if path is None:
-        names = [
-            (norm, placement)
-            for norm in expand(norms, NORMS, "norm")
-            for placement in expand(placements, PLACEMENTS, "placement")
-        ]
-        configs = [make_config(settings, placement, norm) for norm, placement in names]
-    else:
-        context = click.get_current_context()
-        own = [name for name in ("placements", "norm", "norms", "seed", *ARCHITECTURE) if name != "context"]
-        given = [name for name in own if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        if given:
-            raise ConfigError(
-                f"--checkpoint brings its own {' and '.join(given)}: leave the option out, or leave out --checkpoint"
-            )
-        saved = load_config(path)
-        length = min(settings["context"], saved.context)
-        settings.update({name: getattr(saved, name) for name in ARCHITECTURE}, context=length, norm=saved.norm)
-        configs = [saved]
-    for config in configs:
-        check_buildable(config, settings["seed"])
-    return configs
-
-
 def make_config(settings: dict[str, Any], placement: str, norm: str) -> GPTConfig:
     """The architecture that `architecture_options` describe; ConfigError for what cannot be."""
     return GPTConfig(VOCABULARY, placement=placement, norm=norm, **{name: settings[name] for name in ARCHITECTURE})
 
 
-def read_tokens(settings: dict[str, Any], length: int) -> Tensor:
-    """Sequences of that many tokens from what `text_options` say."""
-    check_count("batch", settings["batch"])
-    return to_tokens(read_text(settings["file"], settings["text"]), settings["batch"], length)
-
-
 def printable(settings: dict[str, Any]) -> dict[str, Any]:
     """The options for JSON."""
     return {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
-
-
-def make_model(config: GPTConfig, settings: dict[str, Any], dtype: torch.dtype, device: torch.device) -> GPT:
-    """The checkpoint's or a seeded GPT, ready to be looked at: no gradients, evaluation mode."""
-    path = settings["checkpoint"]
-    return (
-        (GPT(config, seed=settings["seed"]) if path is None else load(path))
-        .to(device=device, dtype=dtype)
-        .requires_grad_(False)
-        .eval()
-    )
 
 
 def out_directory(out: Path | None, json_path: str | None, name: str) -> Path | None:

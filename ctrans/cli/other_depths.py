@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from ctrans.checkpoint import load
 from ctrans.depth import check_count
 from ctrans.gpt import GPTConfig, check_buildable
+from ctrans.on_demand import memory
 from ctrans.report.progress import progress_bar
 from ctrans.training.evaluation import evaluate
 from ctrans.training.loop import Run
@@ -20,7 +20,6 @@ from solvers import ConfigError
 
 def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -> None:
     """Raises ConfigError for a depth whose weights, or whose 2 N + 1 hidden states of a batch, this machine cannot hold."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for depth in depths:
         check_count("eval_depth", depth)
         try:
@@ -28,10 +27,10 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
         except ConfigError as error:
             raise ConfigError(f"--eval-depth {depth}: {error}; or a lower --eval-depth") from None
         states = (2 * depth + 1) * config.batch * model.context * model.width * config.weight_dtype.itemsize
-        if states > memory:
+        if states > memory():
             raise ConfigError(
                 f"--eval-depth {depth}: the hidden states of a batch need {states / 1e9:.3g} GB and this machine has "
-                f"{memory / 1e9:.3g}: give a lower --eval-depth"
+                f"{memory() / 1e9:.3g}: give a lower --eval-depth"
             )
 
 

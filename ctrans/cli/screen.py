@@ -14,12 +14,14 @@ from rich.console import Console
 from torch import Tensor
 
 from ctrans.cli import options
-from ctrans.gpt import GPTConfig
+from ctrans.cli.subjects import Subject, Text, read, say_model, subjects, summary, weights_of
+from ctrans.depth import check_count
 from ctrans.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
+from ctrans.on_demand import watch
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import png, write_atomic
-from ctrans.report.progress import progress_bar
+from ctrans.report.progress import Bar, progress_bar
 from ctrans.report.screen_figure import screen_figure
 from ctrans.report.screen_report import KEY, label, ranked, ranking_table, screen_reasons, screen_table
 from ctrans.stability.screen import EFFORTS, STEPS, Screening, screen
@@ -68,7 +70,7 @@ COMPARABLE: dict[str, tuple[str, Values]] = {
 )
 @options.text_options
 @options.device_options
-@options.checkpoint_option
+@options.model_options
 @options.out_option("screen")
 @options.json_option
 def command(
@@ -79,7 +81,7 @@ def command(
     json_path: str | None,
     **settings: Any,
 ) -> None:
-    """Screen an architecture before it is trained.
+    """Screen an architecture before it is trained, or a model that there is.
 
     Kan's four steps: is training a well-posed control problem, how do hidden states grow, how do gradients pass, how far does
     uncertainty travel. Beside them attention sensitivity and initialisation theory, and a stability score made of all. A step
@@ -89,18 +91,21 @@ def command(
     ctrans screen --placement pre --quick
     ctrans screen --placement all --compare dt=1,0.1 --quick
     ctrans screen --checkpoint out/train --file book.txt
+    ctrans screen --model models/gpt2 --quick --dtype float32
+    ctrans screen --architecture llama-70b --depth 8 --tokens 32 --quick
     """
-    jobs = _jobs(placements, compare, settings)
-    device, dtype = options.get_device(settings["device"]), options.get_dtype(settings["dtype"])
     _check_dtype(settings["dtype"])
-    length = min(settings["context"], *(config.context for _, config in jobs.values()))
-    tokens, targets, other = (part.to(device) for part in _read(settings, length))
+    device, dtype = options.get_device(settings["device"]), options.get_dtype(settings["dtype"])
+    jobs = _jobs(placements, compare, settings)
+    text = read(settings, list(jobs.values()))
+    tokens, targets, other = (part.to(device) for part in _parts(text, settings, list(jobs.values())))
     directory = options.out_directory(out, json_path, "screen")
     effort = EFFORTS["quick" if quick else "full"]
     results: dict[str, Screening] = {}
     with progress_bar("screen", len(STEPS) * len(jobs)) as advance:
-        for name, (own, config) in jobs.items():
-            model = options.make_model(config, own, dtype, device)
+        for name, subject in jobs.items():
+            model = subject.model(dtype, device)
+            watch(model, partial(_under_way, advance, name))
             results[name] = screen(
                 model,
                 tokens,
@@ -108,7 +113,7 @@ def command(
                 effort,
                 other=other,
                 seed=settings["seed"],
-                trained=settings["checkpoint"] is not None,
+                trained=settings["checkpoint"] is not None or settings["model"] is not None,
                 progress=partial(_told, advance, name),
             )
     if directory is not None:
@@ -117,12 +122,15 @@ def command(
         "command": "screen",
         "options": {**options.printable(settings), "placements": placements, "compare": compare, "quick": quick},
         "environment": options.environment(device),
+        "model": summary(list(jobs.values()), text),
         "ranking": ranked(results),
         "models": {name: _summary(screening) for name, screening in results.items()},
     }
     options.write_json(result, json_path, directory, "screen")
     if json_path != "-":
-        _print(results, directory)
+        console = Console()
+        say_model(console, list(jobs.values()), text)
+        _print(console, results, directory)
     broken = {name: screening.broken for name, screening in results.items() if screening.broken is not None}
     for name, segment in broken.items():
         click.echo(f"ctrans: {name}: activations become non-finite in segment {segment}", err=True)
@@ -130,30 +138,33 @@ def command(
         raise SystemExit(1)
 
 
-def _told(advance: Callable[[str], None], name: str, step: str) -> None:
+def _told(advance: Bar, name: str, step: str) -> None:
     advance(f"{name}, {step}")
 
 
-def _jobs(
-    placements: Sequence[str], compare: Sequence[str], settings: dict[str, Any]
-) -> dict[str, tuple[dict[str, Any], GPTConfig]]:
-    """Settings and architecture of every model by name: whatever can be wrong is said before anything is computed."""
+def _under_way(advance: Bar, name: str, piece: str) -> None:
+    """A step takes minutes where weights are made on demand."""
+    advance.say(f"{name}, weights of {piece}")
+
+
+def _jobs(placements: Sequence[str], compare: Sequence[str], settings: dict[str, Any]) -> dict[str, Subject]:
+    """Every model by name: whatever can be wrong is said before anything is computed."""
     axes = _axes(compare)
-    if axes and settings["checkpoint"] is not None:
-        raise ConfigError("--checkpoint brings its own architecture: leave out --compare, or leave out --checkpoint")
+    saved = next((name for name in ("checkpoint", "model", "architecture") if settings[name] is not None), None)
+    if axes and saved is not None:
+        raise ConfigError(f"--{saved} brings its own architecture: leave out --compare, or leave out --{saved}")
     given = click.get_current_context().get_parameter_source("placements") is ParameterSource.COMMANDLINE
     if given and "placement" in axes:
         raise ConfigError("placements are given twice: choose one of --placement and --compare placement=...")
-    if settings["checkpoint"] is not None:
-        (config,) = options.architectures(settings, placements, [settings["norm"]])
-        return {config.placement: (settings, config)}
+    if saved is not None:
+        (subject,) = subjects(settings, placements, [settings["norm"]])
+        return {subject.config.placement: subject}
     axes = {"placement": options.expand(placements, PLACEMENTS, "placement"), **axes}
     jobs = {}
     for values in itertools.product(*axes.values()):
         changes = list(zip(axes, values, strict=True))
         own = {**settings, **{COMPARABLE[name][0]: value for name, value in changes}}
-        (config,) = options.architectures(own, [own["placement"]], [own["norm"]])
-        jobs[label(changes)] = own, config
+        (jobs[label(changes)],) = subjects(own, [own["placement"]], [own["norm"]])
     return jobs
 
 
@@ -172,17 +183,17 @@ def _check_dtype(name: str) -> None:
         raise ConfigError("dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or float64")
 
 
-def _read(settings: dict[str, Any], length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, targets, and as many tokens of another text: every second window."""
-    windows = options.read_tokens({**settings, "batch": 2 * settings["batch"]}, length + 1)
-    return windows[::2, :-1], windows[::2, 1:], windows[1::2, :-1]
+def _parts(text: Text, settings: dict[str, Any], jobs: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, targets, and as many tokens of another text: every second sequence."""
+    longest = [subject.config.context for subject in jobs if subject.config.context is not None]
+    tokens, targets = text.pairs(2 * check_count("batch", settings["batch"]), min([settings["context"], *longest]))
+    return tokens[::2], targets[::2], tokens[1::2]
 
 
 def _title(settings: dict[str, Any], names: list[str]) -> str:
     if len(names) > 1:
         return "Screening, width {width}".format(**settings)
-    weights = "{initialisation} weights, seed {seed}" if settings["checkpoint"] is None else "weights of {checkpoint}"
-    return ("Screening: {depth} blocks, width {width}, dt = {dt:g}, " + weights).format(**settings)
+    return "Screening: {depth} blocks, width {width}, dt = {dt:g}, ".format(**settings) + weights_of(settings)
 
 
 def _summary(screening: Screening) -> dict[str, Any]:
@@ -190,8 +201,7 @@ def _summary(screening: Screening) -> dict[str, Any]:
     return {**vars(screening), "findings": findings}
 
 
-def _print(results: dict[str, Screening], directory: Path | None) -> None:
-    console = Console()
+def _print(console: Console, results: dict[str, Screening], directory: Path | None) -> None:
     if len(results) > 1:
         console.print(ranking_table(results))
     else:

@@ -60,7 +60,9 @@ def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch wid
             f"the terminal cost returned shape {tuple(values.shape)} for states {tuple(x.shape)}: it must reduce the last axis only"
         )
     if not bool(torch.isfinite(values).all()):
-        raise ConfigError("the terminal cost is not finite at some of the states: give a G that is finite wherever a token can get")
+        raise ConfigError(
+            "the terminal cost is not finite at some of the states: give a G that is finite wherever a token can get"
+        )
     return values
 
 

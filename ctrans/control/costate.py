@@ -84,18 +84,10 @@ def costate(
     """
     if form not in FORMS:
         raise unknown("form of the costate", form, FORMS)
-    if targets.shape != tokens.shape:
-        shapes = f"shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}"
-        raise ConfigError(f"targets have {shapes}: give one target per token")
-    if not (targets != -1).any():
-        raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
+    check_targets(tokens, targets)
     given = {"method": method, "steps": steps, "rtol": rtol, "atol": atol}
     forward = FORMS[form](model.depth, model.embed(tokens), {name: value for name, value in given.items() if value is not None})
-
-    def loss_of(x: Tensor) -> Tensor:
-        return F.cross_entropy(model.head(x).flatten(0, -2), targets.flatten(), ignore_index=-1)
-
-    loss, p = _value_and_pullback(loss_of, forward.states[-1])
+    loss, p = _value_and_pullback(lambda x: cross_entropy(model, x, targets), forward.states[-1])
     costates, stats = [p], forward.stats
     starts: list[Point] = []
     drift: list[Tensor] = []
@@ -117,6 +109,20 @@ def costate(
         tuple(float(value) for value in drift),
         stats,
     )
+
+
+def check_targets(tokens: Tensor, targets: Tensor) -> None:
+    """Raises ConfigError unless there is one target per token and one of them is not -1."""
+    if targets.shape != tokens.shape:
+        shapes = f"shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}"
+        raise ConfigError(f"targets have {shapes}: give one target per token")
+    if not (targets != -1).any():
+        raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
+
+
+def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:
+    """L(X_T): the mean cross-entropy of head(X_T) in nats, targets of -1 left out."""
+    return F.cross_entropy(model.head(x).flatten(0, -2), targets.flatten(), ignore_index=-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,7 +57,9 @@ def velocity_ball(
 ) -> BallImage:
     """{v : |v| <= R}: the whole space (`none`, `pre`) cut off at R. As R grows, the value function goes flat (Kan, Theorem 2)."""
     if not 0 <= radius < math.inf:
-        raise ConfigError(f"radius = {radius!r}: give a finite one of at least 0; in the limit, the whole space, the value is inf G")
+        raise ConfigError(
+            f"radius = {radius!r}: give a finite one of at least 0; in the limit, the whole space, the value is inf G"
+        )
     return BallImage(torch.zeros(width, dtype=dtype, device=device), radius * torch.eye(width, dtype=dtype, device=device))
 
 

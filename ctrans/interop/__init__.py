@@ -1,18 +1,24 @@
 """Other people's models in and out: blocks of theirs as ODEs, nanoGPT checkpoints, Hugging Face models as a `Depth`."""
 
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.continuous import continuize, discretize
 from ctrans.interop.imported import Architecture, Imported
 from ctrans.interop.local import from_transformers
 from ctrans.interop.nanogpt import from_nanogpt, to_nanogpt
+from ctrans.interop.open_model import Opened, open_model
 
 __all__ = [
+    "PRESETS",
     "Anatomy",
     "Architecture",
     "Imported",
+    "Opened",
     "continuize",
     "discretize",
+    "from_architecture",
     "from_nanogpt",
     "from_transformers",
+    "open_model",
     "to_nanogpt",
 ]

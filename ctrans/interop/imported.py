@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.depth import Depth
-from ctrans.interop.anatomy import Anatomy, find_blocks
+from ctrans.interop.anatomy import Anatomy, Chain, find_blocks
 from ctrans.interop.calls import Call, evaluating, intercepted, recorded, recorded_until
 from ctrans.interop.inputs import example_of, main_input, stand_in
 from ctrans.interop.norms import AdaptedNorm
-from ctrans.interop.recognise import ROLES, Structure, recognise
+from ctrans.interop.recognise import ROLES, Structure, alike, make_of, recognise
+from ctrans.on_demand import has_weights_on_demand
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Solution
 
@@ -64,30 +66,52 @@ class AttentionInModel(nn.Module):
     The fused kernel is used unless `plain` is set, which forward-mode and second derivatives need.
     """
 
-    def __init__(self, attention: nn.Module, block: int, contexts: Contexts):
+    attention: Chain
+
+    def __init__(self, attention: Chain, block: int, contexts: Contexts):
         super().__init__()
         self.attention, self.block, self.contexts = attention, block, contexts
         self.plain = False
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        return self._given(self.attention, x).reshape(x.shape)
+
+    @property
+    def last(self) -> nn.Linear:
+        """The last linear map: f(x) = last(features(x)). Raises ConfigError where attention does not end in one."""
+        return self.attention.last
+
+    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
+        """What the last linear map is applied to: the heads' averages, side by side."""
+        return self._given(self.attention.features, x).reshape(*x.shape[:-1], -1)
+
+    def _given(self, function: Callable[..., Tensor], x: Tensor) -> Tensor:
+        """The function of the states (batch, tokens, width), in the context that the model gives the block."""
         states = x.reshape(-1, *x.shape[-2:])
         with sdpa_kernel(SDPBackend.MATH) if self.plain else contextlib.nullcontext():
-            return self.attention(states, **self.contexts.of(self.block, states)).reshape(x.shape)
+            return function(states, **self.contexts.of(self.block, states))
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What was seen in a model: printing it says so in a line."""
+    """What was seen in a model: printing it says so in a line.
+
+    `norm` is "layernorm" or "rmsnorm" by what the norms compute, `norms` describes them. `context` is the longest sequence, None
+    where the model does not say. How the weights were once drawn, no model says: `initialisation` is None.
+    """
 
     model: str
     family: str
     placement: str
+    norm: str
     norms: tuple[str, ...]
     attention: str
     ffn: str
     blocks: int
     width: int
+    context: int | None
     dt: float
+    initialisation: None = None
 
     def __str__(self) -> str:
         return (
@@ -109,7 +133,7 @@ class Imported(nn.Module):
         blocks = find_blocks(model, self.anatomy)
         with evaluating(model):
             calls = recorded(blocks, lambda: model(**example_of(model)))
-            structures = [recognise(block, call, self.anatomy) for block, call in zip(blocks, calls, strict=True)]
+            structures = _structures(blocks, calls, self.anatomy, each=not has_weights_on_demand(model))
         contexts = Contexts(model, self.anatomy)
         for i, structure in enumerate(structures):
             structure.attention.field = AttentionInModel(structure.attention.field, i, contexts)
@@ -154,16 +178,20 @@ class Imported(nn.Module):
         """
         return self.depth.trajectory(self.embed(tokens), **options)
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model embeds."""
+        return self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # the library types it as any module
+
     def _blocks(self) -> list[nn.Module]:
         return find_blocks(self.model, self.anatomy)
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() == 0:
             raise ConfigError(f"the tokens are {tuple(tokens.shape)} of {tokens.dtype}: give int64 or int32 (*batch, tokens)")
-        longest = getattr(self.model.config, "max_position_embeddings", None)
+        longest, vocabulary = self.config.context, self.vocabulary
         if longest is not None and tokens.shape[-1] > longest:
             raise ConfigError(f"{tokens.shape[-1]} tokens exceed the model's context of {longest}: shorten the text")
-        vocabulary = self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # the library types it as any module
         # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
         if tokens.device.type == "cpu" and tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise ConfigError(
@@ -171,15 +199,49 @@ class Imported(nn.Module):
             )
 
 
+def _structures(blocks: list[nn.Module], calls: list[Call], anatomy: Anatomy, *, each: bool) -> list[Structure]:
+    """Every block's structure; or, where running a block is dear, that of the first of its make."""
+    if each:
+        return [_seen(block, call, anatomy) for block, call in zip(blocks, calls, strict=True)]
+    known: dict[object, tuple[nn.Module, Structure]] = {}
+    for block, call in zip(blocks, calls, strict=True):
+        if make_of(block) not in known:
+            known[make_of(block)] = block, _seen(block, call, anatomy)
+    structures = [alike(*known[make_of(block)], block, anatomy) for block in blocks]
+    for block, structure in zip(blocks, structures, strict=True):
+        for part, seen in zip(structure.sublayers, known[make_of(block)][1].sublayers, strict=True):
+            part.field.ending = seen.field.ending
+    return structures
+
+
+def _seen(block: nn.Module, call: Call, anatomy: Anatomy) -> Structure:
+    """The block's structure, and which linear maps its attention and FFN end in."""
+    structure = recognise(block, call, anatomy)
+    structure.attention.field.find_last(call.x, **call.context)
+    structure.ffn.field.find_last(call.x)
+    return structure
+
+
 def _architecture(model: nn.Module, blocks: list[nn.Module], structures: list[Structure], width: int, dt: float) -> Architecture:
     config: Any = model.config
-    norms = {_described(norm) for s in structures for part in s.sublayers for norm in _norms(part)}
+    norms = list(dict.fromkeys(norm for s in structures for part in s.sublayers for norm in _norms(part)))
+    kinds = sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms})
     first = structures[0]
     chains = first.attention.field.attention, first.ffn.field
     attention, ffn = ("+".join(type(stage).__name__ for stage in chain.stages) for chain in chains)
     placements = ", ".join(dict.fromkeys(structure.placement for structure in structures))
     return Architecture(
-        type(model).__name__, config.model_type, placements, tuple(sorted(norms)), attention, ffn, len(blocks), width, dt
+        model=type(model).__name__,
+        family=config.model_type,
+        placement=placements,
+        norm="/".join(kinds) or "none",
+        norms=tuple(sorted({_described(norm) for norm in norms})),
+        attention=attention,
+        ffn=ffn,
+        blocks=len(blocks),
+        width=width,
+        context=getattr(config, "max_position_embeddings", None),
+        dt=dt,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.imported import Imported
+from ctrans.interop.streamed import FLOATS, put_model_on_demand, read, stored_weights
+from ctrans.on_demand import skeletons
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -21,54 +24,102 @@ LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, Type
 
 
 def from_transformers(
-    model: nn.Module | str | Path, *, dt: float = 1.0, anatomy: Anatomy | None = None, dtype: torch.dtype | None = None
+    model: nn.Module | str | Path,
+    *,
+    dt: float = 1.0,
+    anatomy: Anatomy | None = None,
+    dtype: torch.dtype | None = None,
+    on_demand: bool = False,
 ) -> Imported:
     """A Hugging Face model, or the one saved in a local directory, as an object with `depth`, `embed`, `head`, `trajectory`.
 
     The weights are the model's own, not copies. What surrounds each attention and FFN is read from what the blocks compute and
     said by `str(result.config)`; `anatomy` names the parts of models whose names are not known. `dtype` is the one to load in,
-    by default that of the files.
+    by default that of the files. With `on_demand`, the matrices of a directory's model are read when they are used, by memory map,
+    and dropped after: the same numbers, in the memory of one sublayer (see `ctrans.on_demand`).
 
     Raises ConfigError, in a line, for a directory without config, with missing, damaged or pickled weights, quantised weights,
     an unknown family, and a structure that is not recognised.
     """
     if not isinstance(model, nn.Module):
-        model = load_local(model, dtype)
-    elif dtype is not None:
-        raise ConfigError(f"dtype = {dtype} is for models that are loaded: convert this one by model.to({dtype})")
+        anatomy = Anatomy() if anatomy is None else anatomy
+        model = open_local(model, anatomy, dtype) if on_demand else load_local(model, dtype)
+    elif dtype is not None or on_demand:
+        raise ConfigError(
+            f"dtype = {dtype} and on_demand = {on_demand} are for models that are loaded: give a directory, or convert this one by "
+            "model.to(dtype)"
+        )
     check_not_quantised(model)
     return Imported(model, dt=dt, anatomy=anatomy)
 
 
 def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     """The model saved in that directory, of the class that its config names, in eval mode. Errors as `from_transformers`."""
-    transformers = import_transformers()
-    from huggingface_hub.errors import StrictDataclassError
-
     directory = Path(directory)
-    config = _read_config(directory)
-    _check_config(directory, config, transformers)
-    _check_weights(directory)
-    named = config.get("architectures")
-    kind: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
-    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    settings, transformers = _checked(directory)
     try:
-        model, seen = (kind if known else transformers.AutoModel).from_pretrained(
+        model, seen = (model_class(settings, transformers) or transformers.AutoModel).from_pretrained(
             directory,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
             dtype="auto" if dtype is None else dtype,
         )
-    # what the library raises for a config or weights that do not fit together
-    except (*LOADING_ERRORS, StrictDataclassError) as error:
-        raise ConfigError(f"cannot load {str(directory)!r}: {_one_line(error)}") from None
+    except reading_errors() as error:
+        raise ConfigError(f"cannot load {str(directory)!r}: {one_line(error)}") from None
     for what, names in (("missing", seen["missing_keys"]), ("of another shape", seen["mismatched_keys"])):
         if names:
             raise ConfigError(
                 f"{str(directory)!r} is not whole: {len(names)} weights are {what}, such as {sorted(map(str, names))[0]}"
             )
     return model.eval()
+
+
+def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model saved in that directory, its matrices read on demand, in eval mode and without gradients. Errors as
+    `from_transformers`.
+    """
+    directory = Path(directory)
+    settings, transformers = _checked(directory)
+    stored = stored_weights([directory / name for name in _shards(directory)])
+    try:
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        with skeletons():
+            model = build(settings, config, transformers.AutoModel, dtype or FLOATS[next(iter(stored.values())).dtype])
+    except reading_errors() as error:
+        raise ConfigError(f"cannot load {str(directory)!r}: {one_line(error)}") from None
+    put_model_on_demand(model, anatomy, read(model, stored))
+    return model
+
+
+def _checked(directory: Path) -> tuple[dict[str, Any], Any]:
+    """The config of a directory whose files look right, and the library."""
+    transformers = import_transformers()
+    settings = read_config(directory)
+    check_family(directory, settings, transformers)
+    _check_weights(directory)
+    return settings, transformers
+
+
+def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> Any:
+    """A model of that config in eval mode and without gradients, of the class that the settings name or of the default family."""
+    kind = model_class(settings, import_transformers())
+    model = default.from_config(config, dtype=dtype) if kind is None else kind._from_config(config, dtype=dtype)
+    return model.eval().requires_grad_(False)
+
+
+def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:
+    """The library's class that a config names, or None."""
+    named = settings.get("architectures")
+    kind: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
+    return kind if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) else None
+
+
+def reading_errors() -> tuple[type[Exception], ...]:
+    """What the library raises for a config or weights that do not fit together."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return (*LOADING_ERRORS, StrictDataclassError)
 
 
 def import_transformers() -> Any:
@@ -89,7 +140,7 @@ def check_not_quantised(model: nn.Module) -> None:
         raise ConfigError(f"{type(model).__name__} has quantised weights, {what}: load it unquantised")
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def read_config(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise ConfigError(f"{str(directory)!r} is no directory: give one with {CONFIG} and {WEIGHTS} (nothing is downloaded)")
     if not (directory / CONFIG).is_file():
@@ -97,13 +148,13 @@ def _read_config(directory: Path) -> dict[str, Any]:
     try:
         config = json.loads((directory / CONFIG).read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(directory / CONFIG)!r} is no JSON: {_one_line(error)}") from None
+        raise ConfigError(f"{str(directory / CONFIG)!r} is no JSON: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{str(directory / CONFIG)!r} holds no object: it is no model's config")
     return config
 
 
-def _check_config(directory: Path, config: dict[str, Any], transformers: Any) -> None:
+def check_family(directory: Path, config: dict[str, Any], transformers: Any) -> None:
     if config.get("quantization_config") is not None:
         raise ConfigError(f"{str(directory)!r} holds quantised weights: save the model unquantised")
     if (directory / ADAPTER).exists():
@@ -121,15 +172,19 @@ FAMILIES = ("bert", "gemma2", "gemma3_text", "gpt2", "llama", "olmo2", "qwen2", 
 """Families that are tested. Others of the library are recognised by their structure, or not."""
 
 
-def _check_weights(directory: Path) -> None:
-    """Raises ConfigError unless all shards are there and are whole safetensors files."""
+def _shards(directory: Path) -> list[str]:
+    """The names of the files of weights. Raises ConfigError for an index that is none."""
     if (directory / INDEX).is_file():
         try:
-            shards = sorted({str(name) for name in json.loads((directory / INDEX).read_text())["weight_map"].values()})
+            return sorted({str(name) for name in json.loads((directory / INDEX).read_text())["weight_map"].values()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{str(directory / INDEX)!r} is no index of shards: {_one_line(error)}") from None
-    else:
-        shards = [WEIGHTS]
+            raise ConfigError(f"{str(directory / INDEX)!r} is no index of shards: {one_line(error)}") from None
+    return [WEIGHTS]
+
+
+def _check_weights(directory: Path) -> None:
+    """Raises ConfigError unless all shards are there and are whole safetensors files."""
+    shards = _shards(directory)
     missing = [name for name in shards if not (directory / name).is_file()]
     if missing:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
@@ -140,9 +195,9 @@ def _check_weights(directory: Path) -> None:
             with safetensors.safe_open(directory / name, "pt"):
                 pass
         except (safetensors.SafetensorError, OSError) as error:
-            raise ConfigError(f"{str(directory / name)!r} is no whole safetensors file: {_one_line(error)}") from None
+            raise ConfigError(f"{str(directory / name)!r} is no whole safetensors file: {one_line(error)}") from None
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else f"{text[:197]}..."

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ctrans.gpt import GPT, GPTConfig
+from ctrans.on_demand import check_present
 from solvers import ConfigError
 
 BUILT_IN = GPTConfig(placement="pre")
@@ -90,6 +91,7 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
 
     Raises ConfigError, naming the setting, for a model that nanoGPT does not have.
     """
+    check_present(model, "exported")
     for field in dataclasses.fields(GPTConfig):
         value, built_in = getattr(model.config, field.name), getattr(BUILT_IN, field.name)
         if field.name == "ffn_width" and value == 4 * model.config.width:

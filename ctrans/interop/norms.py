@@ -34,7 +34,7 @@ class AdaptedNorm(Norm):
 
     def __init__(self, module: nn.Module, form: Form):
         super().__init__()
-        self.module, self.shift = module, form.shift
+        self.module, self.form, self.shift = module, form, form.shift
         self.width, self.eps = check_norm(module.weight.numel(), form.eps)  # type: ignore[operator]  # its weight is a tensor
         self.centred = form.centred
 

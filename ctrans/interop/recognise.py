@@ -79,6 +79,25 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy) -> Structure:
     )
 
 
+def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Anatomy) -> Structure:
+    """The structure of a block of the same make as one whose structure is known, without running it."""
+    paths, parts = {part: path for path, part in first.named_modules()}, dict(block.named_modules())
+
+    def same(sublayer: Sublayer, field: Chain) -> Sublayer:
+        norms = {role: norm for role in ROLES if (norm := getattr(sublayer, role)) is not None}
+        own: Roles = {role: AdaptedNorm(parts[paths[norm.module]], norm.form) for role, norm in norms.items()}
+        return Sublayer(field, sublayer.kind, **own)
+
+    return Structure(
+        *(same(sublayer, field) for sublayer, field in zip(structure.sublayers, fields(block, anatomy), strict=True))
+    )
+
+
+def make_of(block: nn.Module) -> tuple[tuple[str, type[nn.Module]], ...]:
+    """What a block is built of: every module's path and class."""
+    return tuple((path, type(part)) for path, part in block.named_modules())
+
+
 def _telling_state(block: nn.Module, call: Call) -> Tensor:
     """A random state as small as the block's increments, on which a block that barely acts differs from any other."""
     x = torch.randn(call.x.shape, generator=torch.Generator().manual_seed(0)).to(call.x)

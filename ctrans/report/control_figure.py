@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ctrans.control.maximum_principle import MaximumPrinciple
-from ctrans.report.simulate_report import COLOURS
+from ctrans.report.simulate_report import colour as line_colour
 
 MARKERS = {"attention": "o", "ffn": "s"}
 DASHES = ("-", "--", "-.", ":")
@@ -30,7 +30,7 @@ def control_figure(readings: Mapping[str, MaximumPrinciple]) -> Figure:
     used: Counter[str] = Counter()
     for name, reading in readings.items():
         placement = reading.placements[0]
-        colour, dash = COLOURS[placement], DASHES[used[placement] % len(DASHES)]
+        colour, dash = line_colour(placement), DASHES[used[placement] % len(DASHES)]
         used[placement] += 1
         gaps.plot(reading.times, _numbers(reading.hamiltonian), color=colour, linewidth=6, alpha=0.2, solid_capstyle="round")
         for axes, values in ((sizes, reading.costate_norm), (gaps, reading.gap), (alignments, reading.alignment)):

@@ -9,15 +9,14 @@ from rich import box
 from rich.table import Table
 
 from ctrans.control.maximum_principle import MaximumPrinciple
-from ctrans.placement import PLACEMENTS
-from ctrans.report.simulate_report import number
+from ctrans.report.simulate_report import equation, number
 
 
 def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table:
     """A row for each segment, thinned to about that many; the ends are always shown. Fits 80 columns."""
     r = reading
     table = Table(
-        title=f"{name}: {PLACEMENTS[name].step}, v = {PLACEMENTS[name].velocity}",
+        title=f"{name}: {equation(name)}",
         caption=f"loss {r.loss:.4f} nats; align: " + ALIGNMENTS[r.measures[0]],
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans.control.check import ModelCheck, SegmentCheck
-from ctrans.report.simulate_report import COLOURS, MARKERS
+from ctrans.report.simulate_report import COLOURS, colour, marker
 
-SIZES = {name: 11 - 1.2 * i for i, name in enumerate(COLOURS)}
+LARGEST = 11.0
+SIZES = {name: LARGEST - 1.2 * i for i, name in enumerate(COLOURS)}
 """Of marks."""
 
 
@@ -90,7 +91,9 @@ def check_notes(checks: Sequence[ModelCheck]) -> str:
     for c in checks:
         ties = sum(segment.certificate.ties for segment in c.segments)
         if ties:
-            lines.append(f"{c.placement}: a tie, more than one velocity is optimal, for {ties} of {len(c.segments) * c.tokens} tokens")
+            lines.append(
+                f"{c.placement}: a tie, more than one velocity is optimal, for {ties} of {len(c.segments) * c.tokens} tokens"
+            )
     return escape("\n".join(lines))
 
 
@@ -120,14 +123,14 @@ def check_figure(checks: Mapping[str, Sequence[ModelCheck]]) -> Figure:
 
 
 def _draw(axes: Axes, segment: SegmentCheck, placement: str) -> None:
-    certificate, colour = segment.certificate, COLOURS[placement]
+    certificate, shade = segment.certificate, colour(placement)
     if certificate.growth is None:
-        axes.axhline(certificate.hamiltonian, linestyle="--", color=colour, label=placement)
+        axes.axhline(certificate.hamiltonian, linestyle="--", color=shade, label=placement)
         return
     radii = np.array(certificate.growth.radii)
     share = radii / np.sqrt(radii[0] * radii[-1])
     # curves that coincide show as marks inside each other
-    mark: dict[str, Any] = {"marker": MARKERS[placement], "markersize": SIZES[placement], "markerfacecolor": "none"}
-    axes.plot(share, certificate.growth.values, color=colour, linewidth=1.4, label=placement, **mark)
+    mark: dict[str, Any] = {"marker": marker(placement), "markersize": SIZES.get(placement, LARGEST), "markerfacecolor": "none"}
+    axes.plot(share, certificate.growth.values, color=shade, linewidth=1.4, label=placement, **mark)
     closed = np.full_like(radii, certificate.hamiltonian) if segment.slope is None else segment.slope * radii
     axes.plot(share, closed, "k--", linewidth=1)

@@ -77,9 +77,17 @@ def _draw_spreads(axis: Axes, study: PDEStudy) -> None:
     for radius, colour in zip(relaxation.radii, _cycle(len(relaxation.radii)), strict=True):
         times = [horizon - reach / radius for reach in relaxation.reaches]
         axis.plot(times, spread, color=colour, linewidth=1.8, label=f"|v| $\\leq$ {radius:g}")
-    axis.plot([0, horizon, horizon], [0, 0, spread[0]], color="crimson", linestyle="dashed", label="whole space:\nflat, jumps at T")
+    axis.plot(
+        [0, horizon, horizon], [0, 0, spread[0]], color="crimson", linestyle="dashed", label="whole space:\nflat, jumps at T"
+    )
     bounded = study.front.exact.flatten(1)
-    axis.plot(study.front.grid.times, (bounded.amax(1) - bounded.amin(1)).tolist(), "s--", color="darkorange", label="bounded,\nas above")
+    axis.plot(
+        study.front.grid.times,
+        (bounded.amax(1) - bounded.amin(1)).tolist(),
+        "s--",
+        color="darkorange",
+        label="bounded,\nas above",
+    )
     axis.set(xlabel="depth-time t", ylabel="max $\\Phi$ - min $\\Phi$", title="How much the value still depends on the state")
     axis.set_xlim(-0.02 * horizon, 1.02 * horizon)
     axis.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ctrans.report.simulate_report import COLOURS, MARKERS
+from ctrans.report.simulate_report import colour, marker
 from ctrans.stability.screen import Screening
 from ctrans.stability.screen_attention import AttentionStep
 from ctrans.stability.screen_backward import BackwardStep
@@ -30,9 +30,9 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     used: Counter[str] = Counter()
     for name, screening in screenings.items():
         style = {
-            "color": COLOURS[screening.placement],
+            "color": colour(screening.placement),
             "linestyle": DASHES[used[screening.placement] % len(DASHES)],
-            "marker": MARKERS[screening.placement],
+            "marker": marker(screening.placement),
             "linewidth": 1.3,
             "markersize": 3.5,
             "label": name,

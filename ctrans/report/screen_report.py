@@ -66,7 +66,10 @@ def ranking_table(screenings: Mapping[str, Screening]) -> Table:
         each = [points(score.steps.get(step)) for step in scored]
         table.add_row(name, points(score.value) + "*" * bool(score.missing), *each)
     if any(screening.score.missing for screening in screenings.values()):
-        table.caption, table.caption_justify = "* lacks a step or an ingredient: compares only with scores that lack the same", "left"
+        table.caption, table.caption_justify = (
+            "* lacks a step or an ingredient: compares only with scores that lack the same",
+            "left",
+        )
     return table
 
 

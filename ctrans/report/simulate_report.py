@@ -16,6 +16,22 @@ COLOURS = {name: f"C{i}" for i, name in enumerate(PLACEMENTS)}
 MARKERS = dict(zip(PLACEMENTS, "osD^vPX", strict=True))
 
 
+def colour(placement: str) -> str:
+    """The placement's colour, grey for a model whose sublayers differ in theirs."""
+    return COLOURS.get(placement, "0.4")
+
+
+def marker(placement: str) -> str:
+    """The placement's marker, a star likewise."""
+    return MARKERS.get(placement, "*")
+
+
+def equation(placement: str) -> str:
+    """The placement's step and velocity by equation."""
+    known = PLACEMENTS.get(placement)
+    return "sublayers differ in their placement" if known is None else f"{known.step}, v = {known.velocity}"
+
+
 def number(value: float | None) -> str:
     """Three significant digits, two where there is an exponent; or a dash."""
     if value is None:
@@ -28,10 +44,12 @@ def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
     """Rows by depth, thinned to about that many; the ends are always shown. Fits 80 columns."""
     s = simulation
     cost = f"{s.evaluations} evaluations, {s.accepted} steps, {s.rejected} rejected, {s.seconds:.2f} s"
-    if max(s.used) > 1 + 1e-9:
+    if s.used is not None and max(s.used) > 1 + 1e-9:
         cost += "\nabove the bound of the exact solution: the method does not resolve the ODE; take more steps"
+    if s.unbounded is not None:
+        cost += f"\n{s.unbounded}"
     table = Table(
-        title=f"{s.placement}: {PLACEMENTS[s.placement].step}",
+        title=f"{s.placement}: {equation(s.placement).partition(', v = ')[0]}",
         caption=cost,
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -44,9 +62,9 @@ def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
         "mean|x|": lambda k: number(s.mean_abs[k]),
         "var": lambda k: number(s.variance[k]),
         "rms": lambda k: number(s.rms[k]),
-        "paper": lambda k: number(None if s.bounds.seed_mean_abs is None else s.bounds.seed_mean_abs[k]),
-        "bound": lambda k: number(s.bounds.mean_abs[k]),
-        "used": lambda k: f"{s.used[k]:.0%}" if s.used[k] < 10 else f"{s.used[k]:.1g}x",
+        "paper": lambda k: number(None if s.bounds is None or s.bounds.seed_mean_abs is None else s.bounds.seed_mean_abs[k]),
+        "bound": lambda k: number(None if s.bounds is None else s.bounds.mean_abs[k]),
+        "used": lambda k: _share(None if s.used is None else s.used[k]),
         "drift": lambda k: number(None if s.drift is None or k == 0 else s.drift[k - 1]),
         "discrete": lambda k: number(s.discrete_distance[k] if k < len(s.discrete_distance) else None),
     }
@@ -59,6 +77,11 @@ def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
     return table
 
 
+def _share(used: float | None) -> str:
+    """A share as a percentage, as a multiple where it is large; or a dash."""
+    return number(None) if used is None else f"{used:.0%}" if used < 10 else f"{used:.1g}x"
+
+
 def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     """Mean absolute value, variance, and the discrete model's distance to its ODE by depth-time: measured solid, bounds
     dashed.
@@ -66,12 +89,13 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     growth, spread, distance = figure.subplots(1, 3)
     for s in simulations:
-        style = {"color": COLOURS[s.placement], "linewidth": 1.4}
-        marks = {"marker": MARKERS[s.placement], "markersize": 4, "markevery": max(1, len(s.times) // 8)}
+        style = {"color": colour(s.placement), "linewidth": 1.4}
+        marks = {"marker": marker(s.placement), "markersize": 4, "markevery": max(1, len(s.times) // 8)}
         growth.plot(s.times, s.mean_abs, label=s.placement, **style, **marks)
-        growth.plot(s.times, s.bounds.mean_abs, linestyle="--", alpha=0.6, **style)
         spread.plot(s.times, s.variance, **style, **marks)
-        spread.plot(s.times, s.bounds.variance, linestyle="--", alpha=0.6, **style)
+        if s.bounds is not None:
+            growth.plot(s.times, s.bounds.mean_abs, linestyle="--", alpha=0.6, **style)
+            spread.plot(s.times, s.bounds.variance, linestyle="--", alpha=0.6, **style)
         known = [(t, d) for t, d in zip(s.times, s.discrete_distance, strict=False) if d]
         if known:
             distance.plot(*zip(*known, strict=True), **style, **marks)

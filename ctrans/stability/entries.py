@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.forward import forward_bounds
+from ctrans.stability.forward import ForwardBounds, forward_bounds
 from solvers.run import finite
 
 
@@ -57,16 +57,19 @@ class DataVariance:
 
 
 @torch.no_grad()
-def data_variance(depth: Depth, states: Sequence[Float[Tensor, "inputs tokens width"]]) -> DataVariance:
+def data_variance(
+    depth: Depth, states: Sequence[Float[Tensor, "inputs tokens width"]], bounds: ForwardBounds | None = None
+) -> DataVariance:
     """Var(x) = E[x^2] - E[x]^2 of each entry x of X_k over the inputs given, all of equal weight, and what it cannot exceed.
 
     As printed (Kan, theorem 5, behind output norms): the mean over inputs of (|X_0|_F + t sqrt(nd)(g_max + b_max))^2. Sharper: an
     entry cannot grow by more than its token, so Var(x) <= max over entries of E[(|x_0| + r_k)^2], r_k the growth of a token's
-    length that `forward_bounds` allows; behind a norm around the state, that norm's largest token squared.
+    length that `forward_bounds` allows; behind a norm around the state, that norm's largest token squared. `bounds` are those of
+    these states where they are known.
     """
     start = states[0].double()
     width, entries = start.shape[-1], start[0].numel()
-    rms = forward_bounds(depth, states).rms
+    rms = (forward_bounds(depth, states) if bounds is None else bounds).rms
     held = any(sublayer.state_norm is not None for sublayer in depth.sublayers)
     variances = [x.double().var(0, correction=0) for x in states]
     mean, largest = [float(v.mean()) for v in variances], [float(v.max()) for v in variances]

@@ -104,7 +104,8 @@ def map_bound(sublayer: Sublayer) -> AffineBound:
     """|f(x)_i| <= gain max_j |x_j| + offset for the sublayer's map; ConfigError where the map does not say (`bound`)."""
     if not isinstance(sublayer.field, HasBound):
         raise ConfigError(
-            f"no bound is known for a field of type {type(sublayer.field).__name__}: give it a method bound() -> AffineBound"
+            f"no bound is known for a field of type {type(sublayer.field).__name__}, and no norm acts after it: give it a method "
+            "bound() -> AffineBound"
         )
     return sublayer.field.bound()
 

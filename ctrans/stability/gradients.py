@@ -1,23 +1,27 @@
-"""The loss's gradient by layer and matrix."""
+"""The loss's gradient by layer and matrix, segment by segment: one sublayer's weights, gradients and graph at a time."""
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from ctrans.gpt import GPT
+from ctrans.control.costate import Model, check_targets, cross_entropy
+from ctrans.on_demand import OnDemand, weights_of
+from ctrans.stability.backward import lengths, trajectory
 from ctrans.sublayer import Matrix, Sublayer
-from solvers import ConfigError
 
-NAMES = {"attention": ("W_Q", "W_K", "W_V", "W_O"), "ffn": ("W_1", "W_2")}
-"""The matrices of a map, in the order of its `matrices()`."""
+NAMES = {"query": "W_Q", "key": "W_K", "value": "W_V", "out": "W_O", "up": "W_1", "down": "W_2"}
+"""The matrices of a map by role."""
+AT_ONCE = 2**20
+"""Entries of which a norm is taken at once: 8 MB in float64, and as much for their squares."""
 
 
 @runtime_checkable
@@ -27,9 +31,20 @@ class HasMatrices(Protocol):
     def matrices(self) -> Iterator[Matrix]: ...
 
 
+@runtime_checkable
+class Trained(Model, Protocol):
+    """A `Model` of modules, which have weights: GPT and imported ones."""
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class SublayerGradient:
-    """|dL/dW|_F of each matrix by name, and `total` over all parameters of the sublayer, norms and biases too."""
+    """|dL/dW|_F of each matrix by name, and `total` over all weights of the sublayer, norms and biases too.
+
+    Weights that are functions of depth count as what the sublayer uses, theta(s) at its place s: dL/dtheta(s) is that of equal
+    free weights, whatever the basis, and a coefficient's gradient is the sum of phi_j(s) dL/dtheta(s) over the blocks.
+    """
 
     kind: str
     matrices: dict[str, float]
@@ -38,7 +53,7 @@ class SublayerGradient:
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """The loss in nats, its gradient by sublayer, and over all other parameters (embeddings, final norm).
+    """The loss in nats, its gradient by sublayer, and over all weights outside of the depth (embeddings, final norm, head).
 
     Norms are of the gradients as they are; where one is not finite its norm is nan or inf.
     """
@@ -48,36 +63,164 @@ class Gradients:
     rest: float
 
 
-def gradient_norms(model: GPT, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"]) -> Gradients:
-    """|dL/dW| for L the mean cross-entropy of the model on those tokens. No parameter's `grad` is touched, frozen ones count too.
+def gradient_norms(
+    model: Trained,
+    tokens: Int[Tensor, "*batch tokens"],
+    targets: Int[Tensor, "*batch tokens"],
+    *,
+    states: Sequence[Float[Tensor, "*batch tokens width"]] | None = None,
+) -> Gradients:
+    """|dL/dW| for L the mean cross-entropy of the model on those tokens. No weight's `grad` is touched, frozen ones count too.
 
-    Raises ConfigError for targets that are all -1.
+    P_k = (dX_{k+1}/dX_k)' P_{k+1} and dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, from P = dL/dX_T backward: the states are held, one more
+    than there are segments, and beside them the weights, gradients and graph of one segment. `states` saves the way forward where
+    they are known: X_0 to X_T of the discrete model on these tokens. What embedding and head share counts once, with both parts
+    of its gradient.
+
+    Raises ConfigError for targets that do not match the tokens or are all -1.
     """
-    if not bool((targets != -1).any()):
-        raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
-    parameters = {name: parameter.detach().requires_grad_() for name, parameter in model.named_parameters()}
-    with torch.enable_grad():
-        loss = torch.func.functional_call(model, parameters, (tokens, targets))[1]
-        gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-    by_name = dict(zip(parameters, gradients, strict=True))
-    sublayers = []
-    for k, sublayer in enumerate(model.depth.sublayers):
-        prefix = f"depth.sublayers.{k}."
-        own = {name.removeprefix(prefix): by_name.pop(name) for name in list(by_name) if name.startswith(prefix)}
-        sublayers.append(SublayerGradient(sublayer.kind, _by_matrix(sublayer, own), _norm(own.values())))
-    return Gradients(float(loss.detach()), sublayers, _norm(by_name.values()))
+    check_targets(tokens, targets)
+    depth, outside = model.depth, _outside(model)
+    x0, embedding = _embedded(model, tokens, outside)
+    states = trajectory(depth, x0) if states is None else states
+    loss, p, shared, unshared = _through_head(model, states[-1], targets, outside, embedding)
+    sublayers: list[SublayerGradient] = []
+    for sublayer, h, x in reversed(list(zip(depth.sublayers, lengths(depth), states, strict=False))):
+        p, found = _through(sublayer, h, x, p)
+        sublayers.insert(0, found)
+    with _tracked(outside) as weights:
+        # the zero has a gradient even where nothing in the embedding has one
+        _pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights, shared)
+    return Gradients(loss, sublayers, math.hypot(unshared, _norm(shared.values())))
 
 
 @torch.no_grad()
-def _by_matrix(sublayer: Sublayer, gradients: dict[str, Tensor]) -> dict[str, float]:
-    """The gradients put in the place of the parameters of a copy, so that its own views cut them into matrices."""
+def _embedded(model: Trained, tokens: Tensor, outside: Iterable[nn.Module]) -> tuple[Tensor, set[Hashable]]:
+    """X_0, and which weights may take part in it."""
+    with _tracked(outside) as weights:
+        return model.embed(tokens).detach(), set(weights)
+
+
+def _through_head(
+    model: Trained, x: Tensor, targets: Tensor, outside: Iterable[nn.Module], embedding: set[Hashable]
+) -> tuple[float, Tensor, dict[Hashable, Tensor], float]:
+    """The loss, P at the end of the depth, the gradients of weights that the embedding has too, and the norm of all others."""
+    found: dict[Hashable, Tensor] = {}
+    with _tracked(outside) as weights:
+        loss, p = _pull(lambda x: cross_entropy(model, x, targets), x, None, weights, found)
+    unshared = _norm(found.pop(key) for key in list(found) if key not in embedding)
+    return float(loss), p, found, unshared
+
+
+def _through(sublayer: Sublayer, h: float, x: Tensor, p: Tensor) -> tuple[Tensor, SublayerGradient]:
+    """P at a segment's start from P at its end, and the gradients of the sublayer's weights, of which only norms are kept."""
+    with parametrize.cached():  # so that theta(s) is one tensor as long as it is looked at
+        with torch.no_grad():
+            weights = _weights(sublayer)
+        gradients: dict[str, Tensor] = {}
+        with _requiring_gradients(weights.values()):
+            _, p = _pull(lambda x: sublayer.step(x, h), x, p, weights, gradients)
+        return p, SublayerGradient(sublayer.kind, _by_matrix(sublayer, weights, gradients), _norm(gradients.values()))
+
+
+@torch.enable_grad()
+def _pull(
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
+    p: Tensor | None,
+    weights: Mapping[Any, Tensor],
+    into: dict[Any, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """(y, (dy/dx)' p) for y = function(x), p = 1 where it is None; adds (dy/dW)' p of the weights in use."""
+    x = x.detach().requires_grad_()
+    y = function(x)
+    # not before: weights on demand are known once they are used
+    gradient, *others = torch.autograd.grad(y, [x, *weights.values()], p, materialize_grads=True)
+    for key, other in zip(weights, others, strict=True):
+        into[key] = into[key] + other if key in into else other
+    return y.detach(), gradient
+
+
+def _weights(sublayer: Sublayer) -> dict[str, Tensor]:
+    """What the sublayer uses, by name: parameters, weights on demand, and theta(s) in place of its coefficients."""
+    free = {name: weight for name, weight in weights_of(sublayer).items() if "parametrizations." not in name}
+    functions = {
+        f"{path}.{name}": getattr(part, name)
+        for path, part in sublayer.named_modules()
+        if parametrize.is_parametrized(part)
+        for name in part.parametrizations
+    }
+    return {name: weight for name, weight in (free | functions).items() if weight.is_floating_point()}
+
+
+def _outside(model: Trained) -> list[nn.Module]:
+    """The modules that are no part of the depth."""
+    inside = set(model.depth.modules())
+    return [part for part in model.modules() if part not in inside]
+
+
+@contextlib.contextmanager
+def _requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, those weights require gradients, frozen or not."""
+    before = [(weight, weight.requires_grad) for weight in weights]
+    try:
+        for weight, _ in before:
+            weight.requires_grad_()
+        yield
+    finally:
+        for weight, required in before:
+            weight.requires_grad_(required)
+
+
+@contextlib.contextmanager
+def _tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
+    """Inside, the modules' own weights require gradients; gives them by what they are, however often they are made.
+
+    Those on demand come in when their module is called, so that nothing is made that is not used.
+    """
+    found: dict[Hashable, Tensor] = {}
+    with contextlib.ExitStack() as stack:
+
+        def add(key: Hashable, weight: Tensor) -> None:
+            if key not in found and weight.is_floating_point():
+                found[key] = weight
+                stack.enter_context(_requiring_gradients([weight]))
+
+        def called(part: OnDemand, _: object) -> None:
+            for name, key in part.place.names.items():
+                add(key, part.place.weight(name))
+
+        for part in modules:
+            for weight in part.parameters(recurse=False):
+                add(id(weight), weight)
+            if isinstance(part, OnDemand):
+                stack.callback(part.register_forward_pre_hook(called).remove)
+        yield found
+
+
+@torch.no_grad()
+def _by_matrix(sublayer: Sublayer, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, float]:
+    """By matrix where the map shows its matrices, else by name of every weight that is one."""
     if not isinstance(sublayer.field, HasMatrices):
         return {name: _norm([gradient]) for name, gradient in gradients.items() if gradient.dim() == 2}
-    twin = copy.deepcopy(sublayer)
-    twin.load_state_dict(gradients, strict=False)
-    matrices = [matrix.weight for matrix in twin.field.matrices()]
-    return {name: _norm([weight]) for name, weight in zip(NAMES[sublayer.kind], matrices, strict=True)}
+    with _in_place_of(weights, gradients):
+        return {NAMES[matrix.role]: _norm([matrix.weight]) for matrix in sublayer.field.matrices()}
+
+
+@contextlib.contextmanager
+def _in_place_of(weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, the weights' numbers are the gradients', so that the map's own views cut them into matrices."""
+    before = {name: weight.data for name, weight in weights.items()}
+    try:
+        for name, weight in weights.items():
+            weight.data = gradients[name]
+        yield
+    finally:
+        for name, weight in weights.items():
+            weight.data = before[name]
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+    """In float64, in which squares do not underflow, of a part at a time; the order of the tensors does not matter."""
+    parts = (part for tensor in tensors for part in tensor.reshape(-1).split(AT_ONCE))
+    return math.sqrt(math.fsum(float(part.double().square().sum()) for part in parts))

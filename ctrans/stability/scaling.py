@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.stability.backward import TOLERANCE, sublayer_sensitivity, trajectory
+from ctrans.norm import Norm
+from ctrans.stability.backward import TOLERANCE, lengths, sublayer_sensitivity
 from ctrans.stability.forward import moments
-from ctrans.sublayer import Attention, Sublayer
+from ctrans.sublayer import Attention, FeedForward, Sublayer
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -32,15 +33,47 @@ class HasLast(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """A way to scale weights by c: of which map, how, and whether f becomes exactly c f whatever phi is."""
+    """A way to scale weights by c: of which map, whether f becomes exactly c f whatever phi is, and the map so scaled."""
 
     kind: str
     exact: bool
-    apply: Callable[[Any, float], None]
+    of: Callable[[nn.Module, float], nn.Module]
+
+
+class Times(nn.Module):
+    """c f(x): the map with its last linear one times c, weight and bias; it shares f, whose weights stay as they are."""
+
+    def __init__(self, field: nn.Module, c: float):
+        super().__init__()
+        self.field, self.c = field, c
+
+    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        return self.c * self.field(x)
+
+
+class WithEps(Norm):
+    """Another norm with eps in place of its own; it shares that norm's gamma and beta."""
+
+    centred = False  # each object has its own
+
+    def __init__(self, norm: Norm, eps: float):
+        super().__init__()
+        self.norm, self.width, self.eps, self.centred = norm, norm.width, eps, norm.centred
+
+    @property
+    def gamma(self) -> Float[Tensor, "width"]:
+        return self.norm.gamma
+
+    @property
+    def beta(self) -> Float[Tensor, "width"]:
+        return self.norm.beta
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return self.gamma * self.standardize(x) + self.beta
 
 
 def scale_last(field: nn.Module, c: float) -> None:
-    """f -> c f by the weight and bias of the last linear map; ConfigError for a map that does not show it (`last`)."""
+    """f -> c f in place, by the weight and bias of the last linear map; ConfigError for a map that does not show it (`last`)."""
     if not isinstance(field, HasLast):
         raise ConfigError(
             f"cannot scale a field of type {type(field).__name__}: give it the attribute `last`, its last linear map"
@@ -62,38 +95,87 @@ def _scale_both(field: Attention, c: float) -> None:
     scale_last(field, math.sqrt(c))
 
 
+def _scale_first(field: FeedForward, c: float) -> None:
+    _scale(field.up, c)
+
+
 def _scale(linear: nn.Linear, c: float) -> None:
     linear.weight.mul_(c)
     if linear.bias is not None:
         linear.bias.mul_(c)
 
 
+def _in_copy(kind: type[nn.Module], scale: Callable[[Any, float], None]) -> Callable[[nn.Module, float], nn.Module]:
+    """The scaling of weights inside of a map, done in a copy of it."""
+
+    def of(field: nn.Module, c: float) -> nn.Module:
+        if not isinstance(field, kind):
+            raise ConfigError(
+                f"weights inside of a field of type {type(field).__name__} cannot be scaled, only those of {kind.__name__}: "
+                "choose W or W2"
+            )
+        twin = copy.deepcopy(field)
+        scale(twin, c)
+        return twin
+
+    return of
+
+
 # Kan's W and V are the output and the value matrix, his W1 and W2 the FFN's.
 SCALINGS: dict[str, Scaling] = {
-    "W": Scaling("attention", True, scale_last),
-    "V": Scaling("attention", True, _scale_values),
-    "WV": Scaling("attention", True, _scale_both),
-    "W2": Scaling("ffn", True, scale_last),
-    "W1": Scaling("ffn", False, lambda field, c: _scale(field.up, c)),
+    "W": Scaling("attention", True, Times),
+    "V": Scaling("attention", True, _in_copy(Attention, _scale_values)),
+    "WV": Scaling("attention", True, _in_copy(Attention, _scale_both)),
+    "W2": Scaling("ffn", True, Times),
+    "W1": Scaling("ffn", False, _in_copy(FeedForward, _scale_first)),
 }
 
 
 @torch.no_grad()
 def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = None) -> Sublayer:
-    """A copy of the sublayer with those weights, and the biases that act after them, times c; `eps` replaces that of its norms.
+    """The sublayer with those weights, and the biases that act after them, times c; `eps` replaces that of its norms.
 
-    Raises ConfigError for an unknown scaling or one of the other kind of map.
+    The sublayer given is not changed, and shares what is not scaled. Raises ConfigError for an unknown scaling, one of the other
+    kind of map, or one that looks into a map of another library.
     """
     rule = look_up("scaling", scaling, SCALINGS)
     if rule.kind != sublayer.kind:
         fitting = ", ".join(name for name, each in SCALINGS.items() if each.kind == sublayer.kind)
         raise ConfigError(f"scaling {scaling!r} is for {rule.kind} sublayers, this one is {sublayer.kind}: choose {fitting}")
-    twin = copy.deepcopy(sublayer)
-    rule.apply(twin.field, c)
-    for norm in (twin.input_norm, twin.output_norm, twin.state_norm):
-        if norm is not None and eps is not None:
-            norm.eps = eps
-    return twin
+    return _with(sublayer, rule.of(sublayer.field, c), eps)
+
+
+def times(sublayer: Sublayer, c: float) -> Sublayer:
+    """f -> c f. It shares all weights."""
+    return _with(sublayer, Times(sublayer.field, c), None)
+
+
+def _with(sublayer: Sublayer, field: nn.Module, eps: float | None) -> Sublayer:
+    def norm(own: Norm | None) -> Norm | None:
+        return own if own is None or eps is None else WithEps(own, eps)
+
+    return Sublayer(
+        field,
+        sublayer.kind,
+        input_norm=norm(sublayer.input_norm),
+        output_norm=norm(sublayer.output_norm),
+        state_norm=norm(sublayer.state_norm),
+        gain=sublayer.gain,
+    )
+
+
+@torch.no_grad()
+def carried(
+    depth: Depth, starts: Sequence[tuple[float, Float[Tensor, "*batch tokens width"]]]
+) -> list[Float[Tensor, "*batch tokens width"]]:
+    """X_D from each X_0 of several (c, X_0), through the discrete model with f_k -> c f_k in every segment.
+
+    All are carried through a segment before the next one: its weights are needed once.
+    """
+    states = [x0 for _, x0 in starts]
+    for sublayer, h in zip(depth.sublayers, lengths(depth), strict=True):
+        states = [times(sublayer, c).step(x, h) for (c, _), x in zip(starts, states, strict=True)]
+    return states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,11 +233,6 @@ def weight_scaling(
     depth: Depth, x0: Float[Tensor, "*batch tokens width"], *, factors: Sequence[float] = FACTORS
 ) -> WeightScaling:
     """MA and Var of X_D as functions of c, f_k -> c f_k in every segment, input fixed; inf or nan where the state overflows."""
-    ends = []
-    for c in factors:
-        twin = copy.deepcopy(depth)
-        for sublayer in twin.sublayers:
-            scale_last(sublayer.field, c)
-        ends.append(moments(trajectory(twin, x0)[-1]))
+    ends = [moments(x) for x in carried(depth, [(c, x0) for c in factors])]
     mean_abs = [end.mean_abs for end in ends]
     return WeightScaling(list(factors), mean_abs, [end.variance for end in ends], log_slope(factors[-2:], mean_abs[-2:]))

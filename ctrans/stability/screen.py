@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ctrans.gpt import GPT
 from ctrans.stability.backward import trajectory
+from ctrans.stability.model import DescribedModel
 from ctrans.stability.score import Score, overall
 from ctrans.stability.screen_attention import screen_attention, screen_initialisation
 from ctrans.stability.screen_backward import screen_backward, screen_transport
@@ -55,7 +55,7 @@ class Screening:
     placement: str
     norm: str
     dt: float
-    initialisation: str
+    initialisation: str | None
     tokens: int
     broken: int | None
     score: Score
@@ -63,7 +63,7 @@ class Screening:
 
 
 def screen(
-    model: GPT,
+    model: DescribedModel,
     tokens: Int[Tensor, "batch tokens"],
     targets: Int[Tensor, "batch tokens"],
     effort: Effort = EFFORTS["full"],
@@ -75,8 +75,8 @@ def screen(
 ) -> Screening:
     """Every step of `STEPS` at the model's weights as they are, along its trajectory on these tokens, and the score.
 
-    `other` is another text of the same shape, for the transport step. `trained` weights are not those of the configuration's
-    initialisation. A step that cannot handle the model says so in its
+    The model is a GPT, or another library's (`ctrans.interop`). `other` is another text of the same shape, for the transport step.
+    `trained` weights are not those of the configuration's initialisation. A step that cannot handle the model says so in its
     finding, and the others run; where a state is not finite, they run as far as it is. `progress(step)` is called as each step
     is done. Raises ConfigError where tokens, targets and the other text do not have one shape.
     """

@@ -16,6 +16,7 @@ from ctrans.stability.attention import AttentionLayer, BlockLayer, attention_lay
 from ctrans.stability.initialisation_theory import SLOPES, LastLayer, Setting, gains, last_layer_bound
 from ctrans.stability.score import decades
 from ctrans.stability.screen_case import Case, Finding, attempt, spread
+from ctrans.sublayer import Attention
 from solvers import ConfigError
 
 STEADY = math.log10(2)
@@ -43,6 +44,10 @@ def screen_attention(case: Case) -> Finding:
     if not own:
         raise ConfigError("no attention sublayer was reached, so there is no attention to speak of")
     chosen = [own[i] for i in spread(len(own), case.effort.layers)]
+    if not all(isinstance(depth.sublayers[k].field, Attention) for k in chosen):
+        raise ConfigError(
+            "theta and theorem 5.1 need each head's rows and matrices, which another library's attention does not show"
+        )
     found = attention_layers(_some(depth, chosen), [states[k] for k in chosen], seed=case.seed)
     layers = [dataclasses.replace(layer, index=k) for layer, k in zip(found, chosen, strict=True)]
     growth = sensitivity_growth(layers)
@@ -107,6 +112,10 @@ def screen_initialisation(case: Case) -> Finding:
     if case.trained:
         raise ConfigError("these weights are not fresh ones, and the theory of initialisation speaks of no others")
     config, depth = case.model.config, case.model.depth
+    if not isinstance(config, GPTConfig):
+        raise ConfigError(
+            "how these weights were drawn is not known, and the theory of initialisation speaks of fresh ones alone"
+        )
     found = costate(case.model, case.part(case.tokens), case.part(case.targets))
     h = float(depth.segments()[-1].length)
     with torch.no_grad():
@@ -122,7 +131,9 @@ def screen_initialisation(case: Case) -> Finding:
     if low is None and slope is None:
         said.append("Xiong's theory speaks of other architectures (Xavier weights at dt = 1; ReLU without biases)")
     verdict = "holds" if share <= 1 + EXACT else "violated"
-    return Finding(verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(said), result=InitialisationStep(low, high, slope, last))
+    return Finding(
+        verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(said), result=InitialisationStep(low, high, slope, last)
+    )
 
 
 XAVIER = ("xavier", "xiong")

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 
 import torch
+from torch import Tensor
 
-from ctrans.stability.backward import Backward, backward_sensitivity, trajectory
+from ctrans.depth import Depth
+from ctrans.stability.backward import WHOLE, Backward, backward_sensitivity
 from ctrans.stability.generalisation import GeneralisationRadius, generalisation_radius
 from ctrans.stability.gradients import Gradients, gradient_norms
 from ctrans.stability.lyapunov import Lyapunov, lyapunov
-from ctrans.stability.scaling import Slope, log_slope, scale_last, sensitivity_slope
+from ctrans.stability.scaling import Slope, carried, log_slope, sensitivity_slope
 from ctrans.stability.score import decades
 from ctrans.stability.screen_case import Case, Finding, attempt, exponent, largest, three
 from ctrans.stability.screen_forward import run_away, weights_verdict
-from ctrans.stability.transport import PERTURBATIONS, SIZE, Sample, Transport, transport, wasserstein
+from ctrans.stability.transport import PERTURBATIONS, SIZE, Transport, distances, perturbed, token_spreads, wasserstein
 from solvers.run import finite
 
-SCALED = {"attention": ("W", "V"), "ffn": ("W2",)}
-"""Which weights are scaled in a sublayer of each kind."""
+SCALED = {"attention": "W", "ffn": "W2"}
+"""Which weights are scaled in a sublayer of each kind: with any of the exact scalings f becomes c f, so one stands for all."""
 LARGE = (100.0, 1000.0)
 """Factors of the weights between which an exponent of the transport is taken."""
 AMPLIFIES = 2.0
@@ -31,8 +32,8 @@ AMPLIFIES = 2.0
 class BackwardStep:
     """Sensitivities by depth, Lyapunov exponents, gradient norms, and slopes against activation scale in the middle block.
 
-    `condition[i]` is |J_{i:D}||X_i|/|X_D|: by how much relative changes of X_i can grow on the way to the end. `spread` is the
-    largest over the smallest gradient norm of all sublayers of a kind, the worse kind.
+    `condition` is that of `sensitivity`. `spread` is the largest over the smallest gradient norm of all sublayers of a kind, the
+    worse kind.
     """
 
     sensitivity: Backward
@@ -50,14 +51,14 @@ def screen_backward(case: Case) -> Finding:
     at; decades between the largest and the smallest gradient of sublayers of a kind.
     """
     depth, notes = case.model.depth, [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
-    states = trajectory(depth, case.part(case.states[0]))
-    found = backward_sensitivity(depth, states[0], tolerance=case.effort.tolerance, starts=case.effort.starts)
+    notes += [f"|J_i:D| is {WHOLE}"] if depth.streamed else []
+    x = case.part(case.states[0])
+    found = backward_sensitivity(depth, x, tolerance=case.effort.tolerance, starts=case.effort.starts)
     generator = torch.Generator().manual_seed(case.seed)
-    rates = attempt(notes, lyapunov, depth, states[0], count=case.effort.vectors, generator=generator)
-    gradients = attempt(notes, gradient_norms, case.model, case.tokens, case.targets)
+    rates = attempt(notes, lyapunov, depth, x, count=case.effort.vectors, generator=generator)
+    gradients = attempt(notes, gradient_norms, case.model, case.tokens, case.targets, states=case.states)
     slopes = [slope for slope in _slopes(case, notes) if slope is not None]
-    sizes = [float(torch.linalg.vector_norm(x.double())) for x in states[:: depth.per_block]]
-    condition = [_condition(p.value, size, sizes[-1]) for p, size in zip(found.products, sizes, strict=False)]
+    condition = found.condition
     result = BackwardStep(found, condition, rates, gradients, _gradient_spread(gradients), slopes)
     exponents = [slope.slope for slope in slopes if not math.isnan(slope.slope)]
     slope, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
@@ -75,24 +76,20 @@ def screen_backward(case: Case) -> Finding:
 def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     rates = result.lyapunov
     rate = three(rates.exponents[0] if rates is not None and rates.exponents else math.nan)
+    grown = "" if math.isnan(worst) else f"relative changes grow up to {three(worst)} times from the blocks looked at, "
     return (
-        f"relative changes grow up to {three(worst)} times from the blocks looked at, the leading Lyapunov exponent is {rate} per "
-        f"unit of depth-time, gradients "
-        f"of layers differ {three(result.spread)} times, and sensitivities follow larger weights like c^{exponent(slope)}"
+        f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, gradients of layers differ "
+        f"{three(result.spread)} times, and sensitivities follow larger weights like c^{exponent(slope)}"
     )
-
-
-def _condition(product: float | None, start: float, end: float) -> float | None:
-    return None if product is None or not math.isfinite(end) else product * start / end if end else math.inf
 
 
 def _slopes(case: Case, notes: list[str]) -> list[Slope | None]:
     """In the sublayers of each kind nearest to the middle of those reached."""
     slopes = []
     reached = len(case.reached) if case.broken is not None else len(case.states) - 1
-    for kind, names in SCALED.items():
+    for kind, name in SCALED.items():
         own = [k for k, sublayer in enumerate(case.model.depth.sublayers) if sublayer.kind == kind and k < reached]
-        for name in names if own else ():
+        if own:
             k = own[len(own) // 2]
             sublayer, x = case.model.depth.sublayers[k], case.part(case.states[k])
             slopes.append(attempt(notes, sensitivity_slope, sublayer, x, name, tolerance=case.effort.tolerance))
@@ -133,33 +130,31 @@ def screen_transport(case: Case) -> Finding:
 
     Ingredients: the exponent of the distance in the weights, and decades of the largest relative growth of a distance.
     """
-    tokens = case.tokens[:, : case.effort.tokens]
+    tokens, depth = case.tokens[:, : case.effort.tokens], case.model.depth
     notes: list[str] = []
-    other = None if case.other is None else case.other[:, : case.effort.tokens]
-    names = [name for name in PERTURBATIONS if name != "text" or other is not None]
+    x, inputs = case.model.embed(tokens), _perturbed(case, tokens, notes)
+    end, ends, scaled = _carried(depth, x, inputs)
+    spreads = token_spreads(depth)
     found = [
-        attempt(notes, transport, case.model, tokens, name, other=other, generator=torch.Generator().manual_seed(case.seed))
-        for name in names
+        attempt(notes, distances, depth, name, (x, inputs[name]), (end, after), spreads=spreads) for name, after in ends.items()
     ]
-    distances = [each for several in found if several is not None for each in several]
-    x = case.model.embed(tokens)
-    start, end = (float(torch.linalg.vector_norm(state.double())) for state in (x, case.model.depth(x)))
+    measured = [each for several in found if several is not None for each in several]
+    before, after = (float(torch.linalg.vector_norm(state.double())) for state in (x, end))
     relative = {
-        each.perturbation: each.amplification * start / end if end else math.inf
-        for each in distances
+        each.perturbation: each.amplification * before / after if after else math.inf
+        for each in measured
         if each.p == 2 and each.amplification is not None
     }
-    scaled = _scaled(case)
     slope = run_away(log_slope(LARGE, scaled), scaled)
     sequences, length = tokens.shape
     radius = generalisation_radius(sequences, length, case.model.config.width)
-    result = TransportStep(SIZE, distances, relative, list(LARGE), scaled, slope, radius)
+    result = TransportStep(SIZE, measured, relative, list(LARGE), scaled, slope, radius)
     worst = max(relative, key=lambda name: relative[name], default=None)
     ingredients = {"W_2 in weights": slope, "W_2 in depth": math.nan if worst is None else decades(relative[worst])}
     if worst is None:
         why = "no distance between terminal states is known, as inputs do not differ or states are not finite"
         return Finding("unknown", "–", why, ingredients, notes, result)
-    top = next(each for each in distances if each.p == 2 and each.perturbation == worst)
+    top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
     assert top.after is not None, "its amplification is known"
     bound = "no bound" if top.bound is None else f"{top.after / top.bound:.1%} of its bound"
     why = (
@@ -169,16 +164,24 @@ def screen_transport(case: Case) -> Finding:
     return Finding(weights_verdict(slope), f"W_2 x {top.amplification:.3g}", why, ingredients, notes, result)
 
 
-def _scaled(case: Case) -> list[float]:
-    """W_2 between terminal states of the tokens and of substituted ones, by factor; inf where a state overflows."""
-    tokens = case.tokens[:, : case.effort.tokens]
-    sample = Sample(case.model, tokens, SIZE, None, torch.Generator().manual_seed(case.seed))
-    inputs = sample.embed(), PERTURBATIONS["substitution"](sample)
-    distances = []
-    for c in LARGE:
-        twin = copy.deepcopy(case.model.depth)
-        for sublayer in twin.sublayers:
-            scale_last(sublayer.field, c)
-        ends = [twin(x) for x in inputs]
-        distances.append(wasserstein(*ends) if all(map(finite, ends)) else math.inf)
-    return distances
+def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:
+    """X_0 by perturbation, where it can be had."""
+    other = None if case.other is None else case.other[:, : case.effort.tokens]
+    names = [name for name in PERTURBATIONS if name != "text" or other is not None]
+
+    def one(name: str) -> Tensor | None:
+        generator = torch.Generator().manual_seed(case.seed)
+        return attempt(notes, perturbed, case.model, tokens, name, other=other, generator=generator)
+
+    return {name: y for name in names if (y := one(name)) is not None}
+
+
+def _carried(depth: Depth, x: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], list[float]]:
+    """X_D of the text and of every perturbation of it; and W_2 between those of the text and of substituted tokens for all last
+    maps times c, by c: inf where a state overflows. One pass through the depth.
+    """
+    pairs = [(c, state) for c in LARGE for state in (x, inputs["substitution"])]
+    end, *ends = carried(depth, [(1.0, x), *((1.0, y) for y in inputs.values()), *pairs])
+    own, scaled = ends[: len(inputs)], ends[len(inputs) :]
+    far = [wasserstein(*pair) if all(map(finite, pair)) else math.inf for pair in zip(scaled[::2], scaled[1::2], strict=True)]
+    return end, dict(zip(inputs, own, strict=True)), far

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.gpt import GPT
+from ctrans.stability.model import DescribedModel
 from ctrans.stability.score import step_score
 from solvers import ConfigError, SolveError
 from solvers.run import finite
@@ -71,7 +71,7 @@ class Finding:
 class Case:
     """A model on a text: tokens, targets, the states of the discrete model (finite or not), and another text where one is given."""
 
-    model: GPT
+    model: DescribedModel
     tokens: Int[Tensor, "batch tokens"]
     targets: Int[Tensor, "batch tokens"]
     states: list[Float[Tensor, "batch tokens width"]]

@@ -112,7 +112,7 @@ def screen_forward(case: Case) -> Finding:
         _law(times, mean_abs),
         _law(times, variance),
         massive_activations(states),
-        attempt(notes, data_variance, depth, states) if bounds is not None else None,
+        attempt(notes, data_variance, depth, states, bounds) if bounds is not None else None,
         scaling,
     )
     slope = math.nan if scaling is None else run_away(scaling.slope, scaling.mean_abs)

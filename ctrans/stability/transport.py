@@ -16,9 +16,9 @@ from ctrans.control.costate import Model
 from ctrans.depth import Depth
 from ctrans.norm import Norm
 from ctrans.stability.backward import TOLERANCE, lengths, step_linearisations, trajectory
-from ctrans.stability.forward import map_bound
+from ctrans.stability.scaling import carried
 from ctrans.stability.singular import compose, leading_singular
-from ctrans.sublayer import Sublayer
+from ctrans.sublayer import HasBound, Sublayer
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
 from solvers.run import finite
@@ -51,24 +51,34 @@ def wasserstein(a: Float[Tensor, "samples *state"], b: Float[Tensor, "samples *s
     return float(np.mean(cost[rows, columns]) ** (1 / p))
 
 
-def transport_bound(depth: Depth, tokens: int, distance: float, p: int = 2) -> float | None:
+def transport_bound(
+    depth: Depth, tokens: int, distance: float, p: int = 2, spreads: Sequence[float | None] | None = None
+) -> float | None:
     """W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + m_p sqrt(n) sum_k h_k s_k, m_p = (nd)^max(0, 1/p - 1/2); None where there is no bound.
 
-    s_k bounds how far apart two tokens of segment k's velocity can be: 2 sqrt(d) g behind an output norm (theory, section 8;
-    Kan, theorem 6, corrected by m_p), and behind an input norm alone twice the bound of `forward_bounds` on their length. A norm
-    around the state forgets what was before: there the distance is at most m_p sqrt(n) 2 sqrt(d) g.
+    s_k bounds how far apart two tokens of segment k's velocity can be, see `token_spreads`, which are computed if they are not
+    given (theory, section 8; Kan, theorem 6, corrected by m_p). A norm around the state forgets what was before: there the
+    distance is at most m_p sqrt(n) s_k, with s_k of two tokens behind that norm.
     """
     _check_order(p)
-    for sublayer, h in zip(depth.sublayers, lengths(depth), strict=True):
+    spreads = token_spreads(depth) if spreads is None else spreads
+    for sublayer, h, spread in zip(depth.sublayers, lengths(depth), spreads, strict=True):
         norm = sublayer.state_norm or sublayer.output_norm or sublayer.input_norm
-        if norm is None:
+        if norm is None or spread is None:
             return None
         factor = (tokens * norm.width) ** max(0.0, 1 / p - 1 / 2) * math.sqrt(tokens)
-        if sublayer.state_norm is not None:
-            distance = factor * 2 * math.sqrt(norm.width) * _gain(norm)
-        else:
-            distance += factor * h * _spread(sublayer)
+        distance = factor * spread if sublayer.state_norm is not None else distance + factor * h * spread
     return distance
+
+
+def token_spreads(depth: Depth) -> list[float | None]:
+    """s_k, the largest distance between two tokens of segment k's velocity, or of its state behind a norm around it.
+
+    2 sqrt(d) g behind an output norm or one around the state; behind an input norm alone twice the bound of `forward_bounds` on a
+    token's length. None without norms, and behind an input norm alone for a map of which no bound is known. They depend on the
+    weights alone, and reading off bounds of maps needs all of these: compute them once.
+    """
+    return [_spread(sublayer) for sublayer in depth.sublayers]
 
 
 def printed_transport_bound(depth: Depth, tokens: int, distance: float, p: int = 2) -> float | None:
@@ -86,12 +96,14 @@ def printed_transport_bound(depth: Depth, tokens: int, distance: float, p: int =
     return 2 ** ((p - 1) / p) * (distance + constant)
 
 
-def _spread(sublayer: Sublayer) -> float:
-    """The largest distance between two tokens of the velocity of a sublayer with an output or input norm."""
+def _spread(sublayer: Sublayer) -> float | None:
+    if sublayer.state_norm is not None:
+        return 2 * math.sqrt(sublayer.state_norm.width) * _gain(sublayer.state_norm)
     if sublayer.output_norm is not None:
         return 2 * sublayer.gain * _gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
-    assert sublayer.input_norm is not None, "a sublayer without norms has no bound"
-    gain, offset = map_bound(sublayer)
+    if sublayer.input_norm is None or not isinstance(sublayer.field, HasBound):
+        return None
+    gain, offset = sublayer.field.bound()
     norm = sublayer.input_norm
     longest = (_gain(norm) + float(norm.beta.detach().abs().max())) * math.sqrt(norm.width)
     return 2 * sublayer.gain * (gain * longest + offset)
@@ -111,8 +123,12 @@ def adversarial_direction(
 ) -> Float[Tensor, "batch tokens width"]:
     """The unit right singular vector of J_{0:D} of each sequence: the small perturbation of X_0 that moves X_D the most.
 
-    Raises SolveError where a state is not finite.
+    Raises SolveError where a state is not finite, ConfigError where weights are made on demand: it needs them all at once.
     """
+    if depth.streamed:
+        raise ConfigError(
+            "the worst direction needs all weights at once, and these are made on demand: choose noise or substitution"
+        )
     at_once = max(1, AT_ONCE // x0[0].numel())
     return torch.cat([_adversarial(depth, part, tolerance) for part in x0.split(at_once)])
 
@@ -201,7 +217,6 @@ class Transport:
         return None if self.after is None or not self.bound else self.after / self.bound
 
 
-@torch.no_grad()
 def transport(
     model: Model,
     tokens: Int[Tensor, "batch tokens"],
@@ -214,6 +229,27 @@ def transport(
 ) -> list[Transport]:
     """W_p(mu_0, nu_0) and W_p(mu_D, nu_D) for mu the sequences of `tokens`, nu the same perturbed, through the discrete model.
 
+    Perturbations are those of `perturbed`, whose errors it has. For several, carry all of them through the depth together
+    (`ctrans.stability.scaling.carried`) and compare with `distances`.
+    """
+    x = model.embed(tokens).detach()
+    y = perturbed(model, tokens, perturbation, size=size, other=other, generator=generator)
+    end, other_end = carried(model.depth, [(1.0, x), (1.0, y)])
+    return distances(model.depth, perturbation, (x, y), (end, other_end), orders=orders)
+
+
+@torch.no_grad()
+def perturbed(
+    model: Model,
+    tokens: Int[Tensor, "batch tokens"],
+    perturbation: str,
+    *,
+    size: float = SIZE,
+    other: Int[Tensor, "..."] | None = None,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "batch tokens width"]:
+    """X_0 of the sequences perturbed.
+
     "substitution" replaces that share of each sequence's tokens; "noise" adds Gaussian noise of that length relative to X_0;
     "adversarial" as much in the top singular direction of each sequence's J_{0:D}; "text" takes the sequences of `other`.
     Raises ConfigError for an unknown perturbation, a size that is not positive, or another text that does not fit.
@@ -221,13 +257,30 @@ def transport(
     perturb = look_up("perturbation", perturbation, PERTURBATIONS)
     if not 0 < size < math.inf:
         raise ConfigError(f"size = {size!r}: give a positive finite number, such as {SIZE}")
-    sample = Sample(model, tokens, size, other, generator or torch.Generator().manual_seed(0))
-    x, y = sample.embed(), perturb(sample)
-    ends = model.depth(x), model.depth(y)
-    reached = all(map(finite, ends))
+    return perturb(Sample(model, tokens, size, other, generator or torch.Generator().manual_seed(0)))
+
+
+Pair = tuple[Float[Tensor, "batch tokens width"], Float[Tensor, "batch tokens width"]]
+
+
+def distances(
+    depth: Depth,
+    perturbation: str,
+    inputs: Pair,
+    ends: Pair,
+    *,
+    orders: Sequence[int] = ORDERS,
+    spreads: Sequence[float | None] | None = None,
+) -> list[Transport]:
+    """W_p between two samples of inputs and between their terminal states, with the bounds, for every p of `orders`.
+
+    `spreads` are the depth's `token_spreads` where these are known.
+    """
+    spreads = token_spreads(depth) if spreads is None else spreads
+    reached, tokens = all(map(finite, ends)), inputs[0].shape[1]
     results = []
     for p in orders:
-        before = wasserstein(x, y, p)
-        bound, printed = (rule(model.depth, tokens.shape[1], before, p) for rule in (transport_bound, printed_transport_bound))
-        results.append(Transport(perturbation, p, before, wasserstein(*ends, p) if reached else None, bound, printed))
+        before = wasserstein(*inputs, p)
+        bounds = transport_bound(depth, tokens, before, p, spreads), printed_transport_bound(depth, tokens, before, p)
+        results.append(Transport(perturbation, p, before, wasserstein(*ends, p) if reached else None, *bounds))
     return results

@@ -118,11 +118,12 @@ def from_text(text: bytes, context: int, name: str = "the text") -> Data:
 
 def from_bin(directory: str | Path, context: int) -> Data:
     """nanoGPT's `train.bin` and `val.bin`, uint16, mapped and not read. ConfigError naming the file and what is wrong with it."""
-    train, validation = (_map(Path(directory) / name) for name in (TRAIN, VALIDATION))
+    train, validation = (map_tokens(Path(directory) / name) for name in (TRAIN, VALIDATION))
     return Data(train, validation, context, repr(str(directory)))
 
 
-def _map(path: Path) -> Tokens:
+def map_tokens(path: Path) -> Tokens:
+    """The token ids of one such file. ConfigError naming what is wrong with it."""
     try:
         size = path.stat().st_size
         if size % 2 or not size:

@@ -196,7 +196,7 @@ def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words,
 def test_an_empty_file_is_named(tmp_path):
     (tmp_path / "empty").touch()
     result = run("simulate", "--file", tmp_path / "empty", "--out", tmp_path / "out")
-    assert (result.exit_code, "0 bytes" in result.stderr) == (2, True)
+    assert (result.exit_code, "0 tokens" in result.stderr) == (2, True)
     assert not (tmp_path / "out").exists()
 
 

@@ -371,7 +371,9 @@ def test_single_precision_states_get_single_precision_values(device):
 def test_the_hull_of_a_norms_image_has_the_support_of_its_admissible_set(width):
     P = numbers(10, 4, width)
     for norm in norms(width).values():
-        torch.testing.assert_close(velocity_hull(norm).support(P), admissible_set(norm, "peri").support(P), rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(
+            velocity_hull(norm).support(P), admissible_set(norm, "peri").support(P), rtol=1e-13, atol=1e-13
+        )
 
 
 @pytest.mark.parametrize(

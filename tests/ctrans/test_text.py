@@ -40,7 +40,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
             read_text(name)
     with pytest.raises(ConfigError, match="choose one"):
         read_text("a", "b")
-    with pytest.raises(ConfigError, match="1 bytes"):
+    with pytest.raises(ConfigError, match="1 tokens"):
         to_tokens(b"a", 1, 4)
 
 

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -8,9 +9,20 @@ from hypothesis import strategies as st
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.backward import backward_sensitivity, sublayer_sensitivity, trajectory
-from ctrans.stability.scaling import FACTORS, SCALINGS, scaled, sensitivity_slope, weight_scaling
+from ctrans.stability.scaling import (
+    FACTORS,
+    SCALINGS,
+    WithEps,
+    carried,
+    scale_last,
+    scaled,
+    sensitivity_slope,
+    times,
+    weight_scaling,
+)
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError
-from tests.helpers import NAMES, small_model, tokens
+from tests.helpers import NAMES, learned, small_model, tokens
 
 
 def dense(function, x):
@@ -148,6 +160,42 @@ def test_exact_scalings_multiply_the_map_by_c_and_leave_the_original_alone(scali
     assert torch.equal(sublayer.field(x), before)
 
 
+@pytest.mark.parametrize("kind", ["attention", "ffn"])
+def test_c_times_a_map_is_the_map_with_its_last_weights_times_c(kind):
+    sublayer = small_model("peri", depth=1).depth.sublayers[("attention", "ffn").index(kind)]
+    x, twin = torch.randn(2, 5, 16, dtype=torch.float64), copy.deepcopy(sublayer)
+    scale_last(twin.field, 7.0)
+    assert torch.allclose(times(sublayer, 7.0).step(x, 0.3), twin.step(x, 0.3), rtol=1e-12)
+
+
+@pytest.mark.parametrize("norm", sorted(NORMS))
+def test_another_eps_is_that_norm_with_its_eps_replaced(norm):
+    original = learned(NORMS[norm](6, 1e-5)).double()
+    x, twin = 1e-3 * torch.randn(4, 6, dtype=torch.float64), copy.deepcopy(original)
+    twin.eps = 1e-2
+    assert torch.allclose(WithEps(original, 1e-2)(x), twin(x), rtol=1e-12)
+    assert original.eps == 1e-5
+
+
+def test_states_are_carried_with_their_own_factor_each():
+    model = small_model("output")
+    x, y = (model.embed(tokens(seed=seed)) for seed in (0, 1))
+    found = carried(model.depth, [(1.0, x), (50.0, x), (1.0, y)])
+    twin = copy.deepcopy(model.depth)
+    for sublayer in twin.sublayers:
+        scale_last(sublayer.field, 50.0)
+    for state, expected in zip(found, (model.depth(x), twin(x), model.depth(y)), strict=True):
+        assert torch.allclose(state, expected, rtol=1e-12)
+
+
+def test_maps_of_other_libraries_are_scaled_as_a_whole_and_not_inside():
+    sublayer = Sublayer(torch.nn.Linear(4, 4, dtype=torch.float64), "attention")
+    x = torch.randn(3, 4, dtype=torch.float64)
+    assert torch.equal(scaled(sublayer, "W", 3.0)(x), 3 * sublayer(x))
+    with pytest.raises(ConfigError, match="a field of type Linear"):
+        scaled(sublayer, "V", 3.0)
+
+
 def test_a_scaling_for_another_map_is_refused():
     model = small_model("pre", depth=1)
     with pytest.raises(ConfigError, match="W2"):
@@ -163,6 +211,14 @@ def test_the_state_follows_the_weights_unless_a_norm_holds_it(placement, expecte
     assert found.slope == pytest.approx(expected, abs=0.02)
     own = model.depth(model.embed(tokens())).abs().mean()
     assert found.mean_abs[0] == pytest.approx(float(own), rel=1e-12)
+
+
+def test_without_starts_no_product_is_computed():
+    model = small_model("peri")
+    found = backward_sensitivity(model.depth, model.embed(tokens()), starts=0)
+    assert [(each.value, each.note) for each in found.products] == [(None, "left out")] * 3
+    assert all(each.value is not None for each in (*found.sublayers, *found.blocks))
+    assert found.condition == [None] * 3
 
 
 def test_products_that_are_left_out_change_none_of_the_others():

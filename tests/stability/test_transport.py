@@ -11,10 +11,14 @@ from scipy.optimize import linprog
 
 from ctrans.norm import NORMS
 from ctrans.stability.generalisation import generalisation_radius
+from ctrans.stability.scaling import carried
 from ctrans.stability.transport import (
     PERTURBATIONS,
     adversarial_direction,
+    distances,
+    perturbed,
     printed_transport_bound,
+    token_spreads,
     transport,
     transport_bound,
     wasserstein,
@@ -155,6 +159,24 @@ def test_substitution_changes_its_share_of_tokens_and_no_more():
         longest = float(torch.cdist(model.token_embedding.weight, model.token_embedding.weight).max())
         assert 0 < changed.before <= math.sqrt(most) * longest
     assert torch.isfinite(base).all()
+
+
+def test_perturbations_carried_together_have_the_distances_that_each_has_alone():
+    model, text = small_model("pre"), tokens(4)
+    x = model.embed(text)
+    inputs = {name: perturbed(model, text, name) for name in ("substitution", "noise", "adversarial")}
+    end, *ends = carried(model.depth, [(1.0, x), *((1.0, y) for y in inputs.values())])
+    spreads = token_spreads(model.depth)
+    for (name, y), after in zip(inputs.items(), ends, strict=True):
+        together = distances(model.depth, name, (x, y), (end, after), spreads=spreads)
+        assert together == transport(model, text, name)
+
+
+def test_a_map_of_which_no_bound_is_known_leaves_the_distance_without_one_behind_an_input_norm_alone():
+    for placement in ("pre", "peri", "post"):
+        model = small_model(placement)
+        model.depth.sublayers[0].field = torch.nn.Tanh()
+        assert (transport(model, tokens(), "noise")[1].bound is None) is (placement == "pre")
 
 
 def test_a_model_that_overflows_is_told_without_a_distance():

@@ -1,0 +1,131 @@
+"""Architectures by name or config file, without weights: models with freshly drawn ones, of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctrans.gpt import check_seed
+from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.imported import Imported
+from ctrans.interop.local import FAMILIES, build, check_family, import_transformers, one_line, read_config, reading_errors
+from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
+from ctrans.on_demand import skeletons, too_large_to_stay
+from solvers import ConfigError
+from solvers.errors import unknown
+
+
+def _gpt2(blocks: int, width: int, heads: int) -> dict[str, Any]:
+    return {"model_type": "gpt2", "n_layer": blocks, "n_embd": width, "n_head": heads}
+
+
+def _gated(
+    family: str, blocks: int, width: int, heads: int, groups: int, hidden: int, vocabulary: int, theta: float, **other: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": family,
+        "num_hidden_layers": blocks,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "intermediate_size": hidden,
+        "vocab_size": vocabulary,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        **other,
+    }
+
+
+Source = str | Path | Mapping[str, Any]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpt2": _gpt2(12, 768, 12),
+    "gpt2-medium": _gpt2(24, 1024, 16),
+    "gpt2-large": _gpt2(36, 1280, 20),
+    "gpt2-xl": _gpt2(48, 1600, 25),
+    "llama-7b": _gated("llama", 32, 4096, 32, 32, 11008, 32000, 1e4, rms_norm_eps=1e-5),
+    "llama-13b": _gated("llama", 40, 5120, 40, 40, 13824, 32000, 1e4, rms_norm_eps=1e-5),
+    "llama-70b": _gated("llama", 80, 8192, 64, 8, 28672, 32000, 1e4, rms_norm_eps=1e-5),
+    "llama3-8b": _gated("llama", 32, 4096, 32, 8, 14336, 128256, 5e5, rms_norm_eps=1e-5),
+    "llama3-70b": _gated("llama", 80, 8192, 64, 8, 28672, 128256, 5e5, rms_norm_eps=1e-5),
+    "qwen2.5-7b": _gated("qwen2", 28, 3584, 28, 4, 18944, 152064, 1e6, rms_norm_eps=1e-6),
+    "gemma2-9b": _gated("gemma2", 42, 3584, 16, 8, 14336, 256000, 1e4, head_dim=256, query_pre_attn_scalar=256),
+    "gemma2-27b": _gated("gemma2", 46, 4608, 32, 16, 36864, 256000, 1e4, head_dim=128, query_pre_attn_scalar=144),
+    "olmo2-7b": _gated("olmo2", 32, 4096, 32, 32, 11008, 100352, 5e5, rms_norm_eps=1e-6),
+    "olmo2-13b": _gated("olmo2", 40, 5120, 40, 40, 13824, 100352, 5e5, rms_norm_eps=1e-6),
+}
+"""The shapes of published models, as their config.json says: families of `transformers`, whose own modules compute them."""
+
+
+def from_architecture(
+    architecture: Source,
+    *,
+    seed: int = 0,
+    blocks: int | None = None,
+    dt: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    on_demand: bool | None = None,
+    anatomy: Anatomy | None = None,
+) -> Imported:
+    """The model that a preset or a config file describes, its weights drawn from `seed` as the library initialises that family.
+
+    `architecture` is a name in `PRESETS`, a config.json, a directory with one, or its entries. `blocks` replaces the number of
+    blocks. With `on_demand` the weights are drawn when they are used and dropped after, the same each time: by default where all of
+    them would take more than a quarter of this machine's memory. Raises ConfigError for an architecture that is not known.
+
+    >>> from_architecture("llama-70b").depth.blocks
+    80
+    """
+    anatomy = Anatomy() if anatomy is None else anatomy
+    model = skeleton(architecture, seed=seed, blocks=blocks, dtype=dtype)
+    if on_demand is None:
+        on_demand = too_large_to_stay(sum(parameter.numel() * parameter.itemsize for parameter in model.parameters()))
+    (put_model_on_demand if on_demand else put_in_place)(model, anatomy, drawn(model, seed))
+    return Imported(model, dt=dt, anatomy=anatomy)
+
+
+def skeleton(architecture: Source, *, seed: int = 0, blocks: int | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The library's model of that architecture without its matrices, in eval mode; options and errors as `from_architecture`."""
+    check_seed(seed)
+    transformers = import_transformers()
+    settings = _settings(architecture, transformers)
+    own = {name: value for name, value in settings.items() if name != "model_type"}
+    # here are drawn only vectors, if a family draws those
+    with skeletons(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            config = transformers.CONFIG_MAPPING[settings["model_type"]](**own)
+            if blocks is not None:
+                _set_blocks(config, blocks)
+            return build(settings, config, transformers.AutoModelForCausalLM, dtype)
+        except reading_errors() as error:
+            named = settings["model_type"] if isinstance(architecture, Mapping) else str(architecture)
+            raise ConfigError(f"architecture {named!r} makes no model: {one_line(error)}") from None
+
+
+def _settings(architecture: Source, transformers: Any) -> Mapping[str, Any]:
+    if isinstance(architecture, Mapping):
+        if architecture.get("model_type") not in transformers.CONFIG_MAPPING:
+            raise unknown("model_type", str(architecture.get("model_type")), FAMILIES)
+        return architecture
+    if str(architecture) in PRESETS:
+        return PRESETS[str(architecture)]
+    path = Path(architecture)
+    if not path.exists():
+        raise unknown("architecture", str(architecture), [*PRESETS, "a config.json"])
+    path = path.parent if path.is_file() else path
+    settings = read_config(path)
+    check_family(path, settings, transformers)
+    return settings
+
+
+def _set_blocks(config: Any, blocks: int) -> None:
+    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
+        raise ConfigError(f"blocks = {blocks!r}: give a whole number of at least 1")
+    config.num_hidden_layers = blocks
+    kinds = getattr(config, "layer_types", None)  # one entry for each block
+    if kinds is not None:
+        config.layer_types = [kinds[i % len(kinds)] for i in range(blocks)]

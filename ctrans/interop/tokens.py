@@ -1,0 +1,141 @@
+"""How text becomes a model's tokens: by the tokenizer beside its weights, byte by byte, or not at all where token ids are given."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer
+
+from ctrans.interop.local import import_transformers, one_line
+from ctrans.text import VOCABULARY
+from ctrans.training.data import map_tokens
+from solvers import ConfigError
+
+WHOLE = "tokenizer.json"
+"""A whole tokenizer as data."""
+TOKENIZERS = (WHOLE, "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+"""It, and files that hold the words or pieces of one. A directory with none of them has no tokenizer."""
+SETTINGS = "tokenizer_config.json"
+Ids = Integer[np.ndarray, "_"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokeniser:
+    """Bytes to token ids. `said` names it in a line; `mask` is the token that stands for a hidden one, if there is one."""
+
+    said: str
+    encode: Callable[[bytes], Ids]
+    mask: int | None = None
+
+
+BYTES = Tokeniser("bytes as token ids", lambda text: np.frombuffer(text, dtype=np.uint8))
+"""How seeded models read, and others without a tokenizer."""
+
+
+def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
+    """The tokenizer in that directory; where there is none, bytes as ids 0 .. 255, if the vocabulary has as many.
+
+    Only what the installed library can build from files of words is read: no code, no pickle, no network. Raises ConfigError for
+    a tokenizer that is damaged or brings its own code, and where there is none and the vocabulary is smaller than 256.
+    """
+    if directory is not None and any((directory / name).is_file() for name in TOKENIZERS):
+        return _from_files(directory)
+    if vocabulary < VOCABULARY:
+        where = "the model" if directory is None else repr(str(directory))
+        raise ConfigError(
+            f"{where} has no tokenizer, and its vocabulary of {vocabulary} is smaller than the 256 of bytes: give token ids by --ids "
+            "FILE"
+        )
+    if directory is None or vocabulary == VOCABULARY:
+        return BYTES
+    doubt = (
+        f"; in its vocabulary of {vocabulary} they most likely mean another text than yours: give its own ids by --ids FILE, or put "
+        "its tokenizer beside it"
+    )
+    return dataclasses.replace(BYTES, said=BYTES.said + doubt)
+
+
+def read_ids(path: str | Path) -> Ids:
+    """Token ids of a file: `.npy`, a row of integers; anything else as nanoGPT's prepare.py writes `val.bin`, two bytes each.
+
+    Raises ConfigError for a file that cannot be read or holds something else.
+    """
+    path = Path(path)
+    if path.suffix != ".npy":
+        return map_tokens(path)
+    try:
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+        what = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
+        raise ConfigError(f"{str(path)!r} holds {what}: give a row of integers, as numpy.save(path, ids) writes it")
+    return ids
+
+
+def _from_files(directory: Path) -> Tokeniser:
+    transformers = import_transformers()
+    whole = (directory / WHOLE).is_file()
+    _check_settings(directory / SETTINGS, may_name_code=whole)
+    # a whole tokenizer is taken as it is; a family's own class would build it anew, by that family's rules
+    family: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
+    tokenizer: Any = _attempt(transformers, directory, lambda: family.from_pretrained(directory, local_files_only=True))
+
+    def encode(text: bytes) -> Ids:
+        try:
+            decoded = text.decode()
+        except UnicodeDecodeError as error:
+            where = f"byte {error.start} is no UTF-8"
+            raise ConfigError(f"this model reads text, and {where}: give text, or token ids by --ids") from None
+        ids = _attempt(transformers, directory, lambda: tokenizer(decoded, add_special_tokens=False)["input_ids"])
+        return np.array(ids, dtype=np.int64)
+
+    return Tokeniser(f"the tokenizer in {str(directory)!r} ({len(tokenizer)} tokens)", encode, tokenizer.mask_token_id)
+
+
+def _attempt(transformers: Any, directory: Path, act: Callable[[], Any]) -> Any:
+    """What it returns, without a word from the library; ConfigError in a line for whatever it says against it."""
+    with quiet(transformers):
+        try:
+            return act()
+        # its parts raise plain Exception for files that they cannot parse and tokens that they lack
+        except Exception as error:
+            raise ConfigError(f"the tokenizer in {str(directory)!r} does not work: {one_line(error)}") from None
+
+
+def _check_settings(path: Path, *, may_name_code: bool) -> None:
+    """Raises ConfigError for settings that are damaged, or name code that a tokenizer cannot be built without."""
+    if not path.is_file():
+        return
+    try:
+        settings = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
+    if not isinstance(settings, dict) or ("auto_map" in settings and not may_name_code):
+        what = "names code of its own, which is never run" if isinstance(settings, dict) else "holds no object"
+        raise ConfigError(f"{str(path)!r} {what}: save the tokenizer as tokenizer.json alone, or give token ids by --ids FILE")
+
+
+@contextlib.contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Inside, the library neither warns nor draws bars: a command's own lines say what happens."""
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()

@@ -1,0 +1,172 @@
+"""Weights on demand: matrices that are made when something reads them, and dropped when others are read.
+
+A model whose weights do not fit into memory is a skeleton, its modules without their matrices, and a `Shelf` on which one piece of
+weights lies at a time. What reads a matrix finds it there, whoever reads it, so nothing else has to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from solvers import ConfigError
+
+SHARE = 4
+"""Weights of more than one part in so many of the memory come on demand, unless asked for otherwise: graphs, gradients and copies in
+float64 need their own."""
+
+
+def memory() -> int:
+    """This machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def too_large_to_stay(weights: float) -> bool:
+    """Whether so many bytes of weights come on demand by default."""
+    return weights * SHARE > memory()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """Weights that are made together, and a function that makes them: the same whenever it is called."""
+
+    name: str
+    make: Callable[[], dict[str, Tensor]]
+
+
+class Shelf:
+    """The place for one piece: reading from another puts the piece before it away. Weights get the type and device of `like`.
+
+    A copy is a shelf of its own, so that a model and its copy in another precision can both be used. `told` is called with the name
+    of every piece that is made.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None):
+        self.like = torch.empty(0, dtype=dtype)
+        self.told: Callable[[str], None] | None = None
+        self._piece: Piece | None = None
+        self._weights: dict[str, Tensor] = {}
+
+    def weight(self, piece: Piece, name: str) -> Tensor:
+        """The weight of that name, the same object as long as its piece lies here."""
+        if piece is not self._piece:
+            self.clear()
+            if self.told is not None:
+                self.told(piece.name)
+            made = piece.make()
+            # one after the other, so that only one is there twice if the type is another
+            self._weights = {key: made.pop(key).to(self.like) for key in list(made)}
+            self._piece = piece
+        return self._weights[name]
+
+    def clear(self) -> None:
+        """Puts away what lies here."""
+        self._piece, self._weights = None, {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shelf:
+        twin = Shelf()
+        twin.like, twin.told = self.like, self.told
+        memo[id(self)] = twin
+        self.clear()  # whoever copies a model goes on with the copy
+        return twin
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a module finds its weights: on which shelf and, by its own name for a weight, in which piece and under which name."""
+
+    shelf: Shelf
+    names: dict[str, tuple[Piece, str]]
+
+    def weight(self, name: str) -> Tensor:
+        return self.shelf.weight(*self.names[name])
+
+
+class OnDemand(nn.Module):
+    """What a module becomes whose weights are made on demand: a subclass of its own class, whose weights are properties."""
+
+    place: Place
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OnDemand:
+        """Follows `to`, `double` and the like."""
+        super()._apply(fn, recurse)
+        self.place.shelf.clear()
+        self.place.shelf.like = fn(self.place.shelf.like)
+        return self
+
+
+@contextlib.contextmanager
+def skeletons() -> Iterator[None]:
+    """Inside, modules are made with their vectors (norms, biases) but without their matrices, which are on device "meta"."""
+
+    def without(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.dim() < 2 or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(without)  # type: ignore[arg-type]  # it may return a parameter
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+Known = dict[nn.Parameter, tuple[Piece, str]]
+"""Weights that have a piece already: another module that shares one finds it there."""
+
+
+def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str = "", known: Known | None = None) -> None:
+    """Makes every part of the module that lacks a matrix `OnDemand`, in place: its weights are the piece's, as prefix + its path."""
+    known = {} if known is None else known
+    for path, part in list(module.named_modules()):
+        own = dict(part.named_parameters(recurse=False))
+        if not any(parameter.is_meta for parameter in own.values()):
+            continue
+        for name, parameter in own.items():
+            known.setdefault(parameter, (piece, f"{prefix}{path}.{name}" if path else f"{prefix}{name}"))
+            del part._parameters[name]
+        part.__class__ = _on_demand(type(part), tuple(own))  # type: ignore[arg-type]  # classes are hashable
+        part.place = Place(shelf, {name: known[parameter] for name, parameter in own.items()})
+
+
+@functools.cache
+def _on_demand(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    def reader(name: str) -> property:
+        return property(lambda self: self.place.weight(name))
+
+    return type(kind.__name__, (OnDemand, kind), {name: reader(name) for name in names})
+
+
+def has_weights_on_demand(module: nn.Module) -> bool:
+    """Whether any of the module's weights are made on demand."""
+    return any(isinstance(part, OnDemand) for part in module.modules())
+
+
+def watch(module: nn.Module, told: Callable[[str], None]) -> None:
+    """Has `told` called with the name of every piece of the module's weights that is made from now on."""
+    for part in module.modules():
+        if isinstance(part, OnDemand):
+            part.place.shelf.told = told
+
+
+def check_present(module: nn.Module, purpose: str) -> None:
+    """Raises ConfigError for weights on demand, where they would have to stay."""
+    if has_weights_on_demand(module):
+        raise ConfigError(f"weights that are made on demand cannot be {purpose}: make the model without on_demand")
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Every weight by name: the parameters, and those on demand, which this makes."""
+    weights: dict[str, Tensor] = dict(module.named_parameters())
+    for path, part in module.named_modules():
+        if isinstance(part, OnDemand):
+            weights |= {f"{path}.{name}" if path else name: part.place.weight(name) for name in part.place.names}
+    return weights

@@ -1,0 +1,220 @@
+"""`--model` as users type it: somebody else's model in every instrument, and the one line that each mistake gets."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ctrans.checkpoint import save
+from ctrans.cli import main
+from ctrans.gpt import GPT, GPTConfig
+from ctrans.interop import to_nanogpt
+from tests.interop.models import VOCABULARY, made
+from tests.interop.test_open_model import save_tokenizer
+
+COMMANDS = ["simulate", "hjb-check", "control", "screen"]
+FEW = ["--context", "6", "--batch", "1", "--json", "-"]
+KEYS = {"simulate": "placements", "hjb-check": "checks", "control": "placements", "screen": "models"}
+
+
+def run(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args], prog_name="ctrans")
+
+
+def found(name, *args):
+    result = run(name, *args, *(["--quick"] if name == "screen" else []))
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A directory with a model of each kind that the tests look at."""
+    root = tmp_path_factory.mktemp("models")
+    for name in ("gpt2", "bert", "gemma3", "vit"):
+        made(name).save_pretrained(root / name)
+    save_tokenizer(root / "gpt2")
+    config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
+    (root / "nanogpt").mkdir()
+    torch.save(to_nanogpt(GPT(config)), root / "nanogpt" / "ckpt.pt")
+    save(GPT(config), root / "own")
+    rng = np.random.default_rng(0)
+    rng.integers(0, VOCABULARY, 500).astype("<u2").tofile(root / "val.bin")
+    np.save(root / "ids.npy", rng.integers(0, VOCABULARY, 500))
+    return root
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_looks_at_a_hugging_face_model(name, models):
+    result = found(name, "--model", models / "gpt2", "--text", "the depth is a time . " * 9, *FEW)
+    assert result["model"]["architecture"]["family"] == "gpt2"
+    assert "the tokenizer in" in result["model"]["text"]
+    assert result["options"]["depth"] == 3
+    assert "pre" in json.dumps(result[KEYS[name]])
+
+
+@pytest.mark.parametrize("name", ["simulate", "hjb-check"])
+def test_commands_look_at_nanogpts_checkpoint(name, models):
+    result = found(name, "--model", models / "nanogpt", "--ids", models / "val.bin", *FEW)
+    assert result["model"]["described"].startswith("nanoGPT: 2 blocks of width 16, 2 heads, placement pre")
+    assert result["model"]["text"].startswith("token ids of")
+
+
+@pytest.mark.parametrize("name", ["control", "screen"])
+def test_commands_look_at_a_model_that_fills_gaps(name, models):
+    result = found(name, "--model", models / "bert", "--ids", models / "ids.npy", *FEW)
+    assert result["model"]["causal"] is False
+
+
+def test_what_was_recognised_is_said_before_the_figures(models, tmp_path):
+    result = run("simulate", "--model", models / "gemma3", "--ids", models / "ids.npy", "--out", tmp_path)
+    first, second = result.stdout.splitlines()[:2]
+    assert first.startswith("Gemma3ForCausalLM (gemma3_text): 4 blocks of width 32, placement peri, attention Gemma3Attention")
+    assert second == f"Text: token ids of {models / 'ids.npy'}"
+    assert f"weights of {models / 'gemma3'}" in result.stdout
+
+
+def test_a_model_without_bounds_says_so_and_is_drawn(models, tmp_path):
+    result = run("simulate", "--model", models / "gpt2", "--out", tmp_path, "--context", 8)
+    assert result.exit_code == 0, result.output
+    assert "no bound is known" in result.stdout
+    kept = json.loads((tmp_path / "simulate.json").read_text())["placements"]["pre"]
+    assert (kept["bounds"], kept["used"]) == (None, None)
+    assert (tmp_path / "simulate.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_dt_context_and_dtype_are_the_users(models):
+    args = ["--model", models / "gemma3", "--ids", models / "ids.npy", "--json", "-"]
+    result = found("simulate", *args, "--dt", "0.25", "--dtype", "float32")
+    assert result["options"]["context"] == 32  # the model's own, below the default
+    assert result["placements"]["peri"]["times"][-1] == 8 * 0.25
+    assert found("simulate", *args, "--context", "5", "--batch", "1")["options"]["context"] == 5
+
+
+def test_the_text_is_read_by_a_models_own_length(models):
+    result = found("screen", "--model", models / "nanogpt", "--ids", models / "val.bin", "--batch", 1, "--json", "-")
+    found_there = result["models"]["pre"]
+    assert found_there["tokens"] == 16
+    assert "not fresh ones" in found_there["findings"]["initialisation"]["why"]
+
+
+def damaged(models, name, tmp_path):
+    return shutil.copytree(models / name, tmp_path / "copy")
+
+
+def edit(directory, **changes):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+class Runs:
+    """What creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+DAMAGE = {
+    "no config": (lambda d: (d / "config.json").unlink(), "holds neither config.json nor ckpt.pt"),
+    "damaged config": (lambda d: (d / "config.json").write_text("{"), "is no JSON"),
+    "unknown family": (lambda d: edit(d, model_type="gtp2"), "did you mean 'gpt2'"),
+    "quantised": (lambda d: edit(d, quantization_config={"quant_method": "gptq"}), "quantised weights"),
+    "flash attention": (lambda d: edit(d, attn_implementation="flash_attention_2"), 'set "attn_implementation" to "sdpa"'),
+    "wrong shapes": (lambda d: edit(d, n_embd=64), "cannot load"),
+    "missing shards": (
+        lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x.safetensors"}}'),
+        "lacks 1 of 1 files of weights, x.safetensors first",
+    ),
+    "truncated": (
+        lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-1000]),
+        "no whole safetensors file",
+    ),
+    "no tokenizer": (
+        lambda d: [path.unlink() for path in d.glob("tokenizer*")],
+        "has no tokenizer, and its vocabulary of 31 is smaller than the 256 of bytes: give token ids by --ids",
+    ),
+    "damaged tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), "does not work"),
+    "damaged tokenizer settings": (lambda d: (d / "tokenizer_config.json").write_text("["), "is no JSON"),
+}
+
+
+def one_line(result, words):
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("ctrans: ")
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    damage, words = DAMAGE[kind]
+    directory = damaged(models, "gpt2", tmp_path)
+    damage(directory)
+    one_line(run("simulate", "--model", directory), words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--model", "absent"], "does not exist, and nothing is downloaded"),
+        (["--model", "val.bin"], "is no checkpoint: give a directory with config.json"),
+        (["--model", "gpt2/model.safetensors"], "is no checkpoint: give a directory with config.json"),
+        (["--model", "."], "holds neither config.json nor ckpt.pt"),
+        (["--model", "own"], "is a checkpoint of ctrans: give it by --checkpoint"),
+        (["--model", "vit"], "takes images, and this reads text"),
+        (["--model", "gpt2", "--checkpoint", "own"], "--checkpoint and --model are given"),
+        (["--model", "gpt2", "--placement", "pre", "--width", "8"], "--model brings its own placements and width"),
+        (["--model", "gpt2", "--norm", "rmsnorm"], "--model brings its own norm"),
+        (["--model", "gpt2", "--seed", "1"], "--model brings its own seed"),
+        (["--model", "gpt2", "--dt", "0"], "dt = 0.0"),
+        (["--model", "gpt2", "--dtype", "float16"], "did you mean 'bfloat16'"),
+        (["--model", "gpt2", "--ids", "val.bin", "--text", "abc"], "--ids gives token ids, and --file or --text a text"),
+        (["--model", "gpt2", "--ids", "absent"], "cannot read 'absent'"),
+        (["--model", "gpt2", "--ids", "large.npy"], "they run from 0 to 99, and the model's vocabulary from 0 to 30"),
+        (["--model", "gpt2", "--file", "ids.npy"], "is no UTF-8"),
+        (["--ids", "large.bin"], "they run from 0 to 999, and the model's vocabulary from 0 to 255"),
+    ],
+)
+def test_a_mistake_is_one_line_with_exit_code_2(args, words, models, tmp_path, monkeypatch):
+    np.save(models / "large.npy", np.arange(100))
+    np.arange(1000).astype("<u2").tofile(models / "large.bin")
+    monkeypatch.chdir(models)
+    one_line(run("simulate", *args, "--context", "200", "--out", tmp_path / "out"), words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_screen_compares_no_architectures_of_a_model(models):
+    one_line(run("screen", "--model", models / "gpt2", "--compare", "dt=1,0.1"), "--model brings its own architecture")
+
+
+@pytest.mark.parametrize("name", ["hjb-check", "control", "screen"])
+def test_a_model_without_a_head_has_nothing_to_be_optimal_for(name, tmp_path):
+    made("gpt2").transformer.save_pretrained(tmp_path)
+    np.save(tmp_path / "ids.npy", np.arange(20))
+    one_line(run(name, "--model", tmp_path, "--ids", tmp_path / "ids.npy", "--context", 4), "no head of logits")
+
+
+def test_a_remedy_that_the_models_placement_does_not_take_is_refused(models):
+    result = run("hjb-check", "--model", models / "gemma3", "--ids", models / "ids.npy", "--weight-decay", "0.1")
+    one_line(result, "'peri'")
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_checkpoint_that_holds_code_is_refused_and_not_run(protocol, tmp_path):
+    path, marker = tmp_path / "ckpt.pt", tmp_path / "was_run"
+    torch.save({"model": Runs(marker)}, path, pickle_protocol=protocol)
+    one_line(run("simulate", "--model", tmp_path), "reading that may run code: it is not read")
+    path.write_bytes(pickle.dumps(Runs(marker), protocol))
+    result = run("simulate", "--model", path)
+    assert (result.exit_code, result.stdout, "Traceback" in result.output) == (2, "", False)
+    assert not marker.exists()

@@ -1,0 +1,321 @@
+"""Models from disk, with their tokens: what is opened, how it reads, and that fields end in the linear map they name."""
+
+import dataclasses
+import json
+import pickle
+import socket
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from ctrans.control import costate
+from ctrans.control.check import Remedy, check_model, check_segment
+from ctrans.gpt import GPT, GPTConfig
+from ctrans.interop import from_transformers, to_nanogpt
+from ctrans.interop.anatomy import Chain
+from ctrans.interop.open_model import open_model
+from ctrans.interop.tokens import find_tokeniser, read_ids
+from ctrans.norm import LayerNorm
+from ctrans.report.hjb_check_report import check_figure
+from ctrans.report.screen_figure import screen_figure
+from ctrans.report.simulate_report import simulation_figure, simulation_table
+from ctrans.stability.screen import EFFORTS, screen
+from ctrans.stability.simulation import simulate
+from solvers import ConfigError
+from tests.helpers import learned
+from tests.interop.models import FAMILIES, TEXT, VOCABULARY, inputs, made
+
+TEXTUAL = [name for name in FAMILIES if name != "vit"]
+TINY = dataclasses.replace(EFFORTS["quick"], tokens=5, certified=2, layers=1, starts=1)
+WORDS = ["[UNK]", "[MASK]", "the", "depth", "is", "a", "time", "."]
+
+
+def save_tokenizer(directory):
+    """A tokenizer of a few words, as save_pretrained writes it."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"unk_token": "[UNK]", "mask_token": "[MASK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(directory)
+
+
+def nanogpt(path):
+    """A small model, also saved as nanoGPT saves its own."""
+    config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
+    model = GPT(config)
+    torch.save(to_nanogpt(model), path)
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fields_are_their_last_linear_map_of_their_features(name):
+    imported = from_transformers(made(name))
+    x = imported.embed(inputs(imported.model)).detach()
+    for part in imported.depth.sublayers:
+        h = part.field.features(x)
+        assert h.shape[:-1] == x.shape[:-1]
+        assert isinstance(part.field.last, torch.nn.Linear)
+        assert torch.allclose(
+            torch.nn.functional.linear(h, part.field.last.weight, part.field.last.bias), part.field(x), atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_the_last_maps_weights_are_the_models_own(name):
+    imported = from_transformers(made(name).requires_grad_(False))
+    part, x = imported.depth.sublayers[1], torch.randn(1, 3, imported.config.width)
+    before = part.field(x)
+    part.field.last.weight.mul_(2)
+    if part.field.last.bias is not None:
+        part.field.last.bias.mul_(2)
+    assert torch.allclose(part.field(x), 2 * before, rtol=1e-5)
+
+
+def test_a_map_that_ends_in_something_else_names_no_last_weights():
+    class Gated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.gate = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.body(x) * self.gate(x).sigmoid()
+
+    chain = Chain([Gated()])
+    chain.find_last(torch.randn(1, 2, 4))
+    for ask in (lambda: chain.last, lambda: chain.features(torch.randn(1, 2, 4))):
+        with pytest.raises(ConfigError, match="Gated does not end in one linear map"):
+            ask()
+
+
+def test_the_last_linear_map_is_the_one_that_acts_last_whatever_the_order_of_registration():
+    class Backwards(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.up = torch.nn.Linear(6, 4), torch.nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.down(self.up(x).relu())
+
+    chain = Chain([Backwards(), torch.nn.Dropout()]).eval()
+    chain.find_last(torch.randn(1, 2, 4))
+    assert chain.last is chain.stages[0].down
+
+
+@pytest.mark.parametrize("name", TEXTUAL)
+def test_every_instrument_runs_on_every_family(name, tmp_path):
+    made(name).save_pretrained(tmp_path)
+    opened = open_model(tmp_path, dt=0.1)
+    model, windows = opened.model, inputs(opened.model.model)[:, :5]
+    tokens, targets = opened.pairs(windows)
+    assert opened.causal == (name != "bert")
+    assert model.depth.dt == model.config.dt == 0.1
+    simulated = simulate(model, tokens)
+    assert (simulated.bounds is None) == (model.config.placement == "pre")
+    assert simulated.discrete_distance[-1] > 0
+    if simulated.used is not None:
+        assert all(0 < share <= 1 + 1e-12 for share in simulated.used)
+    found = costate(model, tokens, targets, form="continuous")
+    assert max(found.drift) < 1e-5
+    for k in (0, 1):
+        certificate = check_segment(model.depth.sublayers[k], found, k, Remedy()).certificate
+        assert certificate.verdict == ("well-posed" if model.config.placement in ("peri", "output") else "degenerate")
+        assert certificate.agrees, certificate.findings
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "olmo2"])
+def test_the_screening_of_an_imported_model_lacks_only_what_it_cannot_show(name):
+    model = from_transformers(made(name).double().requires_grad_(False))
+    text = inputs(model.model)
+    result = screen(model, text[:, :-1], text[:, 1:], TINY, other=inputs(model.model, 3)[:, :-1])
+    assert {step for step, finding in result.findings.items() if finding.verdict in ("n/a", "unknown")} == {
+        "attention",
+        "initialisation",
+    }
+    assert result.score.missing == ["attention"]
+    assert 0 < result.score.value < 1
+    assert "another library's attention" in result.findings["attention"].why
+    assert "how these weights were drawn is not known" in result.findings["initialisation"].why
+    assert (result.placement, result.initialisation) == (model.config.placement, None)
+
+
+def test_the_screening_of_nanogpts_model_is_that_of_the_same_gpt(tmp_path):
+    model = nanogpt(tmp_path / "ckpt.pt")
+    opened = open_model(tmp_path, torch.float32)
+    text = torch.arange(20).reshape(2, 10)
+    tokens, targets = opened.pairs(text)
+    assert torch.equal(targets, text[:, 1:])
+    first, second = (screen(each.eval().requires_grad_(False), tokens, targets, TINY) for each in (opened.model, model))
+    assert first == second
+
+
+def test_dt_of_nanogpts_model_is_changed_and_its_weights_are_not(tmp_path):
+    model = nanogpt(tmp_path / "ckpt.pt")
+    opened = open_model(tmp_path / "ckpt.pt", torch.float32, dt=0.25).model
+    assert opened.config.dt == opened.depth.dt == 0.25
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), opened.state_dict().values(), strict=True))
+    tokens = torch.arange(8)
+    expected = GPT(dataclasses.replace(model.config, dt=0.25))
+    expected.load_state_dict(model.state_dict())
+    assert torch.equal(opened(tokens)[0], expected(tokens)[0])
+
+
+def test_a_model_that_fills_gaps_is_asked_for_hidden_tokens(tmp_path):
+    made("bert").save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    opened = open_model(tmp_path)
+    mask = opened.tokeniser().mask
+    text = torch.arange(2, 18).reshape(1, 16)
+    tokens, targets = opened.pairs(text, mask)
+    hidden = targets != -1
+    assert mask == WORDS.index("[MASK]")
+    assert hidden.sum() == 3
+    assert (tokens[hidden] == mask).all()
+    assert torch.equal(torch.where(hidden, targets, tokens), text[:, :-1])
+    alone, same = opened.pairs(text)
+    assert torch.equal(alone, same)
+    assert not torch.equal(
+        torch.tensor(costate(opened.model, tokens, targets).loss), torch.tensor(costate(opened.model, alone, same).loss)
+    )
+
+
+def test_a_model_without_a_head_has_no_loss_but_a_trajectory(tmp_path):
+    made("gpt2").transformer.save_pretrained(tmp_path)
+    opened = open_model(tmp_path)
+    text = inputs(opened.model.model)
+    with pytest.raises(ConfigError, match="no head of logits"):
+        opened.pairs(text)
+    assert len(simulate(opened.model, text).mean_abs) == 7
+
+
+def test_text_goes_through_the_tokenizer_beside_the_model(tmp_path):
+    save_tokenizer(tmp_path)
+    tokeniser = find_tokeniser(tmp_path, VOCABULARY)
+    assert tokeniser.encode(b"the depth is a time .").tolist() == [2, 3, 4, 5, 6, 7]
+    assert f"the tokenizer in '{tmp_path}'" in tokeniser.said
+    with pytest.raises(ConfigError, match=r"byte 4 is no UTF-8.*--ids"):
+        tokeniser.encode(b"the \xff")
+
+
+def test_reading_a_tokenizer_opens_no_socket_and_runs_no_code(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a socket was opened")
+
+    save_tokenizer(tmp_path)
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    find_tokeniser(tmp_path, VOCABULARY)
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\nclass Own: pass\n")
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"auto_map": {"AutoTokenizer": ["own.Own", None]}}))
+    assert find_tokeniser(tmp_path, VOCABULARY).encode(b"depth").tolist() == [3]
+    (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
+    with pytest.raises(ConfigError, match="names code of its own, which is never run"):
+        find_tokeniser(tmp_path, VOCABULARY)
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.parametrize("content", ["{", '{"version": "1.0"}', '{"model": {"type": "Magic"}}', ""])
+def test_a_damaged_tokenizer_is_one_line(content, tmp_path):
+    made("gpt2").save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"the tokenizer in .* does not work") as caught:
+        find_tokeniser(tmp_path, VOCABULARY)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_tokenizer_bytes_are_the_tokens_and_doubt_is_said(tmp_path):
+    assert find_tokeniser(tmp_path, 256).said == "bytes as token ids"
+    assert find_tokeniser(tmp_path, 256).encode(b"\x00\xff").tolist() == [0, 255]
+    assert "most likely mean another text" in find_tokeniser(tmp_path, 50304).said
+    with pytest.raises(ConfigError, match=r"smaller than the 256 of bytes: give token ids by --ids"):
+        find_tokeniser(tmp_path, 65)
+
+
+def test_ids_are_read_as_numpy_and_nanogpt_write_them(tmp_path):
+    ids = np.array([0, 7, 65535])
+    np.save(tmp_path / "a.npy", ids)
+    ids.astype("<u2").tofile(tmp_path / "val.bin")
+    assert [read_ids(tmp_path / name).tolist() for name in ("a.npy", "val.bin")] == [[0, 7, 65535]] * 2
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda p: np.save(p, np.zeros((2, 2), dtype=int)), "int64 of shape"),
+        (lambda p: np.save(p, np.zeros(3)), "float64 of shape"),
+        (lambda p: np.save(p, np.array([{}, {}]), allow_pickle=True), "no array of numpy.save"),
+        (lambda p: p.write_bytes(b""), "no array of numpy.save"),
+        (lambda p: p.write_bytes(pickle.dumps([1, 2])), "no array of numpy.save"),
+        (lambda p: None, "No such file"),
+    ],
+)
+def test_files_that_hold_no_row_of_integers_are_refused(write, words, tmp_path):
+    path = tmp_path / "a.npy"
+    write(path)
+    with pytest.raises(ConfigError, match=words):
+        read_ids(path)
+
+
+def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told_otherwise(tmp_path, monkeypatch):
+    made("gpt2").save_pretrained(tmp_path)
+    assert not open_model(tmp_path).model.depth.streamed
+    assert open_model(tmp_path, on_demand=True).model.depth.streamed
+    monkeypatch.setattr("ctrans.on_demand.memory", lambda: 10_000)
+    assert open_model(tmp_path).model.depth.streamed
+    assert not open_model(tmp_path, on_demand=False).model.depth.streamed
+
+
+def test_rotary_tables_keep_their_precision_in_bfloat16(tmp_path):
+    made("llama").save_pretrained(tmp_path)
+    model = open_model(tmp_path, torch.bfloat16).model.model
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert model.model.embed_tokens.weight.dtype == torch.bfloat16
+
+
+def test_words_without_a_whole_tokenizer_are_read_by_the_familys_own(tmp_path):
+    made("bert").save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "depth"]))
+    tokeniser = find_tokeniser(tmp_path, VOCABULARY)
+    assert tokeniser.encode(b"the depth").tolist() == [5, 6]
+    assert tokeniser.mask == 4
+
+
+def test_experts_are_opened_in_float64_and_only_what_needs_last_weights_is_left_out(tmp_path):
+    torch.manual_seed(0)
+    experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**TEXT, num_local_experts=4))
+    learned(experts.eval(), 0.1).save_pretrained(tmp_path)
+    model = open_model(tmp_path).model
+    text = inputs(model.model)
+    assert isinstance(model.depth.sublayers[0].field.last, torch.nn.Linear)
+    result = screen(model, text[:, :-1], text[:, 1:], TINY)
+    assert "MixtralSparseMoeBlock does not end in one linear map" in result.findings["well-posedness"].why
+    assert result.findings["forward"].result.mean_abs[-1] > 0
+
+
+def test_what_a_model_says_against_running_is_one_line(tmp_path, monkeypatch):
+    made("gpt2").save_pretrained(tmp_path)
+
+    def fail(*_, **__):
+        raise RuntimeError("no kernel\nfor Double")
+
+    monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2MLP, "forward", fail)
+    with pytest.raises(ConfigError, match="does not run in float64, choose another --dtype: no kernel for Double"):
+        open_model(tmp_path)
+
+
+def test_models_whose_sublayers_differ_in_placement_are_shown():
+    model = from_transformers(made("gpt2").double().requires_grad_(False))
+    model.depth.sublayers[1].output_norm = LayerNorm(model.config.width).double()
+    model.config = dataclasses.replace(model.config, placement="pre/peri, pre")
+    text = inputs(model.model)
+    simulated = simulate(model, text)
+    table = simulation_table(simulated)
+    assert table.title == "pre/peri, pre: sublayers differ in their placement"
+    assert simulation_figure([simulated], "").axes
+    checked = check_model(model, text[:1, :2], text[:1, 1:3])
+    assert checked.placement == "peri, pre"
+    assert check_figure({"layernorm": [checked]}).axes
+    assert screen_figure({"mixed": screen(model, text[:, :-1], text[:, 1:], TINY)}, "").axes

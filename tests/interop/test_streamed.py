@@ -1,0 +1,190 @@
+"""Models larger than memory: on demand the numbers are those of the model in memory, and what cannot be read is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from ctrans.control.costate import costate
+from ctrans.interop import from_architecture, from_transformers
+from ctrans.interop.architecture import PRESETS, skeleton
+from ctrans.interop.streamed import piece_seed
+from ctrans.on_demand import weights_of
+from solvers import ConfigError
+from tests.interop.models import FAMILIES, inputs, made
+
+# the library renames ViT's weights as it loads them
+TEXT = [name for name in FAMILIES if name != "vit"]
+each_family = pytest.mark.parametrize("name", TEXT)
+
+
+def saved(name, path, **options):
+    model = made(name)
+    model.save_pretrained(path, **options)
+    return inputs(model)
+
+
+def same(first, second, x):
+    """Whether states, logits and costates of two models have the same bits."""
+    y = x.roll(1, -1)
+    one, other = costate(first, x, y), costate(second, x, y)
+    return (
+        all(map(torch.equal, one.states, other.states))
+        and all(map(torch.equal, one.costates, other.costates))
+        and torch.equal(first(x)[0], second(x)[0])
+    )
+
+
+@each_family
+def test_weights_read_on_demand_give_the_bits_of_the_model_in_memory(name, tmp_path):
+    x = saved(name, tmp_path)
+    whole, streamed = from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True)
+    assert streamed.depth.streamed
+    assert str(streamed.config) == str(whole.config)
+    assert same(whole, streamed, x)
+
+
+@each_family
+def test_weights_drawn_on_demand_give_the_bits_of_the_model_in_memory(name, tmp_path):
+    made(name).config.save_pretrained(tmp_path)
+    x = inputs(made(name))
+    whole, streamed = (from_architecture(tmp_path, seed=4, on_demand=each) for each in (False, True))
+    assert same(whole, streamed, x)
+    other = from_architecture(tmp_path / "config.json", seed=5)
+    assert not torch.equal(other(x)[0], whole(x)[0])
+
+
+def test_shards_are_read_from_the_files_that_the_index_names(tmp_path):
+    x = saved("llama", tmp_path, max_shard_size="8KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert same(from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True), x)
+
+
+def test_no_matrix_stays(tmp_path):
+    saved("gemma2", tmp_path)
+    streamed = from_transformers(tmp_path, on_demand=True)
+    assert all(parameter.dim() < 2 for parameter in streamed.parameters())
+    assert sum(weight.dim() == 2 for weight in weights_of(streamed.depth.sublayers[1]).values()) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_precision_can_be_asked_for(dtype, tmp_path):
+    x = saved("olmo2", tmp_path)
+    assert same(from_transformers(tmp_path, dtype=dtype), from_transformers(tmp_path, dtype=dtype, on_demand=True), x)
+
+
+def test_the_librarys_own_initialisation_is_drawn():
+    model = from_architecture("gpt2", blocks=2, on_demand=True)
+    attention, ffn = (weights_of(model.depth.sublayers[k]) for k in (0, 1))
+    sizes = {name: float(weight.std()) for name, weight in (attention | ffn).items() if weight.dim() == 2}
+    for name, size in sizes.items():
+        # residual maps are drawn smaller, by the root of the number of sublayers
+        expected = 0.02 / 2 if "c_proj" in name else 0.02
+        assert size == pytest.approx(expected, rel=0.01), name
+
+
+# published counts, in the order of PRESETS
+COUNTS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "qwen2.5-7b": 7_615_616_512,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_as_many_weights_as_the_published_models(name):
+    assert sum(parameter.numel() for parameter in skeleton(name).parameters()) == COUNTS[name]
+
+
+def test_number_of_blocks_can_be_chosen():
+    assert from_architecture("gpt2", blocks=3, on_demand=True).depth.blocks == 3
+    with pytest.raises(ConfigError, match="blocks = 0"):
+        from_architecture("gpt2", blocks=0)
+
+
+def test_pieces_have_seeds_of_their_own():
+    seeds = {piece_seed(seed, name) for seed in (0, 1) for name in ("a", "b")}
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def change(path, edit):
+    weights = safetensors.torch.load_file(path / "model.safetensors")
+    edit(weights)
+    safetensors.torch.save_file(weights, path / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda w: w.pop("model.layers.1.mlp.up_proj.weight"), "no weight 'model.layers.1.mlp.up_proj.weight'"),
+        (lambda w: w.pop("model.norm.weight"), "no weight 'model.norm.weight'"),
+        (lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3)}), r"up_proj.weight is \(3, 3\), expected"),
+        (lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3, dtype=torch.int8)}), "quantised weights.*I8"),
+    ],
+)
+def test_files_that_do_not_hold_the_model_are_refused_before_anything_is_computed(edit, words, tmp_path):
+    saved("llama", tmp_path)
+    change(tmp_path, edit)
+    with pytest.raises(ConfigError, match=words):
+        from_transformers(tmp_path, on_demand=True)
+
+
+def test_truncated_shards_are_refused(tmp_path):
+    saved("llama", tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="no whole safetensors file"):
+        from_transformers(tmp_path, on_demand=True)
+
+
+def test_a_file_that_goes_away_while_it_is_used_is_an_error_in_a_line(tmp_path):
+    x = saved("llama", tmp_path)
+    streamed = from_transformers(tmp_path, on_demand=True)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="cannot read"):
+        streamed(x)
+
+
+def test_families_whose_weights_are_renamed_on_loading_are_refused_with_what_to_do(tmp_path):
+    made("vit").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="load it without on_demand"):
+        from_transformers(tmp_path, on_demand=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "unheard-of"}, "model_type .*'unheard-of'"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "makes no model"),
+        ({"model_type": "t5"}, "makes no model|no list|attention|inputs known"),
+    ],
+)
+def test_configs_that_make_no_model_are_refused(config, words, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=words):
+        from_architecture(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama-7", Path("nowhere/config.json")])
+def test_unknown_architectures_are_refused_with_those_there_are(name):
+    with pytest.raises(ConfigError, match="llama-7b"):
+        from_architecture(name)
+
+
+def test_on_demand_is_for_directories():
+    with pytest.raises(ConfigError, match="give a directory"):
+        from_transformers(made("llama"), on_demand=True)
