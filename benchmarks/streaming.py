@@ -3,7 +3,7 @@
 Every measurement is a process of its own; its memory is the peak of the resident set above what is there when libraries are loaded.
 The target is 1.5 times the largest block and the hidden states. "shards:" makes files of a model first and reads them by memory map.
 
-    python benchmarks/streaming.py [[shards:]NAME:BLOCKS ...]
+    python benchmarks/streaming.py [[shards:]NAME:BLOCKS[:WORK,WORK] ...]
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from ctrans.stability.backward import backward_sensitivity
 from ctrans.text import default_text, to_tokens
 
 TOKENS = 32
-CASES = ("llama-7b:32", "llama-70b:8", "shards:llama-7b:4")
+CASES = ("llama-7b:32", "llama-70b:8:forward,costate", "shards:llama-7b:4")
+"""Sensitivities of eight blocks of 70B take as long as those of all of 7B."""
 
 WORK: dict[str, Callable[[Imported, Tensor, Tensor], object]] = {
     "forward": lambda model, tokens, targets: model.trajectory(tokens),
@@ -45,7 +46,7 @@ WORK: dict[str, Callable[[Imported, Tensor, Tensor], object]] = {
 def measure(work: str, source: str, blocks: int) -> dict[str, float]:
     """In this process."""
     text = to_tokens(default_text(), batch=1, length=TOKENS + 1)
-    shape = skeleton("llama-7b" if Path(source).exists() else source, blocks=1)
+    shape = skeleton(source, blocks=1)
     block = sum(parameter.numel() * 4 for parameter in find_blocks(shape, Anatomy())[0].parameters())
     before, start = resident("VmRSS"), time.perf_counter()
     model = (
@@ -82,12 +83,13 @@ def apart(work: str, source: str, blocks: int) -> str:
 def main(cases: list[str]) -> None:
     lines = [f"{TOKENS} tokens, float32, {torch.get_num_threads()} threads; ratio: target 1.5", ""]
     for case in cases:
-        shards, name, blocks = "shards" in case, *case.removeprefix("shards:").split(":")
+        shards = case.startswith("shards:")
+        name, blocks, *chosen = case.removeprefix("shards:").split(":")
         lines.append(f"{name}, {blocks} blocks, weights {'read from shards' if shards else 'drawn'}")
         with tempfile.TemporaryDirectory() as directory:
             if shards:
                 from_architecture(name, blocks=int(blocks), on_demand=False).model.save_pretrained(directory)
-            for work in WORK:
+            for work in chosen[0].split(",") if chosen else WORK:
                 lines.append(apart(work, directory if shards else name, int(blocks)))
                 print(lines[-1], file=sys.stderr)
         lines.append("")

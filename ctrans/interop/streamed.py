@@ -45,7 +45,7 @@ def put_in_place(model: nn.Module, anatomy: Anatomy, source: Source) -> None:
             for inner, part in module.named_modules(prefix=path):
                 for name, parameter in list(part.named_parameters(recurse=False)):
                     if parameter.is_meta and parameter not in made:
-                        made[parameter] = nn.Parameter(weights[f"{inner}.{name}"], parameter.requires_grad)
+                        made[parameter] = nn.Parameter(weights[f"{inner}.{name}"].to(parameter.dtype), parameter.requires_grad)
                     if parameter.is_meta:
                         setattr(part, name, made[parameter])
 
@@ -74,7 +74,8 @@ def drawn(model: nn.Module, seed: int) -> Source:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(piece_seed(seed, next(iter(skeletons))))
             for path, skeleton in skeletons.items():
-                module = copy.deepcopy(skeleton, dict(configs)).to_empty(device="cpu")
+                # in one precision, so that the same seed gives the same weights in every other
+                module = copy.deepcopy(skeleton, dict(configs)).float().to_empty(device="cpu")
                 module.apply(model._init_weights)  # type: ignore[arg-type]  # the library's own
                 weights |= {f"{path}.{name}": parameter.detach() for name, parameter in module.named_parameters()}
         return weights

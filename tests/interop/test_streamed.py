@@ -75,6 +75,15 @@ def test_another_precision_can_be_asked_for(dtype, tmp_path):
     assert same(from_transformers(tmp_path, dtype=dtype), from_transformers(tmp_path, dtype=dtype, on_demand=True), x)
 
 
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_a_seed_means_the_same_weights_in_every_precision(on_demand, tmp_path):
+    made("gemma3").config.save_pretrained(tmp_path)
+    single, double = (from_architecture(tmp_path, dtype=dtype, on_demand=on_demand) for dtype in (torch.float32, torch.float64))
+    for k in (0, 1):
+        expected, got = (weights_of(model.depth.sublayers[k]) for model in (single, double))
+        assert all(torch.equal(got[name], weight.double()) for name, weight in expected.items())
+
+
 def test_the_librarys_own_initialisation_is_drawn():
     model = from_architecture("gpt2", blocks=2, on_demand=True)
     attention, ffn = (weights_of(model.depth.sublayers[k]) for k in (0, 1))
