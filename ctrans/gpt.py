@@ -21,7 +21,7 @@ from ctrans.depth import Depth, Sublayers, check_count, check_dt
 from ctrans.depth_weights import BASES, blocks_through
 from ctrans.initialisation import get_initialisation, initialise
 from ctrans.norm import NORMS, Norm, check_norm
-from ctrans.on_demand import Piece, Shelf, memory, put_on_demand, skeletons
+from ctrans.on_demand import Piece, Shelf, check_fits, put_on_demand, skeletons
 from ctrans.placement import get_placement
 from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Kind, Sublayer
 from solvers import ConfigError, Solution
@@ -314,9 +314,5 @@ def check_buildable(config: GPTConfig, seed: int, *, on_demand: bool = False) ->
     weights = config.parameters
     if on_demand:
         weights -= (config.weights_in_depth - 1) * config.parameters_of_block
-    size = weights * torch.get_default_dtype().itemsize
-    if size > memory():
-        less = "" if on_demand else ", or draw them on demand (on_demand=True, --stream)"
-        raise ConfigError(
-            f"the weights need {size / 1e9:.3g} GB and this machine has {memory() / 1e9:.3g}: lower width, depth or context{less}"
-        )
+    less = "" if on_demand else ", or have them drawn on demand (on_demand=True, --stream)"
+    check_fits(weights * torch.get_default_dtype().itemsize, f"lower width, depth or context{less}")

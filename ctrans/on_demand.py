@@ -34,6 +34,12 @@ def too_large_to_stay(weights: float) -> bool:
     return weights * SHARE > memory()
 
 
+def check_fits(weights: float, remedy: str) -> None:
+    """Raises ConfigError, with the remedy, for more bytes of weights than there is memory: before this machine starts to swap."""
+    if weights > memory():
+        raise ConfigError(f"the weights need {weights / 1e9:.3g} GB and this machine has {memory() / 1e9:.3g}: {remedy}")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
     """Weights that are made together, and a function that makes them: the same whenever it is called."""
@@ -94,6 +100,12 @@ class OnDemand(nn.Module):
     """What a module becomes whose weights are made on demand: a subclass of its own class, whose weights are properties."""
 
     place: Place
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        check_present(self, "saved")
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        check_present(self, "loaded")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OnDemand:
         """Follows `to`, `double` and the like."""

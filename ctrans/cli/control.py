@@ -64,13 +64,13 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
         "command": "control",
         "options": options.printable(settings),
         "environment": options.environment(device),
-        "model": summary(found, text),
+        "model": summary(found, text, tokens),
         "placements": readings,
     }
     options.write_json(result, json_path, directory, "control")
     if json_path != "-":
         console = Console()
-        say_model(console, found, text)
+        say_model(console, found, text, tokens)
         for name, reading in readings.items():
             console.print(control_table(name, reading), "")
         console.print(f"Written: {directory}/control.json, {directory}/control.png", soft_wrap=True)

@@ -37,6 +37,8 @@ HARMLESS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 @click.command("generate")
 @click.option(
     "--checkpoint",
+    multiple=True,
+    callback=options.once,
     type=click.Path(path_type=Path),
     required=True,
     help="Directory of a saved model (config.json, model.safetensors), or of a training run: its best model, else its last.",

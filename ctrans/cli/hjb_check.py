@@ -100,7 +100,7 @@ def command(
         "command": "hjb-check",
         "options": options.printable(settings),
         "environment": options.environment(device),
-        "model": summary(wanted, text),
+        "model": summary(wanted, text, tokens),
         "checks": {norm: [_summary(check) for check in found] for norm, found in checks.items()},
         "not_applicable": refused,
         "pde": None if study is None else study.summary(),
@@ -108,7 +108,7 @@ def command(
     options.write_json(result, json_path, directory, "hjb-check")
     if json_path != "-":
         console = Console()
-        say_model(console, wanted, text)
+        say_model(console, wanted, text, tokens)
         for norm, found in checks.items():
             console.print(check_table(norm, found, refused))
             console.print("", check_notes(found), "", sep="\n", highlight=False)

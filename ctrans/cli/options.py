@@ -119,8 +119,21 @@ json_option = click.option(
 )
 
 
+def once(context: click.Context, parameter: click.Parameter, values: Sequence[Any]) -> Any:
+    """The one value of an option that is a model; ConfigError for several, of which the last would win unsaid, and for an empty one."""
+    flag = parameter.opts[0]
+    if len(values) > 1:
+        given = ", ".join(repr(str(value)) for value in values)
+        raise ConfigError(f"{flag} is given {len(values)} times, {given}, and one model is looked at: choose one")
+    if "" in values:
+        raise ConfigError(f"{flag} '' names nothing: give a value, or leave the option out")
+    return values[0] if values else None
+
+
 checkpoint_option = click.option(
     "--checkpoint",
+    multiple=True,
+    callback=once,
     type=click.Path(path_type=Path),
     help="Directory of a model that ctrans saved (config.json, model.safetensors), or of a training run, in place of a seeded one; "
     "--context may shorten its sequences.",
@@ -128,6 +141,8 @@ checkpoint_option = click.option(
 
 model_option = click.option(
     "--model",
+    multiple=True,
+    callback=once,
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="Somebody else's model in place of a seeded one: a local Hugging Face directory (GPT-2, BERT, Llama, Qwen, Gemma, OLMo and "
@@ -138,8 +153,9 @@ model_option = click.option(
 )
 
 
-def _in_single_precision(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """What it does to the default of --dtype."""
+def _in_single_precision(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> str | None:
+    """`once`, and what it does to the default of --dtype."""
+    value: str | None = once(context, parameter, values)
     if value is not None:
         context.default_map = {**(context.default_map or {}), "dtype": "float32"}
     return value
@@ -147,6 +163,7 @@ def _in_single_precision(context: click.Context, parameter: click.Parameter, val
 
 architecture_option = click.option(
     "--architecture",
+    multiple=True,
     metavar="NAME",
     is_eager=True,
     callback=_in_single_precision,

@@ -97,8 +97,10 @@ def command(
     _check_dtype(settings["dtype"])
     device, dtype = options.get_device(settings["device"]), options.get_dtype(settings["dtype"])
     jobs = _jobs(placements, compare, settings)
-    text = read(settings, list(jobs.values()))
-    tokens, targets, other = (part.to(device) for part in _parts(text, settings, list(jobs.values())))
+    found = list(jobs.values())
+    settings["stream"] = any(subject.streamed for subject in found)
+    text = read(settings, found)
+    tokens, targets, other = (part.to(device) for part in _parts(text, settings, found))
     directory = options.out_directory(out, json_path, "screen")
     effort = EFFORTS["quick" if quick else "full"]
     results: dict[str, Screening] = {}
@@ -120,16 +122,16 @@ def command(
         write_atomic(directory / "screen.png", png(screen_figure(results, _title(settings, list(results)))))
     result = {
         "command": "screen",
-        "options": {**options.printable(settings), "placements": placements, "compare": compare, "quick": quick},
+        "options": {**options.printable(settings), "placements": _placements(found), "compare": compare, "quick": quick},
         "environment": options.environment(device),
-        "model": summary(list(jobs.values()), text),
+        "model": summary(found, text, tokens),
         "ranking": ranked(results),
         "models": {name: _summary(screening) for name, screening in results.items()},
     }
     options.write_json(result, json_path, directory, "screen")
     if json_path != "-":
         console = Console()
-        say_model(console, list(jobs.values()), text)
+        say_model(console, found, text, tokens)
         _print(console, results, directory)
     broken = {name: screening.broken for name, screening in results.items() if screening.broken is not None}
     for name, segment in broken.items():
@@ -166,6 +168,11 @@ def _jobs(placements: Sequence[str], compare: Sequence[str], settings: dict[str,
         own = {**settings, **{COMPARABLE[name][0]: value for name, value in changes}}
         (jobs[label(changes)],) = subjects(own, [own["placement"]], [own["norm"]])
     return jobs
+
+
+def _placements(found: Sequence[Subject]) -> list[str]:
+    """Each placement that a sublayer of these models has."""
+    return list(dict.fromkeys(name for subject in found for name in subject.placements))
 
 
 def _axes(compare: Sequence[str]) -> dict[str, list[Any]]:

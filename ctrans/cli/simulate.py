@@ -77,13 +77,13 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
         "command": "simulate",
         "options": options.printable({**settings, "reference": reference}),
         "environment": options.environment(options.get_device(settings["device"])),
-        "model": summary(found, text),
+        "model": summary(found, text, tokens),
         "placements": {s.placement: s for s in results},
     }
     options.write_json(result, json_path, directory, "simulate")
     if json_path != "-":
         console = Console()
-        say_model(console, found, text)
+        say_model(console, found, text, tokens)
         for s in results:
             console.print(simulation_table(s), "")
         console.print(f"{title}. Written: {directory}/simulate.json, {directory}/simulate.png", soft_wrap=True)

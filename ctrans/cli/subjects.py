@@ -40,7 +40,8 @@ BROUGHT = ("placements", "norm", "norms", "seed", *options.ARCHITECTURE)
 class Subject:
     """A model to look at: what is known of it, and how it is made when its turn comes.
 
-    `opened` is the model of `--model`, which has to be read before anything is known of it.
+    `opened` is the model of `--model` or `--architecture`, which has to be there before anything is known of it. `streamed` is
+    whether its weights are made on demand.
     """
 
     config: Any  # GPTConfig, or Architecture of an imported model: a `Described`
@@ -48,6 +49,7 @@ class Subject:
     vocabulary: int
     placements: tuple[str, ...]
     opened: Opened | None = None
+    streamed: bool = False
 
     def model(self, dtype: torch.dtype, device: torch.device) -> GPT | Imported:
         """The model, ready to be looked at: no gradients, evaluation mode."""
@@ -57,14 +59,17 @@ class Subject:
 
 
 def subjects(settings: dict[str, Any], placements: Sequence[str], norms: Sequence[str]) -> list[Subject]:
-    """Every norm with every placement asked for, or the one model of `--checkpoint` or `--model`, which then fills the settings.
+    """Every norm with every placement asked for, or the one model of an option in `SOURCES`, which then fills the settings.
 
-    ConfigError for what cannot be, and for options that contradict the model.
+    `stream` becomes what was decided: whether weights of any model are made on demand. Raises ConfigError for what cannot be, and
+    for options that contradict the model.
     """
     given = [name for name in SOURCES if name is not None and settings[name] is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(f'--{name}' for name in given)} are given, and each is a model: choose one")
-    return SOURCES[given[0] if given else None](settings, placements, norms)
+    found = SOURCES[given[0] if given else None](settings, placements, norms)
+    settings["stream"] = any(subject.streamed for subject in found)
+    return found
 
 
 def _seeded(settings: dict[str, Any], placements: Sequence[str], norms: Sequence[str]) -> list[Subject]:
@@ -79,7 +84,7 @@ def _seeded(settings: dict[str, Any], placements: Sequence[str], norms: Sequence
         on_demand = large if settings["stream"] is None else settings["stream"]
         check_buildable(config, settings["seed"], on_demand=on_demand)
         make = partial(GPT, config, seed=settings["seed"], on_demand=on_demand)
-        found.append(Subject(config, make, VOCABULARY, (config.placement,)))
+        found.append(Subject(config, make, VOCABULARY, (config.placement,), streamed=on_demand))
     return found
 
 
@@ -127,7 +132,7 @@ def _opened(settings: dict[str, Any], opened: Opened) -> list[Subject]:
     context = settings["context"] if config.context is None else min(settings["context"], config.context)
     settings.update({**unknown, "depth": depth.blocks, "width": config.width, "norm": config.norm, "context": context})
     names = tuple(dict.fromkeys(placement_of(sublayer).name for sublayer in depth.sublayers))
-    return [Subject(config, lambda: opened.model, opened.vocabulary, names, opened)]
+    return [Subject(config, lambda: opened.model, opened.vocabulary, names, opened, depth.streamed)]
 
 
 SOURCES: dict[str | None, Callable[[dict[str, Any], Sequence[str], Sequence[str]], list[Subject]]] = {
@@ -195,17 +200,28 @@ def weights_of(settings: dict[str, Any]) -> str:
     return "{initialisation} weights, seed {seed}".format(**settings)
 
 
-def say_model(console: Console, found: Sequence[Subject], text: Text) -> None:
-    """What was recognised in an imported model, and how it reads; nothing for our own models."""
+def say_model(console: Console, found: Sequence[Subject], text: Text, tokens: Tensor) -> None:
+    """What was recognised in an imported model, how it reads, and what is looked at; nothing for our own models."""
     opened = found[0].opened
     if opened is not None:
-        console.print(f"{opened.described}\nText: {text.said}\n", highlight=False, markup=False, soft_wrap=True)
+        count, length = tokens.shape
+        looked_at = f"{count} sequence{'s' * (count > 1)} of {length} tokens{_cut(found[0])}"
+        words = f"{opened.described}\nText: {text.said}; {looked_at}\n"
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
-def summary(found: Sequence[Subject], text: Text) -> dict[str, Any] | None:
+def _cut(subject: Subject) -> str:
+    """Words for sequences that the user wanted longer than the model can read."""
+    context, longest = click.get_current_context(), subject.config.context
+    typed = context.get_parameter_source("context") is ParameterSource.COMMANDLINE
+    asked = context.params["context"]
+    return f"; its context is {longest}, and {asked} were asked for" if typed and longest is not None and longest < asked else ""
+
+
+def summary(found: Sequence[Subject], text: Text, tokens: Tensor) -> dict[str, Any] | None:
     """The same for JSON."""
     opened = found[0].opened
     if opened is None:
         return None
     kept = {"architecture": opened.model.config, "causal": opened.causal, "vocabulary": opened.vocabulary, "text": text.said}
-    return {"described": opened.described, **kept}
+    return {"described": opened.described, **kept, "sequences": tokens.shape[0], "tokens": tokens.shape[1]}

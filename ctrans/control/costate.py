@@ -121,8 +121,22 @@ def check_targets(tokens: Tensor, targets: Tensor) -> None:
 
 
 def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:
-    """L(X_T): the mean cross-entropy of head(X_T) in nats, targets of -1 left out."""
-    return F.cross_entropy(model.head(x).flatten(0, -2), targets.flatten(), ignore_index=-1)
+    """L(X_T): the mean cross-entropy of head(X_T) in nats, targets of -1 left out.
+
+    Raises ConfigError for a head without one row of logits per target and, on the CPU, for targets that have no logit.
+    """
+    logits = model.head(x)
+    if logits.shape[:-1].numel() != targets.numel():
+        shapes = f"the head gives {tuple(logits.shape)} for targets {tuple(targets.shape)}"
+        raise ConfigError(f"{shapes}: take a model with logits of every token")
+    # on an accelerator this would wait for the device; there the loss's own assertion reports it
+    if targets.device.type == "cpu" and not -1 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
+        span = f"targets run from {int(targets.min())} to {int(targets.max())}"
+        raise ConfigError(
+            f"{span}, and the head gives {logits.shape[-1]} numbers per token: give targets below that, or a model whose head has a "
+            "logit for every token"
+        )
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
 
 @dataclasses.dataclass(frozen=True)

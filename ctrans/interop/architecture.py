@@ -12,9 +12,9 @@ from torch import nn
 from ctrans.gpt import check_seed
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.imported import Imported
-from ctrans.interop.local import FAMILIES, build, check_family, import_transformers, one_line, read_config, reading_errors
+from ctrans.interop.local import build, check_family, import_transformers, one_line, read_config, read_settings, reading_errors
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
-from ctrans.on_demand import skeletons, too_large_to_stay
+from ctrans.on_demand import check_fits, skeletons, too_large_to_stay
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -24,7 +24,16 @@ def _gpt2(blocks: int, width: int, heads: int) -> dict[str, Any]:
 
 
 def _gated(
-    family: str, blocks: int, width: int, heads: int, groups: int, hidden: int, vocabulary: int, theta: float, **other: Any
+    family: str,
+    blocks: int,
+    width: int,
+    heads: int,
+    groups: int,
+    hidden: int,
+    vocabulary: int,
+    theta: float,
+    context: int,
+    **other: Any,
 ) -> dict[str, Any]:
     return {
         "model_type": family,
@@ -34,6 +43,7 @@ def _gated(
         "num_key_value_heads": groups,
         "intermediate_size": hidden,
         "vocab_size": vocabulary,
+        "max_position_embeddings": context,
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         **other,
     }
@@ -46,16 +56,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": _gpt2(24, 1024, 16),
     "gpt2-large": _gpt2(36, 1280, 20),
     "gpt2-xl": _gpt2(48, 1600, 25),
-    "llama-7b": _gated("llama", 32, 4096, 32, 32, 11008, 32000, 1e4, rms_norm_eps=1e-5),
-    "llama-13b": _gated("llama", 40, 5120, 40, 40, 13824, 32000, 1e4, rms_norm_eps=1e-5),
-    "llama-70b": _gated("llama", 80, 8192, 64, 8, 28672, 32000, 1e4, rms_norm_eps=1e-5),
-    "llama3-8b": _gated("llama", 32, 4096, 32, 8, 14336, 128256, 5e5, rms_norm_eps=1e-5),
-    "llama3-70b": _gated("llama", 80, 8192, 64, 8, 28672, 128256, 5e5, rms_norm_eps=1e-5),
-    "qwen2.5-7b": _gated("qwen2", 28, 3584, 28, 4, 18944, 152064, 1e6, rms_norm_eps=1e-6),
-    "gemma2-9b": _gated("gemma2", 42, 3584, 16, 8, 14336, 256000, 1e4, head_dim=256, query_pre_attn_scalar=256),
-    "gemma2-27b": _gated("gemma2", 46, 4608, 32, 16, 36864, 256000, 1e4, head_dim=128, query_pre_attn_scalar=144),
-    "olmo2-7b": _gated("olmo2", 32, 4096, 32, 32, 11008, 100352, 5e5, rms_norm_eps=1e-6),
-    "olmo2-13b": _gated("olmo2", 40, 5120, 40, 40, 13824, 100352, 5e5, rms_norm_eps=1e-6),
+    "llama-7b": _gated("llama", 32, 4096, 32, 32, 11008, 32000, 1e4, 4096, rms_norm_eps=1e-5),
+    "llama-13b": _gated("llama", 40, 5120, 40, 40, 13824, 32000, 1e4, 4096, rms_norm_eps=1e-5),
+    "llama-70b": _gated("llama", 80, 8192, 64, 8, 28672, 32000, 1e4, 4096, rms_norm_eps=1e-5),
+    "llama3-8b": _gated("llama", 32, 4096, 32, 8, 14336, 128256, 5e5, 8192, rms_norm_eps=1e-5),
+    "llama3-70b": _gated("llama", 80, 8192, 64, 8, 28672, 128256, 5e5, 8192, rms_norm_eps=1e-5),
+    "qwen2.5-7b": _gated("qwen2", 28, 3584, 28, 4, 18944, 152064, 1e6, 131072, rms_norm_eps=1e-6),
+    "gemma2-9b": _gated("gemma2", 42, 3584, 16, 8, 14336, 256000, 1e4, 8192, head_dim=256, query_pre_attn_scalar=256),
+    "gemma2-27b": _gated("gemma2", 46, 4608, 32, 16, 36864, 256000, 1e4, 8192, head_dim=128, query_pre_attn_scalar=144),
+    "olmo2-7b": _gated("olmo2", 32, 4096, 32, 32, 11008, 100352, 5e5, 4096, rms_norm_eps=1e-6),
+    "olmo2-13b": _gated("olmo2", 40, 5120, 40, 40, 13824, 100352, 5e5, 4096, rms_norm_eps=1e-6),
 }
 """The shapes of published models, as their config.json says: families of `transformers`, whose own modules compute them."""
 
@@ -81,8 +91,10 @@ def from_architecture(
     """
     anatomy = Anatomy() if anatomy is None else anatomy
     model = skeleton(architecture, seed=seed, blocks=blocks, dtype=dtype)
-    if on_demand is None:
-        on_demand = too_large_to_stay(sum(parameter.numel() * parameter.itemsize for parameter in model.parameters()))
+    size = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+    on_demand = too_large_to_stay(size) if on_demand is None else on_demand
+    if not on_demand:
+        check_fits(size, "have them drawn on demand (on_demand=True, --stream)")
     (put_model_on_demand if on_demand else put_in_place)(model, anatomy, drawn(model, seed))
     return Imported(model, dt=dt, anatomy=anatomy)
 
@@ -108,17 +120,15 @@ def skeleton(architecture: Source, *, seed: int = 0, blocks: int | None = None, 
 
 def _settings(architecture: Source, transformers: Any) -> Mapping[str, Any]:
     if isinstance(architecture, Mapping):
-        if architecture.get("model_type") not in transformers.CONFIG_MAPPING:
-            raise unknown("model_type", str(architecture.get("model_type")), FAMILIES)
+        check_family("the architecture", architecture, transformers)
         return architecture
     if str(architecture) in PRESETS:
         return PRESETS[str(architecture)]
     path = Path(architecture)
-    if not path.exists():
+    if not str(architecture) or not path.exists():
         raise unknown("architecture", str(architecture), [*PRESETS, "a config.json"])
-    path = path.parent if path.is_file() else path
-    settings = read_config(path)
-    check_family(path, settings, transformers)
+    settings = read_settings(path) if path.is_file() else read_config(path)
+    check_family(repr(str(path)), settings, transformers)
     return settings
 
 

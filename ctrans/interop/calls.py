@@ -16,6 +16,8 @@ from solvers import ConfigError
 
 CACHES = ("past_key_values",)
 """Arguments that carry keys and values of an earlier call."""
+OWN_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+"""What a model's code raises when it meets a state where it expects a tuple."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,8 @@ def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tens
 def recorded(blocks: Sequence[nn.Module], run: Callable[[], object]) -> list[Call]:
     """How `run` calls each block, the blocks passing their state on unchanged. Caches are left out of the calls.
 
-    Raises ConfigError unless every block is called once, with the state (batch, tokens, width) that the one before returned.
+    Raises ConfigError unless every block is called once, with the state (batch, tokens, width) that the one before returned, and
+    the model's own code takes that state as a block's output.
     """
     calls: dict[int, Call] = {}
 
@@ -85,7 +88,18 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object]) -> list[Cal
         return call.x
 
     with intercepted(blocks, note):
-        run()
+        try:
+            run()
+        except ConfigError:
+            raise
+        except OWN_ERRORS as error:
+            if not calls:  # no block is to blame
+                raise
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ConfigError(
+                f"the model cannot be run with blocks that pass on the state alone: its {type(blocks[0]).__name__}s return tuples, or do "
+                f"more than change the state ({said})"
+            ) from error
     if len(calls) < len(blocks):
         raise ConfigError(f"{len(blocks) - len(calls)} of {len(blocks)} blocks are not called in a forward pass")
     for i, call in sorted(calls.items()):

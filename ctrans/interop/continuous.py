@@ -20,6 +20,7 @@ from ctrans.interop.calls import bind, evaluating, own_context, recorded
 from ctrans.interop.inputs import example_of
 from ctrans.interop.recognise import recognise
 from ctrans.ode_block import Scheme, in_context
+from ctrans.on_demand import check_present
 from solvers import ConfigError, Gradient, Method
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -58,10 +59,15 @@ def continuize(
     the gradients `adjoint` and `reversible` refuse. `anatomy` names the parts of a model that is not recognised, `example` the
     arguments of a forward pass where they cannot be guessed. Returns the model; `discretize` undoes all.
 
+    What is saved is the discrete model, by names and config: after loading, call this again with the same arguments. Attentions by
+    `output_attentions` are those of every evaluation. In float64 norms of other libraries, which round to float32, are computed
+    without that rounding.
+
     Raises ConfigError for layers that there are not, blocks of no known structure, and a scheme that makes no sense.
     """
     scheme = Scheme(method, steps, rtol, atol, gradient)
     anatomy = Anatomy() if anatomy is None else anatomy
+    check_present(model, "trained as an ODE")
     blocks = find_blocks(model, anatomy)
     chosen = _chosen(layers, blocks)
     with evaluating(model):
@@ -87,7 +93,7 @@ def discretize(model: Model) -> Model:
             block.__class__ = flow.discrete
             del block.flow
             if flow.used_cache is not None:
-                model.config.use_cache = flow.used_cache  # type: ignore[union-attr]  # a model with a cache has one
+                _use_cache(model, flow.used_cache)
     return model
 
 
@@ -118,8 +124,14 @@ def _chosen(layers: int | Iterable[int] | None, blocks: list[nn.Module]) -> list
 
 def _turn_cache_off(model: nn.Module) -> bool | None:
     """What config.use_cache was, now False; None for a model that has no such thing or has it off."""
-    config: Any = getattr(model, "config", None)
-    if not getattr(config, "use_cache", False):
+    if not getattr(getattr(model, "config", None), "use_cache", False):
         return None
-    config.use_cache = False
+    _use_cache(model, False)
     return True
+
+
+def _use_cache(model: nn.Module, wanted: bool) -> None:
+    for name in ("config", "generation_config"):
+        config: Any = getattr(model, name, None)
+        if config is not None:
+            config.use_cache = wanted

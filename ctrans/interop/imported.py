@@ -29,6 +29,8 @@ from solvers import ConfigError, Solution
 
 REMEMBERED = 8
 """For how many shapes of the state the contexts are kept."""
+OUTPUTS = ("logits", "prediction_logits", "last_hidden_state")
+"""What a head's output is called, in order of preference."""
 
 
 class Contexts:
@@ -161,15 +163,23 @@ class Imported(nn.Module):
         return call.x if name == "pixel_values" else call.x.reshape(*lead, *call.x.shape[-2:])
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
-        """What the model makes of the last block's output: logits, or the last hidden state of a model without a head."""
+        """What the model makes of the last block's output: logits, or the last hidden state of a model without a head.
+
+        Raises ConfigError for a model whose output is neither, naming what it has.
+        """
         states = x.reshape(-1, *x.shape[-2:])
 
         def instead(i: int, call: Call) -> Tensor:
             return states if i == 0 else call.x
 
         with intercepted(self._blocks(), instead):
-            output = self.model(**stand_in(self.model, states.detach()))
-        result = output.logits if "logits" in output else output.last_hidden_state
+            output = self.model(**stand_in(self.model, states.detach()), return_dict=True)
+        result = next((output[name] for name in OUTPUTS if name in output), None)
+        if result is None:
+            raise ConfigError(
+                f"{self.config.model} gives {', '.join(output)}, and known here are {', '.join(OUTPUTS)}: take the family's class with "
+                "a language-model head, or the one without a head"
+            )
         return result.reshape(*x.shape[:-2], *result.shape[1:])
 
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.imported import Imported
-from ctrans.interop.streamed import FLOATS, put_model_on_demand, read, stored_weights
+from ctrans.interop.streamed import put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.on_demand import skeletons
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -63,16 +64,31 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
             dtype="auto" if dtype is None else dtype,
         )
     except reading_errors() as error:
         raise ConfigError(f"cannot load {str(directory)!r}: {one_line(error)}") from None
-    for what, names in (("missing", seen["missing_keys"]), ("of another shape", seen["mismatched_keys"])):
-        if names:
-            raise ConfigError(
-                f"{str(directory)!r} is not whole: {len(names)} weights are {what}, such as {sorted(map(str, names))[0]}"
-            )
+    if seen["missing_keys"]:
+        names = sorted(map(str, seen["missing_keys"]))
+        raise ConfigError(f"{str(directory)!r} is not whole: {len(names)} weights are missing, such as {names[0]}")
+    for name, have, want in sorted(seen["mismatched_keys"]):
+        raise ConfigError(f"{str(directory)!r} does not fit its {CONFIG}: {name} is {tuple(have)}, expected {tuple(want)}")
+    check_all_blocks(directory, model, seen["unexpected_keys"])
     return model.eval()
+
+
+def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:
+    """Raises ConfigError where weights that the model does not use are those of blocks beyond its own."""
+    for path, part in model.named_modules():
+        if isinstance(part, nn.ModuleList):
+            inside = re.compile(rf"(?:^|.*\.){re.escape(path)}\.(\d+)\.")
+            numbers = [int(found[1]) for name in unused if (found := inside.match(name))]
+            if numbers and max(numbers) >= len(part):
+                raise ConfigError(
+                    f"{str(directory)!r} holds weights of {path}.{max(numbers)}, and its {CONFIG} says {len(part)} blocks: mend the "
+                    "number there"
+                )
 
 
 def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None) -> nn.Module:
@@ -81,14 +97,17 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
     """
     directory = Path(directory)
     settings, transformers = _checked(directory)
-    stored = stored_weights([directory / name for name in _shards(directory)])
+    stored = stored_weights([directory / name for name in weight_files(directory)])
     try:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
         with skeletons():
-            model = build(settings, config, transformers.AutoModel, dtype or FLOATS[next(iter(stored.values())).dtype])
+            kept = getattr(config, "dtype", None) or stored_dtype(stored)
+            model = build(settings, config, transformers.AutoModel, dtype or kept)
     except reading_errors() as error:
         raise ConfigError(f"cannot load {str(directory)!r}: {one_line(error)}") from None
-    put_model_on_demand(model, anatomy, read(model, stored))
+    source, unused = read(model, stored)
+    check_all_blocks(directory, model, unused)
+    put_model_on_demand(model, anatomy, source)
     return model
 
 
@@ -96,7 +115,7 @@ def _checked(directory: Path) -> tuple[dict[str, Any], Any]:
     """The config of a directory whose files look right, and the library."""
     transformers = import_transformers()
     settings = read_config(directory)
-    check_family(directory, settings, transformers)
+    check_family(repr(str(directory / CONFIG)), settings, transformers)
     _check_weights(directory)
     return settings, transformers
 
@@ -104,7 +123,8 @@ def _checked(directory: Path) -> tuple[dict[str, Any], Any]:
 def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> Any:
     """A model of that config in eval mode and without gradients, of the class that the settings name or of the default family."""
     kind = model_class(settings, import_transformers())
-    model = default.from_config(config, dtype=dtype) if kind is None else kind._from_config(config, dtype=dtype)
+    with torch.random.fork_rng(devices=[]):
+        model = default.from_config(config, dtype=dtype) if kind is None else kind._from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 
@@ -141,40 +161,62 @@ def check_not_quantised(model: nn.Module) -> None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
+    """The config of a directory. Raises ConfigError where there is none."""
     if not directory.is_dir():
         raise ConfigError(f"{str(directory)!r} is no directory: give one with {CONFIG} and {WEIGHTS} (nothing is downloaded)")
     if not (directory / CONFIG).is_file():
         raise ConfigError(f"{str(directory)!r} has no {CONFIG}: give a directory that save_pretrained() wrote")
+    return read_settings(directory / CONFIG)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The entries of a config file. Raises ConfigError for a file that holds something else."""
     try:
-        config = json.loads((directory / CONFIG).read_text())
+        config = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(directory / CONFIG)!r} is no JSON: {one_line(error)}") from None
+        raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"{str(directory / CONFIG)!r} holds no object: it is no model's config")
+        raise ConfigError(f"{str(path)!r} holds no object: it is no model's config")
     return config
 
 
-def check_family(directory: Path, config: dict[str, Any], transformers: Any) -> None:
+def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> None:
+    """Raises ConfigError for a config of quantised weights, of a family that is not built in, or of kernels from elsewhere."""
     if config.get("quantization_config") is not None:
-        raise ConfigError(f"{str(directory)!r} holds quantised weights: save the model unquantised")
-    if (directory / ADAPTER).exists():
-        raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge the two and save the result")
+        raise ConfigError(f"{where} is of quantised weights: save the model unquantised")
     family = str(config.get("model_type"))
     if family not in transformers.CONFIG_MAPPING:
         if "auto_map" in config:
+            raise ConfigError(f"{where} brings its own code, which is never run: its family {family!r} is not built in")
+        raise unknown(f"model_type of {where}", family, FAMILIES)
+    for name, kernel in _kernels(config):
+        if kernel not in KERNELS:
             raise ConfigError(
-                f"{str(directory)!r} brings its own code, which is never run: its family {family!r} is not built in"
+                f"{where} asks for {name} {kernel!r}, which would be fetched or has neither float64 nor second derivatives: set it "
+                'to "sdpa" or "eager"'
             )
-        raise unknown(f"model_type in {str(directory / CONFIG)!r}", family, FAMILIES)
+
+
+KERNELS = (None, "eager", "sdpa")
+"""Attention that the library itself computes; it would fetch and run others by their names."""
+
+
+def _kernels(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every kernel that a config or a part of it names: in one word, or in words by part."""
+    for name, value in config.items():
+        if name in ("attn_implementation", "_attn_implementation"):
+            yield from ((name, each) for each in (value.values() if isinstance(value, Mapping) else [value]))
+        elif isinstance(value, Mapping):
+            yield from _kernels(value)
 
 
 FAMILIES = ("bert", "gemma2", "gemma3_text", "gpt2", "llama", "olmo2", "qwen2", "qwen3", "vit")
 """Families that are tested. Others of the library are recognised by their structure, or not."""
 
 
-def _shards(directory: Path) -> list[str]:
-    """The names of the files of weights. Raises ConfigError for an index that is none."""
-    if (directory / INDEX).is_file():
+def weight_files(directory: Path) -> list[str]:
+    """The names of the files of weights: the one, as the library prefers, or the index's. ConfigError for an index that is none."""
+    if not (directory / WEIGHTS).is_file() and (directory / INDEX).is_file():
         try:
             return sorted({str(name) for name in json.loads((directory / INDEX).read_text())["weight_map"].values()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -184,7 +226,9 @@ def _shards(directory: Path) -> list[str]:
 
 def _check_weights(directory: Path) -> None:
     """Raises ConfigError unless all shards are there and are whole safetensors files."""
-    shards = _shards(directory)
+    if (directory / ADAPTER).exists():
+        raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge the two and save the result")
+    shards = weight_files(directory)
     missing = [name for name in shards if not (directory / name).is_file()]
     if missing:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
@@ -199,5 +243,8 @@ def _check_weights(directory: Path) -> None:
 
 
 def one_line(error: BaseException) -> str:
+    """What an error says, in a line."""
     text = " ".join(str(error).split())
+    if isinstance(error, KeyError):
+        text = f"its config names {text}, which the library does not know"
     return text if len(text) <= 200 else f"{text[:197]}..."

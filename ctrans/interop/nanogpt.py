@@ -63,11 +63,17 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
     weights: Mapping[str, Any] = checkpoint
     arguments: Mapping[str, Any] = {}
     if isinstance(checkpoint.get("model"), Mapping):
-        weights, arguments = checkpoint["model"], checkpoint.get("model_args") or {}
+        weights, arguments = checkpoint["model"], checkpoint.get("model_args", {})
+    if not isinstance(arguments, Mapping):
+        raise ConfigError(
+            f"{named!r} holds no nanoGPT model: its model_args are {type(arguments).__name__}, not settings by name"
+        )
     weights = {str(name).removeprefix(COMPILED): value for name, value in weights.items()}
     weights = {name: value for name, value in weights.items() if not IGNORED.fullmatch(name)}
-    if not all(isinstance(value, Tensor) and value.is_floating_point() for value in weights.values()):
-        raise ConfigError(f"{named!r} holds no nanoGPT model: its entries are not all weights")
+    if not all(_is_weight(value) for value in weights.values()):
+        raise ConfigError(
+            f"{named!r} holds no nanoGPT model: its entries are not all weights, which are dense and of floating point"
+        )
     heads = arguments.get("n_head") if heads is None else heads
     if heads is None:
         raise ConfigError("a state dict does not say how many heads the model has: give heads=...")
@@ -81,7 +87,7 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
     for name in sorted(shapes.keys() | weights.keys()):
         have = tuple(weights[name].shape) if name in weights else "absent"
         if have != shapes.get(name, "absent"):
-            raise ConfigError(f"{named!r} is no nanoGPT model: {name} is {have}, expected {shapes.get(name, 'absent')}")
+            raise ConfigError(f"{named!r} is no nanoGPT model: {name!r} is {have}, expected {shapes.get(name, 'absent')}")
     model.load_state_dict({expected[name]: value for name, value in weights.items()})
     return model
 
@@ -111,11 +117,17 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     except pickle.UnpicklingError:
         raise ConfigError(f"{str(path)!r} holds more than weights, and reading that may run code: it is not read") from None
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise ConfigError(f"{str(path)!r} is no whole file of torch.save: {' '.join(str(error).split())[:200]}") from None
+    # its reader raises whatever the damaged bytes lead it to: KeyError, IndexError, TypeError, AssertionError and more
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({said})") from None
     if not isinstance(checkpoint, Mapping):
         raise ConfigError(f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint")
     return checkpoint
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided and not value.is_meta
 
 
 def _config(named: str, weights: Mapping[str, Tensor], heads: int) -> GPTConfig:

@@ -18,10 +18,10 @@ from ctrans.gpt import GPT
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.imported import Imported
 from ctrans.interop.inputs import main_input
-from ctrans.interop.local import CONFIG, from_transformers, import_transformers, load_local, one_line, open_local
+from ctrans.interop.local import CONFIG, from_transformers, import_transformers, load_local, one_line, open_local, weight_files
 from ctrans.interop.nanogpt import from_nanogpt
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
-from ctrans.on_demand import too_large_to_stay
+from ctrans.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError
 
 NANOGPT = "ckpt.pt"
@@ -129,8 +129,10 @@ def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | N
 
 def _from_transformers(directory: Path, dtype: torch.dtype, dt: float, on_demand: bool | None) -> Opened:
     _check_foreign(directory)
-    if on_demand is None:
-        on_demand = too_large_to_stay(_entries(directory) * dtype.itemsize)
+    size = _entries(directory) * dtype.itemsize
+    on_demand = too_large_to_stay(size) if on_demand is None else on_demand
+    if not on_demand:
+        check_fits(size, "choose a narrower --dtype, or have them read on demand (on_demand=True, --stream)")
     with quiet(import_transformers()):
         try:
             loaded = open_local(directory, Anatomy(), dtype) if on_demand else load_local(directory, dtype)
@@ -143,7 +145,7 @@ def _from_transformers(directory: Path, dtype: torch.dtype, dt: float, on_demand
 
 
 def _check_foreign(directory: Path) -> None:
-    """Raises ConfigError for a checkpoint of our own, which has another option, and for kernels without derivatives."""
+    """Raises ConfigError for a checkpoint of our own, which has another option."""
     try:
         config = json.loads((directory / CONFIG).read_text())
     except (OSError, ValueError, RecursionError):
@@ -152,21 +154,19 @@ def _check_foreign(directory: Path) -> None:
         return
     if "placement" in config and "model_type" not in config:
         raise ConfigError(f"{str(directory)!r} is a checkpoint of ctrans: give it by --checkpoint")
-    kernel = str(config.get("attn_implementation", config.get("_attn_implementation")))
-    if "flash" in kernel:
-        raise ConfigError(
-            f"{str(directory)!r} asks for attention {kernel!r}, which has neither float64 nor second derivatives: set "
-            f'"attn_implementation" to "sdpa" in its {CONFIG}'
-        )
 
 
 def _entries(directory: Path) -> int:
     """How many numbers the files of weights hold; 0 where they cannot be read, which reading the model says."""
     entries = 0
-    for path in sorted(directory.glob("*.safetensors")):
+    try:
+        files = weight_files(directory)
+    except ConfigError:
+        return 0
+    for name in files:
         try:
-            with safetensors.safe_open(path, "pt") as file:
-                entries += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  # no mapping
+            with safetensors.safe_open(directory / name, "pt") as file:
+                entries += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118  # no mapping
         except (safetensors.SafetensorError, OSError):
             return 0
     return entries

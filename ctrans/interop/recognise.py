@@ -93,15 +93,36 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
     )
 
 
-def make_of(block: nn.Module) -> tuple[tuple[str, type[nn.Module]], ...]:
-    """What a block is built of: every module's path and class."""
-    return tuple((path, type(part)) for path, part in block.named_modules())
+def make_of(block: nn.Module) -> tuple[object, ...]:
+    """What a block is built of: every module's path and class, its settings, and its buffers that are numbers."""
+    return tuple((path, type(part), _settings(part)) for path, part in block.named_modules())
+
+
+PLAIN = (bool, int, float, str)
+NUMBERS = ("layer_idx", "layer_id", "layer_number", "block_idx")
+"""How libraries call a block's number, which says nothing of what it computes."""
+
+
+def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
+    found: dict[str, object] = {
+        name: value for name, value in vars(part).items() if isinstance(value, PLAIN) and name not in NUMBERS
+    }
+    found |= {name: float(buffer) for name, buffer in part.named_buffers(recurse=False) if buffer.numel() == 1}
+    return tuple(sorted(found.items()))
 
 
 def _telling_state(block: nn.Module, call: Call) -> Tensor:
     """A random state as small as the block's increments, on which a block that barely acts differs from any other."""
     x = torch.randn(call.x.shape, generator=torch.Generator().manual_seed(0)).to(call.x)
-    scale = float((block(x, **call.context) - x).norm() / x.norm())
+    y = block(x, **call.context)
+    if not isinstance(y, Tensor):
+        raise ConfigError(
+            f"{type(block).__name__} returns a {type(y).__name__}: only blocks that return the state alone are known"
+        )
+    scale = float((y - x).norm() / x.norm())
+    if math.isnan(scale):
+        bad = next((name for name, weight in block.named_parameters() if not weight.isfinite().all()), "a weight on demand")
+        raise ConfigError(f"{type(block).__name__} has weights that are not finite, such as {bad}: is the file damaged?")
     if not 0 < scale < math.inf:
         raise ConfigError(
             f"{type(block).__name__} changes a state by {scale:g} times its size, from which its structure cannot be read: "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -103,38 +103,47 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 def stored_weights(files: list[Path]) -> dict[str, Stored]:
-    """What the files hold, by name, from their headers. Raises ConfigError for weights that are no floating-point numbers."""
+    """What the files hold, by name, from their headers."""
     found = {}
     for path in files:
         with safetensors.safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  # not a mapping
                 part = file.get_slice(name)
                 found[name] = Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
-    whole = [weight for weight in found.values() if weight.dtype not in FLOATS]
-    if whole:
-        raise ConfigError(
-            f"{str(whole[0].path)!r} holds quantised weights, {whole[0].name} as {whole[0].dtype}: save it unquantised"
-        )
     return found
 
 
-def read(model: nn.Module, stored: Mapping[str, Stored]) -> Source:
-    """Weights read from the files by memory map, and those that stay (norms) put in place now.
+def stored_dtype(stored: Mapping[str, Stored]) -> torch.dtype:
+    """The type of the first floating-point numbers in the files; float32 where there are none."""
+    return next((FLOATS[weight.dtype] for weight in stored.values() if weight.dtype in FLOATS), torch.float32)
 
-    Raises ConfigError for weights that are missing or have another shape.
+
+def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[Source, set[str]]:
+    """Weights read from the files by memory map, and those that stay (norms, buffers) put in place now; and the names in the files
+    that are not used.
+
+    Raises ConfigError for weights that are missing, have another shape, or are no floating-point numbers.
     """
     same: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         same.setdefault(parameter, []).append(name)
     base = f"{getattr(model, 'base_model_prefix', '')}."
 
+    def lookup(names: Sequence[str]) -> Stored | None:
+        also = [other for name in names for other in (name, base + name, name.removeprefix(base))]
+        return next((stored[name] for name in also if name in stored), None)
+
     def find(parameter: nn.Parameter) -> Stored:
-        names = [other for name in same[parameter] for other in (name, base + name, name.removeprefix(base))]
-        weight = next((stored[name] for name in names if name in stored), None)
+        names = same[parameter]
+        weight = lookup(names)
         if weight is None:
             raise ConfigError(
                 f"the files hold no weight {names[0]!r}: the model is not whole, or its family's weights are renamed on loading and "
                 "cannot be read one at a time: load it without on_demand"
+            )
+        if weight.dtype not in FLOATS:
+            raise ConfigError(
+                f"{str(weight.path)!r} holds quantised weights, {weight.name} as {weight.dtype}: save it unquantised"
             )
         if weight.shape != tuple(parameter.shape):
             raise ConfigError(
@@ -148,11 +157,17 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> Source:
         }
         return partial(_read, wanted)
 
-    for parameter in same:
-        if not parameter.is_meta:
-            with torch.no_grad():
+    state = model.state_dict(keep_vars=True)
+    buffers = {name: lookup([name]) for name, value in state.items() if not isinstance(value, nn.Parameter)}
+    with torch.no_grad():
+        for parameter in same:
+            if not parameter.is_meta:
                 parameter.copy_(_read({"it": find(parameter)})["it"])
-    return source
+        for name, weight in buffers.items():
+            if weight is not None:
+                state[name].copy_(_read({name: weight})[name])
+    used = {find(parameter).name for parameter in same} | {weight.name for weight in buffers.values() if weight is not None}
+    return source, stored.keys() - used
 
 
 def _read(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:

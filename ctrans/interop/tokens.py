@@ -63,13 +63,21 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
 
 
 def read_ids(path: str | Path) -> Ids:
-    """Token ids of a file: `.npy`, a row of integers; anything else as nanoGPT's prepare.py writes `val.bin`, two bytes each.
+    """Token ids of a file: `.npy`, a row of integers; `.bin` as nanoGPT's prepare.py writes `val.bin`, two bytes each.
 
-    Raises ConfigError for a file that cannot be read or holds something else.
+    Raises ConfigError for a file of another name, and one that cannot be read or holds something else.
     """
     path = Path(path)
-    if path.suffix != ".npy":
-        return map_tokens(path)
+    if path.suffix not in IDS:
+        # any file of even size would pass for pairs of bytes
+        raise ConfigError(
+            f"{str(path)!r} is neither .bin (two bytes each, as nanoGPT's prepare.py writes them) nor .npy (numpy.save of a row of "
+            "integers): name the ids' file by what it holds, and give text by --file"
+        )
+    return IDS[path.suffix](path)
+
+
+def _read_array(path: Path) -> Ids:
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
@@ -80,6 +88,10 @@ def read_ids(path: str | Path) -> Ids:
         what = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
         raise ConfigError(f"{str(path)!r} holds {what}: give a row of integers, as numpy.save(path, ids) writes it")
     return ids
+
+
+IDS: dict[str, Callable[[Path], Ids]] = {".bin": map_tokens, ".npy": _read_array}
+"""How files of token ids are read, by the ends of their names."""
 
 
 def _from_files(directory: Path) -> Tokeniser:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ctrans.control.maximum_principle import MaximumPrinciple
+from ctrans.report.axes import show_at_least_a_decade
 from ctrans.report.simulate_report import colour as line_colour
 
 MARKERS = {"attention": "o", "ffn": "s"}
@@ -37,6 +38,7 @@ def control_figure(readings: Mapping[str, MaximumPrinciple]) -> Figure:
             _draw(axes, reading, _numbers(values), colour, dash)
         sizes.plot([], [], dash, color=colour, label=name)
     sizes.set(title="costate", ylabel=r"$|P| = |\partial L/\partial X|$", yscale="log")
+    show_at_least_a_decade(sizes)
     gaps.set(title="gap to the optimal control", ylabel=r"$g = H(P) + \langle P, v\rangle$")
     alignments.set(title="alignment with the optimal control", ylabel=r"$a$;  $\cos(-P, v)$ where $H = +\infty$")
     _scale_gaps(gaps, readings)

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans.control.check import ModelCheck, SegmentCheck
+from ctrans.report.axes import show_at_least_a_decade
 from ctrans.report.simulate_report import COLOURS, colour, marker
 
 LARGEST = 11.0
@@ -116,6 +117,7 @@ def check_figure(checks: Mapping[str, Sequence[ModelCheck]]) -> Figure:
         axes.plot([], [], "k--", linewidth=1, label="closed form")
         axes.set(xscale="log", yscale="log", xlabel=r"bound on the last linear map's weights, $R/R_0$", title=norm)
         axes.grid(alpha=0.25)
+    show_at_least_a_decade(panels[0])
     panels[0].set_ylabel(r"best $-\langle P, f\rangle$ with $|W|_F \leq R$, less any running cost")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4 * len(checks), frameon=False)
     figure.suptitle("Well-posed: saturates at H. Degenerate: grows with R")

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ctrans.report.axes import count_in_whole_numbers, show_at_least_a_decade
 from ctrans.report.simulate_report import colour, marker
 from ctrans.stability.screen import Screening
 from ctrans.stability.screen_attention import AttentionStep
@@ -44,8 +45,11 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
                 draw(axes, result, style)
     for axes, (_, heading, unit, _) in zip(panels, PANELS, strict=True):
         axes.set(title=heading, xlabel=unit, yscale="log")
+        show_at_least_a_decade(axes)
+        count_in_whole_numbers(axes)
         axes.grid(alpha=0.25)
         if not axes.has_data():
+            axes.set(xticks=[], yticks=[])
             axes.text(0.5, 0.5, "not computed", transform=axes.transAxes, ha="center", color="0.45")
     handles = {
         line.get_label(): line for axes in panels for line in axes.get_lines() if not str(line.get_label()).startswith("_")

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from ctrans.placement import PLACEMENTS
+from ctrans.report.axes import show_at_least_a_decade
 from ctrans.stability.simulation import Simulation
 
 COLOURS = {name: f"C{i}" for i, name in enumerate(PLACEMENTS)}
@@ -101,8 +102,10 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
             distance.plot(*zip(*known, strict=True), **style, **marks)
     for axes, name in ((growth, "mean |x|"), (spread, "variance"), (distance, "|X_discrete – X_ODE| / |X_ODE|")):
         axes.set(xlabel="depth-time t", yscale="log", title=name)
+        show_at_least_a_decade(axes)
         axes.grid(alpha=0.25)
-    growth.plot([], [], "k--", alpha=0.6, label="bound")
+    if any(s.bounds is not None for s in simulations):
+        growth.plot([], [], "k--", alpha=0.6, label="bound")
     figure.legend(*growth.get_legend_handles_labels(), loc="outside lower center", ncols=8, frameon=False)
     figure.suptitle(title)
     return figure

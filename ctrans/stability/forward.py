@@ -104,8 +104,8 @@ def map_bound(sublayer: Sublayer) -> AffineBound:
     """|f(x)_i| <= gain max_j |x_j| + offset for the sublayer's map; ConfigError where the map does not say (`bound`)."""
     if not isinstance(sublayer.field, HasBound):
         raise ConfigError(
-            f"no bound is known for a field of type {type(sublayer.field).__name__}, and no norm acts after it: give it a method "
-            "bound() -> AffineBound"
+            f"no bound is known: {type(sublayer.field).__name__} does not say how large its output can be, as a method bound() -> "
+            "AffineBound would, and no norm acts after it"
         )
     return sublayer.field.bound()
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.norm import Norm
+from ctrans.on_demand import check_present
 from ctrans.stability.backward import TOLERANCE, lengths, sublayer_sensitivity
 from ctrans.stability.forward import moments
 from ctrans.sublayer import Attention, FeedForward, Sublayer
@@ -78,6 +79,7 @@ def scale_last(field: nn.Module, c: float) -> None:
         raise ConfigError(
             f"cannot scale a field of type {type(field).__name__}: give it the attribute `last`, its last linear map"
         )
+    check_present(field, "scaled in place")
     _scale(field.last, c)
 
 

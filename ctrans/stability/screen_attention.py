@@ -110,11 +110,11 @@ EXACT = 1e-4
 def screen_initialisation(case: Case) -> Finding:
     """Kim's proposition 3.1 measured; Xiong's lemma 2 and theorem 1 where they apply (theory, section 10). Not scored."""
     if case.trained:
-        raise ConfigError("these weights are not fresh ones, and the theory of initialisation speaks of no others")
+        raise ConfigError("these weights come from a file, and the theory of initialisation speaks of freshly drawn ones alone")
     config, depth = case.model.config, case.model.depth
     if not isinstance(config, GPTConfig):
         raise ConfigError(
-            "how these weights were drawn is not known, and the theory of initialisation speaks of fresh ones alone"
+            "the theory of initialisation speaks of weights that ctrans drew for maps of its own, not of another library's"
         )
     found = costate(case.model, case.part(case.tokens), case.part(case.targets))
     h = float(depth.segments()[-1].length)

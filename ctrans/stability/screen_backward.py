@@ -150,7 +150,9 @@ def screen_transport(case: Case) -> Finding:
     radius = generalisation_radius(sequences, length, case.model.config.width)
     result = TransportStep(SIZE, measured, relative, list(LARGE), scaled, slope, radius)
     worst = max(relative, key=lambda name: relative[name], default=None)
-    ingredients = {"W_2 in weights": slope, "W_2 in depth": math.nan if worst is None else decades(relative[worst])}
+    # where the worst direction is left out growth would look smaller than it does for a model in memory
+    unknown = worst is None or depth.streamed
+    ingredients = {"W_2 in weights": slope, "W_2 in depth": math.nan if unknown else decades(max(relative.values()))}
     if worst is None:
         why = "no distance between terminal states is known, as inputs do not differ or states are not finite"
         return Finding("unknown", "–", why, ingredients, notes, result)

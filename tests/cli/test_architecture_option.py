@@ -73,6 +73,17 @@ def test_seeded_models_are_the_same_with_weights_on_demand():
     assert figures(streamed) == figures(whole)
 
 
+@pytest.mark.parametrize("size", [["--architecture"], ["--depth", "2", "--width", "16", "--heads", "2"]])
+@pytest.mark.parametrize(("choice", "decided"), [([], False), (["--stream"], True), (["--no-stream"], False)])
+def test_json_says_whether_weights_were_made_on_demand(size, choice, decided, config):
+    source = [*size, config] if size == ["--architecture"] else size
+    assert found("simulate", *source, *choice, *FEW)["options"]["stream"] is decided
+
+
+def test_json_names_the_placements_that_are_screened(config):
+    assert found("screen", "--architecture", config, *FEW)["options"]["placements"] == ["pre"]
+
+
 def test_depth_and_seed_can_be_chosen(config):
     one, other, third = (
         found("simulate", "--architecture", config, "--depth", depth, "--seed", seed, *FEW)
@@ -98,6 +109,8 @@ def test_without_a_reference_there_are_no_distances(config):
         (["screen", "--architecture", "gpt2", "--compare", "dt=1,2"], "--architecture brings its own architecture"),
         (["screen", "--architecture", "gpt2", "--depth", "0"], "blocks = 0"),
         (["simulate", "--checkpoint", "x", "--stream"], "can only be read whole"),
+        (["simulate", "--architecture", "gpt2", "--architecture", "gpt2"], "--architecture is given 2 times, 'gpt2', 'gpt2'"),
+        (["control", "--architecture", ""], "--architecture '' names nothing"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(arguments, words):

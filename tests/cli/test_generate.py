@@ -170,7 +170,7 @@ def test_text_appears_as_it_is_made(spoken):
         (["--seed", str(2**63 - 1), "--samples", "2"], f"seed = {2**63}"),
         (["--tokens", "many"], "'many' is not a valid integer"),
         (["--device", "tpu9"], "device 'tpu9' is not available"),
-        (["--checkpoint", "nowhere"], "cannot read 'nowhere/config.json'"),
+        (["--checkpoint", "nowhere"], "--checkpoint is given 2 times, 'model', 'nowhere'"),
         (["--json", "/proc/nothing/a.json"], "cannot write to directory"),
     ],
 )
@@ -184,9 +184,13 @@ def test_each_mistake_gets_one_line_and_exit_code_2(options, words, tmp_path, mo
     assert result.stdout == ""
 
 
-def test_a_checkpoint_must_be_named():
+def test_a_checkpoint_must_be_named_and_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     result = run("generate")
     assert (result.exit_code, result.stderr) == (2, "ctrans: Missing option '--checkpoint'.\n")
+    result = run("generate", "--checkpoint", "nowhere")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "cannot read 'nowhere/config.json'" in result.stderr
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])

@@ -14,6 +14,8 @@ from ctrans.cli import main
 from ctrans.gpt import GPT, GPTConfig
 from ctrans.interop import to_nanogpt
 from tests.interop.models import VOCABULARY, made
+from tests.interop.test_continuous import tupled
+from tests.interop.test_local import index_alone
 from tests.interop.test_open_model import save_tokenizer
 
 COMMANDS = ["simulate", "hjb-check", "control", "screen"]
@@ -37,6 +39,7 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for name in ("gpt2", "bert", "gemma3", "vit"):
         made(name).save_pretrained(root / name)
+    tupled().save_pretrained(root / "gptj")
     save_tokenizer(root / "gpt2")
     config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
     (root / "nanogpt").mkdir()
@@ -74,7 +77,7 @@ def test_what_was_recognised_is_said_before_the_figures(models, tmp_path):
     result = run("simulate", "--model", models / "gemma3", "--ids", models / "ids.npy", "--out", tmp_path)
     first, second = result.stdout.splitlines()[:2]
     assert first.startswith("Gemma3ForCausalLM (gemma3_text): 4 blocks of width 32, placement peri, attention Gemma3Attention")
-    assert second == f"Text: token ids of {models / 'ids.npy'}"
+    assert second == f"Text: token ids of {models / 'ids.npy'}; 4 sequences of 32 tokens"
     assert f"weights of {models / 'gemma3'}" in result.stdout
 
 
@@ -99,7 +102,32 @@ def test_the_text_is_read_by_a_models_own_length(models):
     result = found("screen", "--model", models / "nanogpt", "--ids", models / "val.bin", "--batch", 1, "--json", "-")
     found_there = result["models"]["pre"]
     assert found_there["tokens"] == 16
-    assert "not fresh ones" in found_there["findings"]["initialisation"]["why"]
+    assert "weights come from a file" in found_there["findings"]["initialisation"]["why"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--context", "200", "--batch", "1"], "1 sequence of 32 tokens; its context is 32, and 200 were asked for"),
+        (["--tokens", "33"], "4 sequences of 32 tokens; its context is 32, and 33 were asked for"),
+        (["--tokens", "32", "--batch", "2"], "2 sequences of 32 tokens"),
+    ],
+)
+def test_how_much_is_looked_at_is_said_and_what_the_models_context_cuts(args, words, models, tmp_path):
+    result = run(
+        "simulate", "--model", models / "gemma3", "--ids", models / "ids.npy", "--no-reference", "--out", tmp_path, *args
+    )
+    assert result.stdout.splitlines()[1].endswith(f"; {words}")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_has_how_much_is_looked_at_and_what_was_decided(name, models):
+    args = ["--model", models / "gemma3", "--ids", models / "ids.npy", "--context", "6", "--batch", "2", "--json", "-"]
+    result = found(name, *args)
+    assert (result["model"]["sequences"], result["model"]["tokens"]) == (2, 6)
+    assert result["options"]["stream"] is False
+    if name == "screen":
+        assert result["options"]["placements"] == ["peri"]
 
 
 def damaged(models, name, tmp_path):
@@ -126,10 +154,10 @@ DAMAGE = {
     "damaged config": (lambda d: (d / "config.json").write_text("{"), "is no JSON"),
     "unknown family": (lambda d: edit(d, model_type="gtp2"), "did you mean 'gpt2'"),
     "quantised": (lambda d: edit(d, quantization_config={"quant_method": "gptq"}), "quantised weights"),
-    "flash attention": (lambda d: edit(d, attn_implementation="flash_attention_2"), 'set "attn_implementation" to "sdpa"'),
-    "wrong shapes": (lambda d: edit(d, n_embd=64), "cannot load"),
+    "flash attention": (lambda d: edit(d, attn_implementation="flash_attention_2"), 'set it to "sdpa" or "eager"'),
+    "wrong shapes": (lambda d: edit(d, n_embd=64), "does not fit its config.json"),
     "missing shards": (
-        lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x.safetensors"}}'),
+        lambda d: index_alone(d, '{"weight_map": {"a": "x.safetensors"}}'),
         "lacks 1 of 1 files of weights, x.safetensors first",
     ),
     "truncated": (
@@ -179,7 +207,14 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
         (["--model", "gpt2", "--dt", "0"], "dt = 0.0"),
         (["--model", "gpt2", "--dtype", "float16"], "did you mean 'bfloat16'"),
         (["--model", "gpt2", "--ids", "val.bin", "--text", "abc"], "--ids gives token ids, and --file or --text a text"),
-        (["--model", "gpt2", "--ids", "absent"], "cannot read 'absent'"),
+        (["--model", "gpt2", "--ids", "absent.bin"], "cannot read 'absent.bin'"),
+        (["--model", "gpt2", "--ids", "gpt2/config.json"], "is neither .bin"),
+        (
+            ["--model", "gpt2", "--model", "bert"],
+            "--model is given 2 times, 'gpt2', 'bert', and one model is looked at: choose one",
+        ),
+        (["--checkpoint", "own", "--checkpoint", "own"], "--checkpoint is given 2 times"),
+        (["--model", "gptj", "--ids", "ids.npy"], "cannot be run with blocks that pass on the state alone: its GPTJBlocks"),
         (["--model", "gpt2", "--ids", "large.npy"], "they run from 0 to 99, and the model's vocabulary from 0 to 30"),
         (["--model", "gpt2", "--file", "ids.npy"], "is no UTF-8"),
         (["--ids", "large.bin"], "they run from 0 to 999, and the model's vocabulary from 0 to 255"),

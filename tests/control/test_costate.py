@@ -185,6 +185,18 @@ def test_stats_count_both_directions() -> None:
     assert (stats.evaluations, stats.accepted, stats.rejected) == (2 * 4 * 3 * 4, 2 * 3 * 4, 0)
 
 
+def test_a_head_without_logits_of_every_token_is_said_with_both_sizes() -> None:
+    model, (tokens, targets) = toy(nn.Identity(), 4), text(2, 6)
+    model.head = lambda x: x
+    with pytest.raises(
+        ConfigError, match=r"and the head gives 4 numbers per token.*a model whose head has a logit for every token"
+    ):
+        costate(model, tokens, targets)
+    model.head = lambda x: x.mean(-2)
+    with pytest.raises(ConfigError, match=r"gives \(2, 4\) for targets \(2, 6\): take a model with logits of every token"):
+        costate(model, tokens, targets)
+
+
 def test_wrong_requests_name_the_value_and_the_fix() -> None:
     model, (tokens, targets) = small_model("peri", depth=2), text(6)
     with pytest.raises(ConfigError, match=r"'continous'.*did you mean 'continuous'"):
@@ -193,6 +205,10 @@ def test_wrong_requests_name_the_value_and_the_fix() -> None:
         costate(model, tokens, targets, method="tsit5", rtol=1e-6)
     with pytest.raises(ConfigError, match=r"shape \(5,\) and tokens \(6,\)"):
         costate(model, tokens, targets[:-1])
+    with pytest.raises(ConfigError, match=r"targets run from 3 to 11, and the head gives 11 numbers per token"):
+        costate(model, tokens, targets.clamp(3).index_fill(0, torch.tensor(2), 11))
+    with pytest.raises(ConfigError, match=r"targets run from -2 to \d+, and"):
+        costate(model, tokens, targets.index_fill(0, torch.tensor(2), -2))
     with pytest.raises(ConfigError, match="every target is -1"):
         costate(model, tokens, torch.full_like(targets, -1))
     with pytest.raises(ConfigError, match="fixed steps"):

@@ -224,13 +224,34 @@ def test_structures_that_are_not_known_are_refused_with_what_was_found(kind):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [0.0, torch.nan])
-def test_blocks_that_show_no_structure_are_refused(value):
+def tupled():
+    """A model whose blocks return (state, ...), as older ones do."""
+    config = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 32}
+    return transformers.GPTJForCausalLM(transformers.GPTJConfig(**config, bos_token_id=1, eos_token_id=2)).eval()
+
+
+@pytest.mark.parametrize("read", [from_transformers, continuize])
+def test_models_that_take_no_plain_state_from_a_block_are_refused_and_stay_as_they_were(read):
+    model = tupled()
+    words = r"cannot be run with blocks that pass on the state alone: its GPTJBlocks return tuples.*\(RuntimeError: shape"
+    with pytest.raises(ConfigError, match=words) as caught:
+        read(model)
+    assert "\n" not in str(caught.value)
+    assert model(torch.arange(1, 5).unsqueeze(0)).logits.isfinite().all()
+
+
+def test_what_fails_before_the_first_block_is_the_models_own_error():
+    with pytest.raises(IndexError, match="out of range"):
+        continuize(made("gpt2"), example={"input_ids": torch.tensor([[VOCABULARY]])})
+
+
+@pytest.mark.parametrize(("value", "words"), [(0.0, "cannot be read"), (torch.nan, "not finite, such as ln_1.weight")])
+def test_blocks_that_show_no_structure_are_refused(value, words):
     model = made("gpt2")
     with torch.no_grad():
         for parameter in model.transformer.h.parameters():
             parameter.fill_(value)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=words):
         continuize(model)
 
 
@@ -263,3 +284,11 @@ def test_user_can_name_the_parts():
         continuize(model)
     named = Anatomy(blocks="transformer.h", attention="mixing", ffn="squashing")
     assert torch.equal(continuize(model, anatomy=named)(tokens)[0], expected)
+
+
+def test_blocks_that_return_more_than_the_state_are_refused():
+    model = transformers.GPTJForCausalLM(
+        transformers.GPTJConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=16)
+    )
+    with pytest.raises(ConfigError, match=r"GPTJBlock returns a tuple|return tuples"):
+        continuize(model)

@@ -1,8 +1,10 @@
 """nanoGPT checkpoints: the same logits, the same bits, and nothing executed."""
 
 import dataclasses
+import io
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -123,11 +125,14 @@ def spoiled(change):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (spoiled(lambda w: w.pop("transformer.h.1.ln_2.weight")), r"transformer.h.1.ln_2.weight is absent, expected \(16,\)"),
-        (spoiled(lambda w: w.update({"extra": torch.ones(1)})), "extra is"),
+        (spoiled(lambda w: w.pop("transformer.h.1.ln_2.weight")), r"'transformer.h.1.ln_2.weight' is absent, expected \(16,\)"),
+        (spoiled(lambda w: w.update({"extra": torch.ones(1)})), "'extra' is"),
         (spoiled(lambda w: w.update({"lm_head.weight": torch.ones(11, 16)})), "a head of its own"),
         (spoiled(lambda w: w.pop("transformer.wte.weight")), "no nanoGPT model"),
         (spoiled(lambda w: w.update({"note": "text"})), "not all weights"),
+        (spoiled(lambda w: w.update({"lm_head.weight": torch.ones(11, 16).to_sparse()})), "not all weights, which are dense"),
+        (spoiled(lambda w: w.update({"transformer.ln_f.weight": torch.ones(16, device="meta")})), "not all weights"),
+        ({"model": plain_nanogpt.weights(), "model_args": [HEADS]}, "its model_args are list, not settings by name"),
         ({}, "no nanoGPT model"),
     ],
 )
@@ -139,6 +144,45 @@ def test_state_dicts_that_are_none_of_nanogpts_are_refused(source, words):
 def test_heads_must_be_known():
     with pytest.raises(ConfigError, match=r"give heads=\.\.\."):
         from_nanogpt(plain_nanogpt.weights())
+
+
+def refusal(source):
+    """What is said against it, empty where it is read."""
+    try:
+        from_nanogpt(source)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("in_zip", [True, False])
+def test_a_checkpoint_with_any_byte_changed_is_read_or_refused_in_a_line(in_zip, tmp_path):
+    file = io.BytesIO()
+    checkpoint = {"model": plain_nanogpt.weights(), "model_args": {"n_head": HEADS}}
+    torch.save(checkpoint, file, _use_new_zipfile_serialization=in_zip)
+    whole, random, refused = file.getvalue(), np.random.default_rng(0), 0
+    start = whole.index(b"model") - 20  # where names and types are, which damage changes most
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[start + random.integers(700)] = random.integers(256)
+        (tmp_path / "ckpt.pt").write_bytes(damaged)
+        said = refusal(tmp_path / "ckpt.pt")
+        assert "\n" not in said
+        refused += bool(said)
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError(3), IndexError("pop from empty list"), TypeError("a"), AttributeError("b"), AssertionError()]
+)
+def test_whatever_the_reader_of_a_damaged_file_raises_is_a_line(error, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(ConfigError, match=f"no whole file of torch.save \\({type(error).__name__}"):
+        from_nanogpt(tmp_path / "ckpt.pt")
 
 
 def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path):

@@ -26,7 +26,7 @@ from ctrans.stability.screen import EFFORTS, screen
 from ctrans.stability.simulation import simulate
 from solvers import ConfigError
 from tests.helpers import learned
-from tests.interop.models import FAMILIES, TEXT, VOCABULARY, inputs, made
+from tests.interop.models import FAMILIES, SMALL, TEXT, VOCABULARY, inputs, made
 
 TEXTUAL = [name for name in FAMILIES if name != "vit"]
 TINY = dataclasses.replace(EFFORTS["quick"], tokens=5, certified=2, layers=1, starts=1)
@@ -136,7 +136,7 @@ def test_the_screening_of_an_imported_model_lacks_only_what_it_cannot_show(name)
     assert result.score.missing == ["attention"]
     assert 0 < result.score.value < 1
     assert "another library's attention" in result.findings["attention"].why
-    assert "how these weights were drawn is not known" in result.findings["initialisation"].why
+    assert "not of another library's" in result.findings["initialisation"].why
     assert (result.placement, result.initialisation) == (model.config.placement, None)
 
 
@@ -259,13 +259,42 @@ def test_files_that_hold_no_row_of_integers_are_refused(write, words, tmp_path):
         read_ids(path)
 
 
+@pytest.mark.parametrize("name", ["book.txt", "val", "ids.npz", "tokens.BIN"])
+def test_ids_in_a_file_of_another_name_are_refused_with_what_to_do(name, tmp_path):
+    (tmp_path / name).write_bytes(b"of even length")
+    with pytest.raises(ConfigError, match=rf"{name}' is neither .bin .* nor .npy .*give text by --file"):
+        read_ids(tmp_path / name)
+
+
+@pytest.mark.parametrize("make", [transformers.BertForPreTraining, transformers.BertForMaskedLM])
+def test_heads_of_other_names_are_the_models_logits(make):
+    torch.manual_seed(0)
+    own = make(transformers.BertConfig(**SMALL, max_position_embeddings=32, return_dict=False)).eval()
+    model, text = from_transformers(own), torch.arange(1, 9).reshape(2, 4)
+    expected = own(text)[0]
+    assert expected.shape == (2, 4, VOCABULARY)
+    assert torch.allclose(model(text)[0], expected, atol=1e-5)
+
+
+def test_a_head_of_something_else_is_said_and_the_depth_goes_on_working():
+    config = transformers.BertConfig(**SMALL, max_position_embeddings=32)
+    model, text = from_transformers(transformers.BertForQuestionAnswering(config).eval()), torch.arange(1, 9).reshape(2, 4)
+    assert len(model.trajectory(text).states) == 7
+    with pytest.raises(ConfigError, match="BertForQuestionAnswering gives start_logits, end_logits, and known here are logits"):
+        model(text)
+
+
 def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told_otherwise(tmp_path, monkeypatch):
     made("gpt2").save_pretrained(tmp_path)
     assert not open_model(tmp_path).model.depth.streamed
     assert open_model(tmp_path, on_demand=True).model.depth.streamed
-    monkeypatch.setattr("ctrans.on_demand.memory", lambda: 10_000)
+    size = sum(p.numel() for p in made("gpt2").parameters()) * 8
+    monkeypatch.setattr("ctrans.on_demand.memory", lambda: 2 * size)
     assert open_model(tmp_path).model.depth.streamed
     assert not open_model(tmp_path, on_demand=False).model.depth.streamed
+    monkeypatch.setattr("ctrans.on_demand.memory", lambda: size // 2)
+    with pytest.raises(ConfigError, match=r"--dtype, or have them read on demand \(on_demand=True, --stream\)"):
+        open_model(tmp_path, on_demand=False)
 
 
 def test_rotary_tables_keep_their_precision_in_bfloat16(tmp_path):

@@ -8,9 +8,11 @@ import safetensors.torch
 import torch
 
 from ctrans.control.costate import costate
-from ctrans.interop import from_architecture, from_transformers
+from ctrans.interop import continuize, from_architecture, from_transformers
 from ctrans.interop.architecture import PRESETS, skeleton
-from ctrans.interop.streamed import piece_seed
+from ctrans.interop.recognise import make_of
+from ctrans.interop.streamed import piece_seed, stored_weights
+from ctrans.interop.streamed import read as read_weights
 from ctrans.on_demand import weights_of
 from solvers import ConfigError
 from tests.interop.models import FAMILIES, inputs, made
@@ -197,3 +199,124 @@ def test_unknown_architectures_are_refused_with_those_there_are(name):
 def test_on_demand_is_for_directories():
     with pytest.raises(ConfigError, match="give a directory"):
         from_transformers(made("llama"), on_demand=True)
+
+
+@pytest.mark.parametrize("place", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("kernel", ["someuser/attention", "kernels-community/flash-mla", "flash_attention_2", {"": "a/b"}])
+def test_kernels_that_would_be_fetched_are_refused_wherever_a_config_names_them(place, kernel, tmp_path):
+    made("llama").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {place: kernel}))
+    for read in (
+        lambda: from_transformers(tmp_path),
+        lambda: from_transformers(tmp_path, on_demand=True),
+        lambda: from_architecture(path),
+        lambda: from_architecture(json.loads(path.read_text())),
+    ):
+        with pytest.raises(ConfigError, match='set it to "sdpa"'):
+            read()
+
+
+def test_the_config_file_that_is_named_is_read_whatever_its_name(tmp_path):
+    config = made("llama").config.to_dict()
+    for name, blocks in (("config.json", 3), ("five.json", 5)):
+        (tmp_path / name).write_text(json.dumps(config | {"num_hidden_layers": blocks}))
+    assert from_architecture(tmp_path / "five.json").depth.blocks == 5
+    assert from_architecture(tmp_path).depth.blocks == 3
+
+
+def test_a_stale_index_is_left_alone_as_the_library_does(tmp_path):
+    x = saved("llama", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "other.safetensors"}}))
+    assert same(from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True), x)
+
+
+def test_without_a_dtype_both_ways_take_the_configs(tmp_path):
+    x = saved("llama", tmp_path)
+    change(tmp_path, lambda weights: weights.update({name: value.bfloat16() for name, value in weights.items()}))
+    whole, streamed = from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True)
+    assert whole.embed(x).dtype == streamed.embed(x).dtype == torch.float32
+    assert same(whole, streamed, x)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_weights_of_blocks_beyond_the_configs_are_not_dropped_without_a_word(on_demand, tmp_path):
+    saved("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 2}))
+    with pytest.raises(ConfigError, match=r"holds weights of model.layers.2, and its config.json says 2 blocks"):
+        from_transformers(tmp_path, on_demand=on_demand)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_a_tensor_of_another_shape_is_named(on_demand, tmp_path):
+    saved("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 40}))
+    with pytest.raises(ConfigError, match=r"embed_tokens.weight is \(\d+, \d+\), expected \(40, \d+\)|lm_head.weight is"):
+        from_transformers(tmp_path, on_demand=on_demand)
+
+
+def test_numbers_that_the_model_does_not_use_may_be_whole(tmp_path):
+    x = saved("bert", tmp_path)
+    change(tmp_path, lambda weights: weights.update({"bert.embeddings.position_ids": torch.arange(16)}))
+    assert same(from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True), x)
+
+
+class Damped(torch.nn.Module):
+    """A GPT-2 block that multiplies what it returns by a buffer, as some families do."""
+
+    def __init__(self, block, scalar):
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2, self.mlp = block.ln_1, block.attn, block.ln_2, block.mlp
+        self.register_buffer("layer_scalar", torch.tensor([scalar]))
+
+    def forward(self, x, *args, **context):
+        x = x + self.attn(self.ln_1(x), *args, **context)[0]
+        return (x + self.mlp(self.ln_2(x))) * self.layer_scalar
+
+
+def test_blocks_that_differ_in_a_buffer_are_of_different_makes():
+    blocks = made("gpt2").transformer.h
+    one, other, third = (make_of(Damped(blocks[0], scalar)) for scalar in (1.0, 0.5, 1.0))
+    assert one == third != other
+    assert make_of(blocks[0]) == make_of(blocks[1])
+
+
+def test_buffers_in_the_files_are_read(tmp_path):
+    model = Damped(made("gpt2").transformer.h[0], 1.0)
+    weights = {name: value.clone() for name, value in model.state_dict().items()} | {"layer_scalar": torch.tensor([0.5])}
+    safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
+    _, unused = read_weights(model, stored_weights([tmp_path / "model.safetensors"]))
+    assert float(model.layer_scalar) == 0.5
+    assert not unused
+
+
+def test_what_would_lose_weights_on_demand_is_refused(tmp_path):
+    saved("gpt2", tmp_path)
+    model = from_transformers(tmp_path, on_demand=True).model
+    for use in (model.state_dict, lambda: model.load_state_dict({}), lambda: continuize(model)):
+        with pytest.raises(ConfigError, match="without on_demand"):
+            use()
+
+
+def test_reading_leaves_the_random_numbers_alone(tmp_path):
+    saved("bert", tmp_path)
+    before = torch.get_rng_state()
+    from_transformers(tmp_path, on_demand=True)
+    from_architecture(tmp_path, on_demand=True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_more_weights_than_memory_are_only_taken_on_demand(monkeypatch):
+    monkeypatch.setattr("ctrans.on_demand.memory", lambda: 10**8)
+    with pytest.raises(ConfigError, match=r"need 0.498 GB and this machine has 0.1: .*--stream"):
+        from_architecture("gpt2", on_demand=False)
+
+
+CONTEXTS = {"gpt2": 1024, "llama-7b": 4096, "llama3-70b": 8192, "qwen2.5-7b": 131072, "gemma2-9b": 8192, "olmo2-7b": 4096}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_presets_have_the_published_models_context(name):
+    assert skeleton(name, blocks=1).config.max_position_embeddings == CONTEXTS[name]

@@ -1,0 +1,21 @@
+"""What all pictures do with their axes."""
+
+from __future__ import annotations
+
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+
+def show_at_least_a_decade(axes: Axes) -> None:
+    """Widens a logarithmic axis that spans less, so that a change in the fifth digit does not look like a leap."""
+    low, high = axes.get_ylim()
+    if 0 < low < high < 10 * low:
+        centre = math.sqrt(low * high)
+        axes.set_ylim(centre / math.sqrt(10), centre * math.sqrt(10))
+
+
+def count_in_whole_numbers(axes: Axes) -> None:
+    """Ticks of segments and blocks, of which there is no half."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
