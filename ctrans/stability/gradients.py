@@ -117,10 +117,19 @@ def _through(sublayer: Sublayer, h: float, x: Tensor, p: Tensor) -> tuple[Tensor
     with parametrize.cached():  # so that theta(s) is one tensor as long as it is looked at
         with torch.no_grad():
             weights = _weights(sublayer)
-        gradients: dict[str, Tensor] = {}
-        with _requiring_gradients(weights.values()):
-            _, p = _pull(lambda x: sublayer.step(x, h), x, p, weights, gradients)
-        return p, SublayerGradient(sublayer.kind, _by_matrix(sublayer, weights, gradients), _norm(gradients.values()))
+        norms: list[float] = []
+        by_matrix: dict[str, float] = {}
+        with _requiring_gradients(weights.values()), torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = sublayer.step(x, h)
+            for name, weight in weights.items():
+                # one after the other, as all gradients together are as large as the weights
+                (gradient,) = torch.autograd.grad(y, weight, p, retain_graph=True, materialize_grads=True)
+                norms.append(_norm([gradient]))
+                by_matrix |= _by_matrix(sublayer, name, weight, gradient)
+                del gradient
+            (p,) = torch.autograd.grad(y, x, p)
+        return p, SublayerGradient(sublayer.kind, by_matrix, math.sqrt(math.fsum(n * n for n in norms)))
 
 
 @torch.enable_grad()
@@ -199,25 +208,19 @@ def _tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
 
 
 @torch.no_grad()
-def _by_matrix(sublayer: Sublayer, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, float]:
-    """By matrix where the map shows its matrices, else by name of every weight that is one."""
+def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor) -> dict[str, float]:
+    """The norms of a weight's gradient by the matrices that the map shows of it, else by the name of a weight that is one."""
     if not isinstance(sublayer.field, HasMatrices):
-        return {name: _norm([gradient]) for name, gradient in gradients.items() if gradient.dim() == 2}
-    with _in_place_of(weights, gradients):
-        return {NAMES[matrix.role]: _norm([matrix.weight]) for matrix in sublayer.field.matrices()}
-
-
-@contextlib.contextmanager
-def _in_place_of(weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the weights' numbers are the gradients', so that the map's own views cut them into matrices."""
-    before = {name: weight.data for name, weight in weights.items()}
+        return {name: _norm([gradient])} if gradient.dim() == 2 else {}
+    own, kept = weight.untyped_storage().data_ptr(), weight.data
+    roles = [matrix.role for matrix in sublayer.field.matrices() if matrix.weight.untyped_storage().data_ptr() == own]
+    if not roles:
+        return {}
     try:
-        for name, weight in weights.items():
-            weight.data = gradients[name]
-        yield
+        weight.data = gradient  # so that the map's own views cut it into matrices
+        return {NAMES[m.role]: _norm([m.weight]) for m in sublayer.field.matrices() if m.role in roles}
     finally:
-        for name, weight in weights.items():
-            weight.data = before[name]
+        weight.data = kept
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

@@ -1,5 +1,6 @@
 """The log: rows that are whole or not there, on a full disk too, and what a resumed run keeps of them."""
 
+import contextlib
 import resource
 
 import pytest
@@ -17,18 +18,20 @@ def test_a_torn_last_line_of_the_log_is_not_read(tmp_path):
     assert (tmp_path / log.LOG).read_text() == '{"step": 1, "loss": "nan"}\n'
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def little_space():
-    """Files end at 100 bytes."""
+    """Inside, files end at 100 bytes: those of whoever runs the tests too, so no longer than a call."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_row_that_does_not_fit_is_one_sentence_and_leaves_the_log_as_it_was(tmp_path, little_space):
+def test_a_row_that_does_not_fit_is_one_sentence_and_leaves_the_log_as_it_was(tmp_path):
     log.append(tmp_path, {"step": 1})
-    with pytest.raises(ConfigError, match=r"cannot write .*log\.jsonl': File too large; free some space"):
+    with pytest.raises(ConfigError, match=r"cannot write .*log\.jsonl': File too large; free some space"), little_space():
         log.append(tmp_path, {"step": 2, "why": 200 * "x"})
     assert (tmp_path / log.LOG).read_text() == '{"step": 1}\n'
 
@@ -36,13 +39,8 @@ def test_a_row_that_does_not_fit_is_one_sentence_and_leaves_the_log_as_it_was(tm
 def test_a_log_that_cannot_be_cut_stays_whole_without_litter(tmp_path):
     for step in range(20):
         log.append(tmp_path, {"step": step})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
-        with pytest.raises(ConfigError, match=r"cannot write .*log\.jsonl': File too large"):
-            log.cut(tmp_path, 15)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(ConfigError, match=r"cannot write .*log\.jsonl': File too large"), little_space():
+        log.cut(tmp_path, 15)
     assert [path.name for path in tmp_path.iterdir()] == [log.LOG]
     assert len(list(log.read(tmp_path))) == 20
 
