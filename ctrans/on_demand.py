@@ -145,12 +145,13 @@ def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str 
         for name, parameter in own.items():
             known.setdefault(parameter, (piece, f"{prefix}{path}.{name}" if path else f"{prefix}{name}"))
             del part._parameters[name]
-        part.__class__ = _on_demand(type(part), tuple(own))  # type: ignore[arg-type]  # classes are hashable
+        kind: Any = type(part)  # what is cached by it is a class, which mypy does not know to be hashable
+        part.__class__ = _on_demand(kind, tuple(own))
         part.place = Place(shelf, {name: known[parameter] for name, parameter in own.items()})
 
 
 @functools.cache
-def _on_demand(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+def _on_demand(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     def reader(name: str) -> property:
         return property(lambda self: self.place.weight(name))
 

@@ -29,8 +29,9 @@ def screened(directory: str | Path) -> Screening:
     """The five lines: open the model, read text by its tokenizer, make pairs of tokens and targets, screen."""
     opened = open_model(directory, torch.float32)
     print(opened.described)
-    ids = opened.tokeniser().encode(default_text())
-    tokens, targets = opened.pairs(windows(ids, SEQUENCES, LENGTH + 1))
+    tokeniser = opened.tokeniser()
+    text = windows(tokeniser.encode(default_text()), SEQUENCES, LENGTH + 1)
+    tokens, targets = opened.pairs(text, tokeniser.mask)
     return screen(opened.model, tokens, targets, EFFORTS["quick"])
 
 

@@ -175,7 +175,8 @@ stream_option = click.option(
     "--stream/--no-stream",
     default=None,
     help="Make each sublayer's weights when it is reached and drop them after, in the memory of one of them: drawn anew, or read "
-    "from the files. The results are the same, bit for bit.  [default: where the weights would take a quarter of the memory]",
+    "from the files. What is computed is the same, bit for bit; a screening leaves out what needs all weights at once.  "
+    "[default: where the weights would take a quarter of the memory]",
 )
 
 model_options = stack(checkpoint_option, model_option, architecture_option, stream_option)

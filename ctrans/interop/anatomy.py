@@ -72,8 +72,8 @@ class Chain(nn.Module):
     @property
     def last(self) -> nn.Linear:
         """The linear map that acts last, sharing the model's weight. Raises ConfigError where something else does."""
-        linear = self.get_submodule(self._ending())
-        return _as_linear(linear) if isinstance(linear, TransposedLinear) else linear  # type: ignore[return-value]  # by is_linear
+        linear: Any = self.get_submodule(self._ending())
+        return _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
 
     def features(self, x: Tensor, **context: Any) -> Tensor:
         """What the last linear map is applied to. Raises ConfigError as `last` does."""

@@ -49,7 +49,7 @@ def _gated(
     }
 
 
-Source = str | Path | Mapping[str, Any]
+Description = str | Path | Mapping[str, Any]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2": _gpt2(12, 768, 12),
@@ -71,7 +71,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def from_architecture(
-    architecture: Source,
+    architecture: Description,
     *,
     seed: int = 0,
     blocks: int | None = None,
@@ -99,7 +99,9 @@ def from_architecture(
     return Imported(model, dt=dt, anatomy=anatomy)
 
 
-def skeleton(architecture: Source, *, seed: int = 0, blocks: int | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+def skeleton(
+    architecture: Description, *, seed: int = 0, blocks: int | None = None, dtype: torch.dtype = torch.float32
+) -> nn.Module:
     """The library's model of that architecture without its matrices, in eval mode; options and errors as `from_architecture`."""
     check_seed(seed)
     transformers = import_transformers()
@@ -118,7 +120,7 @@ def skeleton(architecture: Source, *, seed: int = 0, blocks: int | None = None, 
             raise ConfigError(f"architecture {named!r} makes no model: {one_line(error)}") from None
 
 
-def _settings(architecture: Source, transformers: Any) -> Mapping[str, Any]:
+def _settings(architecture: Description, transformers: Any) -> Mapping[str, Any]:
     if isinstance(architecture, Mapping):
         check_family("the architecture", architecture, transformers)
         return architecture

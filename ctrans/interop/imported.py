@@ -128,6 +128,8 @@ class Imported(nn.Module):
     `config` says what was recognised. Raises ConfigError for models whose structure is not known, listing what was found.
     """
 
+    model: Any  # a module of the library, whose methods nn.Module does not know
+
     def __init__(self, model: nn.Module, *, dt: float = 1.0, anatomy: Anatomy | None = None):
         super().__init__()
         self.anatomy = Anatomy() if anatomy is None else anatomy
@@ -191,7 +193,7 @@ class Imported(nn.Module):
     @property
     def vocabulary(self) -> int:
         """How many tokens the model embeds."""
-        return self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # the library types it as any module
+        return self.model.get_input_embeddings().num_embeddings
 
     def _blocks(self) -> list[nn.Module]:
         return find_blocks(self.model, self.anatomy)

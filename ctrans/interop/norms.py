@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -31,16 +32,17 @@ class AdaptedNorm(Norm):
     """z = (shift + weight) * x_hat + bias, computed by another library's module, whose parameters it shares."""
 
     centred = False  # each object has its own
+    module: Any  # of any library, with a weight
 
     def __init__(self, module: nn.Module, form: Form):
         super().__init__()
         self.module, self.form, self.shift = module, form, form.shift
-        self.width, self.eps = check_norm(module.weight.numel(), form.eps)  # type: ignore[operator]  # its weight is a tensor
+        self.width, self.eps = check_norm(self.module.weight.numel(), form.eps)
         self.centred = form.centred
 
     @property
     def gamma(self) -> Float[Tensor, "width"]:
-        weight: Tensor = self.module.weight  # type: ignore[assignment]  # as above
+        weight: Tensor = self.module.weight
         return weight if self.shift == 0 else self.shift + weight
 
     @property

@@ -7,6 +7,7 @@ import json
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -20,6 +21,7 @@ from ctrans.interop.imported import Imported
 from ctrans.interop.inputs import main_input
 from ctrans.interop.local import CONFIG, from_transformers, import_transformers, load_local, one_line, open_local, weight_files
 from ctrans.interop.nanogpt import from_nanogpt
+from ctrans.interop.streamed import stored_weights
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
 from ctrans.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError
@@ -96,7 +98,7 @@ def open_imported(model: Imported, directory: Path | None = None) -> Opened:
     if main_input(model.model) == "pixel_values":
         where = "" if directory is None else f" at {str(directory)!r}"
         raise ConfigError(f"{model.config.model}{where} takes images, and this reads text: give a language model")
-    head = model.model.get_output_embeddings()  # type: ignore[operator]  # the library types it as any module
+    head = model.model.get_output_embeddings()
     causal = _is_causal(model.depth.sublayers[0].field, model.config.width, next(model.parameters()))
     return Opened(model, directory, str(model.config), model.vocabulary, causal, head is not None)
 
@@ -135,9 +137,9 @@ def _from_transformers(directory: Path, dtype: torch.dtype, dt: float, on_demand
         check_fits(size, "choose a narrower --dtype, or have them read on demand (on_demand=True, --stream)")
     with quiet(import_transformers()):
         try:
-            loaded = open_local(directory, Anatomy(), dtype) if on_demand else load_local(directory, dtype)
+            loaded: Any = open_local(directory, Anatomy(), dtype) if on_demand else load_local(directory, dtype)
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts know no float64
-                loaded.set_experts_implementation("eager")  # type: ignore[operator]  # as above
+                loaded.set_experts_implementation("eager")
             return open_imported(from_transformers(loaded, dt=dt), directory)
         except RuntimeError as error:  # some modules have kernels for some dtypes only
             kind = str(dtype).removeprefix("torch.")
@@ -158,18 +160,11 @@ def _check_foreign(directory: Path) -> None:
 
 def _entries(directory: Path) -> int:
     """How many numbers the files of weights hold; 0 where they cannot be read, which reading the model says."""
-    entries = 0
     try:
-        files = weight_files(directory)
-    except ConfigError:
+        stored = stored_weights([directory / name for name in weight_files(directory)])
+    except (ConfigError, safetensors.SafetensorError, OSError):
         return 0
-    for name in files:
-        try:
-            with safetensors.safe_open(directory / name, "pt") as file:
-                entries += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118  # no mapping
-        except (safetensors.SafetensorError, OSError):
-            return 0
-    return entries
+    return sum(math.prod(weight.shape) for weight in stored.values())
 
 
 def _is_causal(attention: nn.Module, width: int, like: Tensor) -> bool:

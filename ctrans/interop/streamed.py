@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -62,7 +63,7 @@ def _pieces(model: nn.Module, anatomy: Anatomy) -> Iterator[dict[str, nn.Module]
             yield {path: module}
 
 
-def drawn(model: nn.Module, seed: int) -> Source:
+def drawn(model: Any, seed: int) -> Source:
     """Weights drawn as the library initialises that family, every piece from its own seed: they depend on no order."""
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
 
@@ -76,7 +77,7 @@ def drawn(model: nn.Module, seed: int) -> Source:
             for path, skeleton in skeletons.items():
                 # in one precision, so that the same seed gives the same weights in every other
                 module = copy.deepcopy(skeleton, dict(configs)).float().to_empty(device="cpu")
-                module.apply(model._init_weights)  # type: ignore[arg-type]  # the library's own
+                module.apply(model._init_weights)
                 weights |= {f"{path}.{name}": parameter.detach() for name, parameter in module.named_parameters()}
         return weights
 
@@ -107,7 +108,7 @@ def stored_weights(files: list[Path]) -> dict[str, Stored]:
     found = {}
     for path in files:
         with safetensors.safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118  # not a mapping
+            for name in file.offset_keys():
                 part = file.get_slice(name)
                 found[name] = Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
     return found

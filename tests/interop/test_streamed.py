@@ -16,6 +16,7 @@ from ctrans.interop.streamed import read as read_weights
 from ctrans.on_demand import weights_of
 from solvers import ConfigError
 from tests.interop.models import FAMILIES, inputs, made
+from tests.interop.test_local import edit
 
 # the library renames ViT's weights as it loads them
 TEXT = [name for name in FAMILIES if name != "vit"]
@@ -206,7 +207,7 @@ def test_on_demand_is_for_directories():
 def test_kernels_that_would_be_fetched_are_refused_wherever_a_config_names_them(place, kernel, tmp_path):
     made("llama").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {place: kernel}))
+    edit(path, **{place: kernel})
     for read in (
         lambda: from_transformers(tmp_path),
         lambda: from_transformers(tmp_path, on_demand=True),
@@ -242,8 +243,7 @@ def test_without_a_dtype_both_ways_take_the_configs(tmp_path):
 @pytest.mark.parametrize("on_demand", [False, True])
 def test_weights_of_blocks_beyond_the_configs_are_not_dropped_without_a_word(on_demand, tmp_path):
     saved("llama", tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 2}))
+    edit(tmp_path / "config.json", num_hidden_layers=2)
     with pytest.raises(ConfigError, match=r"holds weights of model.layers.2, and its config.json says 2 blocks"):
         from_transformers(tmp_path, on_demand=on_demand)
 
@@ -251,8 +251,7 @@ def test_weights_of_blocks_beyond_the_configs_are_not_dropped_without_a_word(on_
 @pytest.mark.parametrize("on_demand", [False, True])
 def test_a_tensor_of_another_shape_is_named(on_demand, tmp_path):
     saved("llama", tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 40}))
+    edit(tmp_path / "config.json", vocab_size=40)
     with pytest.raises(ConfigError, match=r"embed_tokens.weight is \(\d+, \d+\), expected \(40, \d+\)|lm_head.weight is"):
         from_transformers(tmp_path, on_demand=on_demand)
 
