@@ -154,7 +154,9 @@ def accuracy(case: Case, solvers: dict[str, Solver]) -> list[str]:
 
 def speed(solvers: dict[str, Solver], points: int = 201, horizon: float = 1.0) -> list[str]:
     """Seconds for the first solve to T, which may compile, and for the best; and for Hopf-Lax at all nodes."""
-    lines = [f"{points} x {points} to T = {horizon:g}, distance to the nearer of two targets; s, first solve and best of {REPEATS}"]
+    lines = [
+        f"{points} x {points} to T = {horizon:g}, distance to the nearer of two targets; s, first solve and best of {REPEATS}"
+    ]
     for name, solver in solvers.items():
         _, seconds = timed(solver, NearestTarget(), square(points), horizon)
         lines.append(f"{name:24}{seconds[0]:8.2f}{min(seconds):8.2f}")

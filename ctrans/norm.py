@@ -32,12 +32,12 @@ class Norm(nn.Module, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def gamma(self) -> Float[Tensor, "width"]:
+    def gamma(self) -> Float[Tensor, " width"]:
         """The gain gamma."""
 
     @property
     @abc.abstractmethod
-    def beta(self) -> Float[Tensor, "width"]:
+    def beta(self) -> Float[Tensor, " width"]:
         """The offset beta (zeros where the norm has none)."""
 
     @property

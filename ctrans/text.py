@@ -52,7 +52,7 @@ def to_tokens(data: bytes, batch: int, length: int) -> Int[Tensor, "batch tokens
     return windows(np.frombuffer(data, dtype=np.uint8), batch, length)
 
 
-def windows(ids: Integer[np.ndarray, "_"], batch: int, length: int) -> Int[Tensor, "batch tokens"]:
+def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> Int[Tensor, "batch tokens"]:
     """`batch` windows of `length` token ids each, spread evenly over all, as `to_tokens`, whose errors it has."""
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")

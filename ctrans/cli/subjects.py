@@ -155,7 +155,7 @@ def _check_alone(option: str, brought: Sequence[str]) -> None:
 class Text:
     """A text as one row of token ids of that vocabulary, to be cut into sequences; `said` is how it became tokens."""
 
-    ids: Integer[np.ndarray, "_"]
+    ids: Integer[np.ndarray, " _"]
     vocabulary: int
     said: str
     mask: int | None = None

@@ -39,7 +39,7 @@ class Problems:
         base = self.base.reshape(len(self.base), *[1] * (w.ndim - 2), -1)
         return self.cost(base + w @ self.map.T)
 
-    def slope(self, w: Float[Tensor, "rows rank"]) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows rank"]]:
+    def slope(self, w: Float[Tensor, "rows rank"]) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows rank"]]:
         """g(w) and its gradient."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
@@ -68,7 +68,7 @@ def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch wid
 
 def minimise(
     cost: Callable[[Tensor], Tensor], base: Float[Tensor, "rows width"], map: Float[Tensor, "width rank"], starts: int
-) -> Float[Tensor, "rows"]:
+) -> Float[Tensor, " rows"]:
     """min over |w| <= 1 of G(z_k + A w) for each row z_k of `base`, from `starts` starting points each."""
     problems = Problems(cost, base, map)
     w = starting_points(problems, starts)
@@ -129,7 +129,7 @@ def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, 
     return result
 
 
-def search(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, "rows"]:
+def search(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, " rows"]:
     """g at the end of a pattern search: the best of w +- r e_i, projected, or r halved, until r is below rounding."""
     eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
     pattern = torch.cat([eye, -eye])

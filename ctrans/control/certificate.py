@@ -144,7 +144,7 @@ def certify(
 
 @torch.no_grad()
 def climb_velocities(
-    chart: Chart, value: float, ties: Bool[Tensor, "tokens"], pairs: int, generator: torch.Generator
+    chart: Chart, value: float, ties: Bool[Tensor, " tokens"], pairs: int, generator: torch.Generator
 ) -> VelocityAscent:
     """Ascent over the chart's velocities from pairs of random starts, against H = `value`."""
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)

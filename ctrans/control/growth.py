@@ -82,7 +82,7 @@ def witness(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Witness:
     return Witness(_numbers(radii), _numbers(values), exponent(radii, values), float(space.residual(velocities).amax()))
 
 
-def exponent(radii: Float[Tensor, "radii"], values: Float[Tensor, "radii"]) -> float:
+def exponent(radii: Float[Tensor, " radii"], values: Float[Tensor, " radii"]) -> float:
     """k of the least-squares fit log|value| = k log R + c over the largest radii; 0 where a value is 0."""
     radii, values = radii[-FITTED:], values[-FITTED:].abs()
     if not bool(values.all()):
@@ -92,7 +92,7 @@ def exponent(radii: Float[Tensor, "radii"], values: Float[Tensor, "radii"]) -> f
     return float((x * y).sum() / x.square().sum())
 
 
-def _decades(like: Tensor) -> Float[Tensor, "radii"]:
+def _decades(like: Tensor) -> Float[Tensor, " radii"]:
     return torch.logspace(*DECADES, RADII, dtype=like.dtype, device=like.device)
 
 

@@ -60,7 +60,7 @@ class Grid:
                 raise ConfigError(f"an axis of {count} points: give at least 3")
 
     @property
-    def axes(self) -> tuple[Float[Tensor, "_"], ...]:
+    def axes(self) -> tuple[Float[Tensor, " _"], ...]:
         """The coordinates of the nodes along each dimension."""
         ends = zip(self.low, self.high, self.points, strict=True)
         return tuple(torch.linspace(low, high, count, dtype=self.dtype, device=self.device) for low, high, count in ends)

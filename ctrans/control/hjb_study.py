@@ -38,12 +38,12 @@ class Front:
     exact: Float[Tensor, "times *space"]
 
     @property
-    def mean_error(self) -> Float[Tensor, "times"]:
+    def mean_error(self) -> Float[Tensor, " times"]:
         """The mean of abs(grid - exact) over the nodes, at each time: the L1 error over the box's volume."""
         return (self.grid.values - self.exact).abs().flatten(1).mean(-1)
 
     @property
-    def largest_error(self) -> Float[Tensor, "times"]:
+    def largest_error(self) -> Float[Tensor, " times"]:
         """max abs(grid - exact) over the nodes, at each time."""
         return (self.grid.values - self.exact).abs().flatten(1).amax(-1)
 
@@ -60,7 +60,7 @@ class Relaxation:
     time: float
     values: Float[Tensor, "radii *space"]
     reaches: tuple[float, ...]
-    spread: Float[Tensor, "reaches"]
+    spread: Float[Tensor, " reaches"]
 
 
 @dataclasses.dataclass(frozen=True)

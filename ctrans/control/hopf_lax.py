@@ -33,7 +33,7 @@ class BallImage:
     value: changing fast between points of the surface averages to any point inside.
     """
 
-    centre: Float[Tensor, "width"]
+    centre: Float[Tensor, " width"]
     map: Float[Tensor, "width rank"]
 
     def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:

@@ -36,7 +36,7 @@ class NormImage(VelocitySet):
     norm: Norm
 
     @abc.abstractmethod
-    def _spectrum(self) -> tuple[Float[Tensor, "rank"], Float[Tensor, "width rank"]]:
+    def _spectrum(self) -> tuple[Float[Tensor, " rank"], Float[Tensor, "width rank"]]:
         """Eigenvalues and orthonormal eigenvectors of C Gamma^2 C on the range of C."""
 
     @property

@@ -19,7 +19,7 @@ NEWTON_STEPS = 100
 
 
 def on_sphere(
-    curvature: Float[Tensor, "rank"], b: Float[Tensor, "*batch rank"], radius: float
+    curvature: Float[Tensor, " rank"], b: Float[Tensor, "*batch rank"], radius: float
 ) -> tuple[Float[Tensor, "*batch rank"], Bool[Tensor, "*batch"]]:
     """argmin of s'As/2 + b's over |s| = radius, A = diag(curvature), and whether it is the hard case.
 

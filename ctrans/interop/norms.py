@@ -41,12 +41,12 @@ class AdaptedNorm(Norm):
         self.centred = form.centred
 
     @property
-    def gamma(self) -> Float[Tensor, "width"]:
+    def gamma(self) -> Float[Tensor, " width"]:
         weight: Tensor = self.module.weight
         return weight if self.shift == 0 else self.shift + weight
 
     @property
-    def beta(self) -> Float[Tensor, "width"]:
+    def beta(self) -> Float[Tensor, " width"]:
         bias = getattr(self.module, "bias", None)
         return torch.zeros_like(self.gamma) if bias is None else bias
 

@@ -23,7 +23,7 @@ WHOLE = "tokenizer.json"
 TOKENIZERS = (WHOLE, "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 """It, and files that hold the words or pieces of one. A directory with none of them has no tokenizer."""
 SETTINGS = "tokenizer_config.json"
-Ids = Integer[np.ndarray, "_"]
+Ids = Integer[np.ndarray, " _"]
 
 
 @dataclasses.dataclass(frozen=True)

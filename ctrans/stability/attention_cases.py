@@ -147,7 +147,7 @@ def _model(generator: torch.Generator, placement: str) -> tuple[GPT, Float[Tenso
     return model, size * _noise(generator, 1, 1 + _below(generator, ROWS), width)
 
 
-def _row(generator: torch.Generator, longest: int, shortest: int = 1) -> Float[Tensor, "entries"]:
+def _row(generator: torch.Generator, longest: int, shortest: int = 1) -> Float[Tensor, " entries"]:
     """A softmax row: logits of any spread, some of them equal."""
     entries = shortest + _below(generator, longest - shortest + 1)
     logits = 10 ** _between(generator, -3.0, 1.0) * _noise(generator, entries)

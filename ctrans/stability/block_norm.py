@@ -21,7 +21,7 @@ def block_gain(
     function: Map,
     x: Float[Tensor, "tokens width"],
     *,
-    rows: Int[Tensor, "rows"] | None = None,
+    rows: Int[Tensor, " rows"] | None = None,
     iterations: int = 8,
     generator: torch.Generator | None = None,
 ) -> float:

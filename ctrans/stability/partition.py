@@ -78,7 +78,7 @@ def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9)
     return BalancedMass(lower, upper, masked)
 
 
-def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, "rows"]:
+def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, " rows"]:
     """delta = min over signs of abs(sum_i s_i x_i), exactly (to rounding), by meeting in the middle: 2^(entries/2) work a row.
 
     Every signed sum is +-a +-b with a, b >= 0 sums of the two halves of the row; for each a, the nearest b is looked up.

@@ -62,11 +62,11 @@ class WithEps(Norm):
         self.norm, self.width, self.eps, self.centred = norm, norm.width, eps, norm.centred
 
     @property
-    def gamma(self) -> Float[Tensor, "width"]:
+    def gamma(self) -> Float[Tensor, " width"]:
         return self.norm.gamma
 
     @property
-    def beta(self) -> Float[Tensor, "width"]:
+    def beta(self) -> Float[Tensor, " width"]:
         return self.norm.beta
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:

@@ -24,7 +24,7 @@ PIECE = 1 << 24
 PLACES, LENGTH = 1024, 1024
 """How many stretches of how many tokens the fingerprint of a split looks at: all of it up to a million."""
 TRAIN, VALIDATION = "train.bin", "val.bin"
-Tokens = Integer[np.ndarray, "_"]
+Tokens = Integer[np.ndarray, " _"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Data:
                 digest.update(tokens[start : start + LENGTH].tobytes())
         return digest.hexdigest()
 
-    def _windows(self, tokens: Tokens, starts: Integer[np.ndarray, "windows"]) -> tuple[Tensor, Tensor]:
+    def _windows(self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]) -> tuple[Tensor, Tensor]:
         windows = torch.from_numpy(np.stack([tokens[start : start + self.context + 1] for start in starts]).astype(np.int64))
         return windows[:, :-1], windows[:, 1:]
 
