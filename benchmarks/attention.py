@@ -16,9 +16,9 @@ import torch
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.record import keep
-from ctrans.gpt import GPT, GPTConfig
-from ctrans.stability.attention import attention_layers
-from ctrans.stability.partition import balanced_mass
+from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.stability.attention.balanced_mass import balanced_mass
+from ctrans.stability.attention.bounds import attention_layers
 
 LAYERS, HEADS, TOKENS = 12, 12, 1024
 # standard deviations of the logits, from a fresh model's nearly even rows to sharp ones

@@ -22,7 +22,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.memory import peak_bytes, saved_bytes
 from benchmarks.record import keep
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.model.gpt import GPT, GPTConfig
 from solvers import METHODS, solve
 from solvers.reversible import COUPLING, ReversibleScheme
 

@@ -20,8 +20,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.record import keep
 from ctrans.depth import Depth
-from ctrans.gpt import GPT, GPTConfig
-from ctrans.stability.backward import Sensitivity, backward_sensitivity, sublayer_sensitivity
+from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.stability.backward.sensitivity import Sensitivity, backward_sensitivity, sublayer_sensitivity
 from ctrans.sublayer import Sublayer
 
 SMALL, LARGE = (128, 64), (768, 256)

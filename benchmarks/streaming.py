@@ -27,8 +27,8 @@ from ctrans.control import costate
 from ctrans.interop import Imported, from_architecture, from_transformers
 from ctrans.interop.anatomy import Anatomy, find_blocks
 from ctrans.interop.architecture import skeleton
-from ctrans.stability.backward import backward_sensitivity
-from ctrans.text import default_text, to_tokens
+from ctrans.model.text import default_text, to_tokens
+from ctrans.stability.backward.sensitivity import backward_sensitivity
 
 TOKENS = 32
 CASES = ("llama-7b:32", "llama-70b:8:forward,costate", "shards:llama-7b:4")

@@ -28,16 +28,16 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.memory import peak_bytes
 from benchmarks.record import keep
-from ctrans.gpt import GPT, GPTConfig
-from ctrans.text import default_text
+from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.text import default_text
 from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Run
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes
+from ctrans.training.run_directory import Store
+from ctrans.training.run_start import anew
 from ctrans.training.schedule import learning_rate
 from ctrans.training.settings import TrainConfig
-from ctrans.training.start import anew
-from ctrans.training.store import Store
 
 LOSSES = 20
 ROUNDS, ITERATIONS = 15, 20

@@ -9,8 +9,8 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "GPT": "ctrans.gpt",
-    "GPTConfig": "ctrans.gpt",
+    "GPT": "ctrans.model.gpt",
+    "GPTConfig": "ctrans.model.gpt",
     "Depth": "ctrans.depth",
     "Sublayer": "ctrans.sublayer",
     "Attention": "ctrans.sublayer",

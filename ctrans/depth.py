@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.depth_weights import coefficients_of, copy_to
-from ctrans.on_demand import has_weights_on_demand
 from ctrans.sublayer import Sublayer
+from ctrans.weights.functions_of_depth import coefficients_of, copy_to
+from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Gradient, Method, Segment, Solution, solve
 from solvers.errors import look_up
 

@@ -17,8 +17,8 @@ import matplotlib.pyplot as plt
 
 from ctrans.control import costate
 from ctrans.interop import PRESETS, from_architecture
-from ctrans.stability.backward import sublayer_sensitivity
-from ctrans.text import default_text, to_tokens
+from ctrans.model.text import default_text, to_tokens
+from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 
 TOKENS = 32
 SHAPE = PRESETS["llama-7b"]

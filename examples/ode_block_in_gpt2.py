@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from ctrans.interop import continuize, discretize
-from ctrans.text import default_text, to_tokens
+from ctrans.model.text import default_text, to_tokens
 
 STEPS, BATCH, LENGTH = 30, 8, 64
 

@@ -18,9 +18,9 @@ import transformers
 from rich.console import Console
 
 from ctrans.interop import open_model
+from ctrans.model.text import default_text, windows
 from ctrans.report.screen_report import ranking_table
-from ctrans.stability.screen import EFFORTS, Screening, screen
-from ctrans.text import default_text, windows
+from ctrans.stability.screening.screen import EFFORTS, Screening, screen
 
 VOCABULARY, LENGTH, SEQUENCES = 512, 24, 2
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.model.gpt import GPT, GPTConfig
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NAMES = ["none", "pre", "peri", "output", "post", "pre_post", "deepnorm"]

@@ -16,7 +16,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report.convergence_report import convergence_figure, convergence_table
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
-from ctrans.stability.convergence import Convergence, depth_convergence, fixed_step, own_methods, substep_convergence
+from ctrans.verify.convergence import Convergence, depth_convergence, fixed_step, own_methods, substep_convergence
 from solvers import METHODS, ConfigError
 from solvers.errors import unknown
 

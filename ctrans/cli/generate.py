@@ -14,15 +14,15 @@ from typing import Any
 import click
 import torch
 
-from ctrans.checkpoint import find_model, load
 from ctrans.cli import options
 from ctrans.depth import check_count
-from ctrans.generation import DISCRETE, Integration, stream
-from ctrans.gpt import GPT, check_seed
+from ctrans.model.checkpoint import find_model, load
+from ctrans.model.generation import DISCRETE, Integration, stream
+from ctrans.model.gpt import GPT, check_seed
+from ctrans.model.text import VOCABULARY, read_text
 from ctrans.report.files import check_writable
 from ctrans.report.progress import progress_bar
-from ctrans.text import VOCABULARY, read_text
-from ctrans.training.saved import STATE, read_state
+from ctrans.training.training_state import STATE, read_state
 from solvers import ConfigError
 from solvers.gradients import get_gradient
 from solvers.methods import get_method

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from ctrans.cli import options
 from ctrans.cli.subjects import Subject, read, say_model, subjects, summary
-from ctrans.control.check import ModelCheck, Remedy, check_model, refusal
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
+from ctrans.control.model_check import ModelCheck, Remedy, check_model, refusal
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS, get_placement
 from ctrans.report import hjb_figure

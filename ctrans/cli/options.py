@@ -10,15 +10,15 @@ from typing import Any
 import click
 import torch
 
-from ctrans.depth_weights import BASES
-from ctrans.gpt import FREE, GPTConfig
-from ctrans.initialisation import INITIALISATIONS
 from ctrans.interop.architecture import PRESETS
+from ctrans.model.gpt import FREE, GPTConfig
+from ctrans.model.initialisation import INITIALISATIONS
+from ctrans.model.text import VOCABULARY
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.sublayer import ACTIVATIONS
-from ctrans.text import VOCABULARY
+from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from solvers.errors import unknown
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctrans.checkpoint import load
 from ctrans.depth import check_count
-from ctrans.gpt import GPTConfig, check_buildable
-from ctrans.on_demand import memory
+from ctrans.model.checkpoint import load
+from ctrans.model.gpt import GPTConfig, check_buildable
 from ctrans.report.progress import progress_bar
 from ctrans.training.evaluation import evaluate
 from ctrans.training.loop import Run
 from ctrans.training.objective import Objective
 from ctrans.training.processes import Processes
+from ctrans.training.run_directory import LAST
 from ctrans.training.settings import TrainConfig
-from ctrans.training.store import LAST
+from ctrans.weights.on_demand import memory
 from solvers import ConfigError
 
 

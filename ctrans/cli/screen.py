@@ -16,15 +16,15 @@ from torch import Tensor
 from ctrans.cli import options
 from ctrans.cli.subjects import Subject, Text, read, say_model, subjects, summary, weights_of
 from ctrans.depth import check_count
-from ctrans.initialisation import INITIALISATIONS
+from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
-from ctrans.on_demand import watch
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import Bar, progress_bar
 from ctrans.report.screen_figure import screen_figure
 from ctrans.report.screen_report import KEY, label, ranked, ranking_table, screen_reasons, screen_table
-from ctrans.stability.screen import EFFORTS, STEPS, Screening, screen
+from ctrans.stability.screening.screen import EFFORTS, STEPS, Screening, screen
+from ctrans.weights.on_demand import watch
 from solvers import ConfigError
 from solvers.errors import look_up
 

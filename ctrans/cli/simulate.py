@@ -16,7 +16,7 @@ from ctrans.cli.subjects import Subject, Text, read, say_model, subjects, summar
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.simulate_report import simulation_figure, simulation_table
-from ctrans.stability.simulation import simulate
+from ctrans.stability.forward.simulation import simulate
 from solvers import ConfigError, Status
 from solvers.methods import get_method
 from solvers.request import check_solver

@@ -16,20 +16,20 @@ from jaxtyping import Integer
 from rich.console import Console
 from torch import Tensor
 
-from ctrans.checkpoint import load, load_config
 from ctrans.cli import options
 from ctrans.control.maximum_principle import placement_of
 from ctrans.depth import check_count, check_dt
-from ctrans.gpt import GPT, check_buildable
 from ctrans.interop.architecture import PRESETS, from_architecture
+from ctrans.interop.hugging_face import import_transformers
 from ctrans.interop.imported import Imported
-from ctrans.interop.local import import_transformers
 from ctrans.interop.open_model import Opened, open_imported, open_model
 from ctrans.interop.tokens import BYTES, quiet, read_ids
+from ctrans.model.checkpoint import load, load_config
+from ctrans.model.gpt import GPT, check_buildable
+from ctrans.model.text import VOCABULARY, read_text, windows
 from ctrans.norm import NORMS
-from ctrans.on_demand import too_large_to_stay
 from ctrans.placement import PLACEMENTS
-from ctrans.text import VOCABULARY, read_text, windows
+from ctrans.weights.on_demand import too_large_to_stay
 from solvers import ConfigError
 
 BROUGHT = ("placements", "norm", "norms", "seed", *options.ARCHITECTURE)

@@ -17,7 +17,6 @@ import torch
 from click.core import ParameterSource
 from rich.console import Console
 
-from ctrans.checkpoint import load_config
 from ctrans.cli import options
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.train_options import (
@@ -31,21 +30,22 @@ from ctrans.cli.train_options import (
     setting_options,
 )
 from ctrans.depth import check_count
-from ctrans.gpt import GPT, GPTConfig, check_buildable
+from ctrans.model.checkpoint import load_config
+from ctrans.model.gpt import GPT, GPTConfig, check_buildable
+from ctrans.model.text import VOCABULARY, read_text
 from ctrans.report.files import check_writable, png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.report.train_report import bar_words, evaluation_line, loss_figure
-from ctrans.text import VOCABULARY, read_text
 from ctrans.training import log
 from ctrans.training.data import Data, from_bin, from_text
 from ctrans.training.loop import Ending, Observer, Outcome, Run, train
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, processes, restarts
-from ctrans.training.saved import Progress, read_state
+from ctrans.training.run_directory import Store
+from ctrans.training.run_start import anew, check_continues, resumed, with_settings
 from ctrans.training.settings import TrainConfig
-from ctrans.training.start import anew, check_continues, resumed, with_settings
-from ctrans.training.store import Store
+from ctrans.training.training_state import Progress, read_state
 from solvers import ConfigError
 
 Begin = Callable[[Processes], tuple[Run, Progress]]

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from ctrans.cli import options
+from ctrans.model.text import VOCABULARY
 from ctrans.placement import PLACEMENTS
-from ctrans.text import VOCABULARY
 from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.settings import PRECISIONS, TrainConfig

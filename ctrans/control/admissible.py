@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.chart import Chart
+from ctrans.control.ascent import Chart
 from solvers import ConfigError
 
 Verdict = Literal["well-posed", "degenerate"]

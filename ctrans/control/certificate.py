@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import AdmissibleSet, Verdict, check_costate, length, ratio
-from ctrans.control.chart import STEPS, Chart, ascend, evened
-from ctrans.control.growth import Growth, Witness, growth, witness
-from ctrans.control.spaces import LinearSpace
-from ctrans.control.weights import Features
+from ctrans.control.ascent import STEPS, Chart, ascend, evened
+from ctrans.control.bounded_growth import Growth, Witness, growth, witness
+from ctrans.control.last_map import Features
+from ctrans.control.linear_spaces import LinearSpace
 
 PAIRS = 2
 """Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one, on the other side."""

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.costate import Costate
-from ctrans.control.sets import admissible_set
+from ctrans.control.set_of_placement import admissible_set
 from ctrans.depth import Depth
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.sublayer import Sublayer

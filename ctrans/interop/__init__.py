@@ -3,8 +3,8 @@
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.continuous import continuize, discretize
+from ctrans.interop.hugging_face import from_transformers
 from ctrans.interop.imported import Architecture, Imported
-from ctrans.interop.local import from_transformers
 from ctrans.interop.nanogpt import from_nanogpt, to_nanogpt
 from ctrans.interop.open_model import Opened, open_model
 

@@ -9,12 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.gpt import check_seed
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.hugging_face import (
+    build,
+    check_family,
+    import_transformers,
+    one_line,
+    read_config,
+    read_settings,
+    reading_errors,
+)
 from ctrans.interop.imported import Imported
-from ctrans.interop.local import build, check_family, import_transformers, one_line, read_config, read_settings, reading_errors
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
-from ctrans.on_demand import check_fits, skeletons, too_large_to_stay
+from ctrans.model.gpt import check_seed
+from ctrans.weights.on_demand import check_fits, skeletons, too_large_to_stay
 from solvers import ConfigError
 from solvers.errors import unknown
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy, find_blocks
-from ctrans.interop.calls import bind, evaluating, own_context, recorded
+from ctrans.interop.block_calls import bind, evaluating, own_context, recorded
 from ctrans.interop.inputs import example_of
 from ctrans.interop.recognise import recognise
 from ctrans.ode_block import Scheme, in_context
-from ctrans.on_demand import check_present
+from ctrans.weights.on_demand import check_present
 from solvers import ConfigError, Gradient, Method
 
 Model = TypeVar("Model", bound=nn.Module)

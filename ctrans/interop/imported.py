@@ -19,12 +19,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy, Chain, find_blocks
-from ctrans.interop.calls import Call, evaluating, intercepted, recorded, recorded_until
+from ctrans.interop.block_calls import Call, evaluating, intercepted, recorded, recorded_until
 from ctrans.interop.inputs import example_of, main_input, stand_in
 from ctrans.interop.norms import AdaptedNorm
 from ctrans.interop.recognise import ROLES, Structure, alike, make_of, recognise
-from ctrans.on_demand import has_weights_on_demand
 from ctrans.sublayer import Sublayer
+from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Solution
 
 REMEMBERED = 8

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.gpt import GPT, GPTConfig
-from ctrans.on_demand import check_present
+from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 
 BUILT_IN = GPTConfig(placement="pre")

@@ -15,15 +15,23 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_dt
-from ctrans.gpt import GPT
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.hugging_face import (
+    CONFIG,
+    from_transformers,
+    import_transformers,
+    load_local,
+    one_line,
+    open_local,
+    weight_files,
+)
 from ctrans.interop.imported import Imported
 from ctrans.interop.inputs import main_input
-from ctrans.interop.local import CONFIG, from_transformers, import_transformers, load_local, one_line, open_local, weight_files
 from ctrans.interop.nanogpt import from_nanogpt
 from ctrans.interop.streamed import stored_weights
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
-from ctrans.on_demand import check_fits, too_large_to_stay
+from ctrans.model.gpt import GPT
+from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError
 
 NANOGPT = "ckpt.pt"
@@ -79,7 +87,7 @@ def open_model(
     """The model in a Hugging Face directory, or of a nanoGPT `ckpt.pt` or the directory that holds one; `dt` in place of its 1.
 
     With `on_demand` a directory's weights are read when they are used, by default where they are more than a quarter of this
-    machine's memory (see `ctrans.on_demand`).
+    machine's memory (see `ctrans.weights.on_demand`).
 
     >>> opened = open_model("models/gpt2", torch.float32)
     >>> screen(opened.model, *opened.pairs(windows))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy, Chain, fields
-from ctrans.interop.calls import Call
+from ctrans.interop.block_calls import Call
 from ctrans.interop.norms import AdaptedNorm, as_norm
 from ctrans.ode_block import in_context
 from ctrans.placement import PLACEMENTS

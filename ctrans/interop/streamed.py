@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.interop.anatomy import Anatomy, fields, find_blocks
-from ctrans.on_demand import Known, Piece, Shelf, put_on_demand
+from ctrans.weights.on_demand import Known, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 
 Modules = Mapping[str, nn.Module]

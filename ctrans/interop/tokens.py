@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from ctrans.interop.local import import_transformers, one_line
-from ctrans.text import VOCABULARY
+from ctrans.interop.hugging_face import import_transformers, one_line
+from ctrans.model.text import VOCABULARY
 from ctrans.training.data import map_tokens
 from solvers import ConfigError
 

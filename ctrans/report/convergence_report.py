@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from ctrans.report.simulate_report import COLOURS, MARKERS
-from ctrans.stability.convergence import Convergence
+from ctrans.verify.convergence import Convergence
 
 
 def convergence_table(results: Sequence[Convergence]) -> Table:

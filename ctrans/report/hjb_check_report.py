@@ -13,7 +13,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.control.check import ModelCheck, SegmentCheck
+from ctrans.control.model_check import ModelCheck, SegmentCheck
 from ctrans.report.axes import show_at_least_a_decade
 from ctrans.report.simulate_report import COLOURS, colour, marker
 

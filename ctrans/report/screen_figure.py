@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from ctrans.report.axes import count_in_whole_numbers, show_at_least_a_decade
 from ctrans.report.simulate_report import colour, marker
-from ctrans.stability.screen import Screening
-from ctrans.stability.screen_attention import AttentionStep
-from ctrans.stability.screen_backward import BackwardStep
-from ctrans.stability.screen_forward import ForwardStep
+from ctrans.stability.screening.attention import AttentionStep
+from ctrans.stability.screening.backward import BackwardStep
+from ctrans.stability.screening.forward import ForwardStep
+from ctrans.stability.screening.screen import Screening
 
 DASHES = ("-", "--", ":", "-.")
 """Models of one placement share its colour and are told apart by these."""

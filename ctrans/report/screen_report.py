@@ -9,8 +9,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.stability.screen import STEPS, Screening
-from ctrans.stability.screen_case import exponent
+from ctrans.stability.screening.case import exponent
+from ctrans.stability.screening.screen import STEPS, Screening
 
 KEY = (
     "Score of a step: geometric mean of 1/(1 + k) over its ingredients k >= 0, exponents in the weights and decades by depth; of the "

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ctrans.placement import PLACEMENTS
 from ctrans.report.axes import show_at_least_a_decade
-from ctrans.stability.simulation import Simulation
+from ctrans.stability.forward.simulation import Simulation
 
 COLOURS = {name: f"C{i}" for i, name in enumerate(PLACEMENTS)}
 MARKERS = dict(zip(PLACEMENTS, "osD^vPX", strict=True))

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from ctrans.gpt import GPT
+from ctrans.model.gpt import GPT
 from ctrans.sublayer import Attention
 from ctrans.training import log
+from ctrans.training.attention_theta import mean_theta
 from ctrans.training.data import Data
 from ctrans.training.evaluation import evaluate
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
-from ctrans.training.saved import Progress, State
+from ctrans.training.run_directory import Store
 from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.settings import PRECISIONS, TrainConfig
 from ctrans.training.signals import stopping
-from ctrans.training.store import Store
-from ctrans.training.theta import mean_theta
+from ctrans.training.training_state import Progress, State
 from solvers import ConfigError, SolveError
 
 COMPILER = ("torch._dynamo", "torch._inductor")

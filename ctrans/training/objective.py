@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ctrans.gpt import GPT
+from ctrans.model.gpt import GPT
 from ctrans.training.settings import TrainConfig
 from solvers import Segment, solve
 from solvers.gradients import get_gradient

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ctrans.depth_weights import coefficients_of
-from ctrans.gpt import GPT
+from ctrans.model.gpt import GPT
 from ctrans.training.objective import Objective
 from ctrans.training.processes import Processes
-from ctrans.training.saved import State
+from ctrans.training.run_directory import Store
 from ctrans.training.settings import TrainConfig, attached_gradients
-from ctrans.training.sharded import save_shards
-from ctrans.training.store import Store
-from ctrans.training.whole import save_whole
+from ctrans.training.sharded_checkpoint import save_shards
+from ctrans.training.training_state import State
+from ctrans.training.unsharded_checkpoint import save_whole
+from ctrans.weights.functions_of_depth import coefficients_of
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import look_up
 

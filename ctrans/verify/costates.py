@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from ctrans.control.costate import Costate, costate
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.depth import Depth
-from ctrans.gpt import GPT
+from ctrans.model.gpt import GPT
 from ctrans.norm import Norm
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.convergence import fixed_step
 from ctrans.sublayer import Sublayer, plain_attention
+from ctrans.verify.convergence import fixed_step
 from ctrans.verify.draws import below, between, described, model, noise, norm, one_of, size, text
 from ctrans.verify.statement import Case, Check, Statement, equal, worst
 from solvers import Stats, solve

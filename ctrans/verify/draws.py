@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.model.gpt import GPT, GPTConfig
 from ctrans.norm import NORMS, Norm
 from ctrans.sublayer import ACTIVATIONS
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ctrans.norm import Norm
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.convergence import depth_convergence, own_methods, substep_convergence
 from ctrans.sublayer import Sublayer
+from ctrans.verify.convergence import depth_convergence, own_methods, substep_convergence
 from ctrans.verify.draws import between, described, model, noise, norm, one_of, size, state
 from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal
 from solvers import Segment, solve

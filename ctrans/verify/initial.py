@@ -7,9 +7,8 @@ import math
 
 import torch
 
-from ctrans.initialisation import INITIALISATIONS
-from ctrans.stability.attention_cases import BOUND_CASES
-from ctrans.stability.initialisation_theory import (
+from ctrans.model.initialisation import INITIALISATIONS
+from ctrans.stability.initialisation.theory import (
     SLOPES,
     Growth,
     Interval,
@@ -18,6 +17,7 @@ from ctrans.stability.initialisation_theory import (
     hidden_growth,
     last_layer_bound,
 )
+from ctrans.verify.attention_cases import BOUND_CASES
 from ctrans.verify.draws import between, model, noise, one_of
 from ctrans.verify.statement import Case, Check, Draw, Statement, as_printed, at_most, worst
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctrans.control import FrobeniusBall, WeightDecay, admissible_set
 from ctrans.control.certificate import climb_weights
-from ctrans.control.weights import Features
+from ctrans.control.last_map import Features
 from ctrans.norm import NORMS, Norm
 from ctrans.verify.draws import below, noise, norm, one_of, size
 from ctrans.verify.statement import Case, Check, Statement, equal, worst

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from ctrans.gpt import FIELDS, GPT, GPTConfig, make_sublayer
-from ctrans.initialisation import initialise
+from ctrans.model.gpt import FIELDS, GPT, GPTConfig, make_sublayer
+from ctrans.model.initialisation import initialise
 from ctrans.norm import Norm
-from ctrans.stability.attention import BlockLayer, attention_bound, attention_layers, attention_theta, block_layers
-from ctrans.stability.block_norm import block_gain
+from ctrans.stability.attention.block_norm import block_gain
+from ctrans.stability.attention.bounds import BlockLayer, attention_bound, attention_layers, attention_theta, block_layers
 from ctrans.sublayer import Attention, plain_attention, spectral_norm
 from ctrans.verify.draws import below, between, described, model, noise, one_of, state
 from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, worst

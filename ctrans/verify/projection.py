@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ctrans.norm import LayerNorm, Norm
-from ctrans.stability.conservation import conservation_drift
-from ctrans.stability.convergence import fixed_step, own_methods
+from ctrans.stability.forward.conservation import conservation_drift
+from ctrans.verify.convergence import fixed_step, own_methods
 from ctrans.verify.draws import below, described, learned, model, noise, norm, norm_words, one_of
 from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, worst
 from solvers import Segment, solve

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.backward import backward_sensitivity, sublayer_sensitivity, trajectory
-from ctrans.stability.jacobians import attention_jacobian, step_jacobian
-from ctrans.stability.lyapunov import lyapunov
-from ctrans.stability.scaling import SCALINGS, sensitivity_slope
+from ctrans.stability.backward.lyapunov import lyapunov
+from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity, trajectory
+from ctrans.stability.weight_scaling import SCALINGS, sensitivity_slope
 from ctrans.sublayer import Attention
 from ctrans.verify.draws import between, described, model, noise, one_of, size
+from ctrans.verify.jacobians import attention_jacobian, step_jacobian
 from ctrans.verify.statement import Case, Check, Statement, as_printed, equal, worst
 from solvers.segment import Map
 

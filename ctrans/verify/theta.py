@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctrans.stability.attention_cases import BOUND_CASES, all_subsets
-from ctrans.stability.attention_cases import Case as BoundCase
-from ctrans.stability.partition import balanced_mass, greedy_prefix
+from ctrans.stability.attention.balanced_mass import balanced_mass, greedy_prefix
+from ctrans.verify.attention_cases import BOUND_CASES, all_subsets
+from ctrans.verify.attention_cases import Case as BoundCase
 from ctrans.verify.draws import below, between, noise, one_of, size
 from ctrans.verify.statement import Case, Check, Draw, Statement, as_printed, at_most, equal, worst
 

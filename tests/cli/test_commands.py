@@ -7,9 +7,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from ctrans.checkpoint import save
 from ctrans.cli import COMMANDS, main
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.model.checkpoint import save
+from ctrans.model.gpt import GPT, GPTConfig
 from tests.helpers import learned
 
 QUICK = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "12", "--batch", "2"]

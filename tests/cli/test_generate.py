@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 
-from ctrans.checkpoint import CONFIG, WEIGHTS, load, save
 from ctrans.cli.generate import encode
-from ctrans.generation import Integration, generate
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.model.checkpoint import CONFIG, WEIGHTS, load, save
+from ctrans.model.generation import Integration, generate
+from ctrans.model.gpt import GPT, GPTConfig
 from ctrans.training.loop import train
 from solvers import ConfigError
 from tests.cli.test_commands import run, strict

@@ -9,13 +9,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ctrans.checkpoint import save
 from ctrans.cli import main
-from ctrans.gpt import GPT, GPTConfig
 from ctrans.interop import to_nanogpt
+from ctrans.model.checkpoint import save
+from ctrans.model.gpt import GPT, GPTConfig
 from tests.interop.models import VOCABULARY, made
 from tests.interop.test_continuous import tupled
-from tests.interop.test_local import index_alone
+from tests.interop.test_hugging_face import index_alone
 from tests.interop.test_open_model import save_tokenizer
 
 COMMANDS = ["simulate", "hjb-check", "control", "screen"]

@@ -5,10 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from ctrans.checkpoint import save
 from ctrans.cli import main
-from ctrans.gpt import GPT, GPTConfig
-from ctrans.stability.screen import STEPS
+from ctrans.model.checkpoint import save
+from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.stability.screening.screen import STEPS
 from tests.helpers import learned
 
 SMALL = ["--quick", "--depth", "1", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]

@@ -13,10 +13,10 @@ import time
 import numpy as np
 import pytest
 
-from ctrans.checkpoint import load
 from ctrans.cli.train_options import SETTINGS
+from ctrans.model.checkpoint import load
 from ctrans.training.loop import Ending, train
-from ctrans.training.store import Store, damage
+from ctrans.training.run_directory import Store, damage
 from solvers import SolveError
 from tests.cli.test_commands import run, strict
 from tests.training.helpers import same

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrans.control import EllipsoidSlice, FrobeniusBall, KineticCost, TangentSpace, admissible_set, certify, ellipsoid_value
+from ctrans.control.ascent import Chart, ascend
+from ctrans.control.bounded_growth import exponent
 from ctrans.control.certificate import VelocityAscent, WeightAscent, climb_weights
-from ctrans.control.chart import Chart, ascend
-from ctrans.control.growth import exponent
-from ctrans.control.weights import Features
+from ctrans.control.last_map import Features
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from solvers import ConfigError

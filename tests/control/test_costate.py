@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.control.costate import costate
 from ctrans.depth import Depth
-from ctrans.gpt import GPT
+from ctrans.model.gpt import GPT
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer

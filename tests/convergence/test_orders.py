@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ctrans.norm import NORMS
-from ctrans.stability.convergence import (
+from ctrans.verify.convergence import (
     Convergence,
     averaged_segments,
     depth_convergence,

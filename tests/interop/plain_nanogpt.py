@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.ctrans.plain_gpt import gelu, layer_norm
+from tests.model.plain_gpt import gelu, layer_norm
 
 
 def weights(depth=2, width=16, vocabulary=11, context=12, bias=True):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ctrans.gpt import GPT
 from ctrans.interop import from_nanogpt, to_nanogpt
+from ctrans.model.gpt import GPT
 from solvers import ConfigError
 from tests.helpers import NAMES, learned, small_config, tokens
 from tests.interop import plain_nanogpt

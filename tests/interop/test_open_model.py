@@ -12,18 +12,18 @@ import torch
 import transformers
 
 from ctrans.control import costate
-from ctrans.control.check import Remedy, check_model, check_segment
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.control.model_check import Remedy, check_model, check_segment
 from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.anatomy import Chain
 from ctrans.interop.open_model import open_model
 from ctrans.interop.tokens import find_tokeniser, read_ids
+from ctrans.model.gpt import GPT, GPTConfig
 from ctrans.norm import LayerNorm
 from ctrans.report.hjb_check_report import check_figure
 from ctrans.report.screen_figure import screen_figure
 from ctrans.report.simulate_report import simulation_figure, simulation_table
-from ctrans.stability.screen import EFFORTS, screen
-from ctrans.stability.simulation import simulate
+from ctrans.stability.forward.simulation import simulate
+from ctrans.stability.screening.screen import EFFORTS, screen
 from solvers import ConfigError
 from tests.helpers import learned
 from tests.interop.models import FAMILIES, SMALL, TEXT, VOCABULARY, inputs, made
@@ -289,10 +289,10 @@ def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told
     assert not open_model(tmp_path).model.depth.streamed
     assert open_model(tmp_path, on_demand=True).model.depth.streamed
     size = sum(p.numel() for p in made("gpt2").parameters()) * 8
-    monkeypatch.setattr("ctrans.on_demand.memory", lambda: 2 * size)
+    monkeypatch.setattr("ctrans.weights.on_demand.memory", lambda: 2 * size)
     assert open_model(tmp_path).model.depth.streamed
     assert not open_model(tmp_path, on_demand=False).model.depth.streamed
-    monkeypatch.setattr("ctrans.on_demand.memory", lambda: size // 2)
+    monkeypatch.setattr("ctrans.weights.on_demand.memory", lambda: size // 2)
     with pytest.raises(ConfigError, match=r"--dtype, or have them read on demand \(on_demand=True, --stream\)"):
         open_model(tmp_path, on_demand=False)
 

@@ -504,7 +504,7 @@ def transformer_gradients(model, kind, continuous, **request):
 
 
 def gpt(placement):
-    from ctrans.gpt import GPT
+    from ctrans.model.gpt import GPT
 
     return learned(GPT(small_config(placement, depth=2)).double())
 

@@ -9,12 +9,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ctrans.control.costate import costate
-from ctrans.on_demand import Known, Piece, Shelf, put_on_demand
-from ctrans.stability.backward import backward_sensitivity, step_linearisations, trajectory
-from ctrans.stability.gradients import gradient_norms
-from ctrans.stability.lyapunov import lyapunov
-from ctrans.stability.scaling import sensitivity_slope, weight_scaling
-from ctrans.stability.transport import adversarial_direction, transport
+from ctrans.stability.backward.lyapunov import lyapunov
+from ctrans.stability.backward.parameter_gradients import gradient_norms
+from ctrans.stability.backward.sensitivity import backward_sensitivity, step_linearisations, trajectory
+from ctrans.stability.transport.wasserstein import adversarial_direction, transport
+from ctrans.stability.weight_scaling import sensitivity_slope, weight_scaling
+from ctrans.weights.on_demand import Known, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
 

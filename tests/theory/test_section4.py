@@ -21,7 +21,7 @@ from ctrans.control import (
     ellipsoid_value,
 )
 from ctrans.control.certificate import climb_weights
-from ctrans.control.weights import Features
+from ctrans.control.last_map import Features
 from ctrans.norm import NORMS
 from tests.helpers import learned
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ctrans.norm import RMSNorm
-from ctrans.stability.forward import forward_bounds, moments
+from ctrans.stability.forward.bounds import forward_bounds, moments
 from ctrans.sublayer import Attention
 from tests.helpers import small_model, tokens
 

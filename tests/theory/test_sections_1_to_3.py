@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ctrans.norm import LayerNorm
-from ctrans.stability.conservation import conservation_drift
+from ctrans.stability.forward.conservation import conservation_drift
 from solvers import Segment, solve
 from tests.helpers import learned, small_model, tokens
 

@@ -2,15 +2,15 @@
 
 import torch
 
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.model.gpt import GPT, GPTConfig
 from ctrans.training.data import from_text
 from ctrans.training.loop import train
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
-from ctrans.training.saved import read_state
+from ctrans.training.run_directory import Store
+from ctrans.training.run_start import anew, resumed, with_settings
 from ctrans.training.settings import TrainConfig
-from ctrans.training.start import anew, resumed, with_settings
-from ctrans.training.store import Store
+from ctrans.training.training_state import read_state
 
 ALONE = Processes(torch.device("cpu"))
 TEXT = bytes(range(32, 127)) * 20

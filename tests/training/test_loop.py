@@ -11,17 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrans.checkpoint import load
-from ctrans.gpt import GPT, GPTConfig
+from ctrans.model.checkpoint import load
+from ctrans.model.gpt import GPT, GPTConfig
 from ctrans.training import log
 from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Ending, train
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
-from ctrans.training.saved import read_state
+from ctrans.training.run_directory import Store
+from ctrans.training.run_start import anew, resumed
 from ctrans.training.settings import TrainConfig
-from ctrans.training.start import anew, resumed
-from ctrans.training.store import Store
+from ctrans.training.training_state import read_state
 from solvers import ConfigError
 from tests.training.helpers import ALONE, MODEL, SETTINGS, TEXT, resume, same, start, weights, weights_after
 

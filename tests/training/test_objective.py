@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ctrans.gpt import GPT
+from ctrans.model.gpt import GPT
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import GRADIENTS

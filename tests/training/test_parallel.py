@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ctrans.training import log
 from ctrans.training.evaluation import shares
 from ctrans.training.parallel import PARALLEL, get_parallel
+from ctrans.training.run_directory import damage
 from ctrans.training.settings import TrainConfig
-from ctrans.training.store import damage
 from solvers import GRADIENTS, ConfigError
 
 # a constant learning rate, so that the number of iterations decides nothing but where a run ends

@@ -7,7 +7,7 @@ import torch
 
 from ctrans.norm import Norm
 from ctrans.report.verify_report import END, START, between_markers, markdown_table, summary
-from ctrans.stability import transport
+from ctrans.stability.transport import wasserstein as transport
 from ctrans.verify import lipschitz, uncertainty
 from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, find, generator_of, verify, worst
 from ctrans.verify.table import SECTIONS, STATEMENTS, select, verify_all

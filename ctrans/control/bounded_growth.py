@@ -1,0 +1,100 @@
+"""How the best value grows with a bound: linearly where the problem is degenerate, not at all where it is well-posed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.control.ascent import Chart, ascend, evened
+from ctrans.control.last_map import Features, frobenius
+from ctrans.control.linear_spaces import LinearSpace
+
+DECADES = (-2.0, 2.0)
+"""Radii from 1/100 to 100 times the one at which velocities have the right size."""
+RADII = 8
+FITTED = 4
+"""The exponent is that of the largest radii: small ones show how a norm's eps gives way, or a running cost, and not growth."""
+STEPS = 25
+"""The most for one radius. The value is a lower bound where it stops: at small radii, where a norm's eps slows the ascent."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value ~ R^k at the largest R."""
+
+    radii: tuple[float, ...]
+    values: tuple[float, ...]
+    exponent: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Witness:
+    """-<P, f_R> along f_R = -R p/|p|, p the projection of P on a degenerate set; `residual` is how far the f_R are from it."""
+
+    radii: tuple[float, ...]
+    values: tuple[float, ...]
+    exponent: float
+    residual: float
+
+
+def growth(chart: Chart, features: Features, typical: Float[Tensor, "tokens width"], generator: torch.Generator) -> Growth:
+    """max of -<P, f> - cost(f) over the velocities f that the placement makes of h W', |W|_F <= R, by ascent at each R.
+
+    The radii are in units of the least norm of weights with raw output `typical`. The first ascent starts at random, each
+    later one where the one before ended, or at that point stretched to the new bound if it is better.
+    """
+    unit = float(frobenius(features.coordinates(typical)))
+    radii = ((unit or 1.0) * _decades(typical)).tolist()
+    u, s, inverse, _ = features.svd
+    # a norm forgets the scale of h W', so that coordinates orthonormal in h W' converge fastest; where f is linear, those in W
+    to_raw, to_weights = (u, inverse) if chart.degree == 0 else (u * s.mT, torch.ones_like(s))
+
+    def payoff(z: Tensor) -> Tensor:
+        return chart.payoff(to_raw @ z).sum(-1)
+
+    def stretch(z: Tensor, radius: float) -> Tensor:
+        return z * (radius / frobenius(to_weights * z))
+
+    def within(radius: float, z: Tensor) -> Tensor:
+        return z / (frobenius(to_weights * z) / radius).clamp_min(1)
+
+    raw = torch.randn(1, *chart.shape, generator=generator, dtype=s.dtype).to(s.device)
+    z = stretch(to_raw.mT @ evened(chart.P, raw), radii[0])
+    values = []
+    for radius in radii:
+        outer = stretch(z, radius)
+        start = torch.where((payoff(outer) > payoff(z)).reshape(-1, 1, 1), outer, z)
+        found = ascend(payoff, start, (-2, -1), functools.partial(within, radius), STEPS)
+        z = found.z
+        values.append(found.best)
+    return Growth(tuple(radii), _numbers(torch.cat(values)), exponent(s.new_tensor(radii), torch.cat(values)))
+
+
+def witness(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Witness:
+    """-<P, f_R> along `space.witness(P, R)` for growing R, in units of the R with entries of root mean square 1."""
+    radii = P.numel() ** 0.5 * _decades(P)
+    velocities = torch.stack([space.witness(P, float(radius)) for radius in radii])
+    values = -(P * velocities).sum((-2, -1))
+    return Witness(_numbers(radii), _numbers(values), exponent(radii, values), float(space.residual(velocities).amax()))
+
+
+def exponent(radii: Float[Tensor, " radii"], values: Float[Tensor, " radii"]) -> float:
+    """k of the least-squares fit log|value| = k log R + c over the largest radii; 0 where a value is 0."""
+    radii, values = radii[-FITTED:], values[-FITTED:].abs()
+    if not bool(values.all()):
+        return 0.0
+    x, y = radii.log(), values.log()
+    x = x - x.mean()
+    return float((x * y).sum() / x.square().sum())
+
+
+def _decades(like: Tensor) -> Float[Tensor, " radii"]:
+    return torch.logspace(*DECADES, RADII, dtype=like.dtype, device=like.device)
+
+
+def _numbers(x: Tensor) -> tuple[float, ...]:
+    return tuple(x.flatten().tolist())

@@ -1,0 +1,157 @@
+"""Images of a norm: where an output norm puts every velocity. Bounded, so the Hamiltonian is finite and attained."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.admissible import ROUNDING, VelocitySet, Verdict, check_costate, length, ratio
+from ctrans.control.ascent import Chart
+from ctrans.control.secular_equation import on_sphere
+from ctrans.norm import Norm
+from solvers import ConfigError
+
+CLOSENESS = 1e-11
+"""A norm with eps keeps |u|^2 below d by a share eps/variance: ascents begin at inputs where that is 1e-11, below what they
+are to certify."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NormImage(VelocitySet):
+    """{beta + gamma * u : |u|^2 = d, C u = u} for each token: H(P) = sum_j sqrt(d) |C(gamma * p_j)| - <p_j, beta>.
+
+    With w_j = C(gamma * p_j), the maximiser is beta - sqrt(d) gamma * w_j/|w_j|. It is unique except where w_j = 0: every
+    point ties there, and the rule is `Norm.maximizer`'s. Zero gains flatten the set and negative ones mirror it; both are
+    allowed.
+
+    This is the image for eps = 0. For eps > 0 it is filled, |u|^2 < d: see `FilledImage`, with the same H, but different
+    velocities under a running cost.
+    """
+
+    norm: Norm
+
+    @abc.abstractmethod
+    def _spectrum(self) -> tuple[Float[Tensor, " rank"], Float[Tensor, "width rank"]]:
+        """Eigenvalues and orthonormal eigenvectors of C Gamma^2 C on the range of C."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return "well-posed"
+
+    def check(self, P: Tensor) -> None:
+        check_costate(P, self.norm.gamma.dtype, width=self.norm.width)
+
+    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        self.check(P)
+        return self.norm.support(-P).sum(-1)
+
+    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        self.check(P)
+        return self.norm.maximizer(-P)
+
+    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        self.check(P)
+        return self.norm.ties(P)
+
+    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        return self.norm.residual(f).amax(-1)
+
+    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        curvature, slope, basis = self.quadratic(y)
+        u = on_sphere(curvature, slope, math.sqrt(self.norm.width))[0] @ basis.mT
+        return self.norm.beta + self.norm.gamma * u
+
+    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        curvature, slope, _ = self.quadratic(y)
+        # along a flat direction an entry of u is free without showing in f
+        curved = curvature.amin() > ROUNDING * torch.finfo(y.dtype).eps * curvature.amax()
+        return on_sphere(curvature, slope, math.sqrt(self.norm.width))[1] & curved
+
+    def kkt(
+        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
+    ) -> Float[Tensor, "*batch"]:
+        """Stationarity: gamma * (p_j + kinetic f_j) + eta u_j + mu 1 = 0 (Kan, eq. 95 times Gamma; mu for LayerNorm only)."""
+        u, slope, scale = self.lagrangian(P, f, kinetic)
+        eta = -ratio((u * slope).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
+        return torch.maximum(ratio(length(slope + eta * u), scale).amax(-1), self.residual(f))
+
+    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+        self.check(P)
+        spread = math.sqrt(max(1.0, self.norm.eps / CLOSENESS))
+        return Chart(P, P.shape, axes=(-1,), degree=0, velocity=self.norm, spread=spread)
+
+    def quadratic(self, y: Float[Tensor, "*batch tokens width"]) -> tuple[Tensor, Tensor, Tensor]:
+        """A, b and an orthonormal basis Q with |beta + gamma * Q s - y|^2/2 = s'As/2 + b's + constant, A diagonal."""
+        curvature, basis = self._spectrum()
+        return curvature, (self.norm.gamma * (self.norm.beta - y)) @ basis, basis
+
+    def lagrangian(self, P: Tensor, f: Tensor, kinetic: float) -> tuple[Tensor, Tensor, Tensor]:
+        """u with f = beta + gamma * u, the gradient C(gamma * (P + kinetic f)) in u, and the size of that gradient's terms."""
+        gamma = self.norm.gamma
+        slope = self.norm.centre(gamma * (P + kinetic * f))
+        return self.point(f), slope, length(gamma * P) + kinetic * length(gamma * f)
+
+    def point(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """u with f = beta + gamma * u. Entries hidden by a zero gain are chosen as at an optimum: equal, with 1'u = 0
+        (LayerNorm), or 0 (RMSNorm)."""
+        hidden = self.norm.gamma == 0
+        u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
+        rest = -u.sum(-1, keepdim=True) / hidden.sum().clamp_min(1) if self.norm.centred else 0.0
+        return torch.where(hidden, rest, u)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ellipsoid(NormImage):
+    """{f : |Gamma^-1 (f_j - beta)|^2 = d}, RMSNorm's image: H(P) = sum_j sqrt(d) |gamma * p_j| (Kan, eq. 87 and 99)."""
+
+    def __post_init__(self) -> None:
+        if self.norm.centred:
+            raise ConfigError(
+                "the image of a norm that centres, such as LayerNorm, is only a slice of the ellipsoid: use EllipsoidSlice"
+            )
+
+    @property
+    def words(self) -> str:
+        return f"f_j = beta + gamma * u_j, |u_j|^2 = {self.norm.width}"
+
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        gain = self.norm.gamma.detach().square()
+        return gain, torch.eye(len(gain), dtype=gain.dtype, device=gain.device)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EllipsoidSlice(NormImage):
+    """{f : |Gamma^-1 (f_j - beta)|^2 = d, 1' Gamma^-1 (f_j - beta) = 0}, LayerNorm's image (Kan, Lemma 1, corrected)."""
+
+    def __post_init__(self) -> None:
+        if not self.norm.centred or self.norm.width < 2:
+            raise ConfigError("an ellipsoid's slice is the image of a LayerNorm of width 2 or more: use Ellipsoid for RMSNorm")
+
+    @property
+    def words(self) -> str:
+        return f"f_j = beta + gamma * u_j, |u_j|^2 = {self.norm.width}, 1'u_j = 0"
+
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        gain = self.norm.gamma.detach().square()
+        inner = self.norm.centre(self.norm.centre(torch.diag(gain)).mT)
+        # 1 is an eigenvector, lifted above the others so that it comes last
+        values, vectors = torch.linalg.eigh(inner + 2 * gain.amax() / len(gain))
+        return values[:-1], vectors[:, :-1]
+
+
+def ellipsoid_value(norm: Norm, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    """sum_j sqrt(d) |gamma * p_j| - <p_j, beta>: H as Kan prints it for either norm (eq. 99); for LayerNorm an upper bound.
+
+    It equals LayerNorm's H only where 1'(gamma * p_j) = 0 for each token.
+    """
+    check_costate(P, norm.gamma.dtype, width=norm.width)
+    return (math.sqrt(norm.width) * length(norm.gamma * P) - P @ norm.beta).sum(-1)
+
+
+IMAGES: dict[bool, type[Ellipsoid] | type[EllipsoidSlice]] = {False: Ellipsoid, True: EllipsoidSlice}
+"""The image's kind by whether the norm centres."""

@@ -1,0 +1,218 @@
+"""The last linear map f = h W' at fixed features h: its weights in a Frobenius ball, or paid for by weight decay."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.admissible import (
+    ROUNDING,
+    AdmissibleSet,
+    VelocitySet,
+    Verdict,
+    check_costate,
+    check_positive,
+    nowhere,
+    ratio,
+)
+from ctrans.control.ascent import Chart
+from ctrans.control.secular_equation import in_ball
+
+
+def frobenius(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch 1 1"]:
+    """|X|_F of each matrix, with its axes kept."""
+    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Features:
+    """h, what the last linear map acts on, of shape (*batch, tokens, features), and its decomposition h = U S V'.
+
+    Weights W of shape (*batch, width, features), as in `torch.nn.Linear`, have coordinates z = V'W' of shape
+    (*batch, rank, width): their velocity is h W' = U S z, and |z| = |W| where W is the shortest with that velocity.
+    """
+
+    h: Float[Tensor, "*batch tokens features"]
+
+    def __post_init__(self) -> None:
+        check_costate(self.h, what="feature matrix")
+
+    @functools.cached_property
+    def svd(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """U, S, S^+ and V', S and S^+ as columns, cut to the largest rank in the batch; entries 0 to rounding are 0 in both."""
+        u, s, vt = torch.linalg.svd(self.h, full_matrices=False)
+        kept = s > max(self.h.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., :1]
+        inverse = torch.where(kept, 1 / torch.where(kept, s, 1.0), 0.0).unsqueeze(-1)
+        s = torch.where(kept, s, 0.0).unsqueeze(-1)
+        rank = max(1, int(kept.sum(-1).amax()))
+        return u[..., :rank], s[..., :rank, :], inverse[..., :rank, :], vt[..., :rank, :]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank in the batch."""
+        return int((self.svd[1] > 0).sum((-2, -1)).amax())
+
+    def coordinates(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch rank width"]:
+        """z = S^+ U'f, of the shortest weights whose velocity is closest to f."""
+        u, _, inverse, _ = self.svd
+        return inverse * (u.mT @ f)
+
+    def velocity(self, z: Float[Tensor, "*batch rank width"]) -> Float[Tensor, "*batch tokens width"]:
+        """U S z = h W'."""
+        u, s, _, _ = self.svd
+        return u @ (s * z)
+
+    def pull(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch rank width"]:
+        """S U'P: the gradient of <P, h W'> in the coordinates z; as long as h'P."""
+        u, s, _, _ = self.svd
+        return s * (u.mT @ P)
+
+    def weights(self, z: Float[Tensor, "*batch rank width"]) -> Float[Tensor, "*batch width features"]:
+        """W = z'V'."""
+        return z.mT @ self.svd[3]
+
+    def off_range(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        """|f - U S z|/|f|: the share of f that no weights produce."""
+        return ratio(frobenius(f - self.velocity(self.coordinates(f))), frobenius(f))[..., 0, 0]
+
+    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+        """Velocities in the coordinates z of their weights."""
+        return Chart(P, (self.svd[1].shape[-2], P.shape[-1]), axes=(-2, -1), degree=None, velocity=self.velocity)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LastMap(AdmissibleSet):
+    """Velocities f = h W' of the last linear map at fixed features h; each batch element has weights of its own.
+
+    To share weights over a batch, flatten it into the tokens. For a map with a bias, append a column of ones to h.
+    """
+
+    features: Float[Tensor, "*batch tokens features"]
+
+    @functools.cached_property
+    def map(self) -> Features:
+        """The features with their decomposition."""
+        return Features(self.features)
+
+    @property
+    def verdict(self) -> Verdict:
+        return "well-posed"
+
+    @abc.abstractmethod
+    def weights(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch width features"]:
+        """The shortest weights that attain H(P)."""
+
+    def check(self, P: Tensor) -> None:
+        check_costate(P, self.features.dtype, tokens=self.features.shape[-2])
+
+    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        return self.features @ self.weights(P).mT
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrobeniusBall(LastMap, VelocitySet):
+    """{h W' : |W|_F <= R}: H(P) = R |h'P|_F, attained by W* = -R P'h/|h'P|_F; finite, and proportional to R.
+
+    Where h'P = 0 every W ties, and the rule is W = 0.
+    """
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        check_positive("radius", self.radius)
+
+    @property
+    def words(self) -> str:
+        return f"f = h W', |W|_F <= {self.radius:g}"
+
+    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        self.check(P)
+        return self.radius * frobenius(self.features.mT @ P)[..., 0, 0]
+
+    def weights(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch width features"]:
+        slope = P.mT @ self.features
+        tie = self.ties(P)[..., :1].unsqueeze(-1)
+        return torch.where(tie, 0.0, -self.radius * slope / torch.where(tie, 1.0, frobenius(slope)))
+
+    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        self.check(P)
+        terms = frobenius(self.features) * frobenius(P)
+        tie = frobenius(self.features.mT @ P) <= ROUNDING * torch.finfo(P.dtype).eps * terms
+        return tie[..., 0].expand(P.shape[:-1])
+
+    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        excess = (frobenius(self.map.coordinates(f))[..., 0, 0] / self.radius - 1).clamp_min(0)
+        return torch.maximum(excess, self.map.off_range(f))
+
+    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        pull = self.map.pull(y)
+        curvature = self.map.svd[1].square().expand(pull.shape)
+        z = in_ball(curvature.flatten(-2), -pull.flatten(-2), self.radius)
+        return self.map.velocity(z.unflatten(-1, pull.shape[-2:]))
+
+    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        return nowhere(y)
+
+    def kkt(
+        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
+    ) -> Float[Tensor, "*batch"]:
+        """Stationarity in W: (P + kinetic f)'h + eta W = 0 with eta >= 0 and eta (R - |W|) = 0; relative to |h'P|."""
+        z = self.map.coordinates(f)
+        slope, size = self.map.pull(P + kinetic * f), frobenius(z)
+        eta = ratio(-(slope * z).sum((-2, -1), keepdim=True), size.square()).clamp_min(0)
+        error = torch.maximum(frobenius(slope + eta * z), eta * (self.radius - size).abs())
+        return torch.maximum(ratio(error, frobenius(self.map.pull(P)))[..., 0, 0], self.residual(f))
+
+    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+        self.check(P)
+        return dataclasses.replace(self.map.chart(P), project=self._into_ball, spread=self.radius)
+
+    def _into_ball(self, z: Tensor) -> Tensor:
+        return z / (frobenius(z) / self.radius).clamp_min(1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightDecay(LastMap):
+    """{h W' : any W} with running cost lam/2 |W|_F^2: H(P) = |h'P|_F^2/(2 lam), attained by W* = -P'h/lam alone."""
+
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        check_positive("weight_decay", self.weight_decay)
+
+    @property
+    def words(self) -> str:
+        return f"f = h W', any W; running cost {self.weight_decay:g}/2 |W|_F^2"
+
+    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        self.check(P)
+        return (self.features.mT @ P).square().sum((-2, -1)) / (2 * self.weight_decay)
+
+    def weights(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch width features"]:
+        self.check(P)
+        return P.mT @ self.features / -self.weight_decay
+
+    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        self.check(P)
+        return nowhere(P)
+
+    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        return self.map.off_range(f)
+
+    def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        """Stationarity in W: P'h + lam W = 0, relative to |h'P|."""
+        pull = self.map.pull(P)
+        error = frobenius(pull + self.weight_decay * self.map.coordinates(f))
+        return torch.maximum(ratio(error, frobenius(pull))[..., 0, 0], self.residual(f))
+
+    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+        self.check(P)
+        return dataclasses.replace(self.map.chart(P), cost=self._cost)
+
+    def _cost(self, z: Tensor, f: Tensor) -> Tensor:
+        return self.weight_decay / 2 * z.square().sum((-2, -1))

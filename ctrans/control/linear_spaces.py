@@ -1,0 +1,145 @@
+"""Linear spaces of velocities: all, or those tangent to a norm's image. Without a cost their Hamiltonian degenerates."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.admissible import ROUNDING, VelocitySet, Verdict, check_costate, length, nowhere, ratio
+from ctrans.control.ascent import Chart
+from ctrans.norm import Norm
+from solvers import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinearSpace(VelocitySet):
+    """H(P) = 0 if the orthogonal projection of P on the space is 0 (to 32 machine epsilons of P), else +inf.
+
+    Nothing attains +inf: `maximizer` then raises ConfigError, and `witness` gives velocities along which -<P, f> grows.
+    Where H = 0 every velocity attains it, and the rule is f = 0.
+    """
+
+    @property
+    @abc.abstractmethod
+    def _trivial(self) -> bool:
+        """Whether the space holds only f = 0."""
+
+    @abc.abstractmethod
+    def _velocity(self, raw: Tensor) -> Tensor:
+        """The velocity that the placement makes of a sublayer's raw output."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return "well-posed" if self._trivial else "degenerate"
+
+    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        return torch.where(self.ties(P).all(-1), 0.0, math.inf).to(P.dtype)
+
+    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        if not bool(self.ties(P).all()):
+            raise ConfigError(
+                f"no velocity attains H(P) = +inf over the set of {self.words}: ask `witness(P, R)` for velocities along "
+                "which -<P, f> grows, or make the problem well-posed with kinetic, weight_decay or radius"
+            )
+        return torch.zeros_like(P)
+
+    def witness(self, P: Float[Tensor, "*batch tokens width"], radius: float) -> Float[Tensor, "*batch tokens width"]:
+        """f_R = -R p/|p|, p the projection of P on the space: the f with the largest -<P, f>, R|p|, among those of norm R."""
+        self.check(P)
+        p = self.nearest(P)
+        return -radius * ratio(p, torch.linalg.vector_norm(p, dim=(-2, -1), keepdim=True))
+
+    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        self.check(P)
+        rows = ratio(P, P.abs().amax(-1, keepdim=True))  # a square of their smallest entries could vanish
+        return length(self.nearest(rows)) <= ROUNDING * torch.finfo(P.dtype).eps * length(rows)
+
+    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        return ratio(length(f - self.nearest(f)), length(f)).amax(-1)
+
+    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        return nowhere(y)
+
+    def kkt(
+        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
+    ) -> Float[Tensor, "*batch"]:
+        stationarity = ratio(length(self.nearest(P + kinetic * f)), length(P) + kinetic * length(f))
+        return torch.maximum(stationarity.amax(-1), self.residual(f))
+
+    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+        self.check(P)
+        return Chart(P, P.shape, axes=(-1,), degree=1, velocity=self._velocity)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WholeSpace(LinearSpace):
+    """R^(n x d), where no output or state norm acts: H(P) = 0 if P = 0, else +inf (Kan, theorem 2)."""
+
+    _trivial = False
+
+    @property
+    def words(self) -> str:
+        return "all f in R^(n x d)"
+
+    def check(self, P: Tensor) -> None:
+        check_costate(P)
+
+    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        return y
+
+    def _velocity(self, raw: Tensor) -> Tensor:
+        return raw
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TangentSpace(LinearSpace):
+    """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the norm's image at X.
+
+    H(P) = 0 if each p_j lies in the span of u_j/gamma and 1/gamma, the image's normals at x_j, else +inf (Kan, appendix J).
+    Raises ConfigError where a gain is zero, or where X is on no scaled copy of the image: it has no tangent there.
+    """
+
+    norm: Norm
+    state: Float[Tensor, "*batch tokens width"]
+
+    def __post_init__(self) -> None:
+        check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
+        u = self.norm.coordinates(self.state)
+        off = length(u - self.norm.centre(u)) > math.sqrt(torch.finfo(u.dtype).eps) * length(u)
+        bad = off | (length(u) == 0)
+        if bool(bad.any()):
+            raise ConfigError(
+                f"{int(bad.sum())} tokens of the state are on no scaled copy of the norm's image, so nothing is tangent there: "
+                "pass a state that the norm has been applied to, or norm.retract(state)"
+            )
+
+    @property
+    def words(self) -> str:
+        centred = ", 1'q_j = 0" if self.norm.centred else ""
+        return f"f_j = gamma * q_j, u_j'q_j = 0{centred}, u_j = (x_j - beta)/gamma"
+
+    @functools.cached_property
+    def _normals(self) -> Float[Tensor, "*batch tokens width normals"]:
+        """An orthonormal basis of the span of u_j/gamma and, for LayerNorm, 1/gamma."""
+        u = self.norm.coordinates(self.state)
+        columns = [u, torch.ones_like(u)] if self.norm.centred else [u]
+        return torch.linalg.qr(torch.stack(columns, -1) / self.norm.gamma.unsqueeze(-1)).Q.detach()
+
+    @property
+    def _trivial(self) -> bool:
+        return self._normals.shape[-1] == self.norm.width
+
+    def check(self, P: Tensor) -> None:
+        check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
+
+    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        return y - (self._normals @ (self._normals.mT @ y.unsqueeze(-1))).squeeze(-1)
+
+    def _velocity(self, raw: Tensor) -> Tensor:
+        return self.norm.tangent(self.state.expand_as(raw), raw)

@@ -1,0 +1,94 @@
+"""The admissible set of a placement, from which of its norms are on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.control.admissible import AdmissibleSet, VelocitySet
+from ctrans.control.ellipsoids import IMAGES
+from ctrans.control.filled_ellipsoid import FilledImage
+from ctrans.control.kinetic_cost import KineticCost
+from ctrans.control.last_map import FrobeniusBall, WeightDecay
+from ctrans.control.linear_spaces import TangentSpace, WholeSpace
+from ctrans.norm import Norm
+from ctrans.placement import Placement, get_placement
+from solvers import ConfigError
+
+Given = TypeVar("Given")
+
+
+def admissible_set(
+    norm: Norm | None,
+    placement: str | Placement,
+    *,
+    state: Float[Tensor, "*batch tokens width"] | None = None,
+    features: Float[Tensor, "*batch tokens features"] | None = None,
+    radius: float | None = None,
+    weight_decay: float | None = None,
+    kinetic: float | None = None,
+) -> AdmissibleSet:
+    """The velocities that a placement allows: its output norm's image, the tangent space of its state norm's, or all.
+
+    `norm` is that norm (None where the placement has neither); a tangent space also needs the `state` X. Remedies for what is
+    unbounded: `radius` keeps |W|_F of the last linear map, which acts on `features`, within a ball, or `weight_decay` charges
+    lam/2 |W|_F^2 for it; `kinetic` charges lam/2 |f|^2 in any placement. DeepNorm's division by alpha changes no tangent space.
+
+    >>> admissible_set(LayerNorm(768), "peri").support(P)
+
+    Raises ConfigError, naming the placement, where what it needs is missing or options contradict it or each other.
+    """
+    placement = get_placement(placement) if isinstance(placement, str) else placement
+    weights = {"features": features, "radius": radius, "weight_decay": weight_decay}
+    _check_options(placement, state, weights, kinetic)
+    if weight_decay is not None:
+        return WeightDecay(_given(placement, features, "features, what its last linear map acts on"), weight_decay)
+    velocities: VelocitySet
+    if placement.output_norm:
+        norm = _given(placement, norm, "norm, its output norm")
+        image = IMAGES[norm.centred](norm)
+        # with eps > 0 a norm reaches the inside of its image, which only a running cost can make worth while
+        velocities = image if kinetic is None or norm.eps == 0 else FilledImage(image)
+    elif placement.state_norm:
+        norm = _given(placement, norm, "norm, its state norm")
+        velocities = TangentSpace(norm, _given(placement, state, "state, where velocities are tangent to its state norm's image"))
+    elif radius is not None:
+        velocities = FrobeniusBall(_given(placement, features, "features, what its last linear map acts on"), radius)
+    else:
+        velocities = WholeSpace()
+    return velocities if kinetic is None else KineticCost(velocities, kinetic)
+
+
+def _given(placement: Placement, value: Given | None, what: str) -> Given:
+    if value is None:
+        raise ConfigError(f"placement {placement.name!r} needs {what}: pass it")
+    return value
+
+
+def _check_options(placement: Placement, state: Tensor | None, weights: Mapping[str, object], kinetic: float | None) -> None:
+    """ConfigError for the first contradiction."""
+    given = [name for name, value in weights.items() if value is not None]
+    contradictions = (
+        (
+            placement.output_norm and placement.state_norm,
+            "has an output norm and a state norm, for which no closed form is known here: choose one with at most one of them",
+        ),
+        (state is not None and not placement.state_norm, "allows the same velocities at every state: leave state out"),
+        (
+            bool(given) and placement.output_norm,
+            f"has an output norm, which removes the scale of the last linear map: leave {', '.join(given)} out; kinetic applies",
+        ),
+        (
+            bool(given) and placement.state_norm,
+            f"projects what its last linear map gives on a tangent space: leave {', '.join(given)} out; kinetic applies",
+        ),
+        (given == ["features"], "was given features but no bound on the map that acts on them: add radius or weight_decay"),
+        ("radius" in given and "weight_decay" in given, "was given radius and weight_decay, which is a soft radius: choose one"),
+        ("weight_decay" in given and kinetic is not None, "was given two running costs, weight_decay and kinetic: choose one"),
+    )
+    for found, message in contradictions:
+        if found:
+            raise ConfigError(f"placement {placement.name!r} {message}")

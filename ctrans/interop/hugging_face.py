@@ -1,0 +1,250 @@
+"""Hugging Face models from a local directory: safetensors only, no network, no code but the installed library's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import nn
+
+from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.imported import Imported
+from ctrans.interop.streamed import put_model_on_demand, read, stored_dtype, stored_weights
+from ctrans.weights.on_demand import skeletons
+from solvers import ConfigError
+from solvers.errors import unknown
+
+CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, AttributeError)
+
+
+def from_transformers(
+    model: nn.Module | str | Path,
+    *,
+    dt: float = 1.0,
+    anatomy: Anatomy | None = None,
+    dtype: torch.dtype | None = None,
+    on_demand: bool = False,
+) -> Imported:
+    """A Hugging Face model, or the one saved in a local directory, as an object with `depth`, `embed`, `head`, `trajectory`.
+
+    The weights are the model's own, not copies. What surrounds each attention and FFN is read from what the blocks compute and
+    said by `str(result.config)`; `anatomy` names the parts of models whose names are not known. `dtype` is the one to load in,
+    by default the config's, or that of the files. With `on_demand`, the matrices of a directory's model are read when they are
+    used, by memory map, and dropped after: the same numbers, in the memory of one sublayer (see `ctrans.weights.on_demand`).
+
+    Raises ConfigError, in a line, for a directory without config, with missing, damaged or pickled weights, quantised weights,
+    an unknown family, and a structure that is not recognised.
+    """
+    if not isinstance(model, nn.Module):
+        anatomy = Anatomy() if anatomy is None else anatomy
+        model = open_local(model, anatomy, dtype) if on_demand else load_local(model, dtype)
+    elif dtype is not None or on_demand:
+        raise ConfigError(
+            f"dtype = {dtype} and on_demand = {on_demand} are for models that are loaded: give a directory, or convert this one by "
+            "model.to(dtype)"
+        )
+    check_not_quantised(model)
+    return Imported(model, dt=dt, anatomy=anatomy)
+
+
+def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model saved in that directory, of the class that its config names, in eval mode. Errors as `from_transformers`."""
+    directory = Path(directory)
+    settings, transformers = _checked(directory)
+    try:
+        model, seen = (model_class(settings, transformers) or transformers.AutoModel).from_pretrained(
+            directory,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
+            dtype="auto" if dtype is None else dtype,
+        )
+    except reading_errors() as error:
+        raise ConfigError(f"cannot load {str(directory)!r}: {one_line(error)}") from None
+    if seen["missing_keys"]:
+        names = sorted(map(str, seen["missing_keys"]))
+        raise ConfigError(f"{str(directory)!r} is not whole: {len(names)} weights are missing, such as {names[0]}")
+    for name, have, want in sorted(seen["mismatched_keys"]):
+        raise ConfigError(f"{str(directory)!r} does not fit its {CONFIG}: {name} is {tuple(have)}, expected {tuple(want)}")
+    check_all_blocks(directory, model, seen["unexpected_keys"])
+    return model.eval()
+
+
+def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:
+    """Raises ConfigError where weights that the model does not use are those of blocks beyond its own."""
+    for path, part in model.named_modules():
+        if isinstance(part, nn.ModuleList):
+            inside = re.compile(rf"(?:^|.*\.){re.escape(path)}\.(\d+)\.")
+            numbers = [int(found[1]) for name in unused if (found := inside.match(name))]
+            if numbers and max(numbers) >= len(part):
+                raise ConfigError(
+                    f"{str(directory)!r} holds weights of {path}.{max(numbers)}, and its {CONFIG} says {len(part)} blocks: mend the "
+                    "number there"
+                )
+
+
+def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model saved in that directory, its matrices read on demand, in eval mode and without gradients. Errors as
+    `from_transformers`.
+    """
+    directory = Path(directory)
+    settings, transformers = _checked(directory)
+    stored = stored_weights([directory / name for name in weight_files(directory)])
+    try:
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        with skeletons():
+            kept = getattr(config, "dtype", None) or stored_dtype(stored)
+            model = build(settings, config, transformers.AutoModel, dtype or kept)
+    except reading_errors() as error:
+        raise ConfigError(f"cannot load {str(directory)!r}: {one_line(error)}") from None
+    source, unused = read(model, stored)
+    check_all_blocks(directory, model, unused)
+    put_model_on_demand(model, anatomy, source)
+    return model
+
+
+def _checked(directory: Path) -> tuple[dict[str, Any], Any]:
+    """The config of a directory whose files look right, and the library."""
+    transformers = import_transformers()
+    settings = read_config(directory)
+    check_family(repr(str(directory / CONFIG)), settings, transformers)
+    _check_weights(directory)
+    return settings, transformers
+
+
+def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> Any:
+    """A model of that config in eval mode and without gradients, of the class that the settings name or of the default family."""
+    kind = model_class(settings, import_transformers())
+    with torch.random.fork_rng(devices=[]):
+        model = default.from_config(config, dtype=dtype) if kind is None else kind._from_config(config, dtype=dtype)
+    return model.eval().requires_grad_(False)
+
+
+def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:
+    """The library's class that a config names, or None."""
+    named = settings.get("architectures")
+    kind: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
+    return kind if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) else None
+
+
+def reading_errors() -> tuple[type[Exception], ...]:
+    """What the library raises for a config or weights that do not fit together."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return (*LOADING_ERRORS, StrictDataclassError)
+
+
+def import_transformers() -> Any:
+    """The library, or a ConfigError that says how to install it."""
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("Hugging Face models need the library transformers: pip install 'ctrans[hf]'") from None
+    return transformers
+
+
+def check_not_quantised(model: nn.Module) -> None:
+    """Raises ConfigError for weights that are not floating-point numbers: fields of quantised weights have no derivative."""
+    kept = getattr(getattr(model, "config", None), "quantization_config", None)
+    whole = [name for name, parameter in model.named_parameters() if not parameter.is_floating_point()]
+    if kept is not None or whole:
+        what = f"such as {whole[0]}" if whole else "as its config says"
+        raise ConfigError(f"{type(model).__name__} has quantised weights, {what}: load it unquantised")
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The config of a directory. Raises ConfigError where there is none."""
+    if not directory.is_dir():
+        raise ConfigError(f"{str(directory)!r} is no directory: give one with {CONFIG} and {WEIGHTS} (nothing is downloaded)")
+    if not (directory / CONFIG).is_file():
+        raise ConfigError(f"{str(directory)!r} has no {CONFIG}: give a directory that save_pretrained() wrote")
+    return read_settings(directory / CONFIG)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The entries of a config file. Raises ConfigError for a file that holds something else."""
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{str(path)!r} holds no object: it is no model's config")
+    return config
+
+
+def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> None:
+    """Raises ConfigError for a config of quantised weights, of a family that is not built in, or of kernels from elsewhere."""
+    if config.get("quantization_config") is not None:
+        raise ConfigError(f"{where} is of quantised weights: save the model unquantised")
+    family = str(config.get("model_type"))
+    if family not in transformers.CONFIG_MAPPING:
+        if "auto_map" in config:
+            raise ConfigError(f"{where} brings its own code, which is never run: its family {family!r} is not built in")
+        raise unknown(f"model_type of {where}", family, FAMILIES)
+    for name, kernel in _kernels(config):
+        if kernel not in KERNELS:
+            raise ConfigError(
+                f"{where} asks for {name} {kernel!r}, which would be fetched or has neither float64 nor second derivatives: set it "
+                'to "sdpa" or "eager"'
+            )
+
+
+KERNELS = (None, "eager", "sdpa")
+"""Attention that the library itself computes; it would fetch and run others by their names."""
+
+
+def _kernels(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every kernel that a config or a part of it names: in one word, or in words by part."""
+    for name, value in config.items():
+        if name in ("attn_implementation", "_attn_implementation"):
+            yield from ((name, each) for each in (value.values() if isinstance(value, Mapping) else [value]))
+        elif isinstance(value, Mapping):
+            yield from _kernels(value)
+
+
+FAMILIES = ("bert", "gemma2", "gemma3_text", "gpt2", "llama", "olmo2", "qwen2", "qwen3", "vit")
+"""Families that are tested. Others of the library are recognised by their structure, or not."""
+
+
+def weight_files(directory: Path) -> list[str]:
+    """The names of the files of weights: the one, as the library prefers, or the index's. ConfigError for an index that is none."""
+    if not (directory / WEIGHTS).is_file() and (directory / INDEX).is_file():
+        try:
+            return sorted({str(name) for name in json.loads((directory / INDEX).read_text())["weight_map"].values()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{str(directory / INDEX)!r} is no index of shards: {one_line(error)}") from None
+    return [WEIGHTS]
+
+
+def _check_weights(directory: Path) -> None:
+    """Raises ConfigError unless all shards are there and are whole safetensors files."""
+    if (directory / ADAPTER).exists():
+        raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge the two and save the result")
+    shards = weight_files(directory)
+    missing = [name for name in shards if not (directory / name).is_file()]
+    if missing:
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
+        hint = f"; {pickled[0]} is a pickle and is not read: save with safe_serialization=True" if pickled else ""
+        raise ConfigError(f"{str(directory)!r} lacks {len(missing)} of {len(shards)} files of weights, {missing[0]} first{hint}")
+    for name in shards:
+        try:
+            with safetensors.safe_open(directory / name, "pt"):
+                pass
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ConfigError(f"{str(directory / name)!r} is no whole safetensors file: {one_line(error)}") from None
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in a line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError):
+        text = f"its config names {text}, which the library does not know"
+    return text if len(text) <= 200 else f"{text[:197]}..."

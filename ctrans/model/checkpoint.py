@@ -1,0 +1,184 @@
+"""A model on disk: a directory with the configuration as `config.json` and the weights as `model.safetensors`. No pickle.
+
+Weights that several blocks share (`GPTConfig.depth_weights`) are stored once, under the first of their names. A checksum of all
+weights stands in the file's metadata, because a flipped bit in a weight would otherwise be a weight, and a digest of the
+configuration, because the same weights with another dt would otherwise be another model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from ctrans.model.gpt import GPT, GPTConfig, check_buildable
+from ctrans.weights.on_demand import check_present
+from solvers import ConfigError
+from solvers.errors import unknown
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+RUN_MODELS = ("best", "last")
+"""Where the directory of a training run has its models, in the order in which they are looked for."""
+CHECKSUM, CONFIG_DIGEST = "crc32", "config_sha256"
+"""What the metadata of the weights' file call them; a file without them is not checked by them."""
+PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
+"""How files begin that are often taken for weights, and are never read here."""
+
+
+def save(model: GPT, directory: str | Path) -> None:
+    """Writes the model there, each file whole or not at all, also if the machine stops. Raises ConfigError where it cannot be
+    written.
+    """
+    check_present(model, "saved")
+    directory = Path(directory)
+    first = _first_names(model)
+    weights = {
+        name: value.detach().cpu().contiguous() for name, value in model.state_dict().items() if first.get(name, name) == name
+    }
+    settings = dataclasses.asdict(model.config)
+    metadata = {"format": "pt", CHECKSUM: _checksum(weights), CONFIG_DIGEST: _digest(settings)}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_durably(directory / WEIGHTS, safetensors.torch.save(weights, metadata))
+        write_durably(directory / CONFIG, json.dumps(settings, indent=1).encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write a checkpoint to {str(directory)!r}: {error.strerror or error}") from None
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Writes the file whole or leaves what was there, and returns when it is on the disk. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)  # the new name is on the disk only when its directory is
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def find_model(directory: str | Path) -> Path:
+    """The directory that holds the model: the one given, or for a training run's directory its `best`, else its `last`."""
+    directory = Path(directory)
+    with contextlib.suppress(OSError, ValueError):  # what cannot be looked at is named when it is read
+        for place in (directory, *(directory / name for name in RUN_MODELS)):
+            if (place / CONFIG).exists():
+                return place.resolve()  # a run that goes on moves its links
+    return directory
+
+
+def load_config(directory: str | Path) -> GPTConfig:
+    """The configuration saved there (see `find_model`). Raises ConfigError for a file that is missing or damaged, or unknown
+    keys.
+    """
+    return GPTConfig(**_read_settings(find_model(directory) / CONFIG))
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    text = _read(path)
+    try:
+        settings: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is no JSON: {error}") from None
+    names = {field.name for field in dataclasses.fields(GPTConfig)}
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{str(path)!r} holds no object: it is not a checkpoint of ctrans")
+    for key in settings:
+        if key not in names:
+            raise unknown("key in config.json", key, names)
+    return settings
+
+
+def load(directory: str | Path) -> GPT:
+    """The model saved there (see `find_model`), in the dtype its weights were saved in, on the CPU.
+
+    Raises ConfigError for files that are missing, damaged or pickles, a configuration that is not the one that was saved with the
+    weights, and weights that do not fit it.
+    """
+    directory = find_model(directory)
+    path = directory / WEIGHTS
+    settings = _read_settings(directory / CONFIG)
+    config = GPTConfig(**settings)
+    check_buildable(config, seed=0)
+    weights, digest = _read_weights(path)
+    if digest not in (None, _digest(settings)):
+        raise ConfigError(
+            f"{str(directory / CONFIG)!r} was changed since the weights were saved; bring back the one that {str(path)!r} was saved "
+            "with"
+        )
+    model = GPT(config)
+    first = _first_names(model)
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items() if first.get(name, name) == name}
+    for name in sorted(expected.keys() | weights.keys()):
+        have = tuple(weights[name].shape) if name in weights else "absent"
+        want = expected.get(name, "absent")
+        if have != want:
+            raise ConfigError(f"{str(path)!r} does not fit its config.json: {name} is {have}, expected {want}")
+    parameters = {name: nn.Parameter(value) for name, value in weights.items()}
+    # one Parameter under all its names stays shared
+    model.load_state_dict({name: parameters[first.get(name, name)] for name in model.state_dict()}, assign=True)
+    return model
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Every parameter's name, to the first of the names that it has."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The weights, and the digest of the configuration that they were saved with if it was recorded."""
+    data = _read(path)
+    try:
+        weights = safetensors.torch.load(data)
+    except safetensors.SafetensorError as error:
+        pickled = next((what for beginning, what in PICKLES.items() if data.startswith(beginning)), None)
+        reason = f"it is {pickled}, and reading that may run code" if pickled else error
+        raise ConfigError(f"{str(path)!r} is no whole safetensors file: {reason}") from None
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    if metadata.get(CHECKSUM) not in (None, _checksum(weights)):
+        raise ConfigError(f"{str(path)!r} is damaged: its weights are not those that were saved (checksum {CHECKSUM})")
+    for name, value in weights.items():
+        if not value.is_floating_point():
+            raise ConfigError(f"{str(path)!r} is damaged: {name} holds {value.dtype}, and weights are floating-point numbers")
+    return weights, metadata.get(CONFIG_DIGEST)
+
+
+def _checksum(weights: Mapping[str, Tensor]) -> str:
+    """CRC-32 of names, types, shapes and bytes of all tensors, in the order of their names."""
+    crc = 0
+    for name in sorted(weights):
+        value = weights[name]
+        crc = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode(), crc)
+        crc = zlib.crc32(value.contiguous().flatten().view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    """SHA-256 of what the configuration says, however its file is laid out."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        raise ConfigError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None

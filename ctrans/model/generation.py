@@ -1,0 +1,140 @@
+"""Text from a model: one token at a time, each drawn from softmax(logits / temperature) of the k likeliest."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ctrans.depth import check_count
+from ctrans.model.gpt import GPT, check_seed
+from solvers import ConfigError, SolveError
+from solvers.gradients import get_gradient
+from solvers.request import check_solver
+
+
+@dataclasses.dataclass(frozen=True)
+class Integration:
+    """How X_T is computed from X_0: what `GPT.trajectory` takes. The default is the discrete model.
+
+    `gradient` matters without a gradient too: `reversible` computes by a scheme of its own.
+    """
+
+    method: str = "euler"
+    steps: int = 1
+    rtol: float | None = None
+    atol: float | None = None
+    gradient: str = "backprop"
+
+    @property
+    def continuous(self) -> bool:
+        """Whether it is the ODE that is integrated, and not the model's own steps that are taken (see `Depth.segments`)."""
+        return not (self.method == "euler" and self.steps == 1)
+
+    def check(self, model: GPT) -> None:
+        """Raises ConfigError for a request that makes no sense, or that this model's precision or placement does not have."""
+        method, _, _ = check_solver(self.method, self.steps, self.rtol, self.atol, model.token_embedding.weight.dtype)
+        get_gradient(self.gradient).check(method, model.depth.segments(continuous=self.continuous))
+
+    def last_state(self, model: GPT, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
+        """X_T. Raises SolveError where an integration fails; the discrete model always has a result."""
+        if self == DISCRETE:
+            return model.depth(model.embed(tokens))
+        return model.trajectory(tokens, continuous=self.continuous, **dataclasses.asdict(self)).x1
+
+
+DISCRETE = Integration()
+
+
+def generate(
+    model: GPT,
+    prompt: Int[Tensor, "*batch tokens"],
+    count: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    integration: Integration = DISCRETE,
+) -> Int[Tensor, "*batch count"]:
+    """The `count` tokens that follow the prompt: x_(i+1) ~ softmax(logits(x_1 .. x_i)/temperature) among the `top_k` likeliest.
+
+    Temperature 0 takes the likeliest token, the first where several are. The model sees no more than its context of the latest
+    tokens. Draws are made on the CPU: a seed gives the same text on every device whose logits agree. `integration` is the
+    discrete model's unless given. Raises ConfigError for a request that cannot be, and SolveError where the logits are not finite
+    or an integration fails.
+    """
+    tokens = stream(model, prompt, count, temperature=temperature, top_k=top_k, seed=seed, integration=integration)
+    return torch.stack(list(tokens), dim=-1)
+
+
+def stream(
+    model: GPT,
+    prompt: Int[Tensor, "*batch tokens"],
+    count: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    integration: Integration = DISCRETE,
+) -> Iterator[Int[Tensor, "*batch"]]:
+    """The tokens of `generate`, each as it is made. A request that cannot be is refused at the call."""
+    check_count("tokens", count)
+    check_sampling(temperature, top_k, model.config.vocab_size)
+    check_seed(seed)
+    integration.check(model)
+    if not model.config.causal:
+        raise ConfigError("this model's tokens see later ones (causal = False), so it cannot continue a text: use a causal one")
+    if prompt.dim() == 0 or not prompt.shape[-1]:
+        raise ConfigError("the prompt is empty: give at least one token to continue")
+    with torch.no_grad():
+        model.embed(prompt[..., -model.config.context :])  # refuses tokens that the model does not know
+    return _stream(model, prompt, count, temperature, top_k, torch.Generator().manual_seed(seed), integration)
+
+
+def _stream(
+    model: GPT,
+    tokens: Tensor,
+    count: int,
+    temperature: float,
+    top_k: int | None,
+    generator: torch.Generator,
+    integration: Integration,
+) -> Iterator[Tensor]:
+    for made in range(count):
+        tokens = tokens[..., -model.config.context :]
+        with torch.no_grad():  # inside the loop: what receives the tokens runs in between
+            logits = model.head(integration.last_state(model, tokens)[..., -1:, :])[..., 0, :].cpu().double()
+        if not bool(torch.isfinite(logits).all()):
+            raise SolveError(
+                f"the logits after {made} tokens are not finite: the weights have diverged; use an earlier checkpoint"
+            )
+        token = sample(logits, temperature, top_k, generator)
+        yield token
+        tokens = torch.cat([tokens, token.unsqueeze(-1).to(tokens)], dim=-1)
+
+
+def sample(
+    logits: Float[Tensor, "*batch vocab"], temperature: float, top_k: int | None, generator: torch.Generator
+) -> Int[Tensor, "*batch"]:
+    """A token drawn from softmax(logits / temperature) among the `top_k` likeliest; the likeliest itself at temperature 0."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    # the largest becomes 0 first: a small temperature then sends the others to -inf, never the largest to inf
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    if top_k is not None:
+        values, places = scaled.topk(top_k)
+        scaled = torch.full_like(scaled, -math.inf).scatter(-1, places, values)
+    probabilities = scaled.softmax(-1)
+    return torch.multinomial(probabilities.reshape(-1, logits.shape[-1]), 1, generator=generator).view(logits.shape[:-1])
+
+
+def check_sampling(temperature: float, top_k: int | None, vocabulary: int) -> None:
+    """Raises ConfigError unless the temperature is at least 0 and finite, and `top_k` between 1 and the vocabulary."""
+    if isinstance(temperature, bool) or not 0 <= temperature < math.inf:
+        raise ConfigError(f"temperature = {temperature!r}: give a finite number of at least 0; 0 takes the likeliest token")
+    if top_k is not None and check_count("top_k", top_k) > vocabulary:
+        raise ConfigError(f"top_k = {top_k} of a vocabulary of {vocabulary}: give at most {vocabulary}, or leave it out")

@@ -1,0 +1,107 @@
+"""Initialisations of weight matrices: a name, a standard deviation, and what the deviation is multiplied by where a matrix
+stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from ctrans.sublayer import Attention, FeedForward, Role, Sublayer
+from ctrans.weights.functions_of_depth import coefficients_of
+from ctrans.weights.on_demand import check_present
+from solvers import ConfigError
+from solvers.errors import look_up
+
+PATH_LENGTH: dict[Role, int] = {"query": 4, "key": 4, "value": 4, "out": 4, "up": 2, "down": 2}
+"""m: how many matrices stand in a product with this one. Attention's sensitivity goes with |W_O||W_Q||W_K||W_V| (Emadi,
+theorem 5.1), the FFN's with |W_2||W_1|."""
+
+
+def _alone(role: Role, blocks: float) -> float:
+    return 1.0
+
+
+def _residual(role: Role, blocks: float) -> float:
+    """(2 N)^(-1/2) for matrices that write to the residual stream: N blocks add 2 N terms (GPT-2)."""
+    return (2 * blocks) ** -0.5 if role in ("out", "down") else 1.0
+
+
+def _deepnorm(role: Role, blocks: float) -> float:
+    """beta = (8 N)^(-1/4) for all but W_Q and W_K (DeepNet, decoder only; goes with alpha = (2 N)^(1/4))."""
+    return 1.0 if role in ("query", "key") else (8 * blocks) ** -0.25
+
+
+def _path_length(role: Role, blocks: float) -> float:
+    """N^(-1/m), m maps in the path, so that a block's sensitivity is O(1/N) (Emadi, theorem 6.2)."""
+    return blocks ** (-1 / PATH_LENGTH[role])
+
+
+def _uniform_attention(role: Role, blocks: float) -> float:
+    """W_Q = W_K = 0: every token reads all it may see equally (Xiong, section 3.3)."""
+    return 0.0 if role in ("query", "key") else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Initialisation:
+    """Entries N(0, (gain(role, N) std(fan_in, fan_out))^2) for every matrix of a sublayer, N the number of blocks; biases zero."""
+
+    std: Callable[[int, int], float]
+    gain: Callable[[Role, float], float] = _alone
+
+
+def _fixed(fan_in: int, fan_out: int) -> float:
+    return 0.02
+
+
+def _xavier(fan_in: int, fan_out: int) -> float:
+    return math.sqrt(2 / (fan_in + fan_out))
+
+
+# Kim's settings are stated with the width d; here d is each matrix's fan-in.
+INITIALISATIONS: dict[str, Initialisation] = {
+    "gpt2": Initialisation(_fixed, _residual),
+    "normal": Initialisation(_fixed),
+    "xavier": Initialisation(_xavier),
+    "he": Initialisation(lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
+    "lecun": Initialisation(lambda fan_in, fan_out: math.sqrt(1 / fan_in)),
+    "large": Initialisation(lambda fan_in, fan_out: math.sqrt(10 / fan_in)),
+    "small": Initialisation(lambda fan_in, fan_out: math.sqrt(1 / (10 * fan_in))),
+    "deepnorm": Initialisation(_xavier, _deepnorm),
+    "path_length": Initialisation(_xavier, _path_length),
+    "xiong": Initialisation(_xavier, _uniform_attention),
+}
+
+
+def get_initialisation(name: str) -> Initialisation:
+    """The initialisation of that name; ConfigError with the nearest name otherwise."""
+    return look_up("initialisation", name, INITIALISATIONS)
+
+
+@torch.no_grad()
+def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Generator, *, blocks: int | None = None) -> None:
+    """Draws every matrix of the sublayers' attention and FFN maps from that initialisation; biases become zero.
+
+    Rules that depend on depth take the model to have `blocks` blocks, by default one for every two sublayers. Norms keep gain 1
+    and offset 0. Raises ConfigError for a field that is neither `Attention` nor `FeedForward`, and for weights that are
+    functions of depth: a block's own cannot be drawn.
+    """
+    rule = get_initialisation(name)
+    parts = list(sublayers)
+    if coefficients_of(parts):
+        raise ConfigError("these weights are functions of depth: initialise the blocks at their knots before they become so")
+    depth = len(parts) / 2 if blocks is None else blocks
+    for sublayer in parts:
+        check_present(sublayer, "initialised")
+        field = sublayer.field
+        if not isinstance(field, (Attention, FeedForward)):
+            raise ConfigError(f"cannot initialise a field of type {type(field).__name__}: give an Attention or a FeedForward")
+        for weight, role in field.matrices():
+            weight.normal_(0.0, rule.gain(role, depth) * rule.std(weight.shape[1], weight.shape[0]), generator=generator)
+        for module in field.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()

@@ -1,0 +1,77 @@
+"""Lyapunov exponents along depth: at what rates small perturbations of the hidden state grow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.depth import Depth, check_count
+from ctrans.stability.backward.sensitivity import lengths, linearised_step
+from ctrans.sublayer import Sublayer
+from solvers.run import finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Lyapunov:
+    """Exponents per unit of depth-time, largest first, as means over the batch, with their standard deviation over it (0 for one).
+
+    `growth[k][i]` is log R_ii of segment k, again the mean: exponents are its sums over k divided by the depth-time covered,
+    `time`. It ends before `depth.times[-1]`, and `note` says so, where a state is not finite.
+    """
+
+    exponents: list[float]
+    deviations: list[float]
+    growth: list[list[float]]
+    time: float
+    note: str = ""
+
+
+def lyapunov(
+    depth: Depth,
+    x0: Float[Tensor, "*batch tokens width"],
+    *,
+    count: int = 4,
+    generator: torch.Generator | None = None,
+) -> Lyapunov:
+    """lambda_i = (1/T) sum_k log R_ii^(k), Q_{k+1} R^(k) = (dX_{k+1}/dX_k) Q_k, Q_0 random with `count` orthonormal columns.
+
+    The columns are pushed through every segment's discrete step, so that a finite T is the model's own. Exponents of a short
+    depth depend on Q_0 by O(1/T), the sum over a full set does not: it is log|det J_{0:D}|/T. Raises ConfigError for a count
+    below 1; more than a state has dimensions are cut to them. A direction that a step removes has exponent -inf. One segment's
+    weights and graph are needed at a time.
+    """
+    batch, inner = x0.shape[:-2], x0.shape[-2:]
+    count = min(check_count("count", count), inner.numel())
+    generator = generator or torch.Generator().manual_seed(0)
+    drawn = torch.randn(*batch, inner.numel(), count, generator=generator, dtype=x0.dtype).to(x0.device)
+    q = torch.linalg.qr(drawn).Q
+    x = x0.detach()
+    growth: list[Tensor] = []
+    for sublayer, h in zip(depth.sublayers, lengths(depth), strict=True):
+        with torch.no_grad():
+            after = sublayer.step(x, h)
+        if not (finite(x) and finite(after)):
+            break
+        q, rates = _carried(sublayer, h, x, q)
+        growth.append(rates)
+        x = after
+    time = depth.times[len(growth)]
+    if not growth:
+        return Lyapunov([], [], [], 0.0, "the state is not finite after segment 0")
+    each = torch.stack(growth).reshape(len(growth), -1, count).double()
+    rates = (each.sum(0) / time).sort(-1, descending=True).values
+    note = "" if len(growth) == len(depth.sublayers) else f"the state is not finite after segment {len(growth)}"
+    deviations = rates.std(0) if len(rates) > 1 else torch.zeros_like(rates[0])
+    return Lyapunov(rates.mean(0).tolist(), deviations.tolist(), each.mean(1).tolist(), time, note)
+
+
+def _carried(sublayer: Sublayer, h: float, x: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Q and log R_ii of (dX+/dX) Q = Q+ R. The graph is gone on return: only one segment's is there at a time."""
+    step = linearised_step(sublayer, h, x)
+    assert step is not None, "the state was found finite"
+    columns = [step.push(column.reshape(x.shape)).reshape(q.shape[:-1]) for column in q.unbind(-1)]
+    q, r = torch.linalg.qr(torch.stack(columns, -1))
+    return q, r.diagonal(dim1=-2, dim2=-1).abs().log()

@@ -1,0 +1,222 @@
+"""Backward sensitivity: the largest singular value of the Jacobians through which gradients pass, by depth."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.stability.backward.singular_values import Linearisation, Singular, compose, leading_singular, linearise
+from ctrans.sublayer import Sublayer, plain_attention
+from solvers import ConfigError
+from solvers.run import finite
+from solvers.segment import Map
+
+TOLERANCE = 1e-3
+"""Relative error at which an iteration stops."""
+
+Progress = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """|J|_2, at most `error` times itself too small by the residual's estimate; None where it does not exist, and `note` says why."""
+
+    value: float | None
+    error: float | None
+    products: int
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """Sensitivities by depth, of the discrete model at its own states.
+
+    `sublayers[k]` is S_k = |dv_k/dX|_2 of segment k's velocity. `blocks[i]` is |dX_{i+1}/dX_i|_2 of block i, and `products[i]` is
+    |J_{i:D}|_2 of all blocks from i to the end: by that much a gradient at the end can have grown when it reaches block i.
+    `sizes` are |X_i| at every block's start and, last, |X_D|, of the whole batch.
+    """
+
+    sublayers: list[Sensitivity]
+    blocks: list[Sensitivity]
+    products: list[Sensitivity]
+    sizes: list[float]
+
+    @property
+    def condition(self) -> list[float | None]:
+        """|J_{i:D}||X_i|/|X_D|: by how much relative changes of X_i can grow on the way to the end."""
+        return [_condition(each.value, size, self.sizes[-1]) for each, size in zip(self.products, self.sizes, strict=False)]
+
+
+def _condition(product: float | None, start: float, end: float) -> float | None:
+    return None if product is None or not math.isfinite(end) else product * start / end if end else math.inf
+
+
+Told = Callable[[Sensitivity], Sensitivity]
+Steps = Sequence[Linearisation | None]
+Part = Sequence[tuple[Sublayer, float]]
+"""A block: its sublayers and the lengths of their segments."""
+WHOLE = "left out: it needs all weights at once, and these are made on demand"
+
+
+def backward_sensitivity(
+    depth: Depth,
+    x0: Float[Tensor, "*batch tokens width"],
+    *,
+    tolerance: float = TOLERANCE,
+    starts: int | None = None,
+    progress: Progress | None = None,
+) -> Backward:
+    """S_k, |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2 along X_{k+1} = step_k(X_k) from X_0 (Kan, eq. 16 and 18; theory, section 7).
+
+    Of a batch of sequences, each is the largest over the sequences. Nothing is formed: the cost is about 20 evaluations and their
+    gradients for each sublayer and block, as many of all later blocks for each product. With `starts`, only so many of the
+    products are computed, spread evenly over the blocks i; that is most of the work in a deep model. `progress(k)` is called when
+    each of the 2D + D + D figures is done.
+
+    Sublayers and blocks need the memory of one block: its weights, its graph. Products need the graph of the whole depth, which
+    holds all weights; where those are made on demand (`depth.streamed`) products are left out.
+
+    What is not finite, and what depends on it, has None as its value; the rest is computed.
+    """
+    done = itertools.count(1)
+
+    def told(figure: Sensitivity) -> Sensitivity:
+        if progress is not None:
+            progress(next(done))
+        return figure
+
+    pairs = list(zip(depth.sublayers, lengths(depth), strict=True))
+    parts = [pairs[i : i + depth.per_block] for i in range(0, len(pairs), depth.per_block)]
+    wanted = set() if depth.streamed else _spread(len(parts), starts)
+    blocks: list[_Block] = []
+    x = x0.detach()
+    for i, part in enumerate(parts):
+        blocks.append(_of_block(part, x, tolerance, told, keep=i >= min(wanted, default=len(parts))))
+        x = blocks[-1].end
+    products = _of_products([block.steps for block in blocks], wanted, WHOLE if depth.streamed else "left out", tolerance, told)
+    return Backward(
+        [each for block in blocks for each in block.sublayers],
+        [block.whole for block in blocks],
+        products,
+        [float(torch.linalg.vector_norm(state.double())) for state in (x0.detach(), *(block.end for block in blocks))],
+    )
+
+
+def _spread(count: int, starts: int | None) -> set[int]:
+    """So many of the indices 0 .. count - 1, spread evenly; all for None."""
+    return set(range(count) if starts is None else torch.linspace(0, count - 1, starts).round().int().tolist())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Block:
+    """A block's figures, the state after it, and its linearised steps if they are kept."""
+
+    sublayers: list[Sensitivity]
+    whole: Sensitivity
+    end: Tensor
+    steps: Steps
+
+
+def _of_block(part: Part, x: Tensor, tolerance: float, told: Told, keep: bool) -> _Block:
+    """Each sublayer's figure, its step and its state before the next sublayer's, so that its weights are needed once."""
+    sublayers, steps = [], []
+    for sublayer, h in part:
+        sublayers.append(told(sublayer_sensitivity(sublayer, x, tolerance=tolerance)))
+        steps.append(linearised_step(sublayer, h, x))
+        with torch.no_grad():
+            x = sublayer.step(x, h)
+    return _Block(sublayers, told(_of_chain(steps, tolerance)[0]), x, steps if keep else ())
+
+
+def _of_products(parts: Sequence[Steps], wanted: set[int], left_out: str, tolerance: float, told: Told) -> list[Sensitivity]:
+    """|J_{i:D}|_2 for the wanted i, from the last to the first."""
+    products: list[Sensitivity] = []
+    guess: Tensor | None = None  # of the right singular vectors
+    for i in reversed(range(len(parts))):
+        found, right = Sensitivity(None, None, 0, left_out), guess
+        if i in wanted:
+            found, right = _of_chain([step for part in parts[i:] for step in part], tolerance, guess)
+        products.insert(0, told(found))
+        # the left singular vectors of J_{i:D} change little with i, and one pull takes the right ones along
+        on = i > min(wanted, default=i) and None not in parts[i - 1]
+        guess = None if right is None or not on else _chain(parts[i - 1]).pull(right)
+    return products
+
+
+@torch.no_grad()
+def trajectory(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Float[Tensor, "*batch tokens width"]]:
+    """X_0 and X_{k+1} = step_k(X_k), finite or not."""
+    states = [x0.detach()]
+    for sublayer, h in zip(depth.sublayers, lengths(depth), strict=True):
+        states.append(sublayer.step(states[-1], h))
+    return states
+
+
+def lengths(depth: Depth) -> list[float]:
+    """The length of every segment in depth-time."""
+    return [float(segment.length) for segment in depth.segments()]
+
+
+def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> Linearisation | None:
+    """dX+/dX of the discrete step X+ = step(X) of length h; None where the state is not finite."""
+    if not finite(x):
+        return None
+    with plain_attention(sublayer):
+        return linearise(lambda x: sublayer.step(x, h), x)
+
+
+def step_linearisations(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]]) -> list[Linearisation | None]:
+    """The linearised discrete step of every segment at its state: the graph of the whole depth."""
+    return [linearised_step(*each) for each in zip(depth.sublayers, lengths(depth), states, strict=False)]
+
+
+def sublayer_sensitivity(
+    sublayer: Sublayer, x: Float[Tensor, "*batch tokens width"], *, tolerance: float = TOLERANCE
+) -> Sensitivity:
+    """S = |dv/dX|_2 of the sublayer's velocity v at X. An FFN acts on each token alone, so that each is a problem of its own."""
+    if not finite(x):
+        return Sensitivity(None, None, 0, "the state is not finite")
+    try:
+        with plain_attention(sublayer):
+            linear = linearise(sublayer.velocity, x)
+    except ConfigError as error:  # the tangent space of an image that a zero gain has flattened
+        return Sensitivity(None, None, 0, str(error))
+    return summary(leading_singular(linear, problem=PROBLEM[sublayer.kind], tolerance=tolerance))
+
+
+PROBLEM = {"attention": 2, "ffn": 1}
+"""How many of a state's last axes a map of each kind mixes."""
+
+
+def sensitivity(
+    function: Map, x: Float[Tensor, "*batch tokens width"], *, problem: int = 2, tolerance: float = TOLERANCE
+) -> Sensitivity:
+    """|dy/dx|_2 of any function with second derivatives, its Jacobian taken over the last `problem` axes of x."""
+    return summary(leading_singular(linearise(function, x), problem=problem, tolerance=tolerance))
+
+
+def summary(found: Singular) -> Sensitivity:
+    """The largest value of the batch as a `Sensitivity`."""
+    if not bool(found.values.isfinite().all()):
+        return Sensitivity(None, None, found.products, "the Jacobian is not finite")
+    return Sensitivity(found.largest, found.error, found.products)
+
+
+def _of_chain(steps: Steps, tolerance: float, guess: Tensor | None = None) -> tuple[Sensitivity, Tensor | None]:
+    """|J|_2 of step after step, and its right singular vector where both exist."""
+    if None in steps:
+        return Sensitivity(None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"), None
+    found = leading_singular(_chain(steps), tolerance=tolerance, start=guess)
+    right = found.right.squeeze(-3)
+    return summary(found), right if finite(right) else None
+
+
+def _chain(steps: Steps) -> Linearisation:
+    return compose([step for step in steps if step is not None])

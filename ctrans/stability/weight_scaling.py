@@ -1,0 +1,240 @@
+"""Scaling a sublayer's weights: how its sensitivity, and the hidden state of the model, follow."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.depth import Depth
+from ctrans.norm import Norm
+from ctrans.stability.backward.sensitivity import TOLERANCE, lengths, sublayer_sensitivity
+from ctrans.stability.forward.bounds import moments
+from ctrans.sublayer import Attention, FeedForward, Sublayer
+from ctrans.weights.on_demand import check_present
+from solvers import ConfigError
+from solvers.errors import look_up
+
+FACTORS = (1.0, 10.0, 100.0, 1000.0)
+
+
+@runtime_checkable
+class HasLast(Protocol):
+    """A map that ends in a linear one: f(x) = last(features(x))."""
+
+    @property
+    def last(self) -> nn.Linear: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """A way to scale weights by c: of which map, whether f becomes exactly c f whatever phi is, and the map so scaled."""
+
+    kind: str
+    exact: bool
+    of: Callable[[nn.Module, float], nn.Module]
+
+
+class Times(nn.Module):
+    """c f(x): the map with its last linear one times c, weight and bias; it shares f, whose weights stay as they are."""
+
+    def __init__(self, field: nn.Module, c: float):
+        super().__init__()
+        self.field, self.c = field, c
+
+    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        return self.c * self.field(x)
+
+
+class WithEps(Norm):
+    """Another norm with eps in place of its own; it shares that norm's gamma and beta."""
+
+    centred = False  # each object has its own
+
+    def __init__(self, norm: Norm, eps: float):
+        super().__init__()
+        self.norm, self.width, self.eps, self.centred = norm, norm.width, eps, norm.centred
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        return self.norm.gamma
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return self.norm.beta
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return self.gamma * self.standardize(x) + self.beta
+
+
+def scale_last(field: nn.Module, c: float) -> None:
+    """f -> c f in place, by the weight and bias of the last linear map; ConfigError for a map that does not show it (`last`)."""
+    if not isinstance(field, HasLast):
+        raise ConfigError(
+            f"cannot scale a field of type {type(field).__name__}: give it the attribute `last`, its last linear map"
+        )
+    check_present(field, "scaled in place")
+    _scale(field.last, c)
+
+
+def _scale_values(field: Attention, c: float) -> None:
+    """V -> c V with its bias, and the bias of W, which acts after: f -> c f."""
+    for parameter in (field.qkv.weight, field.qkv.bias):
+        if parameter is not None:
+            parameter.chunk(3)[2].mul_(c)
+    if field.out.bias is not None:
+        field.out.bias.mul_(c)
+
+
+def _scale_both(field: Attention, c: float) -> None:
+    _scale_values(field, math.sqrt(c))
+    scale_last(field, math.sqrt(c))
+
+
+def _scale_first(field: FeedForward, c: float) -> None:
+    _scale(field.up, c)
+
+
+def _scale(linear: nn.Linear, c: float) -> None:
+    linear.weight.mul_(c)
+    if linear.bias is not None:
+        linear.bias.mul_(c)
+
+
+def _in_copy(kind: type[nn.Module], scale: Callable[[Any, float], None]) -> Callable[[nn.Module, float], nn.Module]:
+    """The scaling of weights inside of a map, done in a copy of it."""
+
+    def of(field: nn.Module, c: float) -> nn.Module:
+        if not isinstance(field, kind):
+            raise ConfigError(
+                f"weights inside of a field of type {type(field).__name__} cannot be scaled, only those of {kind.__name__}: "
+                "choose W or W2"
+            )
+        twin = copy.deepcopy(field)
+        scale(twin, c)
+        return twin
+
+    return of
+
+
+# Kan's W and V are the output and the value matrix, his W1 and W2 the FFN's.
+SCALINGS: dict[str, Scaling] = {
+    "W": Scaling("attention", True, Times),
+    "V": Scaling("attention", True, _in_copy(Attention, _scale_values)),
+    "WV": Scaling("attention", True, _in_copy(Attention, _scale_both)),
+    "W2": Scaling("ffn", True, Times),
+    "W1": Scaling("ffn", False, _in_copy(FeedForward, _scale_first)),
+}
+
+
+@torch.no_grad()
+def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = None) -> Sublayer:
+    """The sublayer with those weights, and the biases that act after them, times c; `eps` replaces that of its norms.
+
+    The sublayer given is not changed, and shares what is not scaled. Raises ConfigError for an unknown scaling, one of the other
+    kind of map, or one that looks into a map of another library.
+    """
+    rule = look_up("scaling", scaling, SCALINGS)
+    if rule.kind != sublayer.kind:
+        fitting = ", ".join(name for name, each in SCALINGS.items() if each.kind == sublayer.kind)
+        raise ConfigError(f"scaling {scaling!r} is for {rule.kind} sublayers, this one is {sublayer.kind}: choose {fitting}")
+    return _with(sublayer, rule.of(sublayer.field, c), eps)
+
+
+def times(sublayer: Sublayer, c: float) -> Sublayer:
+    """f -> c f. It shares all weights."""
+    return _with(sublayer, Times(sublayer.field, c), None)
+
+
+def _with(sublayer: Sublayer, field: nn.Module, eps: float | None) -> Sublayer:
+    def norm(own: Norm | None) -> Norm | None:
+        return own if own is None or eps is None else WithEps(own, eps)
+
+    return Sublayer(
+        field,
+        sublayer.kind,
+        input_norm=norm(sublayer.input_norm),
+        output_norm=norm(sublayer.output_norm),
+        state_norm=norm(sublayer.state_norm),
+        gain=sublayer.gain,
+    )
+
+
+@torch.no_grad()
+def carried(
+    depth: Depth, starts: Sequence[tuple[float, Float[Tensor, "*batch tokens width"]]]
+) -> list[Float[Tensor, "*batch tokens width"]]:
+    """X_D from each X_0 of several (c, X_0), through the discrete model with f_k -> c f_k in every segment.
+
+    All are carried through a segment before the next one: its weights are needed once.
+    """
+    states = [x0 for _, x0 in starts]
+    for sublayer, h in zip(depth.sublayers, lengths(depth), strict=True):
+        states = [times(sublayer, c).step(x, h) for (c, _), x in zip(starts, states, strict=True)]
+    return states
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope:
+    """S(c) = |dv/dX|_2 with the weights scaled by c, and the slope of log S against log c over all c; nan where S is unknown."""
+
+    scaling: str
+    factors: list[float]
+    values: list[float | None]
+    slope: float
+
+
+def sensitivity_slope(
+    sublayer: Sublayer,
+    x: Float[Tensor, "*batch tokens width"],
+    scaling: str,
+    *,
+    factors: Sequence[float] = FACTORS,
+    eps: float | None = 0.0,
+    tolerance: float = TOLERANCE,
+) -> Slope:
+    """d log S / d log c: 1 where nothing normalises f, 0 behind an output norm (Kan, propositions 7 and 8; theory, section 7).
+
+    `eps` is put in place of the norms' own, because with eps > 0 the invariance fails where f is not large against it. Scaling
+    W1 is invariant only for a positively homogeneous phi without bias; its slope falls to 0 as phi saturates to one.
+    """
+    found = [sublayer_sensitivity(scaled(sublayer, scaling, c, eps=eps), x, tolerance=tolerance).value for c in factors]
+    return Slope(scaling, list(factors), found, log_slope(factors, found))
+
+
+def log_slope(x: Sequence[float], y: Sequence[float | None]) -> float:
+    """k of the least-squares fit log y = k log x + constant; nan where a y is missing or not positive."""
+    if any(value is None or not 0 < value < math.inf for value in y) or len(y) < 2:
+        return math.nan
+    a, b = torch.tensor(x, dtype=torch.float64).log(), torch.tensor(y, dtype=torch.float64).log()
+    a = a - a.mean()
+    return float((a * b).sum() / a.square().sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightScaling:
+    """Moments of X_D with every sublayer's last linear map times c, and the slope of log MA against log c over the largest two.
+
+    Slope 1: the state follows the weights (`pre`). 0: the norms hold it (`peri`, `output`, and any norm around the state).
+    """
+
+    factors: list[float]
+    mean_abs: list[float]
+    variance: list[float]
+    slope: float
+
+
+@torch.no_grad()
+def weight_scaling(
+    depth: Depth, x0: Float[Tensor, "*batch tokens width"], *, factors: Sequence[float] = FACTORS
+) -> WeightScaling:
+    """MA and Var of X_D as functions of c, f_k -> c f_k in every segment, input fixed; inf or nan where the state overflows."""
+    ends = [moments(x) for x in carried(depth, [(c, x0) for c in factors])]
+    mean_abs = [end.mean_abs for end in ends]
+    return WeightScaling(list(factors), mean_abs, [end.variance for end in ends], log_slope(factors[-2:], mean_abs[-2:]))

@@ -1,0 +1,181 @@
+"""Measured orders of convergence, in both limits that a Transformer has: more steps per segment, and more blocks.
+
+The models are small, in float64, with a seeded state of unit size, a smooth activation and eps = 0. They are not smaller,
+because in a narrow model a token now and then comes near the zero of a norm, which puts the asymptotic range of a fifth-order
+method below rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+
+from ctrans.depth import Depth
+from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.placement import get_placement
+from solvers import METHODS, ConfigError, Method, RungeKutta, Segment, solve
+from solvers.methods import get_method
+
+# Enough steps to be asymptotic, few enough to stay above rounding.
+STEPS: dict[int, tuple[int, ...]] = {
+    1: (64, 96, 128, 192, 256),
+    2: (16, 24, 32, 48, 64),
+    3: (16, 24, 32, 48, 64),
+    4: (12, 16, 24, 32, 48),
+    5: (24, 32, 48, 64, 80),
+}
+BLOCKS = (12, 16, 24, 32, 48)
+KNOTS = 2
+"""Blocks whose weights the depth limit interpolates."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Convergence:
+    """Errors |X - X_exact|/|X_exact| at the end against the number of steps per segment, or of blocks, and the fitted order."""
+
+    limit: str
+    method: str
+    placement: str
+    sizes: tuple[int, ...]
+    errors: tuple[float, ...]
+    formal: int
+
+    @property
+    def order(self) -> float:
+        """p of the least-squares fit log e = a - p log n + c/n; the last term is the next order's share of the error, e = C
+        n^-p (1 + c/n).
+
+        Without it a fifth-order method seems to have order 5.2 as close to rounding as one can get: its leading coefficient is
+        made small.
+        """
+        n, e = np.array(self.sizes), np.array(self.errors)
+        if not (np.isfinite(e) & (e > 0)).all():
+            return math.nan
+        basis = np.stack([np.ones(len(n)), -np.log(n), 1 / n], axis=1)
+        return float(np.linalg.lstsq(basis, np.log(e), rcond=None)[0][1])
+
+
+def fixed_step(method: str) -> Method:
+    """The method with steps of fixed size; ConfigError where it has none (torchdiffeq's adaptive methods)."""
+    chosen = get_method(method)
+    if isinstance(chosen, RungeKutta):
+        return chosen.fixed()
+    if chosen.adaptive:
+        raise ConfigError(
+            f"{method!r} only runs with adaptive steps, so its order cannot be measured: choose an own or a fixed-step method"
+        )
+    return chosen
+
+
+def own_methods() -> list[str]:
+    """The names of the methods that are tableaus of ours."""
+    return [name for name, method in METHODS.items() if isinstance(method, RungeKutta)]
+
+
+def substep_convergence(method: str, placement: str, norm: str = "layernorm", seed: int = 0) -> Convergence:
+    """D fixed, M substeps per segment, M to infinity: a method of order p has error O(M^-p) (theory, section 2)."""
+    model, x0 = _problem(placement, norm, seed)
+    segments = model.depth.segments(continuous=True)
+    chosen = fixed_step(method)
+    exact = _substep_limit(placement, norm, seed)
+    sizes = STEPS[min(chosen.order, max(STEPS))]
+    errors = _errors(exact, [partial(lambda n: solve(segments, x0, method=chosen, steps=n).x1, n) for n in sizes])
+    return Convergence("substeps", method, placement, sizes, errors, chosen.order)
+
+
+def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "layernorm", seed: int = 0) -> Convergence:
+    """T fixed, D to infinity, weights smooth in depth: the discrete model tends to dX/dt = (v_attn + v_ffn)/2.
+
+    Plain blocks, one Euler step per segment (the discrete Transformer): order 1, a Lie-Trotter splitting. Symmetric blocks with
+    accurate segments (rk4): order 2, Strang's. Weights are linear in depth between `KNOTS` blocks (theory, section 2).
+    """
+    model, x0 = _problem(placement, norm, seed)
+    exact = _depth_limit(placement, norm, seed)
+
+    def end(blocks: int) -> Tensor:
+        depth = model.depth.refine(blocks // KNOTS, "linear")
+        if symmetric:
+            return solve(depth.symmetric().segments(continuous=True), x0, method="rk4").x1
+        return depth(x0)
+
+    errors = _errors(exact, [partial(end, n) for n in BLOCKS])
+    return Convergence("depth", "symmetric" if symmetric else "plain", placement, BLOCKS, errors, 2 if symmetric else 1)
+
+
+def averaged_segments(depth: Depth) -> list[Segment]:
+    """The depth limit dX/dt = (v_attn + v_ffn)/2 with weights linear in t between the blocks' midpoints, constant beyond the
+    outer ones.
+
+    Written without `Depth.refine`, whose limit it is: one segment for each piece on which the weights are smooth.
+    """
+    attention, ffn = depth.sublayers[0], depth.sublayers[1]
+    weights = [[dict(sublayer.named_parameters()) for sublayer in list(depth.sublayers)[k::2]] for k in (0, 1)]
+    total = depth.times[-1]
+    blocks = depth.blocks
+
+    def velocity(t: Tensor, x: Tensor) -> Tensor:
+        place = min(max(float(t) / total * blocks - 0.5, 0.0), blocks - 1.0)
+        i = min(int(place), blocks - 2) if blocks > 1 else 0
+        parts = []
+        for template, knots in zip((attention, ffn), weights, strict=True):
+            left, right = knots[i], knots[min(i + 1, blocks - 1)]
+            now = {name: torch.lerp(left[name], right[name], place - i) for name in left}
+            raw = functional_call(template, now, (x,))
+            parts.append(raw if template.state_norm is None else template.state_norm.tangent(x, raw))
+        return (parts[0] + parts[1]) / 2
+
+    enter = None if attention.state_norm is None else attention.state_norm.retract
+    edges = [0.0, *((i + 0.5) / blocks * total for i in range(blocks)), total]
+    return [Segment(t0, t1, velocity, enter=enter if k == 0 else None) for k, (t0, t1) in enumerate(pairwise(edges))]
+
+
+def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, Float[Tensor, "batch tokens width"]]:
+    get_placement(placement)
+    config = GPTConfig(
+        vocab_size=8,
+        context=8,
+        depth=KNOTS,
+        width=96,
+        heads=4,
+        placement=placement,
+        norm=norm,
+        ffn_width=192,
+        activation="silu",
+        eps=0.0,
+        initialisation="xavier",
+    )
+    model = GPT(config, seed=seed).double().requires_grad_(False)
+    x0 = torch.randn(1, 4, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return model, x0
+
+
+# Exact solutions serve many measurements. They are taken by many equal steps: an adaptive method near rounding gains nothing.
+
+
+@functools.cache
+def _substep_limit(placement: str, norm: str, seed: int) -> Tensor:
+    model, x0 = _problem(placement, norm, seed)
+    return solve(model.depth.segments(continuous=True), x0, method=fixed_step("tsit5"), steps=192).x1
+
+
+@functools.cache
+def _depth_limit(placement: str, norm: str, seed: int) -> Tensor:
+    model, x0 = _problem(placement, norm, seed)
+    return solve(averaged_segments(model.depth), x0, method=fixed_step("tsit5"), steps=24).x1
+
+
+def _errors(exact: Tensor, solutions: Sequence[Callable[[], Tensor]]) -> tuple[float, ...]:
+    with torch.no_grad():
+        return tuple(
+            float(torch.linalg.vector_norm(solution() - exact) / torch.linalg.vector_norm(exact)) for solution in solutions
+        )

@@ -1,0 +1,210 @@
+import errno
+import json
+import os
+import pickle
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+
+from ctrans.model.checkpoint import CONFIG, WEIGHTS, find_model, load, load_config, save, write_durably
+from ctrans.weights.functions_of_depth import BASES
+from solvers import ConfigError
+from tests.helpers import NAMES, learned, small_model, tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_model_comes_back_bit_for_bit(name, dtype, tmp_path):
+    model = small_model(name, dtype, dt=1 / 3)
+    save(model, tmp_path)
+    again = load(tmp_path)
+    assert again.config == model.config == load_config(tmp_path)
+    assert torch.equal(again(tokens())[0], model(tokens())[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CONFIG, WEIGHTS])
+
+
+@pytest.mark.parametrize("basis", sorted(BASES))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_functions_of_depth_come_back_shared_and_are_stored_once(basis, dtype, tmp_path):
+    model = small_model("peri", dtype, depth=6, depth_weights=basis, knots=3)
+    save(model, tmp_path)
+    again = load(tmp_path)
+    assert torch.equal(again(tokens())[0], model(tokens())[0])
+    stored = safetensors.torch.load_file(tmp_path / WEIGHTS)
+    names = [name for name, _ in model.named_parameters()]
+    assert sorted(stored) == sorted(names) == sorted(name for name, _ in again.named_parameters())
+    assert torch.equal(load(tmp_path).at_depth(9)(tokens())[0], model.at_depth(9)(tokens())[0])
+
+
+def test_a_configuration_from_before_there_were_functions_of_depth_still_loads(tmp_path):
+    model = small_model("peri")
+    save(model, tmp_path)
+    saved = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({k: v for k, v in saved.items() if k not in ("depth_weights", "knots")}))
+    forget_metadata(tmp_path)
+    assert torch.equal(load(tmp_path)(tokens())[0], model(tokens())[0])
+
+
+def forget_metadata(directory):
+    """Makes the checkpoint one from before there were a checksum and a digest."""
+    safetensors.torch.save_file(safetensors.torch.load_file(directory / WEIGHTS), directory / WEIGHTS)
+
+
+CHANGED = {"dt": 0.9, "placement": "output", "eps": 0.1, "causal": False, "activation": "relu", "temperature": 2.0, "heads": 4}
+"""Settings that the shapes of a Peri-LN model's weights do not depend on, or not alone."""
+
+
+@pytest.mark.parametrize("name", sorted(CHANGED))
+def test_weights_are_not_read_into_another_architecture_than_they_were_saved_with(name, tmp_path):
+    model = small_model("peri")
+    save(model, tmp_path)
+    good = (tmp_path / CONFIG).read_text()
+    changed = json.dumps({**json.loads(good), name: CHANGED[name]})
+    (tmp_path / CONFIG).write_text(changed)
+    with pytest.raises(ConfigError, match=r"config\.json' was changed since the weights were saved"):
+        load(tmp_path)
+    (tmp_path / CONFIG).write_text(good)
+    assert load(tmp_path).config == model.config
+
+
+def test_a_configuration_that_says_the_same_in_another_layout_is_the_same(tmp_path):
+    model = small_model("peri")
+    save(model, tmp_path)
+    settings = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(dict(reversed(settings.items()))) + "\r\n")
+    assert torch.equal(load(tmp_path)(tokens())[0], model(tokens())[0])
+
+
+def test_damage_is_named(tmp_path):
+    save(small_model("peri"), tmp_path)
+    good = (tmp_path / WEIGHTS).read_bytes()
+    for data in (good[:-1], good[:100], good[:7], b"", good + b"0", b"\xff" * 8 + good[8:]):
+        (tmp_path / WEIGHTS).write_bytes(data)
+        with pytest.raises(ConfigError, match="no whole safetensors file"):
+            load(tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(tmp_path)
+    (tmp_path / CONFIG).unlink()
+    with pytest.raises(ConfigError, match=r"^cannot read"):
+        load(tmp_path)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_no_flipped_bit_goes_unseen(data):
+    with tempfile.TemporaryDirectory() as place:
+        model = small_model("peri", depth=1, width=4, context=2)
+        save(model, place)
+        path = Path(place) / WEIGHTS
+        good = bytearray(path.read_bytes())
+        header = 8 + int.from_bytes(good[:8], "little")
+        part = data.draw(st.sampled_from([(0, 8), (8, header), (header, len(good))]))
+        good[data.draw(st.integers(part[0], part[1] - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(good)
+        again, message = outcome(place)
+        if again is None:
+            assert str(path) in message
+            assert "\n" not in message
+        else:  # a space, or a name in the metadata, on which no weight depends
+            assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def outcome(directory):
+    try:
+        return load(directory), None
+    except ConfigError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+def test_a_pickle_is_refused_and_not_run(write, tmp_path):
+    save(small_model("peri"), tmp_path)
+    write({"a": Trap(tmp_path / "ran")}, tmp_path / WEIGHTS)
+    with pytest.raises(ConfigError, match="may run code"):
+        load(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+class Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync", "replace"])
+def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(fails, tmp_path, monkeypatch):
+    before = small_model("peri")
+    save(before, tmp_path)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if fails == "write":
+        monkeypatch.setattr(Path, "open", full)
+    else:
+        monkeypatch.setattr(os, fails, full)
+    with pytest.raises(ConfigError, match=r"cannot write a checkpoint to .*: No space left on device"):
+        save(learned(small_model("peri"), seed=7), tmp_path)
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CONFIG, WEIGHTS])
+    assert torch.equal(load(tmp_path)(tokens())[0], before(tokens())[0])
+
+
+def test_bytes_are_on_the_disk_before_they_have_their_name(tmp_path, monkeypatch):
+    calls = []
+    for name in ("fsync", "replace"):
+        call = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, name=name, call=call: (calls.append(name), call(*args))[1])
+    write_durably(tmp_path / "file", b"x")
+    assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the directory that holds the name
+
+
+def test_a_run_gives_its_best_model_or_else_its_last(tmp_path):
+    first, second = small_model("peri"), small_model("pre")
+    save(first, tmp_path / "checkpoints" / "1")
+    (tmp_path / "last").symlink_to("checkpoints/1")
+    assert load_config(tmp_path) == first.config
+    save(second, tmp_path / "checkpoints" / "2")
+    (tmp_path / "best").symlink_to("checkpoints/2")
+    assert load_config(tmp_path) == second.config
+    assert torch.equal(load(tmp_path)(tokens())[0], second(tokens())[0])
+    assert find_model(tmp_path / "last") == (tmp_path / "checkpoints" / "1").resolve()
+    save(first, tmp_path)
+    assert load_config(tmp_path) == first.config
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"widht": 3}, "did you mean 'width'"),
+        ({"width": 32}, "does not fit"),
+        ({"placement": "pre"}, "does not fit"),
+        ({"dt": -1}, "dt = -1"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_named(changes, words, tmp_path):
+    save(small_model("peri"), tmp_path)
+    saved = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**saved, **changes}))
+    forget_metadata(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path)
+    (tmp_path / CONFIG).write_text("{")
+    with pytest.raises(ConfigError, match="no JSON"):
+        load(tmp_path)
+    (tmp_path / CONFIG).write_text("[]")
+    with pytest.raises(ConfigError, match="holds no object"):
+        load(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_named():
+    with pytest.raises(ConfigError, match="cannot write a checkpoint"):
+        save(small_model("peri"), "/proc/nothing")

@@ -1,0 +1,192 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctrans.model.gpt import GPT, GPTConfig, check_buildable
+from ctrans.model.initialisation import INITIALISATIONS
+from ctrans.norm import NORMS
+from ctrans.placement import PLACEMENTS
+from ctrans.sublayer import ACTIVATIONS
+from solvers import METHODS, ConfigError, SolveError
+from tests.helpers import DEVICES, NAMES, learned, small_config, small_model, tokens, unchecked
+from tests.model import plain_gpt
+
+
+def unchecked_config(**changes):
+    """A configuration as users make it, whose fields' types nobody checked before."""
+    config = object.__new__(GPTConfig)
+    for key, value in {**dataclasses.asdict(small_config("peri")), **changes}.items():
+        object.__setattr__(config, key, value)
+    unchecked(GPTConfig.__post_init__)(config)
+    return config
+
+
+every = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("dt", [1.0, 0.1])
+def test_pre_ln_agrees_with_a_plain_gpt_that_shares_its_weights(dtype, tolerance, dt):
+    model = learned(GPT(GPTConfig(vocab_size=50, context=32, depth=4, width=32, heads=4, placement="pre", dt=dt)).to(dtype), 0.02)
+    ids, targets = tokens(3, 20, 50), tokens(3, 20, 50, seed=1)
+    weights = model.state_dict()
+    got, loss = model(ids, targets)
+    expected = plain_gpt.logits(weights, ids, 4, 4, dt)
+    assert float((got - expected).abs().max()) <= tolerance * max(1.0, float(expected.abs().max()))
+    assert float(loss) == pytest.approx(float(plain_gpt.loss(weights, ids, targets, 4, 4, dt)), rel=10 * tolerance)
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_trajectory_of_euler_ends_at_the_discrete_models_hidden_state(name, dtype, device):
+    model, ids = small_model(name, dtype).to(device), tokens().to(device)
+    solution = model.trajectory(ids)
+    assert len(solution.states) == 2 * model.config.depth + 1
+    assert solution.times == model.depth.times
+    assert torch.equal(solution.x1, model.depth(model.embed(ids)))
+    assert torch.equal(model.head(solution.x1), model(ids)[0])
+
+
+@every
+@pytest.mark.parametrize("norm", sorted(NORMS))
+def test_every_placement_and_norm_can_be_trained(name, norm):
+    model = GPT(small_config(name, norm=norm))
+    model(tokens(), tokens(seed=1))[1].backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert torch.isfinite(parameter.grad).all(), key
+
+
+@every
+def test_no_token_sees_a_later_one(name):
+    model, ids = small_model(name), tokens(1, 8)
+    changed = ids.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 11
+    assert torch.equal(model(ids)[0][:, :5], model(changed)[0][:, :5])
+    assert not torch.equal(model(ids)[0][:, 5:], model(changed)[0][:, 5:])
+
+
+def test_deepnorm_is_norm_of_alpha_x_plus_f_with_eps_scaled():
+    alpha, eps = 2.5, 1e-3
+    model = small_model("deepnorm", alpha=alpha, eps=eps / alpha**2, dt=1.0)
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    for sublayer in model.depth.sublayers:
+        norm = sublayer.state_norm
+        expected = torch.nn.functional.layer_norm(alpha * x + sublayer.field(x), (16,), norm.weight, norm.bias, eps)
+        assert torch.allclose(sublayer.step(x, 1.0), expected, atol=1e-13)
+
+
+def test_the_same_seed_gives_the_same_bits_and_leaves_the_global_generator_free_to_differ():
+    torch.manual_seed(5)
+    first = GPT(small_config("peri"), seed=3).state_dict()
+    torch.manual_seed(6)
+    second = GPT(small_config("peri"), seed=3).state_dict()
+    other = GPT(small_config("peri"), seed=4).state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert not torch.equal(first["token_embedding.weight"], other["token_embedding.weight"])
+
+
+def test_the_parameter_count_is_the_number_of_matrix_entries():
+    config = small_config("peri")
+    model = GPT(config)
+    assert config.parameters == sum(p.numel() for p in model.parameters() if p.dim() == 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"placement": "perri"}, "did you mean 'peri'"),
+        ({"norm": "layer_norm"}, "did you mean 'layernorm'"),
+        ({"activation": "geluu"}, "did you mean 'gelu'"),
+        ({"initialisation": "xaver"}, "did you mean 'xavier'"),
+        ({"dt": 0.0}, "dt = 0.0"),
+        ({"dt": -1.0}, "dt = -1.0"),
+        ({"dt": math.nan}, "dt = nan"),
+        ({"dt": math.inf}, "dt = inf"),
+        ({"depth": 0}, "depth = 0"),
+        ({"width": -4}, "width = -4"),
+        ({"heads": 0}, "heads = 0"),
+        ({"context": 0}, "context = 0"),
+        ({"vocab_size": 0}, "vocab_size = 0"),
+        ({"ffn_width": 0}, "ffn_width = 0"),
+        ({"width": 10, "heads": 3}, "width 10 is not divisible by heads 3"),
+        ({"temperature": 0.0}, "temperature = 0.0"),
+        ({"eps": -1e-5}, "eps = -1e-05"),
+        ({"alpha": 2.0}, "has no meaning for placement 'peri'"),
+        ({"width": 4_000_000, "heads": 1}, "GB and this machine has"),
+        ({"norm": {}}, "unknown norm"),
+        ({"causal": "yes"}, "causal = 'yes'"),
+        ({"dt": 1e308}, "no finite depth-time"),
+    ],
+)
+def test_configurations_that_make_no_sense_are_named(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        GPT(unchecked_config(**changes))
+
+
+@pytest.mark.parametrize("seed", [-1, 10**20, 1.5, "x"])
+def test_a_seed_that_is_none_is_named(seed):
+    with pytest.raises(ConfigError, match="seed = "):
+        unchecked(check_buildable)(small_config("peri"), seed)
+
+
+@pytest.mark.parametrize("ids", [[1, 2], torch.ones(2), torch.tensor(1), torch.ones(2, dtype=torch.bool)])
+def test_what_are_no_tokens_is_named(ids):
+    with pytest.raises(ConfigError, match="the tokens are"):
+        unchecked(GPT.embed)(small_model("peri"), ids)
+
+
+def test_targets_that_do_not_fit_are_named():
+    model, ids = small_model("peri"), tokens()
+    with pytest.raises(ConfigError, match="one target per token"):
+        unchecked(GPT.forward)(model, ids, ids[:1])
+    with pytest.raises(ConfigError, match="targets run from -100"):
+        model(ids, torch.full_like(ids, -100))
+
+
+def test_a_configuration_cannot_be_changed_into_a_wrong_one():
+    config = small_config("peri")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.dt = -1
+    with pytest.raises(ConfigError):
+        dataclasses.replace(config, dt=-1)
+
+
+def test_tokens_that_do_not_fit_are_named():
+    model = small_model("peri")
+    with pytest.raises(ConfigError, match="17 tokens exceed the context of 16"):
+        model(tokens(1, 17))
+    with pytest.raises(ConfigError, match="tokens run from 11 to 11, the vocabulary from 0 to 10"):
+        model(torch.tensor([[11]]))
+
+
+@given(
+    depth=st.integers(-1, 3),
+    width=st.integers(-1, 24) | st.just(10**9),
+    heads=st.integers(-1, 5),
+    context=st.integers(-1, 12),
+    placement=st.sampled_from([*PLACEMENTS, "pree"]),
+    norm=st.sampled_from([*NORMS, "batchnorm"]),
+    activation=st.sampled_from([*ACTIVATIONS, "erf"]),
+    dt=st.floats(),
+    eps=st.floats(),
+    initialisation=st.sampled_from([*INITIALISATIONS, "zeros"]),
+    method=st.sampled_from([*METHODS, "leapfrog"]),
+    steps=st.integers(0, 3),
+    rtol=st.none() | st.floats(),
+    length=st.integers(0, 14),
+)
+@settings(max_examples=250)
+def test_any_configuration_gives_a_result_or_one_of_our_errors(method, steps, rtol, length, **config):
+    try:
+        model = unchecked(GPT)(GPTConfig(vocab_size=7, **config)).double()
+        solution = model.trajectory(tokens(1, max(length, 1), 7), method=method, steps=steps, rtol=rtol)
+    except (ConfigError, SolveError):
+        return
+    assert len(solution.states) == 2 * config["depth"] + 1
+    assert torch.isfinite(solution.x1).all()

@@ -1,0 +1,100 @@
+import math
+
+import pytest
+import torch
+
+from ctrans.interop.imported import Imported
+from ctrans.stability.backward.parameter_gradients import gradient_norms
+from ctrans.stability.backward.sensitivity import trajectory
+from ctrans.weights.functions_of_depth import BASES
+from solvers import ConfigError
+from tests.helpers import NAMES, small_model, tokens
+from tests.interop.models import inputs, made
+
+
+@pytest.mark.parametrize("placement", NAMES)
+def test_norms_are_those_of_the_gradients_that_training_sees(placement):
+    model = small_model(placement)
+    found = gradient_norms(model, tokens(), tokens(seed=1))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.requires_grad_()
+    _, loss = model(tokens(), tokens(seed=1))
+    loss.backward()
+    assert found.loss == pytest.approx(float(loss.detach()))
+    norm = lambda parameters: math.sqrt(sum(float(p.grad.square().sum()) for p in parameters))  # noqa: E731
+    inside = set()
+    for each, sublayer in zip(found.sublayers, model.depth.sublayers, strict=True):
+        inside |= set(sublayer.parameters())
+        assert each.kind == sublayer.kind
+        assert each.total == pytest.approx(norm(sublayer.parameters()), rel=1e-12)
+        field = sublayer.field
+        if each.kind == "attention":
+            expected = [*(part.norm() for part in field.qkv.weight.grad.chunk(3)), field.out.weight.grad.norm()]
+        else:
+            expected = [field.up.weight.grad.norm(), field.down.weight.grad.norm()]
+        assert list(each.matrices.values()) == pytest.approx([float(value) for value in expected], rel=1e-12)
+    assert list(found.sublayers[0].matrices) == ["W_Q", "W_K", "W_V", "W_O"]
+    assert list(found.sublayers[1].matrices) == ["W_1", "W_2"]
+    assert found.rest == pytest.approx(norm(set(model.parameters()) - inside), rel=1e-12)
+
+
+@pytest.mark.parametrize("basis", sorted(BASES))
+def test_weights_that_are_functions_of_depth_have_the_gradients_of_equal_free_ones(basis):
+    model = small_model("peri", depth_weights=basis, knots=2)
+    free = small_model("peri")
+    for path, part in free.named_modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            parameter.copy_(getattr(model.get_submodule(path), name))
+    found, expected = (gradient_norms(each, tokens(), tokens(seed=1)) for each in (model, free))
+    assert found.rest == pytest.approx(expected.rest, rel=1e-12)
+    for one, other in zip(found.sublayers, expected.sublayers, strict=True):
+        assert one.total == pytest.approx(other.total, rel=1e-12)
+        assert one.matrices == pytest.approx(other.matrices, rel=1e-12)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+# a tied head, norms that are 1 + weight, a head of its own behind a transformation
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "olmo2", "bert"])
+def test_an_imported_models_norms_are_those_of_autograd_through_all_of_it(family):
+    model = Imported(made(family).double())
+    x, y = inputs(model.model), inputs(model.model, seed=1)
+    frozen = next(model.depth.sublayers[0].parameters()).requires_grad_(False)
+    found = gradient_norms(model, x, y)
+    assert not frozen.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    frozen.requires_grad_()
+    _, loss = model(x, y)
+    loss.backward()
+
+    def norm(parameters):
+        return math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
+
+    inside = {parameter for sublayer in model.depth.sublayers for parameter in sublayer.parameters()}
+    assert found.loss == pytest.approx(float(loss.detach()), rel=1e-12)
+    assert found.rest == pytest.approx(norm(set(model.parameters()) - inside), rel=1e-6)
+    for each, sublayer in zip(found.sublayers, model.depth.sublayers, strict=True):
+        assert each.total == pytest.approx(norm(sublayer.parameters()), rel=1e-6)
+        matrices = {name: p for name, p in sublayer.named_parameters() if p.dim() == 2}
+        assert each.matrices == pytest.approx({name: norm([p]) for name, p in matrices.items()}, rel=1e-6)
+
+
+def test_states_that_are_known_are_not_computed_again():
+    model = small_model("pre")
+    states = trajectory(model.depth, model.embed(tokens()))
+    found = gradient_norms(model, tokens(), tokens(seed=1), states=states)
+    assert found == gradient_norms(model, tokens(), tokens(seed=1))
+    moved = gradient_norms(model, tokens(), tokens(seed=1), states=[*states[:-1], 2 * states[-1]])
+    assert moved.loss != found.loss
+
+
+def test_without_targets_there_is_no_gradient():
+    with pytest.raises(ConfigError, match="every target is -1"):
+        gradient_norms(small_model("pre"), tokens(), torch.full((2, 8), -1))
+
+
+def test_an_overflow_shows_as_a_norm_that_is_not_finite():
+    model = small_model("pre")
+    model.depth.sublayers[3].field.down.weight.mul_(math.inf)
+    found = gradient_norms(model, tokens(), tokens(seed=1))
+    assert not math.isfinite(found.loss)
+    assert not math.isfinite(found.sublayers[0].total)

@@ -1,0 +1,125 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctrans.norm import NORMS
+from ctrans.placement import PLACEMENTS
+from ctrans.stability.forward.bounds import forward_bounds, map_bound, moments
+from ctrans.sublayer import ACTIVATIONS, Sublayer
+from solvers import ConfigError, solve
+from tests.helpers import NAMES, small_model, tokens
+
+models = st.fixed_dictionaries(
+    {
+        "placement": st.sampled_from(sorted(PLACEMENTS)),
+        "norm": st.sampled_from(sorted(NORMS)),
+        "activation": st.sampled_from(sorted(ACTIVATIONS)),
+        "dt": st.floats(0.01, 3),
+        "scale": st.floats(0, 2),
+        "seed": st.integers(0, 10_000),
+        "size": st.floats(1e-3, 100),
+    }
+)
+
+
+def run(placement, norm, activation, dt, scale, seed, size):
+    model = small_model(placement, norm=norm, activation=activation, dt=dt, scale=scale, embedding_std=size, width=8)
+    return model, model.trajectory(tokens(seed=seed))
+
+
+@given(models)
+@settings(max_examples=200)
+def test_no_measured_moment_exceeds_its_bound(case):
+    model, solution = run(**case)
+    bounds = forward_bounds(model.depth, solution.states)
+    for k, x in enumerate(solution.states):
+        m = moments(x)
+        for measured, bound in [
+            (m.mean_abs, bounds.mean_abs),
+            (m.rms, bounds.rms),
+            (m.variance, bounds.variance),
+            (m.mean_abs, bounds.seed_mean_abs),
+            (m.variance, bounds.seed_variance),
+        ]:
+            if bound is not None:
+                assert measured <= bound[k] * (1 + 1e-12), (case, k)
+
+
+@given(
+    st.sampled_from(sorted(PLACEMENTS)),
+    st.sampled_from(sorted(NORMS)),
+    st.sampled_from(["xavier", "he", "large"]),
+    st.sampled_from([0.1, 0.5, 1.0]),
+    st.integers(0, 10_000),
+)
+@settings(max_examples=40)
+def test_the_bounds_hold_along_the_ode_too(placement, norm, initialisation, dt, seed):
+    """For its exact solution, so for a convergent method up to its error."""
+    model = small_model(placement, norm=norm, initialisation=initialisation, dt=dt, scale=0.2, width=8, depth=2)
+    solution = model.trajectory(tokens(1, 4, seed=seed), method="tsit5", rtol=1e-4, atol=1e-4, continuous=True)
+    bounds = forward_bounds(model.depth, solution.states, discrete=False)
+    assert all(moments(x).rms <= bound * 1.001 for x, bound in zip(solution.states, bounds.rms, strict=True))
+
+
+def test_without_norms_the_ode_outgrows_the_discrete_models_bound_but_not_its_own():
+    model = small_model("none", activation="relu", scale=0.0, bias=False, width=8, dt=1.0, depth=1)
+    with torch.no_grad():
+        for part in model.depth.sublayers[1].field.parameters():
+            part.copy_(torch.eye(*part.shape) * 2)
+        model.depth.sublayers[0].field.last.weight.zero_()
+        x0 = torch.zeros(1, 1, 8, dtype=torch.float64)
+        x0[..., 0] = 1.0
+    states = solve(model.depth.segments(continuous=True), x0, method="tsit5", rtol=1e-10, atol=1e-12, save="segments").states
+    # dx/dt = 4 x along the first axis: the state is e^4, Gronwall's bound is attained, 1 + 4 is exceeded
+    last = [forward_bounds(model.depth, states, discrete=discrete).rms[-1] for discrete in (True, False)]
+    assert moments(states[-1]).rms > 10 * last[0]
+    assert moments(states[-1]).rms == pytest.approx(last[1], rel=1e-6)
+
+
+@given(models)
+@settings(max_examples=100)
+def test_the_sharper_bound_is_never_above_the_seeds(case):
+    model, solution = run(**{**case, "placement": "output" if case["placement"] < "o" else "peri"})
+    bounds = forward_bounds(model.depth, solution.states)
+    assert all(a <= b * (1 + 1e-12) for a, b in zip(bounds.mean_abs, bounds.seed_mean_abs, strict=True))
+    assert all(a <= b * (1 + 1e-12) for a, b in zip(bounds.variance, bounds.seed_variance, strict=True))
+
+
+def test_the_bound_behind_an_output_norm_is_attained_by_a_constant_velocity():
+    """One token per sequence and maps whose output is a fixed sign vector: every step adds dt to every entry."""
+    model = small_model("peri", scale=0.0, dt=0.25, norm="rmsnorm", eps=0.0)
+    signs = torch.ones(16, dtype=torch.float64)
+    with torch.no_grad():
+        for sublayer in model.depth.sublayers:
+            sublayer.field.last.weight.zero_()
+            sublayer.field.last.bias.copy_(signs)
+        x0 = torch.full((1, 1, 16), 0.5, dtype=torch.float64)
+        x1 = model.depth(x0)
+    bounds = forward_bounds(model.depth, [x0] * 7)
+    assert moments(x1).mean_abs == pytest.approx(bounds.mean_abs[-1], rel=1e-14) == pytest.approx(0.5 + 6 * 0.25, rel=1e-14)
+
+
+def test_moments_are_numpys():
+    x = torch.randn(3, 4, 5)
+    a = x.double().numpy()
+    m = moments(x)
+    assert (m.mean_abs, m.variance, m.rms) == pytest.approx(
+        (np.abs(a).mean(), a.var(ddof=1), math.sqrt((a**2).mean())), rel=1e-12
+    )
+    assert moments(torch.ones(1, 1, 1)).variance == 0
+
+
+def test_seeds_exist_where_the_papers_state_them():
+    for name in NAMES:
+        model = small_model(name)
+        bounds = forward_bounds(model.depth, model.trajectory(tokens()).states)
+        assert (bounds.seed_mean_abs is not None) == (name in ("pre", "peri", "output"))
+
+
+def test_a_map_that_states_no_bound_is_named():
+    with pytest.raises(ConfigError, match="no bound is known: Linear does not say"):
+        map_bound(Sublayer(torch.nn.Linear(4, 4), "ffn"))

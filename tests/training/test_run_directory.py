@@ -1,0 +1,232 @@
+"""Checkpoints: whole or not there, whatever happens while they are written; damage is always seen."""
+
+import errno
+import os
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrans.training import run_directory as module
+from ctrans.training.run_directory import Store, damage
+from solvers import ConfigError
+
+FILES = {"config.json": b"{}", "model.safetensors": bytes(range(100)), "train.json": b"state"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_the_disk():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+def write(directory):
+    for name, content in FILES.items():
+        (directory / name).write_bytes(content)
+
+
+def filled(directory, *steps, best=None, good=0):
+    store = Store(directory)
+    for step in steps:
+        store.save(step, write, best=best, good=good)
+    return store
+
+
+def test_last_and_best_lead_to_their_steps_and_only_the_newest_others_stay(tmp_path):
+    store = filled(tmp_path, 1, 2, 3, 4, 5, best=1)
+    assert os.readlink(tmp_path / "last") == "checkpoints/step-00000005"
+    assert os.readlink(tmp_path / "best") == "checkpoints/step-00000001"
+    assert store.steps() == [1, 4, 5]
+    assert damage(tmp_path / "last") is None
+    assert (tmp_path / "last" / "train.json").read_bytes() == b"state"
+
+
+class Killed(BaseException):
+    """The process ends here: nothing catches it, as nothing catches signal 9."""
+
+
+def operations(monkeypatch, directory, step):
+    """How many calls that change the disk saving makes, and a way to be killed just before the n-th of them."""
+    count, limit = 0, None
+
+    def counted(function):
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if limit is not None and count > limit:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("rename", "replace", "fsync", "symlink", "unlink", "rmdir", "mkdir", "chmod", "open"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    filled(directory, step, best=step)
+    total = count
+
+    def killed_after(n, store, step):
+        nonlocal count, limit
+        count, limit = 0, n
+        try:
+            store.save(step, write, best=step, good=0)
+        except Killed:
+            pass
+        finally:
+            limit = None
+
+    return total, killed_after
+
+
+def test_killed_before_any_operation_a_save_leaves_a_whole_last_and_can_be_repeated(tmp_path, monkeypatch):
+    total, killed_after = operations(monkeypatch, tmp_path / "count", 1)
+    assert total > 10
+    seen = set()
+    for n in range(2 * total):
+        store = filled(tmp_path / str(n), 1, 2, 3, best=2)
+        killed_after(n, store, 4)
+        last = int(store.verified_last().resolve().name.removeprefix("step-"))
+        seen.add(last)
+        store.settle(last, best=last if last == 4 else 2, good=0)
+        if last == 3:
+            store.save(4, write, best=4, good=0)
+        assert damage(tmp_path / str(n) / "last") is None
+        assert damage(tmp_path / str(n) / "best") is None
+        assert store.steps() == [3, 4]
+    assert seen == {3, 4}
+
+
+@given(name=st.sampled_from([*FILES, "SHA256SUMS"]), data=st.data())
+def test_any_flipped_bit_or_cut_is_seen_and_another_checkpoint_named(name, data, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    store = filled(directory, 1, 2)
+    path = store.step_directory(2) / name
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, 8 * len(content) - 1))
+    if data.draw(st.booleans()):
+        content[place // 8] ^= 1 << place % 8
+    else:
+        del content[place // 8 :]
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"last.*; to go on from step 1: ln -sfn checkpoints/step-00000001 .*/last"):
+        store.verified_last()
+
+
+def test_a_missing_file_is_named_and_without_a_good_checkpoint_that_is_said(tmp_path):
+    store = filled(tmp_path, 1)
+    (store.step_directory(1) / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"a file that it lists is missing; no other checkpoint"):
+        store.verified_last()
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    store = filled(tmp_path, 7)
+
+    def full(directory):
+        write(directory)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(ConfigError, match=r"cannot save step 8 .*No space left on device; the checkpoint of step 7 is intact"):
+        store.save(8, full, best=None, good=0)
+    assert store.verified_last().resolve() == store.step_directory(7)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000007"]
+
+
+def test_what_a_user_keeps_beside_the_checkpoints_is_left_alone(tmp_path):
+    (tmp_path / "checkpoints" / "step-by-step").mkdir(parents=True)
+    store = filled(tmp_path, 1, 2, 3, 4)
+    store.clear()
+    assert store.steps() == []
+    assert not store.exists
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-by-step"]
+
+
+def test_sums_are_in_the_format_of_sha256sum(tmp_path):
+    filled(tmp_path, 1)
+    lines = (tmp_path / "last" / module.SUMS).read_text().splitlines()
+    assert [line[64:] for line in lines] == [f"  {name}" for name in sorted(FILES)]
+
+
+def test_a_last_that_leads_nowhere_is_still_a_run(tmp_path):
+    store = filled(tmp_path, 1, 2)
+    (tmp_path / "checkpoints" / "step-00000002").rename(tmp_path / "elsewhere")
+    assert store.exists
+    with pytest.raises(ConfigError, match="to go on from step 1"):
+        store.verified_last()
+
+
+@pytest.mark.parametrize("form", ["missing", "a copy", "a file"])
+def test_without_its_link_a_run_is_still_one_and_the_advice_mends_it(form, tmp_path):
+    store = filled(tmp_path / "a run", 1, 2)
+    last = store.directory / "last"
+    last.unlink()
+    if form == "a copy":
+        shutil.copytree(store.step_directory(2), last)
+    if form == "a file":
+        last.write_text("mine")
+    assert store.exists
+    with pytest.raises(ConfigError, match="to go on from step 2: ") as error:
+        store.verified_last()
+    subprocess.run(str(error.value).partition("step 2: ")[2], shell=True, check=True)
+    assert store.verified_last().resolve() == store.step_directory(2)
+    assert store.steps() == [1, 2]
+
+
+def test_the_first_checkpoint_of_a_run_needs_no_link_to_be_gone_on_from(tmp_path):
+    store = filled(tmp_path, 0)
+    (tmp_path / "last").unlink()
+    assert store.verified_last() == store.step_directory(0)
+
+
+def test_a_directory_without_a_run_is_named_on_resume(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no run in .*tpyo' to resume"):
+        Store(tmp_path / "tpyo").verified_last()
+
+
+def test_clearing_removes_copies_of_checkpoints_and_nothing_that_a_user_made(tmp_path):
+    store = filled(tmp_path, 1, 2, best=1)
+    (tmp_path / "best").unlink()
+    (tmp_path / "best").write_text("mine")
+    with pytest.raises(ConfigError, match="best' was not made by a run: move it away"):
+        store.clear()
+    assert (store.steps(), (tmp_path / "best").read_text()) == ([1, 2], "mine")
+    (tmp_path / "best").unlink()
+    shutil.copytree(store.step_directory(1), tmp_path / "best")
+    store.clear()
+    assert not store.exists
+    assert not (tmp_path / "best").exists()
+
+
+@given(steps=st.lists(st.integers(1, 30), unique=True, min_size=1, max_size=6).map(sorted), good=st.integers(0, 30))
+def test_the_newest_checkpoint_up_to_the_last_good_evaluation_is_kept_and_gone_back_to(steps, good, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    store = filled(directory, *steps, good=good)
+    expected = max((step for step in steps if step <= good), default=steps[-1])
+    store.go_back(good)
+    assert (directory / "last").resolve() == store.step_directory(expected)
+    assert damage(directory / "last") is None
+
+
+def test_best_never_leads_to_an_absent_checkpoint(tmp_path):
+    store = filled(tmp_path, 1, 2, 3, best=3)
+    store.settle(2, best=1, good=0)
+    assert os.readlink(tmp_path / "best") == "checkpoints/step-00000002"
+
+
+def test_a_second_run_in_the_same_directory_is_refused_until_the_first_ends(tmp_path):
+    first, second = Store(tmp_path), Store(tmp_path)
+    with first.locked(), pytest.raises(ConfigError, match="another process is training in"), second.locked():
+        pass
+    with second.locked():
+        pass
+
+
+def test_a_link_that_cannot_be_replaced_is_one_sentence_and_leaves_no_litter(tmp_path):
+    store = filled(tmp_path, 1)
+    (tmp_path / "last").unlink()
+    (tmp_path / "last").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write to directory .*the checkpoint of step 1 is intact"):
+        store.go_back(1)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last", "best"}
