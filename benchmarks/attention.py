@@ -16,7 +16,8 @@ import torch
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.record import keep
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.stability.attention.bounds import attention_layers
 

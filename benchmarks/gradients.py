@@ -22,7 +22,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.memory import peak_bytes, saved_bytes
 from benchmarks.record import keep
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from solvers import METHODS, solve
 from solvers.reversible import COUPLING, ReversibleScheme
 

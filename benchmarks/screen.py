@@ -20,7 +20,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.record import keep
 from ctrans.depth import Depth
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.stability.backward.sensitivity import Sensitivity, backward_sensitivity, sublayer_sensitivity
 from ctrans.sublayer import Sublayer
 

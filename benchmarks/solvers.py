@@ -21,7 +21,8 @@ from torch import Tensor
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.record import keep
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from solvers import Segment, solve
 
 TOLERANCES = (1e-4, 1e-6, 1e-8)

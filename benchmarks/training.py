@@ -28,7 +28,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.memory import peak_bytes
 from benchmarks.record import keep
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.model.text import default_text
 from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Run

@@ -10,11 +10,11 @@ from typing import Any
 
 _HOMES = {
     "GPT": "ctrans.model.gpt",
-    "GPTConfig": "ctrans.model.gpt",
+    "GPTConfig": "ctrans.model.config",
     "Depth": "ctrans.depth",
     "Sublayer": "ctrans.sublayer",
-    "Attention": "ctrans.sublayer",
-    "FeedForward": "ctrans.sublayer",
+    "Attention": "ctrans.fields",
+    "FeedForward": "ctrans.fields",
     "LayerNorm": "ctrans.norm",
     "RMSNorm": "ctrans.norm",
     "PLACEMENTS": "ctrans.placement",

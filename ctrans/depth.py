@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
-from solvers import ConfigError, Gradient, Method, Segment, Solution, solve
+from solvers import ConfigError, Segment
 from solvers.errors import look_up
 
 
@@ -58,9 +58,16 @@ class Depth(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The discrete Transformer: one step of length dt per segment (spans times dt where they are not 1)."""
-        for sublayer, span in zip(self.sublayers, self.spans, strict=True):
-            x = sublayer.step(x, float(span * Fraction(self.dt)))
+        for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
+            x = sublayer.step(x, length)
         return x
+
+    def states(self, x0: Float[Tensor, "*batch tokens width"]) -> list[Float[Tensor, "*batch tokens width"]]:
+        """X_0 and X_{k+1} = step_k(X_k) of the discrete Transformer, finite or not."""
+        states = [x0]
+        for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
+            states.append(sublayer.step(states[-1], length))
+        return states
 
     @property
     def blocks(self) -> int:
@@ -71,6 +78,11 @@ class Depth(nn.Module):
     def streamed(self) -> bool:
         """Whether weights are made on demand, so that those of several segments should not be held."""
         return has_weights_on_demand(self)
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """The length of every segment in depth-time, spans[k] * dt rounded once: the step that the discrete model takes."""
+        return tuple(float(span * Fraction(self.dt)) for span in self.spans)
 
     @property
     def times(self) -> tuple[float, ...]:
@@ -90,39 +102,6 @@ class Depth(nn.Module):
             sublayer.segment(t0, t1, continuous=continuous)
             for sublayer, (t0, t1) in zip(self.sublayers, pairwise(times), strict=True)
         ]
-
-    def trajectory(
-        self,
-        x0: Float[Tensor, "*batch tokens width"],
-        *,
-        method: str | Method = "euler",
-        steps: int = 1,
-        rtol: float | None = None,
-        atol: float | None = None,
-        gradient: str | Gradient = "backprop",
-        continuous: bool | None = None,
-        throw: bool = True,
-        progress: Callable[[int], None] | None = None,
-    ) -> Solution:
-        """X at depth-time 0 and at every segment's end, one more state than there are segments, by any method of `solvers.METHODS`.
-
-        Euler with one step is the discrete model, bit for bit. Everything else integrates the ODE; `continuous` overrides that
-        choice, which matters only where a norm stands around the state (see `segments`). Errors are those of `solve`.
-        """
-        if continuous is None:
-            continuous = not (method == "euler" and steps == 1)
-        return solve(
-            self.segments(continuous=continuous),
-            x0,
-            method=method,
-            steps=steps,
-            rtol=rtol,
-            atol=atol,
-            gradient=gradient,
-            save="segments",
-            throw=throw,
-            progress=progress,
-        )
 
     def refine(self, k: int, weights: str = "constant") -> Depth:
         """k times as many blocks of length dt/k over the same T: `resample(k D)`. Raises ConfigError for k below 1."""

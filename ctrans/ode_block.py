@@ -2,62 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
+from ctrans.fields import Kind
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import get_placement
-from ctrans.sublayer import Kind, Sublayer
-from solvers import ConfigError, Gradient, Method, Solution, solve
+from ctrans.scheme import Scheme
+from ctrans.sublayer import Sublayer
+from solvers import ConfigError, Gradient, Method
 from solvers.errors import look_up
-from solvers.gradients import get_gradient
-from solvers.request import check_solver
-from solvers.run import Save
-
-
-@dataclasses.dataclass(frozen=True)
-class Scheme:
-    """How a depth is solved: `method`, `steps`, `rtol`, `atol` and `gradient` as `solvers.solve` takes them.
-
-    Raises ConfigError when made for names that are in no table and numbers that make no sense.
-    """
-
-    method: str | Method = "euler"
-    steps: int = 1
-    rtol: float | None = None
-    atol: float | None = None
-    gradient: str | Gradient = "backprop"
-
-    def __post_init__(self) -> None:
-        # which tolerances a dtype resolves is known when a state comes
-        check_solver(self.method, self.steps, self.rtol, self.atol, torch.float64)
-        get_gradient(self.gradient)
-
-    @property
-    def discrete(self) -> bool:
-        """Whether it is the discrete Transformer: one Euler step per segment."""
-        return self.method == "euler" and self.steps == 1
-
-    @property
-    def evaluates_once(self) -> bool:
-        """Whether every field is evaluated once and never again, as what a field writes into a cache demands."""
-        return self.discrete and self.gradient == "backprop"
-
-    def check(self, depth: Depth) -> None:
-        """Raises ConfigError where the gradient does not work for the method and the depth's segments."""
-        method, _, _ = check_solver(self.method, self.steps, self.rtol, self.atol, torch.float64)
-        get_gradient(self.gradient).check(method, depth.segments(continuous=not self.discrete))
-
-    def solve(self, depth: Depth, x: Float[Tensor, "*batch tokens width"], save: Save = "ends", throw: bool = True) -> Solution:
-        """The depth's ODE from x; its discrete form, norms around the state as they are trained, for one Euler step."""
-        segments = depth.segments(continuous=not self.discrete)
-        return solve(segments, x, **vars(self), save=save, throw=throw)
 
 
 class Called(nn.Module):
@@ -79,17 +37,7 @@ def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
     """The same sublayers, sharing their weights, with `context` as keyword arguments of every attention field."""
     if not context:
         return depth
-    sublayers = [
-        Sublayer(
-            Called(part.field, context) if part.kind == "attention" else part.field,
-            part.kind,
-            input_norm=part.input_norm,
-            output_norm=part.output_norm,
-            state_norm=part.state_norm,
-            gain=part.gain,
-        )
-        for part in depth.sublayers
-    ]
+    sublayers = [part.with_field(Called(part.field, context)) if part.kind == "attention" else part for part in depth.sublayers]
     return Depth(sublayers, depth.dt, spans=depth.spans, per_block=depth.per_block)
 
 

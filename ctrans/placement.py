@@ -1,13 +1,20 @@
-"""The seven placements of normalisation, by equation: which norms act where.
+"""Placements of normalisation, by equation: which norms act where, for one sublayer and for a whole model.
 
 Names differ between papers and libraries ("sandwich" means three things), so a placement here is which of three norms are on:
 N_in before the sublayer's map f, N_out after it, N_state around the residual sum (Kim's positions A, B and C).
+
+A new placement is one entry of `PLACEMENTS`: models, commands, pictures and tests pick it up from there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from solvers import ConfigError
 from solvers.errors import look_up
 
 
@@ -16,7 +23,8 @@ class Placement:
     """Which norms surround a sublayer's map f, and what follows for the model around it.
 
     With raw velocity r(X) = N_out f(N_in X), each norm only where it is on, the discrete step is X + dt r(X), or
-    N_state(X + dt r(X)) where `state_norm` is on; the ODE's velocity is r, or its part tangent to N_state's image.
+    N_state(X + dt r(X)) where `state_norm` is on; the ODE's velocity is r, or its part tangent to N_state's image. `colour` and
+    `marker` are matplotlib's names for its lines in every picture.
     """
 
     name: str
@@ -26,6 +34,8 @@ class Placement:
     velocity: str
     step: str
     seen_in: str
+    colour: str = "0.4"
+    marker: str = "*"
     residual_gain: bool = False
     """Whether f is divided by DeepNorm's alpha."""
 
@@ -38,19 +48,104 @@ class Placement:
 PLACEMENTS: dict[str, Placement] = {
     placement.name: placement
     for placement in (
-        Placement("none", False, False, False, "f(X)", "X + dt v", "no normalisation"),
-        Placement("pre", True, False, False, "f(N_in X)", "X + dt v", "GPT-2, Llama"),
-        Placement("peri", True, True, False, "N_out f(N_in X)", "X + dt v", "Gemma 2 and 3"),
-        Placement("output", False, True, False, "N_out f(X)", "X + dt v", "OLMo 2"),
-        Placement("post", False, False, True, "tangent part of f(X)", "N(X + dt f(X))", "original Transformer, BERT"),
-        Placement("pre_post", True, False, True, "tangent part of f(N_in X)", "N(X + dt f(N_in X))", "Kim's A+C"),
+        Placement("none", False, False, False, "f(X)", "X + dt v", "no normalisation", "C0", "o"),
+        Placement("pre", True, False, False, "f(N_in X)", "X + dt v", "GPT-2, Llama", "C1", "s"),
+        Placement("peri", True, True, False, "N_out f(N_in X)", "X + dt v", "Gemma 2 and 3", "C2", "D"),
+        Placement("output", False, True, False, "N_out f(X)", "X + dt v", "OLMo 2", "C3", "^"),
+        Placement("post", False, False, True, "tangent part of f(X)", "N(X + dt f(X))", "original Transformer, BERT", "C4", "v"),
+        Placement("pre_post", True, False, True, "tangent part of f(N_in X)", "N(X + dt f(N_in X))", "Kim's A+C", "C5", "P"),
         Placement(
-            "deepnorm", False, False, True, "tangent part of f(X)/alpha", "N(X + dt f(X)/alpha)", "DeepNet", residual_gain=True
+            "deepnorm",
+            False,
+            False,
+            True,
+            "tangent part of f(X)/alpha",
+            "N(X + dt f(X)/alpha)",
+            "DeepNet",
+            "C6",
+            "X",
+            residual_gain=True,
         ),
     )
 }
 
 
+def placement_with(input_norm: bool, output_norm: bool, state_norm: bool, *, gain: bool = False) -> Placement:
+    """The placement that has exactly these norms; of several the one that has a residual gain if `gain` says so, else not.
+
+    Raises ConfigError, naming the norms, where no entry of `PLACEMENTS` has them.
+    """
+    norms = (input_norm, output_norm, state_norm)
+    matching = [p for p in PLACEMENTS.values() if (p.input_norm, p.output_norm, p.state_norm) == norms]
+    if not matching:
+        words = ("an input norm", "an output norm", "a norm around the state")
+        on = " and ".join(word for word, there in zip(words, norms, strict=True) if there)
+        raise ConfigError(f"a sublayer has {on}, as no placement does: leave one out, or add an entry to PLACEMENTS")
+    return min(matching, key=lambda p: p.residual_gain != gain)
+
+
 def get_placement(name: str) -> Placement:
     """The placement of that name; ConfigError with the nearest name otherwise."""
     return look_up("placement", name, PLACEMENTS)
+
+
+class BlockPlacement(NamedTuple):
+    """The placements of a block's two sublayers."""
+
+    attention: Placement
+    ffn: Placement
+
+
+Spelling = str | Sequence[str | Sequence[str]]
+"""How a model's placements may be given: "peri"; ("post", "pre") for attention and FFN; or a list with one of these for each block."""
+
+
+def spell(given: Spelling) -> str:
+    """The placements of a model as one text: "peri", "post/pre" for attention and FFN, "post*3+pre/output*9" block by block.
+
+    A tuple of two names is attention's and the FFN's (HybridNorm), a list has an entry for each block (Mix-LN). Raises
+    ConfigError for anything else, and for unknown names.
+    """
+    if isinstance(given, str):
+        text = given
+    elif isinstance(given, tuple) and len(given) == 2 and all(isinstance(name, str) for name in given):
+        text = "/".join(given)  # type: ignore[arg-type]  # two names, as was asked
+    elif isinstance(given, Sequence) and given and all(isinstance(name, str) or _is_pair(name) for name in given):
+        each = [name if isinstance(name, str) else "/".join(name) for name in given]
+        runs = [(name, len(list(same))) for name, same in itertools.groupby(each)]
+        text = runs[0][0] if len(runs) == 1 else "+".join(f"{name}*{count}" for name, count in runs)
+    else:
+        raise ConfigError(
+            f"placement = {given!r}: give a name, a pair of names for attention and FFN, or a list with one of these for each block"
+        )
+    _runs(text)
+    return text
+
+
+def arrange(text: str, blocks: int) -> list[BlockPlacement]:
+    """The placements of every block, from a text as `spell` makes it. Raises ConfigError unless it is of that many blocks."""
+    runs = _runs(text)
+    if len(runs) == 1 and runs[0][1] is None:
+        return [runs[0][0]] * blocks
+    found = [pair for pair, count in runs for _ in range(count or 1)]
+    if len(found) != blocks:
+        raise ConfigError(f"placement {text!r} is of {len(found)} blocks and the model has {blocks}: make them agree")
+    return found
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(name, str) for name in value)
+
+
+def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
+    """Pairs of placements with how many blocks have them."""
+    runs: list[tuple[BlockPlacement, int | None]] = []
+    for part in text.split("+"):
+        match = re.fullmatch(r"([^*/]+)(?:/([^*/]+))?(?:\*([1-9][0-9]{0,5}))?", part)
+        if match is None:
+            raise ConfigError(
+                f"placement {text!r}: give a name, two as post/pre for attention and FFN, or blocks as post*3+pre*9"
+            )
+        attention, ffn, count = match.groups()
+        runs.append((BlockPlacement(get_placement(attention), get_placement(ffn or attention)), int(count) if count else None))
+    return runs

@@ -27,8 +27,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.fields import Attention, FeedForward
 from ctrans.norm import LayerNorm
-from ctrans.sublayer import Attention, FeedForward, Sublayer
+from ctrans.sublayer import Sublayer
 from solvers import Solution, solve
 
 WIDTH, BLOCKS, DT, POINTS = 8, 2, 0.5, 96

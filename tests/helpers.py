@@ -2,7 +2,8 @@
 
 import torch
 
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NAMES = ["none", "pre", "peri", "output", "post", "pre_post", "deepnorm"]

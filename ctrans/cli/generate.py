@@ -17,11 +17,13 @@ import torch
 from ctrans.cli import options
 from ctrans.depth import check_count
 from ctrans.model.checkpoint import find_model, load
-from ctrans.model.generation import DISCRETE, Integration, stream
-from ctrans.model.gpt import GPT, check_seed
+from ctrans.model.config import check_seed
+from ctrans.model.generation import stream
+from ctrans.model.gpt import GPT
 from ctrans.model.text import VOCABULARY, read_text
 from ctrans.report.files import check_writable
 from ctrans.report.progress import progress_bar
+from ctrans.scheme import DISCRETE, Scheme
 from ctrans.training.training_state import STATE, read_state
 from solvers import ConfigError
 from solvers.gradients import get_gradient
@@ -68,27 +70,27 @@ def command(json_path: str | None, **settings: Any) -> None:
     place = find_model(settings["checkpoint"])
     model = load(place).to(device).requires_grad_(False).eval()
     prompt = encode(settings["prompt"], model.config.vocab_size)
-    integration = trained_with(place)
-    if integration != DISCRETE:
-        click.echo(f"ctrans: integrated as it was trained, {words(integration)}", err=True)
+    scheme = trained_with(place)
+    if scheme != DISCRETE:
+        click.echo(f"ctrans: integrated as it was trained, {words(scheme)}", err=True)
     count, samples = settings["samples"], []
     with progress_bar("generate", count * settings["tokens"]) as advance:
         for k in range(count):
             show: Show = partial(_count, advance, k) if json_path == "-" else _write
-            samples.append(_sample(model, prompt, settings, k, show, integration))
+            samples.append(_sample(model, prompt, settings, k, show, scheme))
             show("\n" if k + 1 == count else "\n---\n", None)
     result = {
         "command": "generate",
         "options": options.printable(settings),
         "environment": options.environment(device),
-        "integration": integration,
+        "scheme": scheme,
         "prompt": prompt,
         "samples": samples,
     }
     options.write_json(result, json_path, None, "generate")
 
 
-def trained_with(directory: Path) -> Integration:
+def trained_with(directory: Path) -> Scheme:
     """How the training run that made this checkpoint computes X_T; the discrete model where no run made it.
 
     Raises ConfigError for a training state that is damaged.
@@ -99,12 +101,12 @@ def trained_with(directory: Path) -> Integration:
     method = get_method(config.method)
     own_scheme = get_gradient(config.gradient).scheme(method) is not method
     gradient = config.gradient if own_scheme else DISCRETE.gradient
-    return Integration(config.method, config.steps, config.rtol, config.atol, gradient)
+    return Scheme(config.method, config.steps, config.rtol, config.atol, gradient)
 
 
-def words(integration: Integration) -> str:
+def words(scheme: Scheme) -> str:
     """The options of `ctrans train` that stand for it."""
-    fields = dataclasses.asdict(integration).items()
+    fields = dataclasses.asdict(scheme).items()
     return " ".join(f"--{name} {value}" for name, value in fields if value != getattr(DISCRETE, name))
 
 
@@ -142,9 +144,7 @@ def _check(settings: dict[str, Any], json_path: str | None) -> None:
         check_writable(Path(json_path).parent)
 
 
-def _sample(
-    model: GPT, prompt: list[int], settings: dict[str, Any], k: int, show: Show, integration: Integration
-) -> dict[str, Any]:
+def _sample(model: GPT, prompt: list[int], settings: dict[str, Any], k: int, show: Show, scheme: Scheme) -> dict[str, Any]:
     """One continuation, shown as it is made: its seed, tokens, text and the seconds that it took."""
     started = time.perf_counter()
     decode = decoder(model.config.vocab_size)
@@ -156,7 +156,7 @@ def _sample(
         temperature=settings["temperature"],
         top_k=settings["top_k"],
         seed=seed,
-        integration=integration,
+        scheme=scheme,
     )
     show("".join(decode(token, False) for token in prompt), None)
     tokens, text = [], ""

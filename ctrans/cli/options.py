@@ -10,14 +10,14 @@ from typing import Any
 import click
 import torch
 
+from ctrans.fields import ACTIVATIONS
 from ctrans.interop.architecture import PRESETS
-from ctrans.model.gpt import FREE, GPTConfig
+from ctrans.model.config import FREE, GPTConfig
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.model.text import VOCABULARY
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import check_writable, to_json, write_atomic
-from ctrans.sublayer import ACTIVATIONS
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from solvers.errors import unknown

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ctrans.depth import check_count
 from ctrans.model.checkpoint import load
-from ctrans.model.gpt import GPTConfig, check_buildable
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import check_buildable
 from ctrans.report.progress import progress_bar
 from ctrans.training.evaluation import evaluate
 from ctrans.training.loop import Run

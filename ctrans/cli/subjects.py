@@ -17,7 +17,6 @@ from rich.console import Console
 from torch import Tensor
 
 from ctrans.cli import options
-from ctrans.control.maximum_principle import placement_of
 from ctrans.depth import check_count, check_dt
 from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.hugging_face import import_transformers
@@ -25,7 +24,7 @@ from ctrans.interop.imported import Imported
 from ctrans.interop.open_model import Opened, open_imported, open_model
 from ctrans.interop.tokens import BYTES, quiet, read_ids
 from ctrans.model.checkpoint import load, load_config
-from ctrans.model.gpt import GPT, check_buildable
+from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.text import VOCABULARY, read_text, windows
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
@@ -80,7 +79,7 @@ def _seeded(settings: dict[str, Any], placements: Sequence[str], norms: Sequence
     ]
     found = []
     for config in configs:
-        large = too_large_to_stay(config.parameters * torch.get_default_dtype().itemsize)
+        large = too_large_to_stay(number_of_weights(config) * torch.get_default_dtype().itemsize)
         on_demand = large if settings["stream"] is None else settings["stream"]
         check_buildable(config, settings["seed"], on_demand=on_demand)
         make = partial(GPT, config, seed=settings["seed"], on_demand=on_demand)
@@ -131,7 +130,7 @@ def _opened(settings: dict[str, Any], opened: Opened) -> list[Subject]:
     unknown = dict.fromkeys(name for name in options.ARCHITECTURE if name not in ("context", "dt"))
     context = settings["context"] if config.context is None else min(settings["context"], config.context)
     settings.update({**unknown, "depth": depth.blocks, "width": config.width, "norm": config.norm, "context": context})
-    names = tuple(dict.fromkeys(placement_of(sublayer).name for sublayer in depth.sublayers))
+    names = tuple(dict.fromkeys(sublayer.placement.name for sublayer in depth.sublayers))
     return [Subject(config, lambda: opened.model, opened.vocabulary, names, opened, depth.streamed)]
 
 

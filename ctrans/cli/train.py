@@ -31,7 +31,8 @@ from ctrans.cli.train_options import (
 )
 from ctrans.depth import check_count
 from ctrans.model.checkpoint import load_config
-from ctrans.model.gpt import GPT, GPTConfig, check_buildable
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT, check_buildable
 from ctrans.model.text import VOCABULARY, read_text
 from ctrans.report.files import check_writable, png, write_atomic
 from ctrans.report.progress import progress_bar

@@ -13,7 +13,6 @@ from torch import Tensor
 from ctrans.control.costate import Costate
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.depth import Depth
-from ctrans.placement import PLACEMENTS, Placement
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -69,7 +68,7 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
     if measure is not None and measure not in MEASURES:
         raise unknown("measure of alignment", measure, MEASURES)
     sublayers = list(depth.sublayers)
-    placements = [placement_of(sublayer) for sublayer in sublayers]
+    placements = [sublayer.placement for sublayer in sublayers]
     measures = [measure or ("gap" if placement.output_norm else "cosine") for placement in placements]
     costates = [p for _, p in costate.starts]
     velocities = [sublayer.velocity(x) for sublayer, (x, _) in zip(sublayers, costate.starts, strict=True)]
@@ -92,19 +91,10 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
     )
 
 
-def placement_of(sublayer: Sublayer) -> Placement:
-    """The placement that has the sublayer's norms. Raises ConfigError where none has."""
-    norms = tuple(norm is not None for norm in (sublayer.input_norm, sublayer.output_norm, sublayer.state_norm))
-    matching = [p for p in PLACEMENTS.values() if (p.input_norm, p.output_norm, p.state_norm) == norms]
-    if not matching:
-        raise ConfigError("a sublayer has an output norm and a norm around the state, as no placement does: leave one out")
-    return min(matching, key=lambda p: p.residual_gain != (sublayer.gain != 1))
-
-
 def _against_maximizer(
     sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
 ) -> Reading:
-    placement, norm = placement_of(sublayer), sublayer.output_norm
+    placement, norm = sublayer.placement, sublayer.output_norm
     if norm is None:
         raise ConfigError(
             f"placement {placement.name!r} has no output norm on its {sublayer.kind} sublayer, so H(P) = +inf and no velocity "

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctrans.control.admissible import AdmissibleSet, Verdict, check_positive
 from ctrans.control.ascent import Chart, unchanged
@@ -18,22 +17,12 @@ from ctrans.control.costate import Costate, Model, costate
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
 from ctrans.control.last_map import WeightDecay
 from ctrans.control.linear_spaces import LinearSpace
-from ctrans.control.maximum_principle import placement_of
 from ctrans.control.set_of_placement import admissible_set
+from ctrans.fields import EndsLinear
 from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
-
-
-@runtime_checkable
-class EndsLinear(Protocol):
-    """A map that names its last linear map: f(x) = last(features(x))."""
-
-    @property
-    def last(self) -> nn.Linear: ...
-
-    def features(self, x: Tensor) -> Tensor: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +143,7 @@ def check_model(
         segments.append(check_segment(sublayer, found, k, remedy))
         if progress is not None:
             progress(k)
-    names = {placement_of(sublayer).name for sublayer in model.depth.sublayers}
+    names = {sublayer.placement.name for sublayer in model.depth.sublayers}
     return ModelCheck(", ".join(sorted(names)), found.loss, tokens.numel(), tuple(segments))
 
 
@@ -165,7 +154,7 @@ def check_segment(sublayer: Sublayer, found: Costate, k: int, remedy: Remedy) ->
     h = last_features(sublayer, x).flatten(0, -2)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
     norm = sublayer.state_norm if sublayer.output_norm is None else sublayer.output_norm
-    admissible = _admissible(norm, placement_of(sublayer), x, h, remedy)
+    admissible = _admissible(norm, sublayer.placement, x, h, remedy)
     certificate = certify(admissible, p, features=h)
     if isinstance(admissible, WeightDecay) and certificate.hamiltonian > 0:
         certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))

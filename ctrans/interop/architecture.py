@@ -21,7 +21,7 @@ from ctrans.interop.hugging_face import (
 )
 from ctrans.interop.imported import Imported
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
-from ctrans.model.gpt import check_seed
+from ctrans.model.config import check_seed
 from ctrans.weights.on_demand import check_fits, skeletons, too_large_to_stay
 from solvers import ConfigError
 from solvers.errors import unknown

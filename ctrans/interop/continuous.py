@@ -19,7 +19,8 @@ from ctrans.interop.anatomy import Anatomy, find_blocks
 from ctrans.interop.block_calls import bind, evaluating, own_context, recorded
 from ctrans.interop.inputs import example_of
 from ctrans.interop.recognise import recognise
-from ctrans.ode_block import Scheme, in_context
+from ctrans.ode_block import in_context
+from ctrans.scheme import Scheme
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError, Gradient, Method
 

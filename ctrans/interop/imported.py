@@ -23,6 +23,7 @@ from ctrans.interop.block_calls import Call, evaluating, intercepted, recorded, 
 from ctrans.interop.inputs import example_of, main_input, stand_in
 from ctrans.interop.norms import AdaptedNorm
 from ctrans.interop.recognise import ROLES, Structure, alike, make_of, recognise
+from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Solution
@@ -185,10 +186,10 @@ class Imported(nn.Module):
         return result.reshape(*x.shape[:-2], *result.shape[1:])
 
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
-        """X at depth-time 0 and at every segment's end, from X_0 = embed(tokens): `Depth.trajectory`, whose options it has. Euler
+        """X at depth-time 0 and at every segment's end, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose options it has. Euler
         with one step is the model itself.
         """
-        return self.depth.trajectory(self.embed(tokens), **options)
+        return trajectory(self.depth, self.embed(tokens), **options)
 
     @property
     def vocabulary(self) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
+from ctrans.fields import Kind
 from ctrans.interop.anatomy import Anatomy, Chain, fields
 from ctrans.interop.block_calls import Call
 from ctrans.interop.norms import AdaptedNorm, as_norm
 from ctrans.ode_block import in_context
 from ctrans.placement import PLACEMENTS
-from ctrans.sublayer import Kind, Sublayer
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 ROLES = ("input_norm", "output_norm", "state_norm")

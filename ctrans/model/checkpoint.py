@@ -22,7 +22,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ctrans.model.gpt import GPT, GPTConfig, check_buildable
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT, check_buildable
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 from solvers.errors import unknown

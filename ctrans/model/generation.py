@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -11,43 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ctrans.depth import check_count
-from ctrans.model.gpt import GPT, check_seed
+from ctrans.model.config import check_seed
+from ctrans.model.gpt import GPT
+from ctrans.scheme import DISCRETE, Scheme
 from solvers import ConfigError, SolveError
-from solvers.gradients import get_gradient
-from solvers.request import check_solver
-
-
-@dataclasses.dataclass(frozen=True)
-class Integration:
-    """How X_T is computed from X_0: what `GPT.trajectory` takes. The default is the discrete model.
-
-    `gradient` matters without a gradient too: `reversible` computes by a scheme of its own.
-    """
-
-    method: str = "euler"
-    steps: int = 1
-    rtol: float | None = None
-    atol: float | None = None
-    gradient: str = "backprop"
-
-    @property
-    def continuous(self) -> bool:
-        """Whether it is the ODE that is integrated, and not the model's own steps that are taken (see `Depth.segments`)."""
-        return not (self.method == "euler" and self.steps == 1)
-
-    def check(self, model: GPT) -> None:
-        """Raises ConfigError for a request that makes no sense, or that this model's precision or placement does not have."""
-        method, _, _ = check_solver(self.method, self.steps, self.rtol, self.atol, model.token_embedding.weight.dtype)
-        get_gradient(self.gradient).check(method, model.depth.segments(continuous=self.continuous))
-
-    def last_state(self, model: GPT, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
-        """X_T. Raises SolveError where an integration fails; the discrete model always has a result."""
-        if self == DISCRETE:
-            return model.depth(model.embed(tokens))
-        return model.trajectory(tokens, continuous=self.continuous, **dataclasses.asdict(self)).x1
-
-
-DISCRETE = Integration()
 
 
 def generate(
@@ -58,16 +24,16 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     seed: int = 0,
-    integration: Integration = DISCRETE,
+    scheme: Scheme = DISCRETE,
 ) -> Int[Tensor, "*batch count"]:
     """The `count` tokens that follow the prompt: x_(i+1) ~ softmax(logits(x_1 .. x_i)/temperature) among the `top_k` likeliest.
 
     Temperature 0 takes the likeliest token, the first where several are. The model sees no more than its context of the latest
-    tokens. Draws are made on the CPU: a seed gives the same text on every device whose logits agree. `integration` is the
-    discrete model's unless given. Raises ConfigError for a request that cannot be, and SolveError where the logits are not finite
+    tokens. Draws are made on the CPU: a seed gives the same text on every device whose logits agree. `scheme` is the
+    discrete model unless given. Raises ConfigError for a request that cannot be, and SolveError where the logits are not finite
     or an integration fails.
     """
-    tokens = stream(model, prompt, count, temperature=temperature, top_k=top_k, seed=seed, integration=integration)
+    tokens = stream(model, prompt, count, temperature=temperature, top_k=top_k, seed=seed, scheme=scheme)
     return torch.stack(list(tokens), dim=-1)
 
 
@@ -79,20 +45,20 @@ def stream(
     temperature: float = 1.0,
     top_k: int | None = None,
     seed: int = 0,
-    integration: Integration = DISCRETE,
+    scheme: Scheme = DISCRETE,
 ) -> Iterator[Int[Tensor, "*batch"]]:
     """The tokens of `generate`, each as it is made. A request that cannot be is refused at the call."""
     check_count("tokens", count)
     check_sampling(temperature, top_k, model.config.vocab_size)
     check_seed(seed)
-    integration.check(model)
+    scheme.check(model.depth, model.token_embedding.weight.dtype)
     if not model.config.causal:
         raise ConfigError("this model's tokens see later ones (causal = False), so it cannot continue a text: use a causal one")
     if prompt.dim() == 0 or not prompt.shape[-1]:
         raise ConfigError("the prompt is empty: give at least one token to continue")
     with torch.no_grad():
         model.embed(prompt[..., -model.config.context :])  # refuses tokens that the model does not know
-    return _stream(model, prompt, count, temperature, top_k, torch.Generator().manual_seed(seed), integration)
+    return _stream(model, prompt, count, temperature, top_k, torch.Generator().manual_seed(seed), scheme)
 
 
 def _stream(
@@ -102,12 +68,12 @@ def _stream(
     temperature: float,
     top_k: int | None,
     generator: torch.Generator,
-    integration: Integration,
+    scheme: Scheme,
 ) -> Iterator[Tensor]:
     for made in range(count):
         tokens = tokens[..., -model.config.context :]
         with torch.no_grad():  # inside the loop: what receives the tokens runs in between
-            logits = model.head(integration.last_state(model, tokens)[..., -1:, :])[..., 0, :].cpu().double()
+            logits = model.head(scheme.last_state(model.depth, model.embed(tokens))[..., -1:, :])[..., 0, :].cpu().double()
         if not bool(torch.isfinite(logits).all()):
             raise SolveError(
                 f"the logits after {made} tokens are not finite: the weights have diverged; use an earlier checkpoint"

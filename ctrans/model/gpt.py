@@ -5,10 +5,7 @@ head.
 from __future__ import annotations
 
 import copy
-import dataclasses
-import math
-from collections.abc import Callable
-from fractions import Fraction
+import sys
 from functools import partial
 from typing import Any
 
@@ -17,120 +14,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ctrans.depth import Depth, Sublayers, check_count, check_dt
-from ctrans.model.initialisation import get_initialisation, initialise
-from ctrans.norm import NORMS, Norm, check_norm
-from ctrans.placement import get_placement
-from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Kind, Sublayer
-from ctrans.weights.functions_of_depth import BASES, blocks_through
+from ctrans.depth import Depth, Sublayers
+from ctrans.fields import FIELDS, Kind
+from ctrans.model.config import FREE, GPTConfig, check_seed
+from ctrans.model.initialisation import initialise
+from ctrans.norm import NORMS, Norm
+from ctrans.placement import BlockPlacement, Placement
+from ctrans.scheme import trajectory
+from ctrans.sublayer import Sublayer
+from ctrans.weights.functions_of_depth import blocks_through
 from ctrans.weights.on_demand import Piece, Shelf, check_fits, put_on_demand, skeletons
 from solvers import ConfigError, Solution
-from solvers.errors import look_up
 
 TOKEN_TYPES = (torch.int64, torch.int32)
-FREE = "free"
-"""The `depth_weights` of a model whose blocks have weights of their own."""
-KNOTS = 4
-"""How many knots weights have that are functions of depth, unless said otherwise."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GPTConfig:
-    """An architecture. Every field is checked when the object is made: ConfigError names the value and the fix.
-
-    `depth` counts blocks, `width` is d, `context` the longest sequence, `dt` the residual scale. `ffn_width` defaults to 4
-    width, and `alpha`, which only `deepnorm` uses, to (2 depth)^(1/4) (DeepNet, decoder only). `depth_weights` is "free" (each
-    block has its own), or a basis of `ctrans.weights.functions_of_depth.BASES`: blocks then share the coefficients of a function of depth,
-    `knots` (4 if None) for every parameter.
-    """
-
-    vocab_size: int = 256
-    context: int = 256
-    depth: int = 6
-    width: int = 128
-    heads: int = 4
-    placement: str = "peri"
-    norm: str = "layernorm"
-    dt: float = 1.0
-    ffn_width: int | None = None
-    activation: str = "gelu"
-    bias: bool = True
-    causal: bool = True
-    temperature: float = 1.0
-    qk_norm: bool = False
-    eps: float = 1e-5
-    initialisation: str = "gpt2"
-    embedding_std: float = 0.02
-    alpha: float | None = None
-    depth_weights: str = "free"
-    knots: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "depth", "width", "heads"):
-            check_count(name, getattr(self, name))
-        if self.ffn_width is not None:
-            check_count("ffn_width", self.ffn_width)
-        if self.width % self.heads:
-            raise ConfigError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide the width")
-        check_dt(self.dt)
-        if not 2 * self.depth * self.dt < math.inf:
-            raise ConfigError(f"dt = {self.dt:g} times 2 x {self.depth} sublayers is no finite depth-time: lower dt")
-        get_placement(self.placement)
-        get_initialisation(self.initialisation)
-        look_up("norm", self.norm, NORMS)
-        look_up("activation", self.activation, ACTIVATIONS)
-        check_norm(self.width, self.eps)
-        for name in ("bias", "causal", "qk_norm"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
-        _check_positive("temperature", self.temperature)
-        _check_positive("embedding_std", self.embedding_std)
-        look_up("depth_weights", self.depth_weights, {FREE: None, **BASES})
-        if self.knots is not None:
-            check_count("knots", self.knots)
-            if self.depth_weights == FREE:
-                raise ConfigError(
-                    f"knots = {self.knots} has no meaning for free weights: leave it out, or choose depth_weights "
-                    f"{', '.join(sorted(BASES))}"
-                )
-        if self.alpha is not None:
-            _check_positive("alpha", self.alpha)
-            if not get_placement(self.placement).residual_gain:
-                raise ConfigError(
-                    f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm"
-                )
-
-    @property
-    def parameters(self) -> int:
-        """The number of entries of the weight matrices: embeddings, and per block 4 d^2 of attention and 2 d d_ff of FFN."""
-        return (self.vocab_size + self.context) * self.width + self.weights_in_depth * self.parameters_of_block
-
-    @property
-    def parameters_of_block(self) -> int:
-        """Of these, those of one block."""
-        return 4 * self.width**2 + 2 * self.width * (self.ffn_width or 4 * self.width)
-
-    @property
-    def weights_in_depth(self) -> int:
-        """How many values every parameter of a block has: one for each block, or for each knot."""
-        return self.depth if self.depth_weights == FREE else self.knots or KNOTS
-
-    @property
-    def gain(self) -> float:
-        """What every sublayer's map is multiplied by: 1, or 1/alpha for DeepNorm."""
-        return 1.0 if self._alpha is None else 1 / self._alpha
-
-    def at_depth(self, blocks: int) -> GPTConfig:
-        """The same architecture over the same depth-time T in another number of blocks; alpha stays what it was."""
-        check_count("blocks", blocks)
-        dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))
-        return dataclasses.replace(self, depth=blocks, dt=dt, alpha=self._alpha)
-
-    @property
-    def _alpha(self) -> float | None:
-        if not get_placement(self.placement).residual_gain:
-            return None
-        return (2 * self.depth) ** 0.25 if self.alpha is None else self.alpha
 
 
 class GPT(nn.Module):
@@ -153,7 +49,8 @@ class GPT(nn.Module):
             for embedding in (self.token_embedding, self.position_embedding):
                 embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
-        self.final_norm = make_norm(config) if get_placement(config.placement).final_norm else nn.Identity()
+        last = config.placements[-1].ffn
+        self.final_norm = make_norm(config) if last.final_norm else nn.Identity()
 
     def forward(
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
@@ -186,10 +83,10 @@ class GPT(nn.Module):
         return F.linear(self.final_norm(x), self.token_embedding.weight)
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
-        """X at depth-time 0 and at every segment's end, 2 depth + 1 states, from X_0 = embed(tokens): `Depth.trajectory`, whose
+        """X at depth-time 0 and at every segment's end, 2 depth + 1 states, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose
         options (`method`, `steps`, `rtol`, `atol`, `gradient`, ...) and errors it has.
         """
-        return self.depth.trajectory(self.embed(tokens), **options)
+        return trajectory(self.depth, self.embed(tokens), **options)
 
     def at_depth(self, blocks: int, weights: str = "linear") -> GPT:
         """A copy of this model over the same depth-time T in another number of blocks, dt = T/(2 blocks).
@@ -215,22 +112,33 @@ def make_norm(config: GPTConfig) -> Norm:
     return NORMS[config.norm](config.width, config.eps, bias=config.bias and config.norm == "layernorm")
 
 
-def make_sublayer(config: GPTConfig, kind: Kind) -> Sublayer:
-    """A fresh sublayer of that kind with the norms that the configuration's placement puts around it."""
-    placement = get_placement(config.placement)
+def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement) -> Sublayer:
+    """A fresh sublayer of that kind with the norms that the placement puts around its map."""
+    table = FIELDS[kind]
     return Sublayer(
-        FIELDS[kind](config),
+        table[getattr(config, kind)](config),
         kind,
         input_norm=make_norm(config) if placement.input_norm else None,
         output_norm=make_norm(config) if placement.output_norm else None,
         state_norm=make_norm(config) if placement.state_norm else None,
-        gain=config.gain,
+        gain=config.gain_of(placement),
     )
 
 
+def make_block(config: GPTConfig, placements: BlockPlacement) -> Sublayers:
+    """A block's sublayers, one of each kind."""
+    return Sublayers(make_sublayer(config, kind, placement) for kind, placement in zip(FIELDS, placements, strict=True))
+
+
 def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
-    """The configuration's blocks, their weights drawn: free, or at the knots of functions of depth."""
-    blocks = [Sublayers(make_sublayer(config, kind) for kind in FIELDS) for _ in range(config.weights_in_depth)]
+    """The configuration's blocks, their weights drawn: free, or at the knots of functions of depth.
+
+    Raises ConfigError for placements that differ by block where the weights are functions of depth.
+    """
+    if config.depth_weights != FREE and "+" in config.placement:
+        raise ConfigError(f"weights that are functions of depth need blocks of one placement, not {config.placement!r}")
+    placements = config.placements if config.depth_weights == FREE else config.placements[:1] * config.weights_in_depth
+    blocks = [make_block(config, each) for each in placements]
     initialise([part for block in blocks for part in block], config.initialisation, generator, blocks=config.depth)
     if config.depth_weights != FREE:
         blocks = blocks_through(blocks, config.depth_weights, config.depth)
@@ -245,7 +153,7 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         )
     draws, shelf = _Draws(config, generator), Shelf()
     with skeletons():
-        parts = [make_sublayer(config, kind) for _ in range(config.depth) for kind in FIELDS]
+        parts = [part for placements in config.placements for part in make_block(config, placements)]
     for k, part in enumerate(parts):
         put_on_demand(part.field, Piece(f"segment {k}", partial(draws.weights, k)), shelf)
     return Depth(parts, config.dt)
@@ -268,8 +176,9 @@ class _Draws:
     def _draw(self, k: int) -> dict[str, Tensor]:
         generator = torch.Generator()
         generator.set_state(self.states[k])
+        block, kind = divmod(k, len(FIELDS))
         with skeletons():
-            part = make_sublayer(self.config, list(FIELDS)[k % len(FIELDS)])
+            part = make_block(self.config, self.config.placements[block])[kind]
         part.field.to_empty(device="cpu")
         initialise([part], self.config.initialisation, generator, blocks=self.config.depth)
         if k + 1 == len(self.states):
@@ -277,42 +186,26 @@ class _Draws:
         return {name: parameter.detach() for name, parameter in part.field.named_parameters()}
 
 
-def _attention(config: GPTConfig) -> Attention:
-    return Attention(
-        config.width,
-        config.heads,
-        causal=config.causal,
-        temperature=config.temperature,
-        qk_norm=config.qk_norm,
-        bias=config.bias,
-        eps=config.eps,
-    )
+def number_of_weights(config: GPTConfig) -> int:
+    """The number of entries of all weight matrices: embeddings, and those of every block."""
+    return (config.vocab_size + config.context) * config.width + config.weights_in_depth * weights_of_block(config)
 
 
-def _feed_forward(config: GPTConfig) -> FeedForward:
-    return FeedForward(config.width, config.ffn_width or 4 * config.width, activation=config.activation, bias=config.bias)
-
-
-# A block is these, in this order.
-FIELDS: dict[Kind, Callable[[GPTConfig], nn.Module]] = {"attention": _attention, "ffn": _feed_forward}
-
-
-def _check_positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigError(f"{name} = {value!r}: give a positive finite number")
-
-
-def check_seed(seed: object) -> None:
-    """Raises ConfigError unless it is a whole number that a generator takes."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed = {seed!r}: give a whole number from 0 to 2^63 - 1")
+def weights_of_block(config: GPTConfig) -> int:
+    """Of these, those of one block."""
+    try:
+        with torch.device("meta"):
+            maps = [table[getattr(config, kind)](config) for kind, table in FIELDS.items()]
+    except RuntimeError:  # a matrix of more bytes than an address can count
+        return sys.maxsize
+    return sum(weight.numel() for made in maps for weight in made.parameters() if weight.dim() > 1)
 
 
 def check_buildable(config: GPTConfig, seed: int, *, on_demand: bool = False) -> None:
     """Raises ConfigError for a seed that is none, or weights that this machine cannot hold: before it starts to swap."""
     check_seed(seed)
-    weights = config.parameters
+    weights = number_of_weights(config)
     if on_demand:
-        weights -= (config.weights_in_depth - 1) * config.parameters_of_block
+        weights -= (config.weights_in_depth - 1) * weights_of_block(config)
     less = "" if on_demand else ", or have them drawn on demand (on_demand=True, --stream)"
     check_fits(weights * torch.get_default_dtype().itemsize, f"lower width, depth or context{less}")

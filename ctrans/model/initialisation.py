@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from ctrans.sublayer import Attention, FeedForward, Role, Sublayer
+from ctrans.fields import Role, ShowsMatrices
+from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
@@ -87,7 +88,7 @@ def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Genera
     """Draws every matrix of the sublayers' attention and FFN maps from that initialisation; biases become zero.
 
     Rules that depend on depth take the model to have `blocks` blocks, by default one for every two sublayers. Norms keep gain 1
-    and offset 0. Raises ConfigError for a field that is neither `Attention` nor `FeedForward`, and for weights that are
+    and offset 0. Raises ConfigError for a field that does not show its matrices, and for weights that are
     functions of depth: a block's own cannot be drawn.
     """
     rule = get_initialisation(name)
@@ -98,10 +99,12 @@ def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Genera
     for sublayer in parts:
         check_present(sublayer, "initialised")
         field = sublayer.field
-        if not isinstance(field, (Attention, FeedForward)):
-            raise ConfigError(f"cannot initialise a field of type {type(field).__name__}: give an Attention or a FeedForward")
+        if not isinstance(field, ShowsMatrices):
+            raise ConfigError(
+                f"cannot initialise a field of type {type(field).__name__}: it does not show its weight matrices by `matrices()`"
+            )
         for weight, role in field.matrices():
             weight.normal_(0.0, rule.gain(role, depth) * rule.std(weight.shape[1], weight.shape[0]), generator=generator)
-        for module in field.modules():
+        for module in sublayer.field.modules():
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
+from ctrans.fields import EndsLinear, Scalable
+from ctrans.fields.scale import scale_linear
 from ctrans.norm import Norm
 from ctrans.stability.backward.sensitivity import TOLERANCE, lengths, sublayer_sensitivity
 from ctrans.stability.forward.bounds import moments
-from ctrans.sublayer import Attention, FeedForward, Sublayer
+from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -24,17 +24,9 @@ from solvers.errors import look_up
 FACTORS = (1.0, 10.0, 100.0, 1000.0)
 
 
-@runtime_checkable
-class HasLast(Protocol):
-    """A map that ends in a linear one: f(x) = last(features(x))."""
-
-    @property
-    def last(self) -> nn.Linear: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """A way to scale weights by c: of which map, whether f becomes exactly c f whatever phi is, and the map so scaled."""
+    """A way to scale weights by c: of which kind of map, whether f becomes exactly c f whatever phi is, and the map so scaled."""
 
     kind: str
     exact: bool
@@ -75,50 +67,24 @@ class WithEps(Norm):
 
 def scale_last(field: nn.Module, c: float) -> None:
     """f -> c f in place, by the weight and bias of the last linear map; ConfigError for a map that does not show it (`last`)."""
-    if not isinstance(field, HasLast):
+    if not isinstance(field, EndsLinear):
         raise ConfigError(
             f"cannot scale a field of type {type(field).__name__}: give it the attribute `last`, its last linear map"
         )
     check_present(field, "scaled in place")
-    _scale(field.last, c)
+    scale_linear(field.last, c)
 
 
-def _scale_values(field: Attention, c: float) -> None:
-    """V -> c V with its bias, and the bias of W, which acts after: f -> c f."""
-    for parameter in (field.qkv.weight, field.qkv.bias):
-        if parameter is not None:
-            parameter.chunk(3)[2].mul_(c)
-    if field.out.bias is not None:
-        field.out.bias.mul_(c)
-
-
-def _scale_both(field: Attention, c: float) -> None:
-    _scale_values(field, math.sqrt(c))
-    scale_last(field, math.sqrt(c))
-
-
-def _scale_first(field: FeedForward, c: float) -> None:
-    _scale(field.up, c)
-
-
-def _scale(linear: nn.Linear, c: float) -> None:
-    linear.weight.mul_(c)
-    if linear.bias is not None:
-        linear.bias.mul_(c)
-
-
-def _in_copy(kind: type[nn.Module], scale: Callable[[Any, float], None]) -> Callable[[nn.Module, float], nn.Module]:
-    """The scaling of weights inside of a map, done in a copy of it."""
+def _inside(name: str) -> Callable[[nn.Module, float], nn.Module]:
+    """The scaling of weights inside of a map, which the map has to know."""
 
     def of(field: nn.Module, c: float) -> nn.Module:
-        if not isinstance(field, kind):
+        if not (isinstance(field, Scalable) and name in field.scalings):
             raise ConfigError(
-                f"weights inside of a field of type {type(field).__name__} cannot be scaled, only those of {kind.__name__}: "
+                f"weights inside of a field of type {type(field).__name__} cannot be scaled, as it has no scaling {name!r}: "
                 "choose W or W2"
             )
-        twin = copy.deepcopy(field)
-        scale(twin, c)
-        return twin
+        return field.scaled(name, c)
 
     return of
 
@@ -126,10 +92,10 @@ def _in_copy(kind: type[nn.Module], scale: Callable[[Any, float], None]) -> Call
 # Kan's W and V are the output and the value matrix, his W1 and W2 the FFN's.
 SCALINGS: dict[str, Scaling] = {
     "W": Scaling("attention", True, Times),
-    "V": Scaling("attention", True, _in_copy(Attention, _scale_values)),
-    "WV": Scaling("attention", True, _in_copy(Attention, _scale_both)),
+    "V": Scaling("attention", True, _inside("V")),
+    "WV": Scaling("attention", True, _inside("WV")),
     "W2": Scaling("ffn", True, Times),
-    "W1": Scaling("ffn", False, _in_copy(FeedForward, _scale_first)),
+    "W1": Scaling("ffn", False, _inside("W1")),
 }
 
 
@@ -156,14 +122,10 @@ def _with(sublayer: Sublayer, field: nn.Module, eps: float | None) -> Sublayer:
     def norm(own: Norm | None) -> Norm | None:
         return own if own is None or eps is None else WithEps(own, eps)
 
-    return Sublayer(
-        field,
-        sublayer.kind,
-        input_norm=norm(sublayer.input_norm),
-        output_norm=norm(sublayer.output_norm),
-        state_norm=norm(sublayer.state_norm),
-        gain=sublayer.gain,
-    )
+    twin = sublayer.with_field(field)
+    for role in ("input_norm", "output_norm", "state_norm"):
+        setattr(twin, role, norm(getattr(sublayer, role)))
+    return twin
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from ctrans.fields import HasTemperature
 from ctrans.model.gpt import GPT
-from ctrans.sublayer import Attention
 from ctrans.training import log
 from ctrans.training.attention_theta import mean_theta
 from ctrans.training.data import Data
@@ -123,7 +123,7 @@ class Run:
     def heat(self, tau: float) -> float:
         """Sets the temperature of every attention."""
         for part in self.model.modules():
-            if isinstance(part, Attention):
+            if isinstance(part, HasTemperature):
                 part.temperature = tau
         return tau
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from ctrans.model.gpt import GPT
 from ctrans.training.settings import TrainConfig
 from solvers import Segment, solve
-from solvers.gradients import get_gradient
-from solvers.methods import get_method
 from solvers.segment import Map
 
 
@@ -40,7 +38,8 @@ class Objective(nn.Module):
     def __init__(self, model: GPT, config: TrainConfig):
         super().__init__()
         self.model, self.config = model, config
-        get_gradient(config.gradient).check(get_method(config.method), model.depth.segments(continuous=not config.discrete))
+        self.scheme = config.scheme
+        self.scheme.check(model.depth)
 
     def forward(self, tokens: Int[Tensor, "batch tokens"], targets: Int[Tensor, "batch tokens"]) -> Losses:
         """The losses of these sequences. Errors are those of `GPT.embed` and `solve`."""
@@ -56,23 +55,14 @@ class Objective(nn.Module):
     def _flow(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """The states that are looked at, the last one X_T, and the mean over tokens of int |v|^2/2 dt if it has a price."""
         config, depth = self.config, self.model.depth
-        if self.training and config.discrete and config.gradient == "backprop" and not config.kinetic:
+        if self.training and self.scheme.evaluates_once and not config.kinetic:
             return (depth(x),), None
-        segments = depth.segments(continuous=not config.discrete)
+        segments = self.scheme.segments(depth)
         width = x.shape[-1]
         if config.kinetic:
             segments = [kinetic_segment(segment, width) for segment in segments]
             x = torch.cat([x, x.new_zeros(*x.shape[:-1], 1)], dim=-1)
-        states = solve(
-            segments,
-            x,
-            method=config.method,
-            steps=config.steps,
-            rtol=config.rtol,
-            atol=config.atol,
-            gradient=config.gradient,
-            save="ends" if self.training else "segments",
-        ).states
+        states = solve(segments, x, **vars(self.scheme), save="ends" if self.training else "segments").states
         if not config.kinetic:
             return states, None
         return tuple(state[..., :width] for state in states), states[-1][..., width].mean()

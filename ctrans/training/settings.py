@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from ctrans.depth import check_count
+from ctrans.scheme import Scheme
 from ctrans.training.optimiser import OPTIMISERS
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import look_up, unknown
-from solvers.methods import get_method
-from solvers.request import check_solver
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """What the maps compute in; weights are float64 with float64, else float32 (bfloat16 is autocast)."""
@@ -83,7 +82,7 @@ class TrainConfig:
         look_up("optimiser", self.optimiser, OPTIMISERS)
         look_up("gradient", self.gradient, GRADIENTS)
         look_up("dtype", self.dtype, PRECISIONS)
-        check_solver(self.method, self.steps, self.rtol, self.atol, self.weight_dtype)
+        self.scheme.check_numbers(self.weight_dtype)
         self._check_temperature()
         if self.compile and GRADIENTS[self.gradient].detached:
             raise ConfigError(
@@ -115,14 +114,9 @@ class TrainConfig:
         return self.learning_rate / 10 if self.min_learning_rate is None else self.min_learning_rate
 
     @property
-    def discrete(self) -> bool:
-        """Whether the discrete model itself is trained: one Euler step per segment."""
-        return self.method == "euler" and self.steps == 1
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether the method chooses its own steps."""
-        return get_method(self.method).adaptive
+    def scheme(self) -> Scheme:
+        """How the model is integrated."""
+        return Scheme(self.method, self.steps, self.rtol, self.atol, self.gradient)
 
 
 MAY_CHANGE = frozenset(

@@ -8,14 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.fields import Attention, plain_attention, spectral_norm
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.attention.balanced_mass import balanced_mass, peaked_bound, smallest_difference
 from ctrans.stability.attention.block_norm import block_gain, block_norm
 from ctrans.stability.attention.bounds import ROWS, attention_bound, attention_theta, block_layers, norm_slope, softmax_jacobian
 from ctrans.stability.initialisation.theory import last_layer_bound
-from ctrans.sublayer import Attention, plain_attention, spectral_norm
 
 Case = Callable[[torch.Generator], tuple[float, float]]
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ctrans.depth import Depth
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.placement import get_placement
 from solvers import METHODS, ConfigError, Method, RungeKutta, Segment, solve
 from solvers.methods import get_method

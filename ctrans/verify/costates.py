@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from ctrans.control.costate import Costate, costate
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.depth import Depth
+from ctrans.fields import plain_attention
 from ctrans.model.gpt import GPT
 from ctrans.norm import Norm
 from ctrans.placement import PLACEMENTS
-from ctrans.sublayer import Sublayer, plain_attention
+from ctrans.sublayer import Sublayer
 from ctrans.verify.convergence import fixed_step
 from ctrans.verify.draws import below, between, described, model, noise, norm, one_of, size, text
 from ctrans.verify.statement import Case, Check, Statement, equal, worst

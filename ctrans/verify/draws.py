@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.fields import ACTIVATIONS
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.norm import NORMS, Norm
-from ctrans.sublayer import ACTIVATIONS
 
 Item = TypeVar("Item")
 VOCABULARY = 11

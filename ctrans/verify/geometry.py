@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ctrans.fields import spectral_norm
 from ctrans.norm import LayerNorm, Norm
-from ctrans.sublayer import spectral_norm
 from ctrans.verify.draws import below, noise, norm, norm_words, one_of, size
 from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, worst
 

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.fields import ACTIVATIONS, Attention, FeedForward
 from ctrans.norm import Norm
-from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Sublayer
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 

@@ -7,12 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from ctrans.model.gpt import FIELDS, GPT, GPTConfig, make_sublayer
+from ctrans.fields import Attention, plain_attention, spectral_norm
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT, make_block
 from ctrans.model.initialisation import initialise
 from ctrans.norm import Norm
 from ctrans.stability.attention.block_norm import block_gain
 from ctrans.stability.attention.bounds import BlockLayer, attention_bound, attention_layers, attention_theta, block_layers
-from ctrans.sublayer import Attention, plain_attention, spectral_norm
 from ctrans.verify.draws import below, between, described, model, noise, one_of, state
 from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, worst
 from ctrans.verify.theta import bounded
@@ -131,7 +132,7 @@ def path_length(generator: torch.Generator) -> Case:
 def _drawn_products(initialisation: str, blocks: int, seed: int) -> dict[str, float]:
     """The product of the spectral norms along attention's path and the FFN's."""
     config = GPTConfig(width=8, heads=2)
-    parts = [make_sublayer(config, kind).double() for kind in FIELDS]
+    parts = list(make_block(config, config.placements[0]).double())
     initialise(parts, initialisation, torch.Generator().manual_seed(seed), blocks=blocks)
     return {part.kind: math.prod(spectral_norm(matrix.weight) for matrix in part.field.matrices()) for part in parts}
 

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from ctrans.fields import Attention
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.backward.lyapunov import lyapunov
 from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity, trajectory
 from ctrans.stability.weight_scaling import SCALINGS, sensitivity_slope
-from ctrans.sublayer import Attention
 from ctrans.verify.draws import between, described, model, noise, one_of, size
 from ctrans.verify.jacobians import attention_jacobian, step_jacobian
 from ctrans.verify.statement import Case, Check, Statement, as_printed, equal, worst

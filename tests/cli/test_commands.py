@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from ctrans.cli import COMMANDS, main
 from ctrans.model.checkpoint import save
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from tests.helpers import learned
 
 QUICK = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "12", "--batch", "2"]

@@ -9,8 +9,10 @@ import torch
 
 from ctrans.cli.generate import encode
 from ctrans.model.checkpoint import CONFIG, WEIGHTS, load, save
-from ctrans.model.generation import Integration, generate
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.generation import generate
+from ctrans.model.gpt import GPT
+from ctrans.scheme import Scheme
 from ctrans.training.loop import train
 from solvers import ConfigError
 from tests.cli.test_commands import run, strict
@@ -109,25 +111,25 @@ def trained(directory, **settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "integration", "said"),
+    ("settings", "scheme", "said"),
     [
-        ({"method": "rk4", "steps": 2}, Integration("rk4", 2), "--method rk4 --steps 2"),
-        ({"method": "tsit5", "rtol": 0.1}, Integration("tsit5", rtol=0.1), "--method tsit5 --rtol 0.1"),
-        ({"gradient": "reversible"}, Integration(gradient="reversible"), "--gradient reversible"),
-        ({"method": "heun", "gradient": "adjoint"}, Integration("heun"), "--method heun"),
-        ({"gradient": "checkpoint"}, Integration(), None),
+        ({"method": "rk4", "steps": 2}, Scheme("rk4", 2), "--method rk4 --steps 2"),
+        ({"method": "tsit5", "rtol": 0.1}, Scheme("tsit5", rtol=0.1), "--method tsit5 --rtol 0.1"),
+        ({"gradient": "reversible"}, Scheme(gradient="reversible"), "--gradient reversible"),
+        ({"method": "heun", "gradient": "adjoint"}, Scheme("heun"), "--method heun"),
+        ({"gradient": "checkpoint"}, Scheme(), None),
     ],
 )
-def test_a_runs_model_is_integrated_as_it_was_trained_and_says_so(settings, integration, said, tmp_path):
+def test_a_runs_model_is_integrated_as_it_was_trained_and_says_so(settings, scheme, said, tmp_path):
     place = trained(tmp_path, **settings)
     result = run("generate", "--checkpoint", place, "--prompt", "ab", "--tokens", "8", "--temperature", "0", "--json", "-")
     assert result.stderr == ("" if said is None else f"ctrans: integrated as it was trained, {said}\n")
     kept = strict(result.stdout)
-    assert kept["integration"] == dataclasses.asdict(integration)
+    assert kept["scheme"] == dataclasses.asdict(scheme)
     model, prompt = load(place), torch.tensor([97, 98])
-    expected, discrete = (generate(model, prompt, 8, temperature=0.0, **how) for how in ({"integration": integration}, {}))
+    expected, discrete = (generate(model, prompt, 8, temperature=0.0, **how) for how in ({"scheme": scheme}, {}))
     assert kept["samples"][0]["tokens"] == expected.tolist()
-    assert torch.equal(expected, discrete) == (integration == Integration())
+    assert torch.equal(expected, discrete) == (scheme == Scheme())
 
 
 @pytest.mark.parametrize("state", ["{", "[]", '{"progress": 3, "config": {}, "source": {}, "fingerprint": ""}'])

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from ctrans.cli import main
 from ctrans.interop import to_nanogpt
 from ctrans.model.checkpoint import save
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from tests.interop.models import VOCABULARY, made
 from tests.interop.test_continuous import tupled
 from tests.interop.test_hugging_face import index_alone

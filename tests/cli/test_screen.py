@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from ctrans.cli import main
 from ctrans.model.checkpoint import save
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.stability.screening.screen import STEPS
 from tests.helpers import learned
 

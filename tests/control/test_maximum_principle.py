@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.control.costate import Costate, costate
-from ctrans.control.maximum_principle import maximum_principle, placement_of
+from ctrans.control.maximum_principle import maximum_principle
 from ctrans.depth import Depth
+from ctrans.fields import FeedForward
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS
 from ctrans.report.control_figure import control_figure
 from ctrans.report.files import png
-from ctrans.sublayer import FeedForward, Sublayer
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Stats
 from tests.helpers import small_model, tokens
 
@@ -130,13 +131,13 @@ def test_gain_of_a_sublayer_scales_its_admissible_set() -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_placement_is_recognised_from_the_norms(placement: str) -> None:
-    assert all(placement_of(sublayer).name == placement for sublayer in small_model(placement).depth.sublayers)
+    assert all(sublayer.placement.name == placement for sublayer in small_model(placement).depth.sublayers)
 
 
 def test_norms_of_no_placement_are_refused() -> None:
     sublayer = Sublayer(FeedForward(6, 4), "ffn", output_norm=RMSNorm(6), state_norm=RMSNorm(6))
     with pytest.raises(ConfigError, match="leave one out"):
-        placement_of(sublayer)
+        _ = sublayer.placement
 
 
 def test_picture_draws_a_line_for_each_model_and_none_where_there_is_no_hamiltonian() -> None:

@@ -10,7 +10,8 @@ from torch import nn
 
 from ctrans.control.costate import costate
 from ctrans.control.model_check import ModelCheck, Remedy, check_model, last_features, refusal
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError

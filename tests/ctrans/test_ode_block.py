@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from ctrans.fields import Attention, FeedForward
 from ctrans.ode_block import ODEBlock
-from ctrans.sublayer import Attention, FeedForward
 from solvers import GRADIENTS, ConfigError
 from tests.helpers import NAMES, learned
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctrans.fields import ACTIVATIONS, Attention, FeedForward, plain_attention, spectral_norm
 from ctrans.placement import PLACEMENTS, get_placement
-from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, plain_attention, spectral_norm
 from solvers import ConfigError
 from tests.helpers import NAMES, learned, small_model
 

@@ -17,7 +17,8 @@ from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.anatomy import Chain
 from ctrans.interop.open_model import open_model
 from ctrans.interop.tokens import find_tokeniser, read_ids
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.norm import LayerNorm
 from ctrans.report.hjb_check_report import check_figure
 from ctrans.report.screen_figure import screen_figure

@@ -5,8 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from ctrans.model.generation import Integration, check_sampling, generate, sample, stream
+from ctrans.model.generation import check_sampling, generate, sample, stream
 from ctrans.model.gpt import GPT
+from ctrans.scheme import Scheme
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError, SolveError, solve
@@ -39,10 +40,10 @@ def test_temperature_zero_takes_the_likeliest_token_of_the_whole_model(name):
 def test_an_integrated_model_takes_the_likeliest_token_at_the_end_of_its_ode(name):
     """The oracle is another method, to six digits; the discrete model is a thousand times further off."""
     model = small_model(name, dt=0.5)
-    integration, text = Integration("rk4", 16), PROMPT
-    for token in generate(model, PROMPT, 2, temperature=0.0, integration=integration):
+    scheme, text = Scheme("rk4", 16), PROMPT
+    for token in generate(model, PROMPT, 2, temperature=0.0, scheme=scheme):
         exact = solve(model.depth.segments(continuous=True), model.embed(text), method="tsit5").x1
-        ours, discrete = (how.last_state(model, text) for how in (integration, Integration()))
+        ours, discrete = (how.last_state(model.depth, model.embed(text)) for how in (scheme, Scheme()))
         assert (ours - exact).abs().max() < 1e-3 * (discrete - exact).abs().max()
         assert int(token) == int(model.head(exact)[-1].argmax())
         text = torch.cat([text, token[None]])
@@ -56,7 +57,7 @@ def test_the_state_at_the_end_is_the_one_that_the_objective_evaluates(gradient, 
     model, text = small_model("peri"), tokens(2, 9)
     objective = Objective(model, TrainConfig(method=method, steps=steps, rtol=rtol, gradient=gradient)).eval()
     with torch.no_grad():
-        x = Integration(method, steps, rtol, gradient=gradient).last_state(model, text[:, :-1])
+        x = Scheme(method, steps, rtol, gradient=gradient).last_state(model.depth, model.embed(text[:, :-1]))
         loss = torch.nn.functional.cross_entropy(model.head(x).flatten(0, -2), text[:, 1:].flatten())
         assert torch.equal(loss, objective(text[:, :-1], text[:, 1:]).cross_entropy)
 
@@ -131,15 +132,25 @@ def test_every_device_and_dtype_generates(device, dtype):
         ({"seed": -1}, "seed = -1"),
         ({"prompt": torch.tensor([], dtype=torch.int64)}, "prompt is empty"),
         ({"prompt": torch.tensor([11])}, "the vocabulary from 0 to 10"),
-        ({"integration": Integration("rk44")}, "did you mean 'rk4'"),
-        ({"integration": Integration(steps=0)}, "steps = 0"),
-        ({"integration": Integration("tsit5", rtol=-1.0)}, "rtol = -1.0"),
-        ({"integration": Integration("heun", gradient="adjont")}, "did you mean 'adjoint'"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused_before_anything_is_made(changes, words):
     with pytest.raises(ConfigError, match=words):
         unchecked(stream)(small_model("peri"), **{"prompt": PROMPT, "count": 3, **changes})
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        ({"method": "rk44"}, "did you mean 'rk4'"),
+        ({"steps": 0}, "steps = 0"),
+        ({"method": "tsit5", "rtol": -1.0}, "rtol = -1.0"),
+        ({"method": "heun", "gradient": "adjont"}, "did you mean 'adjoint'"),
+    ],
+)
+def test_a_scheme_that_cannot_be_is_refused_when_it_is_made(scheme, words):
+    with pytest.raises(ConfigError, match=words):
+        unchecked(Scheme)(**scheme)
 
 
 def test_a_model_whose_tokens_see_later_ones_cannot_continue_a_text():
@@ -158,7 +169,7 @@ def test_a_state_that_no_step_reaches_ends_with_an_explanation():
     model = small_model("pre")
     model.depth.sublayers[3].field.last.weight.fill_(torch.nan)
     with pytest.raises(SolveError, match="non-finite in segment 3"):
-        generate(model, PROMPT, 3, integration=Integration("rk4", 2))
+        generate(model, PROMPT, 3, scheme=Scheme("rk4", 2))
 
 
 def test_a_top_k_of_the_whole_vocabulary_is_none():

@@ -3,8 +3,10 @@ import math
 import pytest
 import torch
 
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.model.initialisation import INITIALISATIONS, initialise
+from ctrans.placement import PLACEMENTS
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from tests.helpers import small_config, small_model
@@ -79,7 +81,7 @@ def test_deepnorm_leaves_the_size_of_the_whole_models_update_independent_of_dept
         beta = {role: spectral(w) / spectral(xavier[role]) for role, w in matrices(GPT(config)).items()}
         assert beta["query"] == beta["key"] == pytest.approx(1, rel=1e-6)
         assert beta["up"] == pytest.approx(beta["value"], rel=1e-5)
-        sums.append(2 * depth * (beta["value"] ** 2 + beta["out"] ** 2) * config.gain**2)
+        sums.append(2 * depth * (beta["value"] ** 2 + beta["out"] ** 2) * config.gain_of(PLACEMENTS["deepnorm"]) ** 2)
     assert sums == pytest.approx([1, 1, 1], rel=1e-5)
 
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.depth import Depth
+from ctrans.fields import Attention, FeedForward
 from ctrans.norm import NORMS, Norm
-from ctrans.sublayer import Attention, FeedForward, Sublayer
+from ctrans.sublayer import Sublayer
 from ctrans.verify.costates import reading_of
 from solvers import METHODS, Segment, solve
 

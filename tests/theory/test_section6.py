@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from ctrans.fields import Attention
 from ctrans.norm import RMSNorm
 from ctrans.stability.forward.bounds import forward_bounds, moments
-from ctrans.sublayer import Attention
 from tests.helpers import small_model, tokens
 
 

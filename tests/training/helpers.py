@@ -2,7 +2,8 @@
 
 import torch
 
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.training.data import from_text
 from ctrans.training.loop import train
 from ctrans.training.parallel import PARALLEL

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrans.model.checkpoint import load
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Ending, train

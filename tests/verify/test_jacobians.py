@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from ctrans.fields import ACTIVATIONS, Attention, FeedForward
 from ctrans.norm import NORMS
-from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Sublayer
+from ctrans.sublayer import Sublayer
 from ctrans.verify.jacobians import attention_jacobian, feed_forward_jacobian, step_jacobian, sublayer_jacobian
 from solvers import ConfigError
 from tests.helpers import NAMES, learned, small_model

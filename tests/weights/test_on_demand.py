@@ -11,7 +11,8 @@ from torch import nn
 from ctrans.control.costate import costate
 from ctrans.interop import to_nanogpt
 from ctrans.model.checkpoint import save
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.model.initialisation import initialise
 from ctrans.placement import PLACEMENTS
 from ctrans.weights.on_demand import Piece, Shelf, put_on_demand, skeletons, weights_of

@@ -15,16 +15,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.fields import HasLipschitz, ShowsHeads, ShowsMatrices, plain_attention, spectral_norm
 from ctrans.norm import Norm
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
 from ctrans.stability.attention.block_norm import block_gain
-from ctrans.sublayer import Attention, FeedForward, Sublayer, plain_attention, spectral_norm
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError
-from solvers.errors import look_up
 from solvers.segment import Map
-
-ACTIVATION_SLOPES: dict[str, float] = {"gelu": 1.12891, "relu": 1.0, "tanh": 1.0, "silu": 1.09984}
-"""Lip(phi), rounded up: GELU's slope is largest at sqrt(2), SiLU's at 2.3994. Emadi's theorem 5.2 takes 1."""
 
 ROWS = 8
 """At how many tokens the local value of a map is measured."""
@@ -89,7 +86,7 @@ class BlockLayer:
 
 @torch.no_grad()
 def attention_theta(
-    attention: Attention,
+    attention: ShowsHeads,
     u: Float[Tensor, "*batch tokens width"],
     padding: Bool[Tensor, "*batch tokens"] | None = None,
     *,
@@ -113,33 +110,28 @@ def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> F
     return (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)) / temperature
 
 
-def attention_bound(attention: Attention, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
+def attention_bound(attention: ShowsHeads, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
     """|W_O| sum_h (|V_h| + theta_h/tau B (2 B |Q_h| + |b_Q,h|) |K_h| |V_h| / sqrt(d_h)), theta_h the largest of head h's rows.
 
     B = max_i |u_i|_2 of the inputs. Theorem 5.1 has no b_Q, and with it is false (`biases=False` gives that form). Offsets of keys
     and values do not enter: they shift a row's scores alike, and meet changes of attention that sum to zero. Raises ConfigError
     for normalised queries and keys, for which the theorem says nothing.
     """
-    if not isinstance(attention.query_norm, torch.nn.Identity):
+    if attention.normalised_scores:
         raise ConfigError("theorem 5.1 does not cover qk_norm: its bound is for queries and keys linear in the input")
-    query, key, value, out = (matrix.weight.detach() for matrix in attention.matrices())
-    heads = attention.heads
-    offset = (
-        attention.qkv.bias.detach().chunk(3)[0] if biases and attention.qkv.bias is not None else query.new_zeros(query.shape[0])
-    )
     value_path = attention_path = 0.0
-    for largest, q, k, v, o in zip(theta, *(part.chunk(heads) for part in (query, key, value, offset)), strict=True):
-        norm_q, norm_k, norm_v = (spectral_norm(matrix) for matrix in (q, k, v))
-        reach = 2 * b * norm_q + float(torch.linalg.vector_norm(o.double()))
+    outs = []
+    for largest, head in zip(theta, attention.head_matrices(), strict=True):
+        norm_q, norm_k, norm_v = (spectral_norm(matrix) for matrix in (head.query, head.key, head.value))
+        offset = head.query_offset if biases else None
+        own = 0.0 if offset is None else float(torch.linalg.vector_norm(offset.detach().double()))
         value_path += norm_v
-        attention_path += largest / attention.temperature * b * reach * norm_k * norm_v / math.sqrt(q.shape[0])
-    return Pathways(spectral_norm(out) * value_path, spectral_norm(out) * attention_path)
-
-
-def feed_forward_bound(ffn: FeedForward) -> float:
-    """L_FFN <= Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope)."""
-    slope = look_up("slope of the activation", ffn.activation, ACTIVATION_SLOPES)
-    return slope * spectral_norm(ffn.down.weight) * spectral_norm(ffn.up.weight)
+        attention_path += (
+            largest / attention.temperature * b * (2 * b * norm_q + own) * norm_k * norm_v / math.sqrt(len(head.query))
+        )
+        outs.append(head.out)
+    out = spectral_norm(torch.cat(outs, 1))
+    return Pathways(out * value_path, out * attention_path)
 
 
 def norm_slope(norm: Norm | None, x: Float[Tensor, "*batch tokens width"]) -> float:
@@ -214,15 +206,13 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
 def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
     """L_f of the sublayer's map at its input U: theorem 5.1, or the FFN's weights."""
     field = sublayer.field
-    if isinstance(field, Attention):
+    if isinstance(field, ShowsHeads):
         theta = attention_theta(field, u, tolerance=1e-3).upper.movedim(-2, 0).flatten(1).amax(1)
         largest = float(torch.linalg.vector_norm(u, dim=-1).max())
         return attention_bound(field, largest, theta.tolist(), biases=not printed).bound
-    if isinstance(field, FeedForward):
-        return feed_forward_bound(field) / (ACTIVATION_SLOPES[field.activation] if printed else 1.0)
-    raise ConfigError(
-        f"no Lipschitz bound is known for a field of type {type(field).__name__}: give an Attention or a FeedForward"
-    )
+    if isinstance(field, HasLipschitz):
+        return field.lipschitz(printed=printed)
+    raise ConfigError(f"no Lipschitz bound is known for a field of type {type(field).__name__}: it does not say `lipschitz()`")
 
 
 def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
@@ -233,8 +223,8 @@ def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
 
 def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, generator: torch.Generator) -> AttentionLayer:
     field = sublayer.field
-    if not isinstance(field, Attention):
-        raise ConfigError(f"attention of type {type(field).__name__} shows no rows and weights: give an Attention")
+    if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices)):
+        raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
     u = x if sublayer.input_norm is None else sublayer.input_norm(x)
     if not bool(torch.isfinite(u).all()):
         return _broken(index, field.heads)
@@ -248,7 +238,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     # padding changes which rows count, not what the map itself does
     whole = highest if padding is None else attention_theta(field, u).upper.movedim(-2, 0).flatten(1).amax(1)
     paths = attention_bound(field, b, whole.tolist())
-    measured = _measure(field, sublayer, u, generator)
+    measured = _measure(sublayer.field, sublayer, u, generator)
     product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices())
     logs = {"theta": _log(float(highest.max()) / field.temperature), "B": 2 * _log(b), "G": _log(product)}
     return AttentionLayer(

@@ -14,21 +14,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ctrans.control.costate import Model, check_targets, cross_entropy
+from ctrans.fields import ShowsMatrices
 from ctrans.stability.backward.sensitivity import lengths, trajectory
-from ctrans.sublayer import Matrix, Sublayer
+from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import OnDemand, weights_of
 
-NAMES = {"query": "W_Q", "key": "W_K", "value": "W_V", "out": "W_O", "up": "W_1", "down": "W_2"}
+NAMES = {"query": "W_Q", "key": "W_K", "value": "W_V", "out": "W_O", "gate": "W_G", "up": "W_1", "down": "W_2"}
 """The matrices of a map by role."""
 AT_ONCE = 2**20
 """Entries of which a norm is taken at once: 8 MB in float64, and as much for their squares."""
-
-
-@runtime_checkable
-class HasMatrices(Protocol):
-    """A map that shows its weight matrices."""
-
-    def matrices(self) -> Iterator[Matrix]: ...
 
 
 @runtime_checkable
@@ -210,7 +204,7 @@ def _tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
 @torch.no_grad()
 def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor) -> dict[str, float]:
     """The norms of a weight's gradient by the matrices that the map shows of it, else by the name of a weight that is one."""
-    if not isinstance(sublayer.field, HasMatrices):
+    if not isinstance(sublayer.field, ShowsMatrices):
         return {name: _norm([gradient])} if gradient.dim() == 2 else {}
     own, kept = weight.untyped_storage().data_ptr(), weight.data
     roles = [matrix.role for matrix in sublayer.field.matrices() if matrix.weight.untyped_storage().data_ptr() == own]

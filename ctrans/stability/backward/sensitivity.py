@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.fields import mixes_tokens, plain_attention
 from ctrans.stability.backward.singular_values import Linearisation, Singular, compose, leading_singular, linearise
-from ctrans.sublayer import Sublayer, plain_attention
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from solvers.run import finite
 from solvers.segment import Map
@@ -188,11 +189,7 @@ def sublayer_sensitivity(
             linear = linearise(sublayer.velocity, x)
     except ConfigError as error:  # the tangent space of an image that a zero gain has flattened
         return Sensitivity(None, None, 0, str(error))
-    return summary(leading_singular(linear, problem=PROBLEM[sublayer.kind], tolerance=tolerance))
-
-
-PROBLEM = {"attention": 2, "ffn": 1}
-"""How many of a state's last axes a map of each kind mixes."""
+    return summary(leading_singular(linear, problem=2 if mixes_tokens(sublayer.field, sublayer.kind) else 1, tolerance=tolerance))
 
 
 def sensitivity(

@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.fields import AffineBound, HasAffineBound
 from ctrans.norm import Norm
-from ctrans.sublayer import AffineBound, HasBound, Sublayer
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 
@@ -102,7 +103,7 @@ def _gained(sublayer: Sublayer, radius: float, h: float, width: int, discrete: b
 
 def map_bound(sublayer: Sublayer) -> AffineBound:
     """|f(x)_i| <= gain max_j |x_j| + offset for the sublayer's map; ConfigError where the map does not say (`bound`)."""
-    if not isinstance(sublayer.field, HasBound):
+    if not isinstance(sublayer.field, HasAffineBound):
         raise ConfigError(
             f"no bound is known: {type(sublayer.field).__name__} does not say how large its output can be, as a method bound() -> "
             "AffineBound would, and no norm acts after it"

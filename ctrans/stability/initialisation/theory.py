@@ -15,10 +15,12 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from ctrans.model.gpt import GPT, GPTConfig
+from ctrans.fields import EndsLinear, Role
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.model.initialisation import INITIALISATIONS, get_initialisation
 from ctrans.norm import Norm
-from ctrans.sublayer import FeedForward, Role, Sublayer
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 SLOPES: dict[str, float] = {"post": 0.0, "pre": -0.5, "peri": -0.5}
@@ -205,7 +207,7 @@ def last_layer_bound(
 
     slope_i(N) = max|gamma|/sigma_i <= max|gamma| sqrt(d)/|C v_i| at the norm's input v_i, 1 without norm: so `pre` has 1, `post`
     sqrt(d)/|C (x + a)| and `peri` sqrt(d)/|C a| (Kim, proposition 3.1). Printed is |v_i| for |C v_i|: right for RMSNorm only.
-    Raises ConfigError for a map that is no `FeedForward`.
+    Raises ConfigError for a map that is no FFN, or does not end in a linear map.
     """
     _last_weight(sublayer)
     with torch.no_grad():
@@ -279,11 +281,11 @@ def _over_seeds(samples: Sequence[Sequence[float]]) -> list[Interval]:
 
 
 def _last_weight(sublayer: Sublayer) -> Tensor:
-    if not isinstance(sublayer.field, FeedForward):
+    if sublayer.kind != "ffn" or not isinstance(sublayer.field, EndsLinear):
         raise ConfigError(
-            f"the last map is a {type(sublayer.field).__name__}: the statement is about a FeedForward's last matrix"
+            f"the last map is a {type(sublayer.field).__name__}: the statement is about the last matrix of an FFN that ends in one"
         )
-    return sublayer.field.down.weight
+    return sublayer.field.last.weight
 
 
 def _slopes(norm: Norm | None, v: Tensor) -> Tensor:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ctrans.control.costate import costate
 from ctrans.depth import Depth
-from ctrans.model.gpt import GPTConfig
+from ctrans.fields import ShowsHeads
+from ctrans.model.config import GPTConfig
 from ctrans.stability.attention.bounds import AttentionLayer, BlockLayer, attention_layers, block_layers, sensitivity_growth
 from ctrans.stability.initialisation.theory import SLOPES, LastLayer, Setting, gains, last_layer_bound
 from ctrans.stability.screening.case import Case, Finding, attempt, spread
 from ctrans.stability.screening.score import decades
-from ctrans.sublayer import Attention
 from solvers import ConfigError
 
 STEADY = math.log10(2)
@@ -44,7 +44,7 @@ def screen_attention(case: Case) -> Finding:
     if not own:
         raise ConfigError("no attention sublayer was reached, so there is no attention to speak of")
     chosen = [own[i] for i in spread(len(own), case.effort.layers)]
-    if not all(isinstance(depth.sublayers[k].field, Attention) for k in chosen):
+    if not all(isinstance(depth.sublayers[k].field, ShowsHeads) for k in chosen):
         raise ConfigError(
             "theta and theorem 5.1 need each head's rows and matrices, which another library's attention does not show"
         )

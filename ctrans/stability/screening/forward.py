@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 from ctrans.control.costate import Costate, costate
-from ctrans.control.maximum_principle import placement_of
 from ctrans.control.model_check import ModelCheck, Remedy, SegmentCheck, check_segment
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds, moments
 from ctrans.stability.forward.growth_law import GrowthLaw, growth_law
@@ -36,7 +35,7 @@ def screen_well_posedness(case: Case) -> Finding:
     sublayers = case.model.depth.sublayers
     chosen = spread(len(sublayers), case.effort.certified)
     segments = [_certify(case, found, k) for k in chosen]
-    names = sorted({placement_of(sublayer).name for sublayer in sublayers})
+    names = sorted({sublayer.placement.name for sublayer in sublayers})
     check = ModelCheck(", ".join(names), found.loss, x.numel(), tuple(segments))
     exponents = [_exponent(segment) for segment in segments]
     k = max(exponents)

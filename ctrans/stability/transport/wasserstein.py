@@ -14,11 +14,12 @@ from torch import Tensor
 
 from ctrans.control.costate import Model
 from ctrans.depth import Depth
+from ctrans.fields import HasAffineBound
 from ctrans.norm import Norm
 from ctrans.stability.backward.sensitivity import TOLERANCE, lengths, step_linearisations, trajectory
 from ctrans.stability.backward.singular_values import compose, leading_singular
 from ctrans.stability.weight_scaling import carried
-from ctrans.sublayer import HasBound, Sublayer
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
 from solvers.run import finite
@@ -101,7 +102,7 @@ def _spread(sublayer: Sublayer) -> float | None:
         return 2 * math.sqrt(sublayer.state_norm.width) * _gain(sublayer.state_norm)
     if sublayer.output_norm is not None:
         return 2 * sublayer.gain * _gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
-    if sublayer.input_norm is None or not isinstance(sublayer.field, HasBound):
+    if sublayer.input_norm is None or not isinstance(sublayer.field, HasAffineBound):
         return None
     gain, offset = sublayer.field.bound()
     norm = sublayer.input_norm

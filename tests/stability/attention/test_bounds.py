@@ -8,21 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from ctrans.fields import ACTIVATIONS, Attention, FeedForward, plain_attention
 from ctrans.norm import LayerNorm
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.stability.attention.block_norm import block_gain, block_norm
 from ctrans.stability.attention.bounds import (
-    ACTIVATION_SLOPES,
     attention_bound,
     attention_layers,
     attention_theta,
     block_layers,
-    feed_forward_bound,
     norm_slope,
     sensitivity_growth,
     step_bound,
 )
-from ctrans.sublayer import ACTIVATIONS, Attention, FeedForward, Sublayer, plain_attention
+from ctrans.sublayer import Sublayer
 from ctrans.verify.attention_cases import BOUND_CASES, exceeds
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
@@ -181,16 +180,16 @@ def test_theorem_5_2_needs_the_slope_of_the_activation():
     for matrix in ffn.matrices():
         matrix.weight.fill_(1.0)
     measured = block_gain(ffn, torch.full((1, 1), math.sqrt(2), dtype=torch.float64))
-    assert 1.0 < measured <= feed_forward_bound(ffn)
-    assert feed_forward_bound(ffn) == pytest.approx(measured, rel=1e-5)
+    assert 1.0 < measured <= ffn.lipschitz()
+    assert ffn.lipschitz() == pytest.approx(measured, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_slopes_of_activations_are_their_largest(name):
     z = torch.linspace(-10, 10, 400_001, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(ACTIVATIONS[name](z).sum(), z)
-    assert float(slope.abs().max()) == pytest.approx(ACTIVATION_SLOPES[name], rel=1e-5)
-    assert float(slope.abs().max()) <= ACTIVATION_SLOPES[name]
+    assert float(slope.abs().max()) == pytest.approx(ACTIVATIONS[name].slope, rel=1e-5)
+    assert float(slope.abs().max()) <= ACTIVATIONS[name].slope
 
 
 def test_the_local_slope_of_a_norm_is_the_norm_of_its_jacobian_for_unit_gain():

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctrans.fields import ACTIVATIONS
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.forward.bounds import forward_bounds, map_bound, moments
-from ctrans.sublayer import ACTIVATIONS, Sublayer
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError, solve
 from tests.helpers import NAMES, small_model, tokens
 

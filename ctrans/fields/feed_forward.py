@@ -1,0 +1,90 @@
+"""The FFN: W_2 phi(W_1 x + b_1) + b_2 on each token alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.fields.protocols import AffineBound, Matrix
+from ctrans.fields.scale import scale_linear
+from ctrans.fields.spectral_norm import spectral_norm
+from solvers.errors import look_up
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """phi with phi(0) = 0 and abs(phi(z)) <= abs(z), which affine bounds rely on, and `slope` = Lip(phi), rounded up."""
+
+    function: Callable[[Tensor], Tensor]
+    slope: float
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.function(z)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    # GELU's slope is largest at sqrt(2), SiLU's at 2.3994
+    "gelu": Activation(F.gelu, 1.12891),
+    "relu": Activation(F.relu, 1.0),
+    "tanh": Activation(torch.tanh, 1.0),
+    "silu": Activation(F.silu, 1.09984),
+}
+
+
+class FeedForward(nn.Module):
+    """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi one of `ACTIVATIONS`."""
+
+    def __init__(self, width: int, hidden: int, *, activation: str = "gelu", bias: bool = True):
+        super().__init__()
+        look_up("activation", activation, ACTIVATIONS)
+        self.activation = activation
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        return self.down(self.features(x))
+
+    @property
+    def last(self) -> nn.Linear:
+        """The last linear map: f(x) = last(features(x))."""
+        return self.down
+
+    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+        """What the last linear map is applied to: phi(W_1 x + b_1)."""
+        return ACTIVATIONS[self.activation](self.up(x))
+
+    def matrices(self) -> Iterator[Matrix]:
+        """W_1 and W_2."""
+        yield Matrix(self.up.weight, "up")
+        yield Matrix(self.down.weight, "down")
+
+    def bound(self) -> AffineBound:
+        """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z)."""
+        outer = spectral_norm(self.down.weight)
+        return AffineBound(outer * spectral_norm(self.up.weight), outer * _length(self.up.bias) + _length(self.down.bias))
+
+    def lipschitz(self, *, printed: bool = False) -> float:
+        """L = Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope; `printed` takes 1)."""
+        slope = 1.0 if printed else ACTIVATIONS[self.activation].slope
+        return slope * spectral_norm(self.down.weight) * spectral_norm(self.up.weight)
+
+    scalings: ClassVar[Mapping[str, bool]] = {"W1": False}
+    """Kan's W_1; phi is not homogeneous, so that f does not become c f."""
+
+    def scaled(self, name: str, c: float) -> FeedForward:
+        """A copy with W_1 and b_1 times c."""
+        look_up("scaling", name, self.scalings)
+        twin = copy.deepcopy(self)
+        scale_linear(twin.up, c)
+        return twin
+
+
+def _length(bias: Tensor | None) -> float:
+    return 0.0 if bias is None else float(torch.linalg.vector_norm(bias.detach().double()))

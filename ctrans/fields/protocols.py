@@ -1,0 +1,145 @@
+"""What a map may say about itself: small protocols, asked for by what an instrument needs and never by a map's class.
+
+A map f is any module from (*batch, tokens, width) to the same shape. The fewer of these it has, the fewer instruments can speak of
+it, and they say so; each of them is exact for the map's weights as they are.
+
+| protocol         | what it gives                                            | who asks                                       |
+| ---------------- | -------------------------------------------------------- | ---------------------------------------------- |
+| `EndsLinear`     | f(x) = last(features(x))                                 | Hamiltonians over weights, scaling, last layer |
+| `ShowsMatrices`  | its weight matrices with their roles                     | initialisation, gradients by matrix            |
+| `HasAffineBound` | abs(f(x)_i) <= gain max_j abs(x_j) + offset              | forward and transport bounds                   |
+| `HasLipschitz`   | a Lipschitz constant that holds at every input           | block bounds                                   |
+| `ShowsHeads`     | attention's rows, and the matrices of each head          | theta, Emadi's bounds                          |
+| `HasTemperature` | the temperature of its softmax, which may be set         | temperature warm-up                            |
+| `HasPlainPath`   | a path with forward-mode and second derivatives          | every Jacobian                                 |
+| `Scalable`       | copies of it with weights inside times c                 | sensitivities against the weights' scale       |
+| `MixesTokens`    | whether an output token depends on other input tokens    | the size of a Jacobian's problem               |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Kind = Literal["attention", "ffn"]
+Role = Literal["query", "key", "value", "out", "gate", "up", "down"]
+
+
+class Matrix(NamedTuple):
+    """One weight matrix of a map: a view of its parameter, and which one it is."""
+
+    weight: Float[Tensor, "out in"]
+    role: Role
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the map's last one, which writes to the residual stream."""
+        return self.role in ("out", "down")
+
+
+class AffineBound(NamedTuple):
+    """abs(f(x)_i) <= gain max_j abs(x_j) + offset for every token i: how large a map's output tokens can be."""
+
+    gain: float
+    offset: float
+
+
+class HeadMatrices(NamedTuple):
+    """One head: queries Q x + q_0, keys K x + .., values V x + .., and the columns of W_O that it writes through."""
+
+    query: Float[Tensor, "head width"]
+    key: Float[Tensor, "head width"]
+    value: Float[Tensor, "head width"]
+    out: Float[Tensor, "width head"]
+    query_offset: Float[Tensor, " head"] | None
+
+
+@runtime_checkable
+class EndsLinear(Protocol):
+    """A map that names its last linear map: f(x) = last(features(x))."""
+
+    @property
+    def last(self) -> nn.Linear: ...
+
+    def features(self, x: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class ShowsMatrices(Protocol):
+    """A map that shows its weight matrices."""
+
+    def matrices(self) -> Iterator[Matrix]: ...
+
+
+@runtime_checkable
+class HasAffineBound(Protocol):
+    """A map that knows how large its output can be. Raises ConfigError where its weights do not tell."""
+
+    def bound(self) -> AffineBound: ...
+
+
+@runtime_checkable
+class HasLipschitz(Protocol):
+    """A map with a Lipschitz constant in the largest token, abs(f(x) - f(y))_i <= L max_j abs(x_j - y_j), for all x and y."""
+
+    def lipschitz(self, *, printed: bool = False) -> float:
+        """L; `printed` takes the slope of the activation as 1, as the papers do."""
+
+
+@runtime_checkable
+class ShowsHeads(Protocol):
+    """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its temperature."""
+
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def normalised_scores(self) -> bool:
+        """Whether a norm acts on queries and keys, so that scores are not bilinear in the input."""
+
+    def probabilities(self, x: Tensor) -> Float[Tensor, "*batch heads tokens tokens"]: ...
+
+    def head_matrices(self) -> Iterator[HeadMatrices]: ...
+
+
+@runtime_checkable
+class HasTemperature(Protocol):
+    """An attention whose softmax has a temperature that may be set."""
+
+    temperature: float
+
+
+@runtime_checkable
+class HasPlainPath(Protocol):
+    """An attention that can do without the fused kernel."""
+
+    plain: bool
+
+
+@runtime_checkable
+class Scalable(Protocol):
+    """A map that can be had with weights inside of it times c: `scalings` names them, and says which make exactly c f of f."""
+
+    @property
+    def scalings(self) -> Mapping[str, bool]: ...
+
+    def scaled(self, name: str, c: float) -> nn.Module: ...
+
+
+@runtime_checkable
+class MixesTokens(Protocol):
+    """A map that says whether an output token depends on other input tokens; attention does where nothing is said, an FFN not."""
+
+    @property
+    def mixes_tokens(self) -> bool: ...
+
+
+def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
+    """What the map says of itself, else what maps of its kind do."""
+    return field.mixes_tokens if isinstance(field, MixesTokens) else kind == "attention"

@@ -1,0 +1,153 @@
+"""An architecture: every choice that makes a GPT, checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+
+from ctrans.depth import check_count, check_dt
+from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS
+from ctrans.model.initialisation import get_initialisation
+from ctrans.norm import NORMS, check_norm
+from ctrans.placement import BlockPlacement, Placement, arrange, spell
+from ctrans.weights.functions_of_depth import BASES
+from solvers import ConfigError
+from solvers.errors import look_up
+
+FREE = "free"
+"""The `depth_weights` of a model whose blocks have weights of their own."""
+KNOTS = 4
+"""How many knots weights have that are functions of depth, unless said otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """An architecture. Every field is checked when the object is made: ConfigError names the value and the fix.
+
+    - `vocab_size`, `context`: how many tokens there are, and the longest sequence of them
+    - `depth`, `width`, `heads`: the number of blocks, d, and the attention heads, which divide it
+    - `placement`: a name of `PLACEMENTS`; ("post", "pre") for attention and FFN (HybridNorm); or a list with one of these for each
+      block (Mix-LN). It is kept as one text, as "post*3+pre*9" (see `ctrans.placement.spell`)
+    - `norm`, `eps`: a name of `NORMS`, and what its variance is added to
+    - `dt`: the residual scale, the length of a segment in depth-time
+    - `attention`, `ffn`: names of `ATTENTIONS` and `FFNS`
+    - `ffn_width`, `activation`: the FFN's features (4 width if None), and phi, a name of `ACTIVATIONS`
+    - `bias`: whether linear maps and LayerNorms have one
+    - `causal`, `temperature`, `qk_norm`: of attention: whether tokens read earlier ones only, tau, RMSNorms of queries and keys
+    - `initialisation`, `embedding_std`: a name of `INITIALISATIONS`, and the standard deviation of the embeddings' entries
+    - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
+    - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
+      function of depth, `knots` (4 if None) for every parameter
+    """
+
+    vocab_size: int = 256
+    context: int = 256
+    depth: int = 6
+    width: int = 128
+    heads: int = 4
+    placement: str = "peri"
+    norm: str = "layernorm"
+    dt: float = 1.0
+    attention: str = "softmax"
+    ffn: str = "mlp"
+    ffn_width: int | None = None
+    activation: str = "gelu"
+    bias: bool = True
+    causal: bool = True
+    temperature: float = 1.0
+    qk_norm: bool = False
+    eps: float = 1e-5
+    initialisation: str = "gpt2"
+    embedding_std: float = 0.02
+    alpha: float | None = None
+    depth_weights: str = "free"
+    knots: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "depth", "width", "heads"):
+            check_count(name, getattr(self, name))
+        if self.ffn_width is not None:
+            check_count("ffn_width", self.ffn_width)
+        if self.width % self.heads:
+            raise ConfigError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide the width")
+        check_dt(self.dt)
+        if not 2 * self.depth * self.dt < math.inf:
+            raise ConfigError(f"dt = {self.dt:g} times 2 x {self.depth} sublayers is no finite depth-time: lower dt")
+        object.__setattr__(self, "placement", spell(self.placement))
+        arrange(self.placement, self.depth)
+        get_initialisation(self.initialisation)
+        look_up("norm", self.norm, NORMS)
+        look_up("attention", self.attention, ATTENTIONS)
+        look_up("ffn", self.ffn, FFNS)
+        look_up("activation", self.activation, ACTIVATIONS)
+        check_norm(self.width, self.eps)
+        for name in ("bias", "causal", "qk_norm"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
+        _check_positive("temperature", self.temperature)
+        _check_positive("embedding_std", self.embedding_std)
+        look_up("depth_weights", self.depth_weights, {FREE: None, **BASES})
+        if self.knots is not None:
+            check_count("knots", self.knots)
+            if self.depth_weights == FREE:
+                raise ConfigError(
+                    f"knots = {self.knots} has no meaning for free weights: leave it out, or choose depth_weights "
+                    f"{', '.join(sorted(BASES))}"
+                )
+        if self.alpha is not None:
+            _check_positive("alpha", self.alpha)
+            if not self._has_residual_gain:
+                raise ConfigError(
+                    f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm"
+                )
+
+    @property
+    def hidden_width(self) -> int:
+        """The FFN's number of features."""
+        return self.ffn_width or 4 * self.width
+
+    @property
+    def placements(self) -> list[BlockPlacement]:
+        """The placements of every block's attention and FFN."""
+        return arrange(self.placement, self.depth)
+
+    @property
+    def weights_in_depth(self) -> int:
+        """How many values every parameter of a block has: one for each block, or for each knot."""
+        return self.depth if self.depth_weights == FREE else self.knots or KNOTS
+
+    def gain_of(self, placement: Placement) -> float:
+        """What a sublayer's map is multiplied by: 1, or DeepNorm's 1/alpha where the placement has a residual gain."""
+        return 1 / self._alpha if placement.residual_gain else 1.0
+
+    def at_depth(self, blocks: int) -> GPTConfig:
+        """The same architecture over the same depth-time T in another number of blocks; alpha stays what it was.
+
+        Raises ConfigError for placements that differ by block, which say nothing of another number of blocks.
+        """
+        check_count("blocks", blocks)
+        if blocks != self.depth and "+" in self.placement:
+            raise ConfigError(f"placement {self.placement!r} is of {self.depth} blocks: it has no other depth")
+        dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))
+        alpha = self._alpha if self._has_residual_gain else None
+        return dataclasses.replace(self, depth=blocks, dt=dt, alpha=alpha)
+
+    @property
+    def _alpha(self) -> float:
+        return (2 * self.depth) ** 0.25 if self.alpha is None else self.alpha
+
+    @property
+    def _has_residual_gain(self) -> bool:
+        return any(placement.residual_gain for block in self.placements for placement in block)
+
+
+def _check_positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} = {value!r}: give a positive finite number")
+
+
+def check_seed(seed: object) -> None:
+    """Raises ConfigError unless it is a whole number that a generator takes."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed = {seed!r}: give a whole number from 0 to 2^63 - 1")

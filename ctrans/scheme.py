@@ -1,0 +1,105 @@
+"""How a depth is integrated. That one Euler step per segment is the discrete Transformer is said here and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.depth import Depth
+from solvers import Gradient, Method, Segment, Solution, solve
+from solvers.gradients import get_gradient
+from solvers.request import check_solver
+from solvers.run import Save
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """X_T from X_0: `method`, `steps`, `rtol`, `atol` and `gradient` as `solvers.solve` takes them. The default is the discrete model.
+
+    `gradient` matters without a gradient too: `reversible` computes by a scheme of its own. Raises ConfigError when made for
+    names that are in no table and numbers that make no sense.
+    """
+
+    method: str | Method = "euler"
+    steps: int = 1
+    rtol: float | None = None
+    atol: float | None = None
+    gradient: str | Gradient = "backprop"
+
+    def __post_init__(self) -> None:
+        # which tolerances a dtype resolves is known when a state comes
+        self.check_numbers(torch.float64)
+        get_gradient(self.gradient)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether it is the discrete Transformer: one Euler step per segment."""
+        return self.method == "euler" and self.steps == 1
+
+    @property
+    def evaluates_once(self) -> bool:
+        """Whether every field is evaluated once and never again, as what a field writes into a cache demands."""
+        return self.discrete and self.gradient == "backprop"
+
+    def check_numbers(self, dtype: torch.dtype) -> Method:
+        """The method. Raises ConfigError for tolerances below what the dtype resolves, and all that is wrong with the numbers."""
+        return check_solver(self.method, self.steps, self.rtol, self.atol, dtype)[0]
+
+    def check(self, depth: Depth, dtype: torch.dtype = torch.float64) -> None:
+        """Raises ConfigError where the gradient does not work for the method and the depth's segments, or numbers for the dtype."""
+        get_gradient(self.gradient).check(self.check_numbers(dtype), self.segments(depth))
+
+    def segments(self, depth: Depth, continuous: bool | None = None) -> list[Segment]:
+        """The depth's own steps for the discrete model, its ODE for everything else; `continuous` overrides that choice."""
+        return depth.segments(continuous=not self.discrete if continuous is None else continuous)
+
+    def solve(
+        self,
+        depth: Depth,
+        x0: Float[Tensor, "*batch tokens width"],
+        *,
+        save: Save = "ends",
+        continuous: bool | None = None,
+        throw: bool = True,
+        **options: Any,
+    ) -> Solution:
+        """The solution over all segments; further options and errors are those of `solvers.solve`."""
+        return solve(self.segments(depth, continuous), x0, **vars(self), save=save, throw=throw, **options)
+
+    def last_state(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """X_T. Raises SolveError where an integration fails; the discrete model always has a result."""
+        return depth(x0) if self.evaluates_once else self.solve(depth, x0).x1
+
+
+DISCRETE = Scheme()
+
+
+def trajectory(
+    depth: Depth,
+    x0: Float[Tensor, "*batch tokens width"],
+    *,
+    method: str | Method = "euler",
+    steps: int = 1,
+    rtol: float | None = None,
+    atol: float | None = None,
+    gradient: str | Gradient = "backprop",
+    continuous: bool | None = None,
+    throw: bool = True,
+    max_steps: int = 10_000,
+    progress: Callable[[int], None] | None = None,
+) -> Solution:
+    """X at depth-time 0 and at every segment's end, one more state than there are segments, by any method of `solvers.METHODS`.
+
+    Euler with one step is the discrete model, bit for bit. Everything else integrates the ODE.
+
+    - `method`, `steps`, `rtol`, `atol`, `gradient`, `max_steps`, `progress`: as `solvers.solve` takes them
+    - `continuous`: whether the ODE is integrated whatever the method, which matters only where a norm stands around the state
+    - `throw`: whether a failure raises SolveError; otherwise the solution's status says it
+    """
+    scheme = Scheme(method, steps, rtol, atol, gradient)
+    return scheme.solve(depth, x0, save="segments", continuous=continuous, throw=throw, max_steps=max_steps, progress=progress)
