@@ -13,7 +13,7 @@ from ctrans.control.admissible import AdmissibleSet, Verdict, check_positive
 from ctrans.control.ascent import Chart, unchanged
 from ctrans.control.bounded_growth import Growth, growth
 from ctrans.control.certificate import Certificate, certify
-from ctrans.control.costate import Costate, Model, costate
+from ctrans.control.costate import Costate, costate
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
 from ctrans.control.last_map import WeightDecay
 from ctrans.control.linear_spaces import LinearSpace
@@ -22,6 +22,7 @@ from ctrans.fields import EndsLinear
 from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
 from ctrans.sublayer import Sublayer
+from ctrans.walk import Model
 from solvers import ConfigError
 
 

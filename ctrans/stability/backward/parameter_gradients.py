@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ctrans.control.costate import Model, check_targets, cross_entropy
 from ctrans.fields import ShowsMatrices
 from ctrans.stability.backward.sensitivity import lengths, trajectory
 from ctrans.sublayer import Sublayer
+from ctrans.walk import Model, check_targets, cross_entropy
 from ctrans.weights.on_demand import OnDemand, weights_of
 
 NAMES = {"query": "W_Q", "key": "W_K", "value": "W_V", "out": "W_O", "gate": "W_G", "up": "W_1", "down": "W_2"}

@@ -18,7 +18,7 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds, moments
 from ctrans.stability.forward.conservation import conservation_drift
-from ctrans.stability.model import DescribedModel
+from ctrans.walk import DescribedModel
 from solvers import ConfigError, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.stability.model import DescribedModel
 from ctrans.stability.screening.score import step_score
+from ctrans.walk import DescribedModel
 from solvers import ConfigError, SolveError
 from solvers.run import finite
 

@@ -14,12 +14,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ctrans.stability.backward.sensitivity import trajectory
-from ctrans.stability.model import DescribedModel
 from ctrans.stability.screening.attention import screen_attention, screen_initialisation
 from ctrans.stability.screening.backward import screen_backward, screen_transport
 from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding
 from ctrans.stability.screening.forward import screen_forward, screen_well_posedness
 from ctrans.stability.screening.score import Score, overall
+from ctrans.walk import DescribedModel
 from solvers import ConfigError, SolveError
 from solvers.run import finite
 

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from ctrans.control.costate import Model
 from ctrans.depth import Depth
 from ctrans.fields import HasAffineBound
 from ctrans.norm import Norm
@@ -20,6 +19,7 @@ from ctrans.stability.backward.sensitivity import TOLERANCE, lengths, step_linea
 from ctrans.stability.backward.singular_values import compose, leading_singular
 from ctrans.stability.weight_scaling import carried
 from ctrans.sublayer import Sublayer
+from ctrans.walk import Model
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
 from solvers.run import finite
