@@ -15,7 +15,7 @@ from ctrans.fields import EndsLinear, Scalable
 from ctrans.fields.scale import scale_linear
 from ctrans.norm import Norm
 from ctrans.stability.backward.sensitivity import TOLERANCE, lengths, sublayer_sensitivity
-from ctrans.stability.forward.bounds import moments
+from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError

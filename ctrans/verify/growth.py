@@ -11,7 +11,8 @@ from torch import Tensor
 from ctrans.fields import Attention, FeedForward, spectral_norm
 from ctrans.model.gpt import GPT
 from ctrans.norm import RMSNorm
-from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds, moments
+from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
+from ctrans.stability.forward.moments import moments
 from ctrans.stability.forward.single_entries import DataVariance, data_variance
 from ctrans.stability.weight_scaling import scale_last
 from ctrans.verify.draws import between, described, model, noise, one_of, size, state

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from ctrans.control.costate import Costate, costate
 from ctrans.control.model_check import ModelCheck, Remedy, SegmentCheck, check_segment
-from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds, moments
+from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
 from ctrans.stability.forward.growth_law import GrowthLaw, growth_law
+from ctrans.stability.forward.moments import moments
 from ctrans.stability.forward.single_entries import DataVariance, Massive, data_variance, massive_activations
 from ctrans.stability.screening.case import Case, Finding, attempt, exponent, spread
 from ctrans.stability.screening.score import decades
