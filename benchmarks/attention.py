@@ -19,7 +19,7 @@ from benchmarks.record import keep
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.attention.balanced_mass import balanced_mass
-from ctrans.stability.attention.bounds import attention_layers
+from ctrans.stability.attention.by_depth import attention_layers
 
 LAYERS, HEADS, TOKENS = 12, 12, 1024
 # standard deviations of the logits, from a fresh model's nearly even rows to sharp ones

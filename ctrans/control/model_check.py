@@ -151,7 +151,20 @@ def check_model(
 @torch.no_grad()
 def check_segment(sublayer: Sublayer, found: Costate, k: int, remedy: Remedy) -> SegmentCheck:
     """The certificate of segment k, whose sublayer is given, at the costate found there."""
-    x, p = found.starts[k]
+    return check_at(sublayer, *found.starts[k], segment=k, time=found.times[k], remedy=remedy)
+
+
+@torch.no_grad()
+def check_at(
+    sublayer: Sublayer,
+    x: Float[Tensor, "*batch tokens width"],
+    p: Float[Tensor, "*batch tokens width"],
+    *,
+    segment: int,
+    time: float,
+    remedy: Remedy,
+) -> SegmentCheck:
+    """The certificate of a sublayer at a state and its costate, which segment `segment` meets at depth-time `time`."""
     h = last_features(sublayer, x).flatten(0, -2)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
     norm = sublayer.state_norm if sublayer.output_norm is None else sublayer.output_norm
@@ -161,7 +174,7 @@ def check_segment(sublayer: Sublayer, found: Costate, k: int, remedy: Remedy) ->
         certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))
     slope = float((h.mT @ pulled_back(admissible, p)).norm()) if isinstance(admissible, LinearSpace) else None
     printed = float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None
-    return SegmentCheck(k, sublayer.kind, found.times[k], float(p.norm()), certificate, slope, printed)
+    return SegmentCheck(segment, sublayer.kind, time, float(p.norm()), certificate, slope, printed)
 
 
 def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.attention.balanced_mass import balanced_mass, peaked_bound, smallest_difference
 from ctrans.stability.attention.block_norm import block_gain, block_norm
-from ctrans.stability.attention.bounds import ROWS, attention_bound, attention_theta, block_layers, norm_slope, softmax_jacobian
+from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, softmax_jacobian
+from ctrans.stability.attention.by_depth import ROWS, block_layers
 from ctrans.stability.initialisation.theory import last_layer_bound
 
 Case = Callable[[torch.Generator], tuple[float, float]]

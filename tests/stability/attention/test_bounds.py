@@ -12,15 +12,8 @@ from ctrans.fields import ACTIVATIONS, Attention, FeedForward, plain_attention
 from ctrans.norm import LayerNorm
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.stability.attention.block_norm import block_gain, block_norm
-from ctrans.stability.attention.bounds import (
-    attention_bound,
-    attention_layers,
-    attention_theta,
-    block_layers,
-    norm_slope,
-    sensitivity_growth,
-    step_bound,
-)
+from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, step_bound
+from ctrans.stability.attention.by_depth import attention_layers, block_layers, sensitivity_growth
 from ctrans.sublayer import Sublayer
 from ctrans.verify.attention_cases import BOUND_CASES, exceeds
 from solvers import ConfigError

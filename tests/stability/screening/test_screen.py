@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrans.report.files import to_json
-from ctrans.stability.backward.sensitivity import step_linearisations, trajectory
 from ctrans.stability.screening.case import Case, Finding, spread
 from ctrans.stability.screening.score import decades, geometric_mean, ingredient_score, overall, step_score
 from ctrans.stability.screening.screen import EFFORTS, STEPS, screen
@@ -67,13 +66,12 @@ def test_condition_numbers_are_those_of_the_dense_jacobian():
     text = tokens(1, 7)
     effort = dataclasses.replace(TINY, tolerance=1e-4)
     result = screen(model, text[:, :-1], text[:, 1:], effort).findings["backward"].result
-    states = trajectory(model.depth, model.embed(text[:, :-1]))
-    steps = step_linearisations(model.depth, states)
+    states = model.depth.states(model.embed(text[:, :-1]))
     x = states[0]
     jacobian = torch.autograd.functional.jacobian(model.depth, x).reshape(x.numel(), x.numel())
     exact = float(torch.linalg.matrix_norm(jacobian, 2) * x.norm() / states[-1].norm())
     assert result.condition[0] == pytest.approx(exact, rel=2e-3)
-    assert len(result.condition) == len(steps) // 2
+    assert len(result.condition) == model.depth.blocks
 
 
 def test_the_score_falls_with_every_ingredient_and_is_their_geometric_mean():
