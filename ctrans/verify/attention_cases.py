@@ -90,9 +90,7 @@ def attention_map(generator: torch.Generator) -> tuple[float, float]:
 def block(generator: torch.Generator) -> tuple[float, float]:
     """The local value of a block of any placement against the product of its sublayers' bounds (theorems 5.2, 5.3)."""
     model, x = _model(generator, _one_of(generator, sorted(PLACEMENTS)))
-    (layer,) = block_layers(
-        model.depth, [x, model.depth.sublayers[0].step(x, model.depth.dt)], iterations=2, seed=_below(generator, 2**31)
-    )
+    (layer,) = block_layers(model.depth, model.depth.states(x), iterations=2, seed=_below(generator, 2**31))
     return layer.measured, layer.bound
 
 

@@ -225,7 +225,7 @@ def test_one_token_has_no_attention_path():
 def test_equal_tokens_read_each_other_evenly():
     model = small_model("pre", causal=False)
     x = noise(16).expand(1, 35, 16)
-    layer = attention_layers(model.depth, [x])[0]
+    layer = attention_layers(model.depth, model.depth.states(x))[0]
     assert layer.theta_max == pytest.approx([1 - 1 / 35**2] * 2, abs=1e-12)
     assert layer.theta_width <= 1e-12
 
