@@ -32,10 +32,10 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.text import default_text
 from ctrans.training.data import Data, from_text
-from ctrans.training.loop import Run
+from ctrans.training.loop import TrainingRun
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew
 from ctrans.training.schedule import learning_rate
 from ctrans.training.settings import TrainConfig
@@ -67,10 +67,10 @@ def case() -> Case:
     return Case(title, torch.device("cpu"), model, TrainConfig(**settings))
 
 
-def ours(case: Case, data: Data, directory: Path) -> Run:
+def ours(case: Case, data: Data, directory: Path) -> TrainingRun:
     alone = Processes(case.device)
     model = GPT(case.model, seed=0)
-    return anew(model, case.train, data, Store(directory), get_parallel("none", case.train), alone, source={})[0]
+    return anew(model, case.train, data, RunDirectory(directory), get_parallel("none", case.train), alone, source={})[0]
 
 
 def copied(theirs: nn.Module, model: GPT) -> None:
@@ -125,7 +125,7 @@ def their_iteration(theirs: nn.Module, optimiser: torch.optim.Optimizer, case: C
     return iterate
 
 
-def our_iteration(run: Run) -> Iterate:
+def our_iteration(run: TrainingRun) -> Iterate:
     return lambda step: float(run.iterate(step)["loss"])
 
 

@@ -36,7 +36,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
+        command: click.Command = importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

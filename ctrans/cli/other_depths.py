@@ -10,7 +10,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import check_buildable
 from ctrans.report.progress import progress_bar
 from ctrans.training.evaluation import evaluate
-from ctrans.training.loop import Run
+from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import LAST
@@ -35,7 +35,7 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
             )
 
 
-def losses_at(depths: Sequence[int], run: Run) -> dict[int, float]:
+def losses_at(depths: Sequence[int], run: TrainingRun) -> dict[int, float]:
     """The validation loss of the last checkpoint's model at each depth, over the same depth-time and in the run's own precision.
 
     It needs no other process. Errors are those of `load` and `solve`.

@@ -40,16 +40,16 @@ from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.report.train_report import bar_words, evaluation_line, loss_figure
 from ctrans.training import log
 from ctrans.training.data import Data, from_bin, from_text
-from ctrans.training.loop import Ending, Observer, Outcome, Run, train
+from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, train
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, processes, restarts
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, check_continues, resumed, with_settings
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import Progress, read_state
 from solvers import ConfigError
 
-Begin = Callable[[Processes], tuple[Run, Progress]]
+Begin = Callable[[Processes], tuple[TrainingRun, Progress]]
 SIGNALLED = 128
 """Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and not finished."""
 ADVICE = {
@@ -86,7 +86,7 @@ def command(json_path: str | None, **settings: Any) -> None:
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(processes(settings["parallel"], options.get_device(settings["device"])))
         if here.first:
-            stack.enter_context(Store(settings["out"]).locked())
+            stack.enter_context(RunDirectory(settings["out"]).locked())
         run, progress = begin(here)
         if here.first and progress.step and json_path != "-":
             _say(_going_on(progress.step, run.config.iterations))
@@ -118,7 +118,7 @@ def _check_places(settings: dict[str, Any], json_path: str | None) -> None:
 
 def _plan(settings: dict[str, Any]) -> Begin:
     """What begins the run that the options ask for, new or taken up again, when this process knows its place among the others."""
-    store = Store(settings["out"])
+    store = RunDirectory(settings["out"])
     if settings["resume"] and (store.exists or not restarts()):
         return _plan_to_resume(settings, store)
     model, config = _architecture(settings), TrainConfig(seed=settings["seed"], **{name: settings[name] for name in SETTINGS})
@@ -132,7 +132,7 @@ def _plan(settings: dict[str, Any]) -> Begin:
     return partial(anew, weights, config, data, store, parallel, source=source, overwrite=settings["overwrite"])
 
 
-def _plan_to_resume(settings: dict[str, Any], store: Store) -> Begin:
+def _plan_to_resume(settings: dict[str, Any], store: RunDirectory) -> Begin:
     directory = store.verified_last()
     state, saved = read_state(directory), load_config(directory)
     context = click.get_current_context()
@@ -178,7 +178,7 @@ def _data(source: dict[str, Any], context: int) -> Data:
 
 
 @contextlib.contextmanager
-def _observer(settings: dict[str, Any], run: Run, progress: Progress, *, quiet: bool) -> Iterator[Observer]:
+def _observer(settings: dict[str, Any], run: TrainingRun, progress: Progress, *, quiet: bool) -> Iterator[Observer]:
     """What each row of the log is shown by: the bar, a line per evaluation, TensorBoard."""
     with contextlib.ExitStack() as stack:
         iterations = run.config.iterations
@@ -205,7 +205,7 @@ def _say(words: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _result(settings: dict[str, Any], run: Run, outcome: Outcome, seconds: float) -> dict[str, Any]:
+def _result(settings: dict[str, Any], run: TrainingRun, outcome: Outcome, seconds: float) -> dict[str, Any]:
     rows = list(log.read(run.store.directory))
     evaluations = [row for row in rows if "validation_loss" in row]
     progress = outcome.progress
@@ -229,7 +229,7 @@ def _result(settings: dict[str, Any], run: Run, outcome: Outcome, seconds: float
     }
 
 
-def _add_depths(result: dict[str, Any], depths: Sequence[int], run: Run, json_path: str | None) -> None:
+def _add_depths(result: dict[str, Any], depths: Sequence[int], run: TrainingRun, json_path: str | None) -> None:
     """Evaluates at those depths, and writes and prints what a result is then."""
     result["other_depths"] = losses_at(depths, run)
     options.write_json(result, json_path, run.store.directory, "train")
@@ -238,7 +238,7 @@ def _add_depths(result: dict[str, Any], depths: Sequence[int], run: Run, json_pa
             _say(f"Validation loss at depth {depth}: {loss:.4f}")
 
 
-def _show(result: dict[str, Any], run: Run, json_path: str | None) -> None:
+def _show(result: dict[str, Any], run: TrainingRun, json_path: str | None) -> None:
     """Writes the picture and the JSON, but not yet to stdout, and prints how the run ended."""
     directory = run.store.directory
     model, progress = run.model.config, result["best_step"]

@@ -35,7 +35,7 @@ KEPT = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Store:
+class RunDirectory:
     """The directory of one run."""
 
     directory: Path

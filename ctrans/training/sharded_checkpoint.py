@@ -15,7 +15,7 @@ from torch import Tensor
 from ctrans.model import checkpoint
 from ctrans.model.gpt import GPT
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.training_state import (
     State,
     optimiser_tensors,
@@ -29,7 +29,7 @@ SHARDS = "optimiser"
 """The directory of the processes' files in a checkpoint; without it the optimiser is in one file."""
 
 
-def save_shards(store: Store, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes) -> None:
+def save_shards(store: RunDirectory, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes) -> None:
     """Each process writes its part of the optimiser, the first one the weights and the state too."""
     import torch.distributed.checkpoint as dcp  # imports for a second
 

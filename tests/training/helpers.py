@@ -8,7 +8,7 @@ from ctrans.training.data import from_text
 from ctrans.training.loop import train
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, resumed, with_settings
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import read_state
@@ -33,12 +33,12 @@ def start(directory, model=None, text=TEXT, overwrite=False, **changes):
     settings = TrainConfig(**{**SETTINGS, **changes})
     data = from_text(text, config.context)
     weights = GPT(config, seed=settings.seed)
-    return anew(weights, settings, data, Store(directory), PARALLEL["none"], ALONE, source={}, overwrite=overwrite)
+    return anew(weights, settings, data, RunDirectory(directory), PARALLEL["none"], ALONE, source={}, overwrite=overwrite)
 
 
 def resume(directory, text=TEXT, **changes):
     """The run in that directory, taken up from its last checkpoint."""
-    store = Store(directory)
+    store = RunDirectory(directory)
     state = with_settings(read_state(store.verified_last()), changes)
     return resumed(state, from_text(text, MODEL["context"]), store, PARALLEL["none"], ALONE)
 

@@ -19,7 +19,7 @@ from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Ending, train
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, resumed
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import read_state
@@ -109,7 +109,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_without_touching_the_weights(tmp
     assert verdict["diverged"] == outcome.message
     kept = load(tmp_path / "last")
     assert all(torch.isfinite(value).all() for value in kept.state_dict().values())
-    assert Store(tmp_path).steps()[-1] == 6
+    assert RunDirectory(tmp_path).steps()[-1] == 6
 
 
 def test_validation_losses_above_the_margin_end_the_run_and_are_not_saved(tmp_path):
@@ -118,7 +118,7 @@ def test_validation_losses_above_the_margin_end_the_run_and_are_not_saved(tmp_pa
     assert outcome.ending is Ending.DIVERGED
     assert outcome.progress.above == 3
     assert "by more than the margin for 3 evaluations" in outcome.message
-    last = Store(tmp_path).steps()[-1]
+    last = RunDirectory(tmp_path).steps()[-1]
     evaluated = {row["step"]: row["validation_loss"] for row in log.read(tmp_path) if "validation_loss" in row}
     assert last < next(step for step, loss in evaluated.items() if loss > evaluated[0] + 0.5)
 
@@ -146,7 +146,7 @@ def test_a_signal_ends_the_run_after_its_iteration_and_saves(tmp_path, number):
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
         signal.signal(number, before)
-    assert Store(tmp_path).steps()[-1] == 5
+    assert RunDirectory(tmp_path).steps()[-1] == 5
 
 
 def test_a_signal_that_was_ignored_before_stays_ignored(tmp_path):
@@ -169,7 +169,7 @@ def test_after_divergence_last_is_the_newest_checkpoint_up_to_the_last_good_eval
 
     outcome = train(dataclasses.replace(run, observe=worsen), progress)
     assert (outcome.ending, outcome.progress.step, outcome.progress.good) == (Ending.DIVERGED, 20, 10)
-    assert max(step for step in Store(tmp_path).steps() if step <= 10) == read_state(tmp_path / "last").progress.step
+    assert max(step for step in RunDirectory(tmp_path).steps() if step <= 10) == read_state(tmp_path / "last").progress.step
     run, progress = resume(tmp_path, learning_rate=1e-3)
     assert train(run, progress).ending is Ending.FINISHED
     verdicts = [row for row in log.read(tmp_path) if "diverged" in row or "settings" in row]
@@ -268,7 +268,7 @@ def test_a_second_run_does_not_overwrite_the_first_unless_told_to(tmp_path):
     with pytest.raises(ConfigError, match="has a run already"):
         start(tmp_path)
     start(tmp_path, overwrite=True)
-    assert Store(tmp_path).steps() == []
+    assert RunDirectory(tmp_path).steps() == []
 
 
 def test_lack_of_memory_names_batch_and_context(tmp_path, monkeypatch):
@@ -315,7 +315,7 @@ def crowded(directory):
         GPT(GPTConfig(**MODEL), seed=0),
         TrainConfig(**SETTINGS),
         from_text(TEXT, MODEL["context"]),
-        Store(directory),
+        RunDirectory(directory),
         PARALLEL["none"],
         Processes(torch.device("cpu"), 0, 3),
         source={},
@@ -327,8 +327,8 @@ def test_a_batch_that_processes_cannot_share_removes_no_run(tmp_path):
     train(*start(tmp_path))
     with pytest.raises(ConfigError, match="multiple of 3"):
         crowded(tmp_path)
-    assert Store(tmp_path).steps()[-1] == 12
-    store = Store(tmp_path)
+    assert RunDirectory(tmp_path).steps()[-1] == 12
+    store = RunDirectory(tmp_path)
     with pytest.raises(ConfigError, match="multiple of 3"):
         resumed(
             read_state(store.verified_last()),
@@ -351,7 +351,7 @@ def test_tokens_are_checked_on_resume_too(tmp_path, monkeypatch):
     train(*start(tmp_path))
     monkeypatch.setattr(Data, "fingerprint", lambda data: read_state(tmp_path / "last").fingerprint)
     other = Data(np.full(2000, 300), np.full(200, 300), MODEL["context"], "other")
-    store = Store(tmp_path)
+    store = RunDirectory(tmp_path)
     with pytest.raises(ConfigError, match="token 300"):
         resumed(read_state(store.verified_last()), other, store, PARALLEL["none"], ALONE)
 
@@ -359,7 +359,7 @@ def test_tokens_are_checked_on_resume_too(tmp_path, monkeypatch):
 def test_a_run_that_went_on_meanwhile_is_not_resumed_from_before(tmp_path):
     run, progress = start(tmp_path)
     train(dataclasses.replace(run, observe=stopped_at(5)), progress)
-    store = Store(tmp_path)
+    store = RunDirectory(tmp_path)
     before = read_state(store.verified_last())
     train(*resume(tmp_path))
     with pytest.raises(ConfigError, match="has gone on since it was read"):
