@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+# in place of this file's own folder, where `import solvers` would find this file
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
 import torch
 import torchdiffeq
 from torch import Tensor, nn
-
-# in place of this file's own folder, where `import solvers` would find this file
-sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.memory import peak_bytes, saved_bytes
 from benchmarks.record import keep

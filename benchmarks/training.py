@@ -20,11 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import torch
-from torch import nn
-
 # in place of this file's own folder, so that imports find the packages
 sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
+import torch
+from torch import nn
 
 from benchmarks.memory import peak_bytes
 from benchmarks.record import keep

@@ -51,6 +51,7 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     found = subjects(settings, placements, [settings["norm"]])
     text = read(settings, found)
     tokens, targets = (part.to(device) for part in text.pairs(settings["batch"], settings["context"]))
+    options.set_threads(settings, tokens)
     directory = options.out_directory(out, json_path, "control")
     readings: dict[str, MaximumPrinciple] = {}
     with progress_bar("control", len(found)) as advance:

@@ -16,6 +16,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report.convergence_report import convergence_figure, convergence_table
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
+from ctrans.threads import choose_threads
 from ctrans.verify.convergence import Convergence, depth_convergence, fixed_step, own_methods, substep_convergence
 from solvers import METHODS, ConfigError
 from solvers.errors import unknown
@@ -86,6 +87,7 @@ def command(
             for s in (False, True)
             for p in names
         ]
+    choose_threads(0)  # its models are small
     directory = options.out_directory(out, json_path, "convergence")
     results = []
     with progress_bar("convergence", len(jobs)) as advance:

@@ -85,6 +85,7 @@ def command(
         raise ConfigError(next(iter(refused.values())))
     text = read(settings, wanted)
     tokens, targets = (part.to(device) for part in text.pairs(settings["batch"], settings["context"]))
+    options.set_threads(settings, tokens)
     directory = options.out_directory(out, json_path, "hjb-check")
     checks: dict[str, list[ModelCheck]] = {subject.config.norm: [] for subject in wanted}
     with progress_bar("hjb-check", 2 * settings["depth"] * len(jobs)) as advance:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import torch
+from torch import Tensor
 
 from ctrans.fields import ACTIVATIONS
 from ctrans.interop.architecture import PRESETS
@@ -18,6 +19,7 @@ from ctrans.model.text import VOCABULARY
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import check_writable, to_json, write_atomic
+from ctrans.threads import choose_threads, flops
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -219,6 +221,12 @@ def get_device(name: str) -> torch.device:
     if device.type == "meta":
         raise ConfigError("device 'meta' holds no numbers: use --device cpu")
     return device
+
+
+def set_threads(settings: dict[str, Any], tokens: Tensor) -> None:
+    """As many threads as a model of these settings is worth on these tokens, where the processor computes (`ctrans.threads`)."""
+    if tokens.device.type == "cpu":
+        choose_threads(flops(settings["width"], *tokens.shape), get_dtype(settings["dtype"]).itemsize)
 
 
 def make_config(settings: dict[str, Any], placement: str, norm: str) -> GPTConfig:

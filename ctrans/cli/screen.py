@@ -101,6 +101,7 @@ def command(
     settings["stream"] = any(subject.streamed for subject in found)
     text = read(settings, found)
     tokens, targets, other = (part.to(device) for part in _parts(text, settings, found))
+    options.set_threads(settings, tokens)
     directory = options.out_directory(out, json_path, "screen")
     effort = EFFORTS["quick" if quick else "full"]
     results: dict[str, Screening] = {}

@@ -61,6 +61,7 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     ctrans simulate --architecture llama-7b --tokens 32 --batch 1 --no-reference
     """
     found, text, tokens, solver = _check(placements, settings)
+    options.set_threads(settings, tokens)
     directory = options.out_directory(out, json_path, "simulate")
     passes = (1 if solver["method"] == "euler" and solver["steps"] == 1 else 2) + reference
     results = []

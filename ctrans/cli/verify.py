@@ -14,6 +14,7 @@ from ctrans.depth import check_count
 from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
+from ctrans.threads import choose_threads
 from ctrans.verify.table import SECTIONS, select, verify_all
 from solvers import ConfigError
 
@@ -50,6 +51,7 @@ def command(only: tuple[str, ...], cases: int, seed: int, markdown: Path | None,
     """
     statements = select(only)
     check_count("cases", cases)
+    choose_threads(0)  # its cases are small
     page = _page(markdown)
     directory = options.out_directory(out, json_path, "verify")
     results = []
