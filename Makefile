@@ -25,6 +25,7 @@ gpu:
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 setup: .venv/installed
