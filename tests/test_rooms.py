@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 # Rooms on one row may import each other only if listed before.
 ROOMS = [
+    "threads",
     "norm",
     "placement",
     "fields",

@@ -13,7 +13,7 @@ from ctrans.cli import options
 from ctrans.cli.ending import Ending, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import Subject, find
+from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
 from ctrans.control.model_check import ModelCheck, Remedy, check_model, refusal
@@ -90,6 +90,7 @@ def command(request: HJBCheckRequest) -> None:
         raise ConfigError(next(iter(refused.values())))
     text = read(request, found)
     tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
+    settle_threads(found, tokens, get_dtype(request.dtype))
     directory = directory_of(request)
     checks: dict[str, list[ModelCheck]] = {subject.config.norm: [] for subject in found}
     with progress_bar("hjb-check", 2 * sum(subject.blocks for subject in jobs)) as advance:

@@ -38,6 +38,7 @@ from ctrans.report.files import check_writable, png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.report.train_report import bar_words, evaluation_line, loss_figure
+from ctrans.threads import choose_threads, flops
 from ctrans.training import log
 from ctrans.training.data import Data, from_bin, from_text
 from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, train
@@ -109,7 +110,7 @@ def _check_places(settings: dict[str, Any], json_path: str | None) -> None:
         if settings[first] and settings[second]:
             raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
     if settings["threads"] is not None:
-        torch.set_num_threads(check_count("threads", settings["threads"]))
+        check_count("threads", settings["threads"])
     if settings["use_tensorboard"]:
         check_tensorboard()
     if json_path not in (None, "-"):
@@ -125,6 +126,7 @@ def _plan(settings: dict[str, Any]) -> Begin:
     parallel = get_parallel(settings["parallel"], config)
     check_buildable(model, config.seed)
     check_depths(settings["eval_depth"], model, config)
+    _set_threads(settings, model, config)
     source = _source(settings)
     data = _data(source, model.context)
     check_writable(store.directory)
@@ -142,10 +144,19 @@ def _plan_to_resume(settings: dict[str, Any], store: RunDirectory) -> Begin:
     check_continues(known, {name: value for name, value in given.items() if name in known}, flags)
     state = with_settings(state, given)
     check_depths(settings["eval_depth"], saved, state.config)
+    _set_threads(settings, saved, state.config)
     if state.source.keys() & given.keys():  # the data may have moved: their fingerprint tells whether they are the same
         state = dataclasses.replace(state, source=_source(settings))
     parallel = get_parallel(settings["parallel"], state.config)
     return partial(resumed, state, _data(state.source, saved.context), store, parallel)
+
+
+def _set_threads(settings: dict[str, Any], model: GPTConfig, config: TrainConfig) -> None:
+    """As many threads as --threads says, or as the model and its micro-batch are worth: the same when the run is taken up again."""
+    if settings["threads"] is not None:
+        torch.set_num_threads(settings["threads"])
+    elif torch.device(settings["device"]).type == "cpu":
+        choose_threads(flops(model.width, config.batch, model.context), config.weight_dtype.itemsize)
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:

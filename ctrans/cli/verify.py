@@ -15,6 +15,7 @@ from ctrans.depth import check_count
 from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
+from ctrans.threads import choose_threads
 from ctrans.verify.statement import Result
 from ctrans.verify.table import SECTIONS, select, verify_all
 from solvers import ConfigError
@@ -63,6 +64,7 @@ def command(request: VerifyRequest) -> None:
     ctrans verify --only 9 --cases 2000
     ctrans verify --only lemma-9 --only theorem-4
     """
+    choose_threads(0)  # its cases are small
     statements = select(request.only)
     check_count("cases", request.cases)
     page = _page(request.markdown)
