@@ -24,7 +24,8 @@ from benchmarks.memory import peak_bytes, saved_bytes
 from benchmarks.record import keep
 from ctrans.gpt import GPT, GPTConfig
 from solvers import METHODS, solve
-from solvers.reversible import COUPLING, ReversibleScheme
+from solvers.reversible import COUPLING
+from solvers.reversible_scheme import ReversibleScheme
 
 STEPS = (8, 32, 128, 512)
 ROUNDS = 5

@@ -12,9 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from solvers.errors import ConfigError
 from solvers.march import Progress, march
-from solvers.methods import Method
+from solvers.method import Method, Replayable
 from solvers.run import Run, Stopped
-from solvers.runge_kutta import RungeKutta
 from solvers.segment import Segment
 from solvers.solution import Solution, Stats, Status
 
@@ -99,7 +98,7 @@ def _advance(method: Method, pieces: Sequence[Segment], x: Tensor, request: Run,
 
 def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -> tuple[Method, list[Part], Run]:
     """What is recomputed: the method for one piece, the pieces, and the request of each."""
-    if not isinstance(method, RungeKutta):
+    if not isinstance(method, Replayable):
         whole = list(enumerate(segments))
         return method, whole, run.again(save="steps" if run.save == "steps" else "segments")
     if not method.adaptive:

@@ -24,7 +24,7 @@ from solvers.adjoint import Adjoint
 from solvers.checkpoint import Checkpoint
 from solvers.errors import look_up
 from solvers.march import Progress, march
-from solvers.methods import Method
+from solvers.method import Method
 from solvers.reversible import Reversible
 from solvers.run import Run
 from solvers.segment import Segment

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from solvers.methods import Method
+from solvers.method import Method
 from solvers.run import Run, Stopped, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status

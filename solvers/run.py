@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from solvers.controller import StepController
+from solvers.controller import StepSize
 from solvers.errors import ConfigError
 from solvers.segment import Segment
 from solvers.solution import Stats, Status
@@ -48,7 +48,7 @@ class Saved(NamedTuple):
 class Run:
     """What every method needs to know of the solve it serves, and what it reports back.
 
-    `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones. `controller` outlives a segment: an adaptive method
+    `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones. `step_size` outlives a segment: an adaptive method
     takes the step it had reached into the next one. With `watch`, each accepted state is checked for non-finite entries.
     `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
     second state of a reversible scheme. `controlled` limits the error norm to that many leading entries of a flat state.
@@ -62,7 +62,7 @@ class Run:
     save: Save = "ends"
     controlled: int | None = None
     stats: Stats = dataclasses.field(default_factory=Stats)
-    controller: StepController | None = None
+    step_size: StepSize | None = None
     partner: Tensor | None = None
     trace: list[Step] = dataclasses.field(default_factory=list)
     saved: list[Saved] = dataclasses.field(default_factory=list)
