@@ -57,7 +57,8 @@ def test_every_rule_goes_to_the_step_that_a_constant_error_asks_for(rule):
     for _ in range(200):
         if size.judge(size.step, (size.step / wanted) ** q):
             taken.append(size.step)
-    assert 0.7 * wanted < taken[-1] == pytest.approx(taken[-2], rel=1e-9) < wanted
+    assert taken[-1] == pytest.approx(taken[-2], rel=1e-9)
+    assert 0.7 * wanted < taken[-1] < wanted
     if rule == "pi":
         assert taken[-1] == pytest.approx(wanted * 0.9 ** (1 / (0.7 - 0.4)))
     assert isinstance(CONTROLLERS[rule], Controller)
