@@ -78,6 +78,6 @@ GRADIENTS: dict[str, Gradient] = {
 
 def get_gradient(gradient: str | Gradient) -> Gradient:
     """The gradient of that name, or the object itself; ConfigError with the nearest name otherwise."""
-    if isinstance(gradient, Gradient) and not isinstance(gradient, type):
+    if not isinstance(gradient, (str, type)) and isinstance(gradient, Gradient):
         return gradient
     return look_up("gradient", gradient, GRADIENTS)

@@ -21,7 +21,8 @@ METHODS: dict[str, Method] = {
 
 def get_method(method: str | Method) -> Method:
     """The method of that name, or the method itself; ConfigError with the nearest name otherwise."""
-    return method if isinstance(method, Method) else look_up("method", method, METHODS)
+    # a name first: to ask whether an object has a protocol takes longer than an Euler step does beside its field
+    return look_up("method", method, METHODS) if isinstance(method, str) or not isinstance(method, Method) else method
 
 
 def fixed_step(method: str | Method) -> Method:

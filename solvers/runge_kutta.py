@@ -63,16 +63,27 @@ class RungeKutta:
 
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
         """The state at the segment's end. Raises Stopped where it cannot get there."""
-        return self._adaptive(segment, x, run, None) if self.adaptive else self._fixed(segment, x, run, None)
+        if self.adaptive:
+            return self._adaptive(segment, x, run, None)
+        h = segment.step(run.steps)
+        for start, end in segment.intervals(run.steps):
+            x = run.accept(segment, end, x + self._increment(segment, start, end, h, x, run))
+        return x
 
     def walk(self, segment: Segment, x: Tensor, run: Run, finish: Finish) -> Tensor:
         """Goes over the segment by steps whose next x `finish` makes. An adaptive method keeps the error of x + increment small."""
-        return self._adaptive(segment, x, run, finish) if self.adaptive else self._fixed(segment, x, run, finish)
+        if self.adaptive:
+            return self._adaptive(segment, x, run, finish)
+        h = segment.step(run.steps)
+        for start, end in segment.intervals(run.steps):
+            step = Step(segment, start, end, h)
+            x = finish(step, x, self._increment(*step, x, run))
+            run.trace.append(step)
+        return x
 
     def increment(self, step: Step, x: Tensor, run: Run) -> Tensor:
         """h sum_i b_i k_i: what one step adds to x, without error estimate and before projection."""
-        stages = self._stages(step, x, run, None, self._used)
-        return weighted(step.h, self.tableau.b, stages)
+        return self._increment(*step, x, run)
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
         """The segment's steps as segments of one step each, the same to the last bit."""
@@ -80,12 +91,10 @@ class RungeKutta:
         for i, (t0, t1) in enumerate(pairwise(ends)):
             yield Segment(t0, t1, segment.field, segment.project, segment.enter if i == 0 else None)
 
-    def _fixed(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None) -> Tensor:
-        for step in fixed_steps(segment, run.steps):
-            increment = self.increment(step, x, run)
-            x = run.accept(segment, step.end, x + increment) if finish is None else finish(step, x, increment)
-            run.trace.append(step)
-        return x
+    def _increment(self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run) -> Tensor:
+        if self._used == 1:  # Euler: beside the field of a small model every call counts
+            return h * self.tableau.b[0] * run.velocity(segment, start, x)
+        return weighted(h, self.tableau.b, self._stages(segment, start, end, h, x, run, None, self._used))
 
     def _adaptive(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None) -> Tensor:
         t, t1 = segment.start, segment.end
@@ -108,7 +117,7 @@ class RungeKutta:
                 raise Stopped(Status.TOO_MANY_STEPS, t, x)
             steps += 1
             step = Step(segment, t, end, h)
-            stages = self._stages(step, x, run, first, len(self.tableau.b))
+            stages = self._stages(*step, x, run, first, len(self.tableau.b))
             increment = weighted(h, self.tableau.b, stages)
             x1 = x + increment
             if not run.step_size.judge(size, self._error(x, x1, h, weights, stages, run)):
@@ -121,8 +130,9 @@ class RungeKutta:
                 first = stages[-1] if reuse else run.velocity(segment, t, x)
         return x
 
-    def _stages(self, step: Step, x: Tensor, run: Run, first: Tensor | None, used: int) -> list[Tensor]:
-        segment, start, end, h = step
+    def _stages(
+        self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run, first: Tensor | None, used: int
+    ) -> list[Tensor]:
         stages = [run.velocity(segment, start, x) if first is None else first]
         for i in range(1, used):
             node = self.tableau.c[i]
@@ -154,13 +164,6 @@ class RungeKutta:
             return probe
         guess = (1 / largest) ** (1 / self.order) if largest > 1e-15 else max(1e-6, 1e-3 * probe)
         return min(100 * probe, guess, span)
-
-
-def fixed_steps(segment: Segment, steps: int) -> Iterator[Step]:
-    """That many equal steps over the segment."""
-    h = segment.step(steps)
-    for start, end in pairwise(segment.times(steps)):
-        yield Step(segment, start, end, h)
 
 
 def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
