@@ -29,7 +29,8 @@ from benchmarks.record import keep
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from solvers import METHODS, solve
-from solvers.reversible import COUPLING, ReversibleScheme
+from solvers.reversible import COUPLING
+from solvers.reversible_scheme import ReversibleScheme
 
 STEPS = (8, 32, 128, 512)
 ROUNDS = 5
