@@ -18,7 +18,7 @@ from ctrans.norm import NORMS, Norm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from ctrans.stability.screening.case import Finding, Plan
-from ctrans.stability.screening.screen import STEPS, Step, screen
+from ctrans.stability.screening.screen import STEPS, ScreeningStep, screen
 from ctrans.verify.convergence import substep_convergence
 from ctrans.walk import Instrument, walk
 from solvers import METHODS, RungeKutta, solve, tableau
@@ -131,7 +131,7 @@ def test_a_new_placement_is_one_entry(monkeypatch):
     model = model_with(placement="pre_deep")
     check_enrolled(model)
     assert {sublayer.placement.name for sublayer in model.depth.sublayers} == {"pre_deep"}
-    assert model.depth.sublayers[0].gain == (2 * 2) ** -0.25
+    assert model.depth.sublayers[0].gain == pytest.approx((2 * 2) ** -0.25)
     assert list(command("simulate", "--placement", "all", "--no-reference")["placements"]) == list(PLACEMENTS)
     assert substep_convergence("rk4", "pre_deep").order == pytest.approx(4, abs=0.15)
 
@@ -197,7 +197,7 @@ def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch)
     cosines = nn.functional.cosine_similarity(x.unsqueeze(-2), x.unsqueeze(-3), dim=-1)
     pairs = [float(cosines[b, i, j]) for b in range(2) for i in range(9) for j in range(9) if i != j]
     assert value == pytest.approx(sum(pairs) / len(pairs))
-    monkeypatch.setitem(STEPS, "similarity", Step("do tokens collapse?", plan_similarity))
+    monkeypatch.setitem(STEPS, "similarity", ScreeningStep("do tokens collapse?", plan_similarity))
     findings = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick").findings
     assert findings["similarity"].verdict == "apart"
     assert 0 < findings["similarity"].score <= 1

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.fields import Attention, plain_attention, spectral_norm
+from ctrans.fields import plain_attention, spectral_norm
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.norm import NORMS
@@ -80,7 +80,6 @@ def attention_map(generator: torch.Generator) -> tuple[float, float]:
     """The local value of attention against theorem 5.1 with its biases."""
     model, x = _model(generator, "none")
     attention = model.depth.sublayers[0].field
-    assert isinstance(attention, Attention)
     theta = attention_theta(attention, x).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
     with plain_attention(attention):
         measured = block_gain(attention, x[0], iterations=2, generator=generator)

@@ -22,11 +22,11 @@ from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal,
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
 
-__all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "Step", "screen", "visits"]
+__all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen", "visits"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class ScreeningStep:
     """A step of the workflow: what it asks, the instruments and the conclusion that answer it, and whether the score counts it."""
 
     question: str
@@ -34,13 +34,13 @@ class Step:
     scored: bool = True
 
 
-STEPS: dict[str, Step] = {
-    "well-posedness": Step("is training a well-posed control problem?", plan_well_posedness),
-    "forward": Step("how do hidden states grow?", plan_forward),
-    "backward": Step("how do gradients pass?", plan_backward),
-    "transport": Step("how far does uncertainty travel?", plan_transport),
-    "attention": Step("how sensitive is attention?", plan_attention),
-    "initialisation": Step("what does theory say of the initial weights?", plan_initialisation, scored=False),
+STEPS: dict[str, ScreeningStep] = {
+    "well-posedness": ScreeningStep("is training a well-posed control problem?", plan_well_posedness),
+    "forward": ScreeningStep("how do hidden states grow?", plan_forward),
+    "backward": ScreeningStep("how do gradients pass?", plan_backward),
+    "transport": ScreeningStep("how far does uncertainty travel?", plan_transport),
+    "attention": ScreeningStep("how sensitive is attention?", plan_attention),
+    "initialisation": ScreeningStep("what does theory say of the initial weights?", plan_initialisation, scored=False),
 }
 """A new step is one entry: a plan of instruments by lane, and what it concludes from their figures."""
 
@@ -112,7 +112,7 @@ def visits(model: DescribedModel) -> int:
     return 2 * len(model.depth.sublayers)
 
 
-def _planned(step: Step, case: Case) -> Plan | Finding:
+def _planned(step: ScreeningStep, case: Case) -> Plan | Finding:
     """The step's plan; a finding where it says that it cannot handle the model."""
     try:
         return step.plan(case)
