@@ -90,13 +90,19 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
 
 def write_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> None:
     """Writes the result object into the directory, and wherever it was asked for."""
+    text = save_json(request, directory, result)
+    if request.quiet:
+        click.echo(text, nl=False)
+
+
+def save_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> str:
+    """The same, but not to stdout; gives the text."""
     text = to_json(result) + "\n"
     if directory is not None:
         write_atomic(directory / f"{request.command}.json", text.encode())
-    if request.quiet:
-        click.echo(text, nl=False)
-    elif request.json_path is not None:
+    if request.json_path is not None and not request.quiet:
         write_atomic(Path(request.json_path), text.encode())
+    return text
 
 
 def _show(request: Request, directory: Path | None, ending: Ending) -> None:

@@ -23,8 +23,9 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
     """Raises ConfigError for a depth whose weights, or whose 2 N + 1 hidden states of a batch, this machine cannot hold."""
     for depth in depths:
         check_count("eval_depth", depth)
+        other = model.at_depth(depth)
         try:
-            check_buildable(model.at_depth(depth), config.seed)
+            check_buildable(other, config.seed)
         except ConfigError as error:
             raise ConfigError(f"--eval-depth {depth}: {error}; or a lower --eval-depth") from None
         states = (2 * depth + 1) * config.batch * model.context * model.width * config.weight_dtype.itemsize

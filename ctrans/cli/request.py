@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 import torch
@@ -36,15 +36,6 @@ class Request:
 
     unshown: ClassVar[frozenset[str]] = frozenset({"json_path"})
     """Options that no result shows."""
-
-    @classmethod
-    def of(cls, context: click.Context) -> Self:
-        """The request of a command that is being called."""
-        fields = {field.name for field in dataclasses.fields(cls)}
-        values = {name: value for name, value in cls.read(context.params).items() if name in fields}
-        typed = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        options = MappingProxyType(dict(context.params))
-        return cls(command=str(context.command.name), options=options, typed=frozenset(typed), **values)
 
     @classmethod
     def read(cls, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -117,6 +108,15 @@ class ModelRequest(WrittenRequest):
 Asked = TypeVar("Asked", bound=Request)
 
 
+def request_of(kind: type[Asked], context: click.Context) -> Asked:
+    """The request of a command that is being called."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    values = {name: value for name, value in kind.read(context.params).items() if name in fields}
+    typed = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    options = MappingProxyType(dict(context.params))
+    return kind(command=str(context.command.name), options=options, typed=frozenset(typed), **values)
+
+
 def takes(kind: type[Asked]) -> Callable[[Callable[[Asked], None]], Callable[..., None]]:
     """Makes a function of one request what click can call with all its options."""
 
@@ -124,7 +124,7 @@ def takes(kind: type[Asked]) -> Callable[[Callable[[Asked], None]], Callable[...
         @click.pass_context
         @functools.wraps(command)
         def call(context: click.Context, /, **_: object) -> None:
-            command(kind.of(context))
+            command(request_of(kind, context))
 
         return call
 

@@ -58,7 +58,7 @@ class SegmentCheck:
 
 @dataclasses.dataclass(frozen=True)
 class ModelCheck:
-    """The certificates of all segments of a model with one placement. Every field suits JSON."""
+    """The certificates of all segments of a model; `placement` names those of its sublayers. Every field suits JSON."""
 
     placement: str
     loss: float
@@ -97,17 +97,16 @@ class ModelCheck:
 
         `gap` is (H - best)/|H| of the ascent over velocities, `weights` of that over the last map's weights, `kkt` the residual
         of the closed form's maximiser, `uniqueness` the distance between maximisers from different starts, `exponent` the k of
-        value ~ R^k that is farthest from what the verdict says.
+        value ~ R^k that is farthest from what its segment's verdict says: 1 where H is infinite, else 0.
         """
         certificates = [segment.certificate for segment in self.segments]
-        expected = 1.0 if self.verdict == "degenerate" else 0.0
-        grown = [c.growth.exponent for c in certificates if c.growth is not None]
+        grown = [(c.growth.exponent, float(c.verdict == "degenerate")) for c in certificates if c.growth is not None]
         return {
             "gap": max((c.velocities.gap for c in certificates if c.velocities is not None), key=abs, default=None),
             "weights": max((c.weights.gap for c in certificates if c.weights is not None), key=abs, default=None),
             "kkt": max((c.kkt for c in certificates if c.kkt is not None), default=None),
             "uniqueness": max((c.velocities.uniqueness for c in certificates if c.velocities is not None), default=None),
-            "exponent": max(grown, key=lambda k: abs(k - expected), default=None),
+            "exponent": max(grown, key=lambda each: abs(each[0] - each[1]), default=(None, 0.0))[0],
         }
 
 

@@ -133,7 +133,7 @@ class TrainingRun:
         return torch.autocast(device, dtype) if dtype is torch.bfloat16 else contextlib.nullcontext()
 
 
-def train(run: TrainingRun, progress: Progress) -> Outcome:
+def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
     """Trains from `progress` to `iterations`, or to where a signal or divergence ends it.
 
     A first SIGINT, SIGTERM or SIGHUP ends the run after the iteration under way, with a checkpoint. A run has diverged when a

@@ -82,7 +82,8 @@ def _itself(tensor: Tensor) -> Tensor:
 
 
 def _gather(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor()  # type: ignore[attr-defined]  # a DTensor
+    gathered: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]  # a DTensor
+    return gathered
 
 
 PARALLEL: dict[str, Parallel] = {

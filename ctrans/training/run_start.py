@@ -34,7 +34,7 @@ def anew(
     source: Mapping[str, Any],
     overwrite: bool = False,
 ) -> tuple[TrainingRun, Progress]:
-    """A run from its first iteration on, ready for `train`.
+    """A run from its first iteration on, ready for `carry_out`.
 
     Raises ConfigError where the directory has a run already and `overwrite` does not allow to remove it, and where the data do
     not suffice for a batch, have tokens that the model does not know, or cannot be shared evenly. Nothing is removed then.
@@ -75,7 +75,7 @@ def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes
 def resumed(
     state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes
 ) -> tuple[TrainingRun, Progress]:
-    """The run as it was at the checkpoint that `state` was read from (see `RunDirectory.verified_last`), ready for `train`.
+    """The run as it was at the checkpoint that `state` was read from (see `RunDirectory.verified_last`), ready for `carry_out`.
 
     The settings that differ from the saved ones become a row of the log. Raises ConfigError for other data than it was started
     with, fewer iterations than are done, or a batch that the processes cannot share evenly.

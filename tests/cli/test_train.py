@@ -15,7 +15,7 @@ import pytest
 
 from ctrans.cli.train_options import SETTINGS
 from ctrans.model.checkpoint import load
-from ctrans.training.loop import Ending, train
+from ctrans.training.loop import Ending, carry_out
 from ctrans.training.run_directory import RunDirectory, damage
 from solvers import SolveError
 from tests.cli.test_commands import run, strict
@@ -106,9 +106,9 @@ def test_the_run_is_written_before_it_is_evaluated_at_other_depths(tmp_path, mon
 @pytest.mark.parametrize(("ending", "code"), [(Ending.INTERRUPTED, 143), (Ending.DIVERGED, 1)])
 def test_a_run_that_did_not_finish_is_not_evaluated_at_other_depths(ending, code, tmp_path, monkeypatch):
     def stop(begun, progress):
-        return dataclasses.replace(train(begun, progress), ending=ending, signal=signal.SIGTERM.value)
+        return dataclasses.replace(carry_out(begun, progress), ending=ending, signal=signal.SIGTERM.value)
 
-    monkeypatch.setattr("ctrans.cli.train.train", stop)
+    monkeypatch.setattr("ctrans.cli.train.carry_out", stop)
     result = run("train", *TINY, "--eval-depth", "3", "--out", tmp_path, "--json", "-")
     assert result.exit_code == code, result.output
     assert strict(result.stdout)["other_depths"] == {}

@@ -5,7 +5,7 @@ import torch
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.training.data import from_text
-from ctrans.training.loop import train
+from ctrans.training.loop import carry_out
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import RunDirectory
@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 def start(directory, model=None, text=TEXT, overwrite=False, **changes):
-    """A new run and its progress, ready for `train`."""
+    """A new run and its progress, ready for `carry_out`."""
     config = GPTConfig(**{**MODEL, **(model or {})})
     settings = TrainConfig(**{**SETTINGS, **changes})
     data = from_text(text, config.context)
@@ -46,7 +46,7 @@ def resume(directory, text=TEXT, **changes):
 def weights_after(directory, **changes):
     """The weights of an uninterrupted run."""
     run, progress = start(directory, **changes)
-    train(run, progress)
+    carry_out(run, progress)
     return weights(run)
 
 
