@@ -127,7 +127,9 @@ def plan_forward(case: Case) -> StepPlan:
     """
     each, massive, scaling = MomentsByDepth(), MassiveByDepth(), Attempt(GrowthWithWeights())
     data = Attempt(VarianceOverInputs(case.bounds.figures))
-    return StepPlan({"text": [each, massive, data], "part": [scaling]}, lambda: _conclude_forward(case, each, massive, data, scaling))
+    return StepPlan(
+        {"text": [each, massive, data], "part": [scaling]}, lambda: _conclude_forward(case, each, massive, data, scaling)
+    )
 
 
 def _conclude_forward(
