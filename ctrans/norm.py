@@ -147,7 +147,7 @@ class Norm(nn.Module, abc.ABC):
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
         """Where C(gamma * p) = 0 to rounding (8 eps |gamma * p|): every point of the image maximises <p, z>."""
         scaled = self.gamma * p
-        tolerance = 8 * torch.finfo(p.dtype).eps * torch.linalg.vector_norm(scaled, dim=-1)
+        tolerance: Tensor = 8 * torch.finfo(p.dtype).eps * torch.linalg.vector_norm(scaled, dim=-1)
         length: Tensor = torch.linalg.vector_norm(self.centre(scaled), dim=-1)
         return length <= tolerance
 

@@ -136,6 +136,6 @@ def untraced(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:
-        return (torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function)(*args)  # type: ignore[no-untyped-call]
+        return (torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function)(*args)
 
     return cast(Function, wrapper)
