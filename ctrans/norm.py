@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +31,8 @@ class Norm(nn.Module, abc.ABC):
 
     width: int
     eps: float
+    has_offset: ClassVar[bool] = False
+    """Whether such a norm may have an offset beta, which `bias` then asks for when it is made."""
 
     @property
     @abc.abstractmethod
@@ -108,7 +112,8 @@ class Norm(nn.Module, abc.ABC):
         """
         gamma = self._invertible_gain()
         w = self.centre((y - self.beta) / gamma)
-        return self.beta + gamma * w * (math.sqrt(self.width) / torch.linalg.vector_norm(w, dim=-1, keepdim=True))
+        scale: Tensor = math.sqrt(self.width) / torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+        return self.beta + gamma * w * scale
 
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
         """J = diag(gamma)/sigma (C - x_hat x_hat'/d), the dense derivative dz/dx of each token; exact for eps > 0 too.
@@ -123,7 +128,8 @@ class Norm(nn.Module, abc.ABC):
 
     def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """max over the image of <p, z> = sqrt(d) |C(gamma * p)|_2 + <p, beta> for each token (eps = 0)."""
-        return math.sqrt(self.width) * torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1) + p @ self.beta
+        reach: Tensor = math.sqrt(self.width) * torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
+        return reach + p @ self.beta
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """argmax over the image of <p, z> = beta + sqrt(d) gamma * w/|w|, w = C(gamma * p) (eps = 0).
@@ -141,13 +147,15 @@ class Norm(nn.Module, abc.ABC):
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
         """Where C(gamma * p) = 0 to rounding (8 eps |gamma * p|): every point of the image maximises <p, z>."""
         scaled = self.gamma * p
-        tolerance = 8 * torch.finfo(p.dtype).eps * torch.linalg.vector_norm(scaled, dim=-1)
-        return torch.linalg.vector_norm(self.centre(scaled), dim=-1) <= tolerance
+        tolerance: Tensor = 8 * torch.finfo(p.dtype).eps * torch.linalg.vector_norm(scaled, dim=-1)
+        length: Tensor = torch.linalg.vector_norm(self.centre(scaled), dim=-1)
+        return length <= tolerance
 
     def _tie_direction(self, like: Tensor) -> Tensor:
         direction = torch.zeros(self.width, dtype=like.dtype, device=like.device)
         direction[:2] = direction.new_tensor([1.0, -1.0])[: self.width]
-        return direction / torch.linalg.vector_norm(direction)
+        length: Tensor = torch.linalg.vector_norm(direction)
+        return direction / length
 
     def _invertible_gain(self) -> Tensor:
         gamma = self.gamma
@@ -167,6 +175,7 @@ class LayerNorm(Norm):
     """
 
     centred = True  # a constant serves as the abstract property
+    has_offset = True
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
         super().__init__()
@@ -219,4 +228,5 @@ def check_norm(width: int, eps: float) -> tuple[int, float]:
     return width, float(eps)
 
 
-NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+NORMS: dict[str, Callable[..., Norm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+"""From name to norm, made as NORM(width, eps, bias=...): a new one is one entry, and models and commands pick it up from there."""

@@ -1,68 +1,25 @@
-"""Gradient by going back: an algebraically reversible form of any Runge-Kutta method (McCallum and Foster, arXiv 2410.11648).
-
-With Psi_h(t, x) what one step of the method adds to x, the scheme carries a pair (y, z), both x0 at the start:
-
-    y1 = lambda y + (1 - lambda) z + Psi_h(t, z)            z1 = z - Psi_{-h}(t1, y1)
-
-Both lines can be solved for what went in, z = z1 + Psi_{-h}(t1, y1) and then y = (y1 - (1 - lambda) z - Psi_h(t, z))/lambda, so
-the backward pass needs the last pair only. y has the method's order.
-"""
+"""Gradient by going back: the solve is by an algebraically reversible scheme, whose last pair of states tells all the others."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from solvers.detached import Backward, Captured, Grads, attach, untraced, without_graph
+from solvers.capture import untraced, without_graph
+from solvers.chain import Backward, Chain, Found, Grads
 from solvers.errors import ConfigError
 from solvers.march import Progress, march
-from solvers.methods import Method
+from solvers.method import HasReversibleForm, Method, ReversibleForm
 from solvers.run import Run, Step
-from solvers.runge_kutta import RungeKutta, fixed_steps
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
 
 COUPLING = 0.99
 """lambda. Smaller is stabler; rounding errors of the way back grow by 1/lambda a step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReversibleScheme:
-    """The reversible form of a Runge-Kutta method as a method: `advance` moves y, and the run carries z across segments."""
-
-    method: RungeKutta
-    coupling: float
-
-    @property
-    def order(self) -> int:
-        """The order of the method it is made of."""
-        return self.method.order
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether it chooses its own steps, by the error estimate of Psi_h(t, z)."""
-        return self.method.adaptive
-
-    def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        """y at the segment's end. Raises Stopped where the method cannot get there."""
-        y, z = x, x if run.partner is None else run.partner
-
-        def finish(step: Step, z: Tensor, increment: Tensor) -> Tensor:
-            nonlocal y
-            y = run.accept(segment, step.end, y + (1 - self.coupling) * (z - y) + increment)
-            return z - self.method.increment(back(step), y, run)
-
-        if self.adaptive:
-            z = self.method.adapt(segment, z, run, lambda step, z, z_plus: finish(step, z, z_plus - z))
-        else:
-            for step in fixed_steps(segment, run.steps):
-                z = finish(step, z, self.method.increment(step, z, run))
-                run.trace.append(step)
-        run.partner = z
-        return y
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +41,7 @@ class Reversible:
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for other methods than own ones, and for segments that project the state."""
-        if not isinstance(method, RungeKutta):
+        if not isinstance(method, HasReversibleForm):
             raise ConfigError(
                 f"gradient 'reversible' is made of a Runge-Kutta method of this package, not of {method}: "
                 "use rk4 or tsit5, or gradient='checkpoint'"
@@ -98,9 +55,9 @@ class Reversible:
 
     detached = True
 
-    def scheme(self, method: Method) -> Method:
-        assert isinstance(method, RungeKutta), "checked before"
-        return ReversibleScheme(method, self.coupling)
+    def scheme(self, method: Method) -> ReversibleForm:
+        assert isinstance(method, HasReversibleForm), "checked before"
+        return method.reversible(self.coupling)
 
     @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
@@ -110,11 +67,17 @@ class Reversible:
                 "keep the state in float32 (autocast does), or use gradient='checkpoint'"
             )
         scheme = self.scheme(method)
-        assert isinstance(scheme, ReversibleScheme), "made by scheme()"
-        captured: Captured = {}
+        chain, found = Chain([x0, x0]), Found(run)
 
-        def done(k: int) -> None:
-            captured[k] = capture.take()
+        def done(k: int, x: Tensor) -> None:
+            assert run.partner is not None, "every segment leaves a partner"
+            inside = found.take(x)
+            steps, run.trace = run.trace, []
+            captured = {k: capture.take()}
+            before = run.stats.accepted - len(steps)
+            back = partial(_backward, scheme, k, steps, [saved.steps - before for saved in inside], chain.baton, run.again())
+            found.put(chain.add([saved.x for saved in inside], [x, run.partner], [], captured, back), chain.links[0])
+            capture.take()  # the links themselves: what was just made is nothing that a field depends on
             if progress is not None:
                 progress(k)
 
@@ -123,47 +86,30 @@ class Reversible:
         if solution.status is not Status.SUCCESS:
             return solution
         assert run.partner is not None, "every segment leaves a partner"
-        place = {id(segment): k for k, segment in enumerate(segments)}
-        steps = [(place[id(step.segment)], step) for step in run.trace]
-        saved_after = [saved.steps for saved in run.saved[1:]]
-
-        def backward(state: Backward, kept: Sequence[Tensor], gradients: Grads) -> Tensor:
-            return _backward(scheme, steps, saved_after, state, kept, gradients, run.again())
-
-        outputs = attach(solution.states[1:], [solution.x1, run.partner], x0, captured, backward)
+        outputs = chain.end(found.all(chain.links[0]), [solution.x1, run.partner])
         run.partner, run.saved = None, []
         return dataclasses.replace(solution, x1=outputs[-1], states=(x0, *outputs))
 
 
 def _backward(
-    scheme: ReversibleScheme,
-    steps: Sequence[tuple[int, Step]],
+    scheme: ReversibleForm,
+    k: int,
+    steps: Sequence[Step],
     saved_after: Sequence[int],
+    baton: list[Sequence[Any]],
+    run: Run,
     state: Backward,
     kept: Sequence[Tensor],
-    gradients: Grads,
-    run: Run,
-) -> Tensor:
-    """dL/dx0 from the last pair, one step at a time; gradients of saved states come in where they were saved."""
-    method, coupling = scheme.method, scheme.coupling
-    y, z = kept
-    p, q = y.new_zeros(y.shape), z.new_zeros(z.shape)  # dL/dy, dL/dz
-    waiting = list(zip(saved_after, gradients, strict=True))
+    inside: Grads,
+    after: Sequence[Tensor],
+) -> Sequence[Tensor]:
+    """dL/dy and dL/dz at segment k's start from those at its end; gradients of saved states come in where they were saved."""
+    pair, cotangents = (baton[0][0], baton[0][1]), (after[0], after[1])
+    waiting = list(zip(saved_after, inside, strict=True))
     for i in range(len(steps), 0, -1):
         while waiting and waiting[-1][0] == i:
             gradient = waiting.pop()[1]
-            p = p if gradient is None else p + gradient
-        k, step = steps[i - 1]
-        increment = partial(method.increment, step, run=run)
-        increment_back = partial(method.increment, back(step), run=run)
-        psi, pulled = state.pull(k, increment_back, y, -q)
-        z, p = z + psi, p + pulled
-        psi, pulled = state.pull(k, increment, z, p)
-        y = z + (y - z - psi) / coupling
-        p, q = coupling * p, q + (1 - coupling) * p + pulled
-    return p + q
-
-
-def back(step: Step) -> Step:
-    """The same step the other way."""
-    return Step(step.segment, step.end, step.start, -step.h)
+            cotangents = cotangents if gradient is None else (cotangents[0] + gradient, cotangents[1])
+        pair, cotangents = scheme.undo(steps[i - 1], pair, cotangents, partial(state.pull, k), run)
+    baton[0] = pair
+    return cotangents

@@ -11,6 +11,9 @@ from typing import Any
 import click
 
 from ctrans import __version__
+from ctrans.threads import wait_passively
+
+wait_passively()
 
 COMMANDS = {
     "simulate": "Run text through a seeded GPT and see hidden states move through depth.",

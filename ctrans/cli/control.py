@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import find
+from ctrans.cli.subjects import find, settle_threads
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.report.control_figure import control_figure
@@ -61,6 +61,7 @@ def command(request: ControlRequest) -> None:
     found = find(request)
     text = read(request, found)
     tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
+    settle_threads(found, tokens, get_dtype(request.dtype))
     directory = directory_of(request)
     readings: dict[str, MaximumPrinciple] = {}
     with progress_bar("control", len(found)) as advance:
@@ -69,7 +70,7 @@ def command(request: ControlRequest) -> None:
             p = costate(model, tokens, targets, form="continuous", rtol=request.rtol, atol=request.atol)
             readings[subject.name] = maximum_principle(model.depth, p)
             advance(subject.name)
-    ending = Ending(
+    ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
         findings={"placements": readings},

@@ -10,13 +10,14 @@ from typing import ClassVar
 import click
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import WrittenRequest, takes
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.convergence_report import convergence_figure, convergence_table
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
+from ctrans.threads import choose_threads
 from ctrans.verify.convergence import Convergence, depth_convergence, fixed_step, own_methods, substep_convergence
 from solvers import METHODS, ConfigError
 from solvers.errors import look_up
@@ -67,6 +68,7 @@ def command(request: ConvergenceRequest) -> None:
     more and more blocks with weights smooth in depth; plain blocks have order 1, symmetric ones (half FFN, attention, half FFN)
     order 2. The same functions make the convergence tests. The directory gets convergence.json and convergence.png.
     """
+    choose_threads(0)  # its models are small
     names = options.expand_placements(request.placements)
     chosen = options.expand(request.limits, dict.fromkeys(LIMITS), "limit")
     look_up("norm", request.norm, NORMS)
@@ -87,7 +89,7 @@ def command(request: ConvergenceRequest) -> None:
         for word, job in jobs:
             advance(word)
             results.append(job())
-    ending = Ending(
+    ending = CommandEnding(
         options={"norm": request.norm, "seed": request.seed},
         findings={"results": [{**vars(r), "order": r.order} for r in results]},
         files={"convergence.png": lambda: png(convergence_figure(results))},

@@ -24,6 +24,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.text import VOCABULARY, read_text
 from ctrans.report.progress import progress_bar
 from ctrans.scheme import DISCRETE, Scheme
+from ctrans.threads import choose_threads, flops
 from ctrans.training.training_state import STATE, read_state
 from solvers import ConfigError
 from solvers.gradients import get_gradient
@@ -84,6 +85,8 @@ def command(request: GenerateRequest) -> None:
     device = get_device(request.device)
     place = find_model(request.checkpoint)
     model = load(place).to(device).requires_grad_(False).eval()
+    if device.type == "cpu":
+        choose_threads(flops(model.config.width, 1, model.config.context), next(model.parameters()).itemsize)
     prompt = encode(request.prompt, model.config.vocab_size)
     scheme = trained_with(place)
     if scheme != DISCRETE:

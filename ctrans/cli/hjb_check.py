@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import click
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import Subject, find
+from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
 from ctrans.control.model_check import ModelCheck, Remedy, check_model, refusal
@@ -90,6 +90,7 @@ def command(request: HJBCheckRequest) -> None:
         raise ConfigError(next(iter(refused.values())))
     text = read(request, found)
     tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
+    settle_threads(found, tokens, get_dtype(request.dtype))
     directory = directory_of(request)
     checks: dict[str, list[ModelCheck]] = {subject.config.norm: [] for subject in found}
     with progress_bar("hjb-check", 2 * sum(subject.blocks for subject in jobs)) as advance:
@@ -99,7 +100,7 @@ def command(request: HJBCheckRequest) -> None:
             check = check_model(subject.model(dtype, device), tokens, targets, remedy, progress=progress)
             checks[norm].append(dataclasses.replace(check, placement=subject.name))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
-    ending = Ending(
+    ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
         findings={

@@ -10,10 +10,10 @@ import click
 import torch
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import find
+from ctrans.cli.subjects import find, settle_threads
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.report.simulate_report import simulation_figure, simulation_table
@@ -80,6 +80,7 @@ def command(request: SimulateRequest) -> None:
     found = find(request)
     text = read(request, found)
     tokens = text.sequences(request.batch, found[0].context).to(device)
+    settle_threads(found, tokens, get_dtype(request.dtype))
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
     results: list[Simulation] = []
@@ -100,7 +101,7 @@ def command(request: SimulateRequest) -> None:
                 )
             )
     title = found[0].title
-    ending = Ending(
+    ending = CommandEnding(
         options={"reference": request.reference},
         looked_at=LookedAt(request, found, text, tokens),
         device=device,

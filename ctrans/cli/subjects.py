@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ctrans.cli import options
 from ctrans.cli.request import ModelRequest, get_dtype
@@ -24,7 +25,8 @@ from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.text import VOCABULARY
 from ctrans.norm import NORMS
 from ctrans.placement import placements_in
-from ctrans.stability.model import Described
+from ctrans.threads import choose_threads, flops
+from ctrans.walk import Described
 from ctrans.weights.on_demand import too_large_to_stay
 from solvers import ConfigError
 
@@ -214,3 +216,9 @@ def _check_alone(option: str, brought: Sequence[str], request: ModelRequest) -> 
     given = [name for name in brought if name in request.typed]
     if given:
         raise ConfigError(f"{option} brings its own {' and '.join(given)}: leave the option out, or leave out {option}")
+
+
+def settle_threads(found: Sequence[Subject], tokens: Tensor, dtype: torch.dtype) -> None:
+    """As many threads as the largest of these models is worth on these tokens, where the processor computes (`ctrans.threads`)."""
+    if tokens.device.type == "cpu":
+        choose_threads(max(flops(subject.width, *tokens.shape) for subject in found), dtype.itemsize)

@@ -24,6 +24,7 @@ from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.report.train_report import bar_words, evaluation_line, loss_figure
+from ctrans.threads import choose_threads, flops
 from ctrans.training import log
 from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out
 from ctrans.training.processes import restarts
@@ -66,6 +67,7 @@ def command(request: TrainRequest) -> None:
     _check_places(request)
     started = time.perf_counter()
     planned = _plan(request)
+    _set_threads(request, planned)
     with begun(planned, get_device(request.device)) as (run, progress):
         first = run.processes.first
         if first and progress.step and not request.quiet:
@@ -89,7 +91,7 @@ def _check_places(request: TrainRequest) -> None:
         if getattr(request, first) and getattr(request, second):
             raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
     if request.threads is not None:
-        torch.set_num_threads(check_count("threads", request.threads))
+        check_count("threads", request.threads)
     if request.use_tensorboard:
         check_tensorboard()
     check_json(request)
@@ -106,6 +108,15 @@ def _plan(request: TrainRequest) -> Plan:
     model, config = request.model, request.settings
     check_depths(request.eval_depth, model, config)
     return plan(model, config, request.source, out=request.out, overwrite=request.overwrite, parallel=request.parallel)
+
+
+def _set_threads(request: TrainRequest, planned: Plan) -> None:
+    """As many threads as --threads says, or as the model and its micro-batch are worth: the same when the run is taken up again."""
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    elif torch.device(request.device).type == "cpu":
+        model, config = planned.architecture, planned.config
+        choose_threads(flops(model.width, config.batch, model.context), config.weight_dtype.itemsize)
 
 
 def _going_on(step: int, iterations: int) -> str:

@@ -184,7 +184,7 @@ run_options = options.stack(
         metavar="NAME",
         help=f"{options.one_of(PARALLEL).capitalize()}: how the processes that torchrun started share the work.",
     ),
-    click.option("--threads", type=int, help="Threads on the CPU.  [default: torch's]"),
+    click.option("--threads", type=int, help="Threads on the CPU.  [default: OMP_NUM_THREADS, or by the model's size]"),
     click.option("--eval-depth", type=int, multiple=True, help="Repeatable: evaluate at this depth too, at the same depth-time."),
     click.option("--tensorboard", "use_tensorboard", is_flag=True, help="Write TensorBoard's files too, in --out."),
     options.device_option,

@@ -9,12 +9,13 @@ from typing import ClassVar
 import click
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import WrittenRequest, takes
 from ctrans.depth import check_count
 from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
+from ctrans.threads import choose_threads
 from ctrans.verify.statement import Result
 from ctrans.verify.table import SECTIONS, select, verify_all
 from solvers import ConfigError
@@ -63,6 +64,7 @@ def command(request: VerifyRequest) -> None:
     ctrans verify --only 9 --cases 2000
     ctrans verify --only lemma-9 --only theorem-4
     """
+    choose_threads(0)  # its cases are small
     statements = select(request.only)
     check_count("cases", request.cases)
     page = _page(request.markdown)
@@ -77,7 +79,7 @@ def command(request: VerifyRequest) -> None:
     if request.markdown is not None:
         write_atomic(request.markdown, (between_markers(page, table) or f"{START}\n\n{table}\n{END}\n").encode())
     sections = dict.fromkeys(r.section for r in results)
-    ending = Ending(
+    ending = CommandEnding(
         options={"only": list(request.only), "cases": request.cases, "seed": request.seed},
         findings={
             "holds": not violated,

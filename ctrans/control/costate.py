@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.walk import Instrument, Model, Passage, PassageBack, Turn, check_targets, cross_entropy, value_and_pullback, walk
 from solvers import ConfigError, Method, Segment, SolveError, Stats, Status, solve
 from solvers.errors import unknown
 from solvers.run import finite
@@ -22,18 +23,6 @@ from solvers.solution import ADVICE
 
 Point = tuple[Tensor, Tensor]
 """(X, P): a hidden state and its costate."""
-
-
-@runtime_checkable
-class Model(Protocol):
-    """What has a costate: X_0 = embed(tokens), a depth that carries it to X_T, logits = head(X_T). GPT is one."""
-
-    @property
-    def depth(self) -> Depth: ...
-
-    def embed(self, tokens: Tensor) -> Tensor: ...
-
-    def head(self, x: Tensor) -> Tensor: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,61 +75,57 @@ def costate(
         raise unknown("form of the costate", form, FORMS)
     check_targets(tokens, targets)
     given = {"method": method, "steps": steps, "rtol": rtol, "atol": atol}
-    forward = FORMS[form](model.depth, model.embed(tokens), {name: value for name, value in given.items() if value is not None})
-    loss, p = _value_and_pullback(lambda x: cross_entropy(model, x, targets), forward.states[-1])
-    costates, stats = [p], forward.stats
-    starts: list[Point] = []
-    drift: list[Tensor] = []
-    for sublayer, back in reversed(list(zip(model.depth.sublayers, forward.backs, strict=True))):
-        way = back(p)
-        p = way.costate
-        costates.insert(0, p)
-        starts.insert(0, way.path[-1])
-        drift.insert(0, _drift(sublayer.velocity, way.path))
-        stats = Stats(*(sum(pair) for pair in zip(dataclasses.astuple(stats), dataclasses.astuple(way.stats), strict=True)))
-    _check_finite(forward.states, costates)
-    return Costate(
-        form,
-        float(loss),
-        model.depth.times,
-        tuple(forward.states),
-        tuple(costates),
-        tuple(starts),
-        tuple(float(value) for value in drift),
-        stats,
-    )
+    return FORMS[form](model, tokens, targets, {name: value for name, value in given.items() if value is not None})
 
 
-def check_targets(tokens: Tensor, targets: Tensor) -> None:
-    """Raises ConfigError unless there is one target per token and one of them is not -1."""
-    if targets.shape != tokens.shape:
-        shapes = f"shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}"
-        raise ConfigError(f"targets have {shapes}: give one target per token")
-    if not (targets != -1).any():
-        raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
+class DiscreteCostate(Instrument):
+    """The costate of the discrete model, P_k = (dX_{k+1}/dX_k)' P_{k+1}, as a walk with a loss finds it."""
 
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._times, self._states = depth.times, [x0]
+        self._loss = math.nan
+        self._costates: list[Tensor] = []
+        self._starts: list[Point] = []
+        self._drift: list[float] = []
 
-def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:
-    """L(X_T): the mean cross-entropy of head(X_T) in nats, targets of -1 left out.
+    def forward(self, at: Passage) -> None:
+        self._states.append(at.y)
 
-    Raises ConfigError for a head without one row of logits per target and, on the CPU, for targets that have no logit.
-    """
-    logits = model.head(x)
-    if logits.shape[:-1].numel() != targets.numel():
-        shapes = f"the head gives {tuple(logits.shape)} for targets {tuple(targets.shape)}"
-        raise ConfigError(f"{shapes}: take a model with logits of every token")
-    # on an accelerator this would wait for the device; there the loss's own assertion reports it
-    if targets.device.type == "cpu" and not -1 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
-        span = f"targets run from {int(targets.min())} to {int(targets.max())}"
-        raise ConfigError(
-            f"{span}, and the head gives {logits.shape[-1]} numbers per token: give targets below that, or a model whose head has a "
-            "logit for every token"
+    def head(self, model: Model, at: Turn) -> None:
+        self._loss, self._costates = at.loss, [at.p]
+
+    def backward(self, at: PassageBack) -> None:
+        self._costates.insert(0, at.before)
+        self._starts.insert(0, (at.x, at.before))
+        self._drift.insert(0, float(_drift(at.sublayer.velocity, [(at.y, at.p), (at.x, at.before)])))
+
+    def figures(self) -> Costate:
+        """Raises SolveError where a state or a costate is not finite."""
+        _check_finite(self._states, self._costates)
+        steps = 2 * len(self._starts)  # there and back
+        return Costate(
+            "discrete",
+            self._loss,
+            self._times,
+            tuple(self._states),
+            tuple(self._costates),
+            tuple(self._starts),
+            tuple(self._drift),
+            Stats(steps, steps),
         )
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
+
+
+def _discrete(model: Model, tokens: Tensor, targets: Tensor, options: dict[str, Any]) -> Costate:
+    """The model's own steps, and back through them."""
+    if options:
+        given = ", ".join(options)
+        raise ConfigError(f"the discrete form is the model's own steps: leave {given} out, or choose form 'continuous'")
+    found: Costate = walk(model, tokens, targets, [DiscreteCostate()])[0]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
-class _Way:
+class _WayBack:
     """A segment from its end to its start: (X, P) at the accepted steps, and dL/dX before entering the segment."""
 
     path: Sequence[Point]
@@ -148,37 +133,10 @@ class _Way:
     stats: Stats
 
 
-@dataclasses.dataclass(frozen=True)
-class _Forward:
-    """X_0 and X at each segment's end, and for each segment the way back: dL/dX at its end to a `_Way`."""
-
-    states: Sequence[Tensor]
-    backs: Sequence[Callable[[Tensor], _Way]]
-    stats: Stats
-
-
-def _discrete(depth: Depth, x0: Tensor, options: dict[str, Any]) -> _Forward:
-    """X_{k+1} = step_k(X_k), and back P_k = (dX_{k+1}/dX_k)' P_{k+1}."""
-    if options:
-        given = ", ".join(options)
-        raise ConfigError(f"the discrete form is the model's own steps: leave {given} out, or choose form 'continuous'")
-    states, backs = [x0], []
-    for sublayer, segment in zip(depth.sublayers, depth.segments(), strict=True):
-        step = partial(sublayer.step, dt=float(segment.length))
-        x, y = states[-1], step(states[-1])
-        states.append(y)
-        backs.append(partial(_step_back, step, x, y))
-    return _Forward(states, backs, Stats(len(backs), len(backs)))
-
-
-def _step_back(step: Map, x: Tensor, y: Tensor, p: Tensor) -> _Way:
-    before = _value_and_pullback(step, x, p)[1]
-    return _Way([(y, p), (x, before)], before, Stats(1, 1))
-
-
-def _continuous(depth: Depth, x0: Tensor, options: dict[str, Any]) -> _Forward:
+def _continuous(model: Model, tokens: Tensor, targets: Tensor, options: dict[str, Any]) -> Costate:
     """The ODE's solution by a `solve` that keeps every accepted step, and back by `_solve_back` from each segment's end."""
     options = {"method": "tsit5"} | options
+    depth, x0 = model.depth, model.embed(tokens)
     segments = depth.segments(continuous=True)
     forward = solve(segments, x0, save="steps", **options)
     options.pop("steps", None)
@@ -191,12 +149,21 @@ def _continuous(depth: Depth, x0: Tensor, options: dict[str, Any]) -> _Forward:
         backs.append(partial(_solve_back, sublayer.velocity, segment.enter, x, steps, options))
         states.append(forward.states[last])
         first = last
-    return _Forward(states, backs, forward.stats)
+    loss, p = value_and_pullback(lambda x: cross_entropy(model, x, targets), states[-1])
+    costates, starts, drift, stats = [p], list[Point](), list[float](), forward.stats
+    for sublayer, back in reversed(list(zip(depth.sublayers, backs, strict=True))):
+        way = back(costates[0])
+        costates.insert(0, way.costate)
+        starts.insert(0, way.path[-1])
+        drift.insert(0, float(_drift(sublayer.velocity, way.path)))
+        stats = Stats(*(sum(pair) for pair in zip(dataclasses.astuple(stats), dataclasses.astuple(way.stats), strict=True)))
+    _check_finite(states, costates)
+    return Costate("continuous", float(loss), depth.times, tuple(states), tuple(costates), tuple(starts), tuple(drift), stats)
 
 
 def _solve_back(
     velocity: Map, enter: Map | None, before: Tensor, steps: Sequence[tuple[float, Tensor]], options: dict[str, Any], p: Tensor
-) -> _Way:
+) -> _WayBack:
     """dz/dt = (v, -(dv/dX)' P) for z = (X, P), backward over the forward steps, each begun at the forward solution's X.
 
     If X were carried back over the whole segment, a flow that contracts forward would blow its error up by exp(Lipschitz
@@ -205,7 +172,7 @@ def _solve_back(
     """
 
     def field(t: Tensor, z: Tensor) -> Tensor:
-        v, gradient = _value_and_pullback(velocity, z[0], z[1])
+        v, gradient = value_and_pullback(velocity, z[0], z[1])
         return torch.stack([v, -gradient])
 
     def from_state(x: Tensor) -> Map:
@@ -222,19 +189,13 @@ def _solve_back(
     path = [(x, size * p) for x, p in solution.states]
     path[-1] = steps[0][1], path[-1][1]
     p = path[-1][1]
-    return _Way(path, p if enter is None else _value_and_pullback(enter, before, p)[1], solution.stats)
+    return _WayBack(path, p if enter is None else value_and_pullback(enter, before, p)[1], solution.stats)
 
 
-FORMS: dict[str, Callable[[Depth, Tensor, dict[str, Any]], _Forward]] = {"discrete": _discrete, "continuous": _continuous}
-
-
-@torch.enable_grad()
-def _value_and_pullback(function: Map, x: Tensor, p: Tensor | None = None) -> Point:
-    """(y, (dy/dx)' p) for y = function(x); p is 1 where it is not given and y is a number."""
-    x = x.detach().requires_grad_()
-    y = function(x)
-    (gradient,) = torch.autograd.grad(y, x, p)
-    return y.detach(), gradient
+FORMS: dict[str, Callable[[Model, Tensor, Tensor, dict[str, Any]], Costate]] = {
+    "discrete": _discrete,
+    "continuous": _continuous,
+}
 
 
 def _drift(velocity: Map, path: Sequence[Point]) -> Tensor:

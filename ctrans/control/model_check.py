@@ -13,7 +13,7 @@ from ctrans.control.admissible import AdmissibleSet, Verdict, check_positive
 from ctrans.control.ascent import Chart, unchanged
 from ctrans.control.bounded_growth import Growth, growth
 from ctrans.control.certificate import Certificate, certify
-from ctrans.control.costate import Costate, Model, costate
+from ctrans.control.costate import Costate, costate
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
 from ctrans.control.last_map import WeightDecay
 from ctrans.control.linear_spaces import LinearSpace
@@ -22,6 +22,7 @@ from ctrans.fields import EndsLinear
 from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
 from ctrans.sublayer import Sublayer
+from ctrans.walk import Model
 from solvers import ConfigError
 
 
@@ -149,7 +150,20 @@ def check_model(
 @torch.no_grad()
 def check_segment(sublayer: Sublayer, found: Costate, k: int, remedy: Remedy) -> SegmentCheck:
     """The certificate of segment k, whose sublayer is given, at the costate found there."""
-    x, p = found.starts[k]
+    return check_at(sublayer, *found.starts[k], segment=k, time=found.times[k], remedy=remedy)
+
+
+@torch.no_grad()
+def check_at(
+    sublayer: Sublayer,
+    x: Float[Tensor, "*batch tokens width"],
+    p: Float[Tensor, "*batch tokens width"],
+    *,
+    segment: int,
+    time: float,
+    remedy: Remedy,
+) -> SegmentCheck:
+    """The certificate of a sublayer at a state and its costate, which segment `segment` meets at depth-time `time`."""
     h = last_features(sublayer, x).flatten(0, -2)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
     norm = sublayer.state_norm if sublayer.output_norm is None else sublayer.output_norm
@@ -159,7 +173,7 @@ def check_segment(sublayer: Sublayer, found: Costate, k: int, remedy: Remedy) ->
         certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))
     slope = float((h.mT @ pulled_back(admissible, p)).norm()) if isinstance(admissible, LinearSpace) else None
     printed = float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None
-    return SegmentCheck(k, sublayer.kind, found.times[k], float(p.norm()), certificate, slope, printed)
+    return SegmentCheck(segment, sublayer.kind, time, float(p.norm()), certificate, slope, printed)
 
 
 def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:

@@ -76,7 +76,8 @@ class GPT(nn.Module):
             raise ConfigError(f"{length} tokens exceed the context of {self.config.context}: shorten the text or raise context")
         self._check_range("tokens", tokens)
         positions = torch.arange(length, device=tokens.device)
-        return self.token_embedding(tokens) + self.position_embedding(positions)
+        x0: Tensor = self.token_embedding(tokens) + self.position_embedding(positions)
+        return x0
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state."""
@@ -109,7 +110,8 @@ class GPT(nn.Module):
 
 def make_norm(config: GPTConfig) -> Norm:
     """A fresh norm of the configuration's kind; LayerNorm without offset where the model has no biases."""
-    return NORMS[config.norm](config.width, config.eps, bias=config.bias and config.norm == "layernorm")
+    kind = NORMS[config.norm]
+    return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False))
 
 
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement) -> Sublayer:

@@ -10,7 +10,7 @@ import torch
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.stability.initialisation.theory import (
     SLOPES,
-    Growth,
+    HiddenGrowth,
     Interval,
     Setting,
     gradient_scaling,
@@ -31,7 +31,7 @@ def outside(found: Interval, low: float, high: float) -> float:
     return max(low - found.high, found.low - high) / high
 
 
-def _growth_case(growth: Growth, words: str) -> Trial:
+def _growth_case(growth: HiddenGrowth, words: str) -> Trial:
     places = zip(growth.measured, growth.low, growth.high, strict=True)
     return worst(
         *(

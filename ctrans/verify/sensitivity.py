@@ -10,8 +10,9 @@ from torch import Tensor
 from ctrans.fields import Attention
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.backward.lyapunov import lyapunov
-from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity, trajectory
-from ctrans.stability.weight_scaling import SCALINGS, sensitivity_slope
+from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity
+from ctrans.stability.backward.weight_slope import sensitivity_slope
+from ctrans.stability.weight_scaling import SCALINGS
 from ctrans.verify.draws import between, described, model, noise, one_of, size
 from ctrans.verify.jacobians import attention_jacobian, step_jacobian
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, equal, worst
@@ -92,7 +93,7 @@ def products(generator: torch.Generator) -> Trial:
     found = backward_sensitivity(made.depth, x0).products
     dense = torch.eye(12, dtype=torch.float64)
     cases = []
-    steps = list(zip(made.depth.sublayers, trajectory(made.depth, x0), strict=False))
+    steps = list(zip(made.depth.sublayers, made.depth.states(x0), strict=False))
     for k in reversed(range(len(steps))):
         sublayer, x = steps[k]
         dense = dense @ step_jacobian(sublayer, x, made.config.dt).reshape(12, 12)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.norm import RMSNorm
 from ctrans.placement import PLACEMENTS
+from ctrans.stability.transport.bounds import printed_transport_bound, transport_bound
 from ctrans.stability.transport.generalisation import generalisation_radius
-from ctrans.stability.transport.wasserstein import printed_transport_bound, transport_bound, wasserstein
+from ctrans.stability.transport.wasserstein import wasserstein
 from ctrans.sublayer import Sublayer
 from ctrans.verify.draws import below, described, model, noise, one_of, size
 from ctrans.verify.statement import Check, Statement, Trial, at_most, equal, holds_if, worst

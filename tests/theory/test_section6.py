@@ -8,7 +8,8 @@ import torch
 
 from ctrans.fields import Attention
 from ctrans.norm import RMSNorm
-from ctrans.stability.forward.bounds import forward_bounds, moments
+from ctrans.stability.forward.bounds import forward_bounds
+from ctrans.stability.forward.moments import moments
 from tests.helpers import small_model, tokens
 
 

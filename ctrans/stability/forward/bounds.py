@@ -1,4 +1,4 @@
-"""Forward stability: moments of the hidden state by depth, and the bounds that theory puts on them."""
+"""Forward stability: the bounds that theory puts on the moments of the hidden state."""
 
 from __future__ import annotations
 
@@ -14,23 +14,10 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.fields import AffineBound, HasAffineBound
 from ctrans.norm import Norm
+from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
+from ctrans.walk import Instrument, Passage, observe
 from solvers import ConfigError
-
-
-@dataclasses.dataclass(frozen=True)
-class Moments:
-    """Of all entries of a hidden state: mean absolute value, sample variance, root mean square |X|/sqrt(nd)."""
-
-    mean_abs: float
-    variance: float
-    rms: float
-
-
-def moments(x: Float[Tensor, "*batch tokens width"]) -> Moments:
-    """The moments over every entry, computed in float64 where the device has it."""
-    x = x.detach().double() if x.device.type != "mps" else x.detach()
-    return Moments(float(x.abs().mean()), float(x.var()) if x.numel() > 1 else 0.0, float(x.square().mean().sqrt()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +35,23 @@ class ForwardBounds:
     seed_variance: list[float] | None
 
 
-def forward_bounds(
-    depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]], *, discrete: bool = True
-) -> ForwardBounds:
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """What a bound needs of one segment: its sublayer's norms, the least sigma of its input norm there, and its map's bound."""
+
+    sublayer: Sublayer
+    h: float
+    sigma: float
+    bound: AffineBound | None
+    unknown: str = ""
+
+    def known(self) -> AffineBound:
+        if self.bound is None:
+            raise ConfigError(self.unknown)
+        return self.bound
+
+
+class BoundsByDepth(Instrument):
     """What MA, RMS and variance of X_k cannot exceed, from X_0 and the weights (theory, section 6).
 
     Sharper: MA(X_k) <= MA(X_0) + sum_j h_j rho_j and the same for RMS, with h_j segment j's length and rho_j a bound on the RMS of
@@ -64,41 +65,38 @@ def forward_bounds(
     token along the states given (as printed it drops sqrt(d)), with the same step for FFN sublayers. The states are only used
     there, and X_0.
     """
-    start = states[0]
-    x0, width, entries = moments(start), start.shape[-1], start.numel()
-    radius = float(torch.linalg.vector_norm(start.detach().double(), dim=-1).max())
-    mean_abs, rms = [x0.mean_abs], [x0.rms]
-    for sublayer, span in zip(depth.sublayers, depth.spans, strict=True):
-        if sublayer.state_norm is not None:
-            level = _level(sublayer.state_norm)
-            radius = level * math.sqrt(width)
-            mean_abs.append(level)
-            rms.append(level)
-            continue
-        gained = _gained(sublayer, radius, float(span) * depth.dt, width, discrete)
-        radius += gained
-        mean_abs.append(mean_abs[-1] + gained / math.sqrt(width))
-        rms.append(rms[-1] + gained / math.sqrt(width))
-    seed = _seed(depth, states)
-    return ForwardBounds(
-        mean_abs,
-        rms,
-        [entries / max(entries - 1, 1) * value * value for value in rms],
-        None if seed is None else [value / math.sqrt(entries) for value in seed],
-        None if seed is None else [value * value / max(entries - 1, 1) for value in seed],
-    )
+
+    def __init__(self, *, discrete: bool = True):
+        self.discrete = discrete
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._depth, self._x0 = depth, x0.detach()
+        self._segments: list[_Measured] = []
+
+    def forward(self, at: Passage) -> None:
+        self._segments.append(_measure(at))
+
+    def figures(self) -> ForwardBounds:
+        """Of all the depth, also where the walk ended before. Raises ConfigError where no bound on a map is known."""
+        rest = zip(self._depth.sublayers, self._depth.lengths, strict=True)
+        unseen = [_Measured(s, h, math.nan, *_bound_of(s)) for s, h in list(rest)[len(self._segments) :]]
+        return _forward_bounds(self._x0, [*self._segments, *unseen], len(self._segments), self.discrete)
+
+    def spreads(self) -> list[float | None]:
+        """s_k, the largest distance between two tokens of segment k's velocity, or of its state behind a norm around it.
+
+        2 sqrt(d) g behind an output norm or one around the state; behind an input norm alone twice the bound on a token's length.
+        None without norms, and behind an input norm alone for a map of which no bound is known.
+        """
+        return [token_spread(each.sublayer, each.bound) for each in self._segments]
 
 
-def _gained(sublayer: Sublayer, radius: float, h: float, width: int, discrete: bool) -> float:
-    """By how much a token no longer than `radius` can grow over a time h, through a sublayer without state norm."""
-    if sublayer.output_norm is not None:
-        return h * sublayer.gain * _level(sublayer.output_norm) * math.sqrt(width)
-    gain, offset = (sublayer.gain * value for value in map_bound(sublayer))
-    if sublayer.input_norm is not None:
-        return h * (gain * _level(sublayer.input_norm) * math.sqrt(width) + offset)
-    with np.errstate(over="ignore"):
-        clock = h if discrete or gain == 0 else float(np.expm1(gain * h)) / gain
-    return clock * (gain * radius + offset)
+def forward_bounds(
+    depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]], *, discrete: bool = True
+) -> ForwardBounds:
+    """`BoundsByDepth` along states that are known; its formulas and errors."""
+    found: ForwardBounds = observe(depth, states, [BoundsByDepth(discrete=discrete)])[0]
+    return found
 
 
 def map_bound(sublayer: Sublayer) -> AffineBound:
@@ -111,40 +109,109 @@ def map_bound(sublayer: Sublayer) -> AffineBound:
     return sublayer.field.bound()
 
 
-def _seed(depth: Depth, states: Sequence[Tensor]) -> list[float] | None:
+def token_spread(sublayer: Sublayer, bound: AffineBound | None) -> float | None:
+    """`BoundsByDepth.spreads` of one sublayer, with its map's bound where that is known."""
+    if sublayer.state_norm is not None:
+        return 2 * math.sqrt(sublayer.state_norm.width) * largest_gain(sublayer.state_norm)
+    if sublayer.output_norm is not None:
+        return 2 * sublayer.gain * largest_gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
+    if sublayer.input_norm is None or bound is None:
+        return None
+    norm = sublayer.input_norm
+    return 2 * sublayer.gain * (bound.gain * _level(norm) * math.sqrt(norm.width) + bound.offset)
+
+
+def needs_map_bound(sublayer: Sublayer) -> bool:
+    """Whether how large a sublayer's velocity can be depends on its map."""
+    return sublayer.state_norm is None and sublayer.output_norm is None
+
+
+def largest_gain(norm: Norm) -> float:
+    """g = max|gamma|."""
+    return float(norm.gamma.detach().abs().max())
+
+
+def _measure(at: Passage) -> _Measured:
+    norm = at.sublayer.input_norm
+    sigma = math.nan if norm is None else float(norm.sigma(at.x.detach().double()).min())
+    return _Measured(at.sublayer, at.h, sigma, *_bound_of(at.sublayer))
+
+
+def _bound_of(sublayer: Sublayer) -> tuple[AffineBound | None, str]:
+    """The map's bound where it is needed, and why it is not known."""
+    if not needs_map_bound(sublayer):
+        return None, ""
+    try:
+        return map_bound(sublayer), ""
+    except ConfigError as error:
+        return None, str(error)
+
+
+def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, discrete: bool) -> ForwardBounds:
+    x0, width, entries = moments(start), start.shape[-1], start.numel()
+    radius = float(torch.linalg.vector_norm(start.double(), dim=-1).max())
+    mean_abs, rms = [x0.mean_abs], [x0.rms]
+    for segment in segments:
+        if segment.sublayer.state_norm is not None:
+            level = _level(segment.sublayer.state_norm)
+            radius = level * math.sqrt(width)
+            mean_abs.append(level)
+            rms.append(level)
+            continue
+        gained = _gained(segment, radius, width, discrete)
+        radius += gained
+        mean_abs.append(mean_abs[-1] + gained / math.sqrt(width))
+        rms.append(rms[-1] + gained / math.sqrt(width))
+    seed = _seed(start, segments, reached)
+    return ForwardBounds(
+        mean_abs,
+        rms,
+        [entries / max(entries - 1, 1) * value * value for value in rms],
+        None if seed is None else [value / math.sqrt(entries) for value in seed],
+        None if seed is None else [value * value / max(entries - 1, 1) for value in seed],
+    )
+
+
+def _gained(segment: _Measured, radius: float, width: int, discrete: bool) -> float:
+    """By how much a token no longer than `radius` can grow in a segment without state norm."""
+    sublayer, h = segment.sublayer, segment.h
+    if sublayer.output_norm is not None:
+        return h * sublayer.gain * _level(sublayer.output_norm) * math.sqrt(width)
+    gain, offset = (sublayer.gain * value for value in segment.known())
+    if sublayer.input_norm is not None:
+        return h * (gain * _level(sublayer.input_norm) * math.sqrt(width) + offset)
+    with np.errstate(over="ignore"):
+        clock = h if discrete or gain == 0 else float(np.expm1(gain * h)) / gain
+    return clock * (gain * radius + offset)
+
+
+def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float] | None:
     """The papers' bound on |X_k|_F, or None."""
-    sublayers = list(depth.sublayers)
-    lengths = [float(span) * depth.dt for span in depth.spans]
-    start = float(torch.linalg.vector_norm(states[0].detach().double()))
-    entries, tokens = states[0].numel(), states[0].shape[-2]
+    sublayers = [segment.sublayer for segment in segments]
+    start = float(torch.linalg.vector_norm(x0.double()))
+    entries, tokens, width = x0.numel(), x0.shape[-2], x0.shape[-1]
     if any(s.state_norm is not None for s in sublayers):
         return None
     outputs = [s.output_norm for s in sublayers if s.output_norm is not None]
     inputs = [s.input_norm for s in sublayers if s.input_norm is not None]
     if len(outputs) == len(sublayers):
-        worst = max(map(_gain, outputs)) + max(map(_offset, outputs))
-        times = [0.0, *torch.tensor(lengths, dtype=torch.float64).cumsum(0).tolist()]
-        return [start + t * math.sqrt(entries) * worst for t in times]
+        worst = max(map(largest_gain, outputs)) + max(map(_offset, outputs))
+        lengths = torch.tensor([segment.h for segment in segments], dtype=torch.float64)
+        return [start + t * math.sqrt(entries) * worst for t in (0.0, *lengths.cumsum(0).tolist())]
     if outputs or len(inputs) < len(sublayers):
         return None
     values = [start]
-    for sublayer, norm, h, x in zip(sublayers, inputs, lengths, states, strict=False):
-        sigma = float(norm.sigma(x.detach().double()).min())
-        gain, constant = map_bound(sublayer)
-        rows = math.sqrt(tokens) if sublayer.kind == "attention" else 1.0
-        offset = math.sqrt(entries) * _offset(norm)
-        affine = math.sqrt(entries / x.shape[-1]) * constant + rows * gain * offset
-        values.append(values[-1] * (1 + h * rows * gain * _gain(norm) / sigma) + h * affine)
+    for segment, norm in zip(segments[:reached], inputs, strict=False):
+        gain, constant = segment.known()
+        rows = math.sqrt(tokens) if segment.sublayer.kind == "attention" else 1.0
+        affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
+        values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
     return values
 
 
 def _level(norm: Norm) -> float:
     """g + b: no token of the norm's image has a larger RMS, and no larger mean absolute value."""
-    return _gain(norm) + _offset(norm)
-
-
-def _gain(norm: Norm) -> float:
-    return float(norm.gamma.detach().abs().max())
+    return largest_gain(norm) + _offset(norm)
 
 
 def _offset(norm: Norm) -> float:

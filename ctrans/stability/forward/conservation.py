@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.sublayer import Sublayer
+from ctrans.walk import Instrument, Passage, observe
 
 
 @dataclasses.dataclass(frozen=True)
-class Law:
+class ConservationLaw:
     """A conservation law: where it holds, and by how much a step from X to Y over a time h breaks it."""
 
     name: str
@@ -36,17 +36,19 @@ def _image_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
 
 
 LAWS = (
-    Law(
+    ConservationLaw(
         "mean",
         "1' Gamma^-1 x_j grows by h 1' Gamma^-1 beta per segment (divided by d)",
         lambda s: s.state_norm is None and s.gain == 1 and s.output_norm is not None and s.output_norm.centred,
         _mean_drift,
     ),
-    Law("image", "the state stays on the image of the norm around it", lambda s: s.state_norm is not None, _image_drift),
+    ConservationLaw(
+        "image", "the state stays on the image of the norm around it", lambda s: s.state_norm is not None, _image_drift
+    ),
 )
 
 
-def conservation_drift(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]]) -> tuple[Law, list[float]] | None:
+class DriftByDepth(Instrument):
     """The law that holds for this depth and its violation in each segment, largest over tokens; None where no law holds.
 
     `peri` and `output` with LayerNorm conserve each token's mean in the coordinates of the norm, in the ODE and in any
@@ -54,12 +56,23 @@ def conservation_drift(depth: Depth, states: Sequence[Float[Tensor, "*batch toke
     to the method's error in an integrator without projection, to eps/sigma^2 in the discrete model (theory, section 3). Where a
     gain is zero the law says nothing and the drift is nan.
     """
-    sublayers = list(depth.sublayers)
-    law = next((law for law in LAWS if all(law.holds(s) for s in sublayers)), None)
-    if law is None:
-        return None
-    with torch.no_grad():
-        return law, [
-            float(law.drift(sublayer, x, y, float(span) * depth.dt))
-            for sublayer, span, x, y in zip(sublayers, depth.spans, states, states[1:], strict=False)
-        ]
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        sublayers = list(depth.sublayers)
+        self._law = next((law for law in LAWS if all(law.holds(s) for s in sublayers)), None)
+        self._drift: list[float] = []
+
+    def forward(self, at: Passage) -> None:
+        if self._law is not None:
+            self._drift.append(float(self._law.drift(at.sublayer, at.x, at.y, at.h)))
+
+    def figures(self) -> tuple[ConservationLaw, list[float]] | None:
+        return None if self._law is None else (self._law, self._drift)
+
+
+def conservation_drift(
+    depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]]
+) -> tuple[ConservationLaw, list[float]] | None:
+    """`DriftByDepth` along states that are known."""
+    found: tuple[ConservationLaw, list[float]] | None = observe(depth, states, [DriftByDepth()])[0]
+    return found

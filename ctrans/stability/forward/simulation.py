@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.depth import Depth
-from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds, moments
-from ctrans.stability.forward.conservation import conservation_drift
-from ctrans.stability.model import DescribedModel
-from solvers import ConfigError, Solution, Status
+from ctrans.scheme import Scheme
+from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
+from ctrans.stability.forward.conservation import DriftByDepth
+from ctrans.stability.forward.moments import MomentsByDepth
+from ctrans.walk import Attempt, DescribedModel, observe
+from solvers import Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 """How the ODE is solved that the discrete model is compared with, in float64."""
@@ -79,14 +80,14 @@ def simulate(
     start = time.perf_counter()
     solution = model.trajectory(tokens, method=method, steps=steps, rtol=rtol, atol=atol, throw=False, progress=progress)
     seconds = time.perf_counter() - start
-    itself = method == "euler" and steps == 1
+    itself = Scheme(method, steps, rtol, atol).discrete
     discrete = solution if itself else model.trajectory(tokens, throw=False, progress=progress)
     exact, how = _reference(model, tokens, progress) if reference else ([], None)
 
     states = solution.states
-    each = [moments(x) for x in states]
-    bounds, unbounded = _bounds(model.depth, states, itself)
-    conserved = conservation_drift(model.depth, states)
+    bounding = Attempt(BoundsByDepth(discrete=itself))
+    each, allowed, conserved = observe(model.depth, states, [MomentsByDepth(), bounding, DriftByDepth()])
+    bounds, unbounded = None if allowed is None else _shortened(allowed, len(states)), bounding.note
     return Simulation(
         placement=model.config.placement,
         discrete=itself,
@@ -131,11 +132,7 @@ def _distances(
     return known + [None] * (len(states) - len(known))
 
 
-def _bounds(depth: Depth, states: Sequence[Tensor], discrete: bool) -> tuple[ForwardBounds | None, str | None]:
-    """The bounds at the times that were reached, or why there are none."""
-    try:
-        bounds = forward_bounds(depth, states, discrete=discrete)
-    except ConfigError as error:
-        return None, str(error)
-    shorter: dict[str, Any] = {name: None if value is None else value[: len(states)] for name, value in vars(bounds).items()}
-    return ForwardBounds(**shorter), None
+def _shortened(bounds: ForwardBounds, count: int) -> ForwardBounds:
+    """The bounds at the times that were reached."""
+    shorter: dict[str, Any] = {name: None if value is None else value[:count] for name, value in vars(bounds).items()}
+    return ForwardBounds(**shorter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
+from ctrans.walk import Instrument, Passage, observe
 from solvers.run import finite
 
 
@@ -26,8 +27,24 @@ class Massive:
 
 def massive_activations(states: Sequence[Float[Tensor, "*batch tokens width"]]) -> Massive:
     """max |X| / median |X| of every state: a few dimensions with huge entries show here and not in the moments."""
-    found = [_massive(x.detach()) for x in states]
-    largest, ratio, channel = (list(column) for column in zip(*found, strict=True))
+    return _columns([_massive(x.detach()) for x in states])
+
+
+class MassiveByDepth(Instrument):
+    """`massive_activations` of X_0 and of X at every segment's end."""
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._each = [_massive(x0.detach())]
+
+    def forward(self, at: Passage) -> None:
+        self._each.append(_massive(at.y.detach()))
+
+    def figures(self) -> Massive:
+        return _columns(self._each)
+
+
+def _columns(each: Sequence[tuple[float, float, int]]) -> Massive:
+    largest, ratio, channel = (list(column) for column in zip(*each, strict=True))
     return Massive(largest, ratio, channel)
 
 
@@ -56,42 +73,65 @@ class DataVariance:
     printed_used: list[float] | None
 
 
-@torch.no_grad()
-def data_variance(
-    depth: Depth, states: Sequence[Float[Tensor, "inputs tokens width"]], bounds: ForwardBounds | None = None
-) -> DataVariance:
-    """Var(x) = E[x^2] - E[x]^2 of each entry x of X_k over the inputs given, all of equal weight, and what it cannot exceed.
+class VarianceOverInputs(Instrument):
+    """Var(x) = E[x^2] - E[x]^2 of each entry x of X_k over the inputs of the batch, all of equal weight, and what it cannot exceed.
 
     As printed (Kan, theorem 5, behind output norms): the mean over inputs of (|X_0|_F + t sqrt(nd)(g_max + b_max))^2. Sharper: an
     entry cannot grow by more than its token, so Var(x) <= max over entries of E[(|x_0| + r_k)^2], r_k the growth of a token's
-    length that `forward_bounds` allows; behind a norm around the state, that norm's largest token squared. `bounds` are those of
-    these states where they are known.
+    length that `bounds` allow; behind a norm around the state, that norm's largest token squared.
     """
-    start = states[0].double()
-    width, entries = start.shape[-1], start[0].numel()
-    rms = (forward_bounds(depth, states) if bounds is None else bounds).rms
-    held = any(sublayer.state_norm is not None for sublayer in depth.sublayers)
-    variances = [x.double().var(0, correction=0) for x in states]
-    mean, largest = [float(v.mean()) for v in variances], [float(v.max()) for v in variances]
-    bound = [
-        width * value**2 if held and k else float((start.abs() + math.sqrt(width) * (value - rms[0])).square().mean(0).max())
-        for k, value in enumerate(rms[: len(states)])
-    ]
-    printed = None
-    norms = [sublayer.output_norm for sublayer in depth.sublayers]
-    outputs = [norm for norm in norms if norm is not None]
-    if len(outputs) == len(norms) and not held:
-        level = max(float(n.gamma.abs().max()) for n in outputs) + max(float(n.beta.abs().max()) for n in outputs)
-        lengths = torch.linalg.vector_norm(start.flatten(1), dim=-1)
-        printed = [float((lengths + t * math.sqrt(entries) * level).square().mean()) for t in depth.times[: len(states)]]
-    return DataVariance(
-        mean,
-        largest,
-        bound,
-        printed,
-        _ratios(largest, bound),
-        None if printed is None else _ratios(largest, printed),
-    )
+
+    def __init__(self, bounds: Callable[[], ForwardBounds]):
+        self._bounds = bounds
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._depth, self._start = depth, x0.double()
+        self._mean: list[float] = []
+        self._largest: list[float] = []
+        self._note(x0)
+
+    def forward(self, at: Passage) -> None:
+        self._note(at.y)
+
+    def _note(self, x: Tensor) -> None:
+        variance = x.double().var(0, correction=0)
+        self._mean.append(float(variance.mean()))
+        self._largest.append(float(variance.max()))
+
+    def figures(self) -> DataVariance:
+        depth, start, reached = self._depth, self._start, len(self._mean)
+        width, entries = start.shape[-1], start[0].numel()
+        rms = self._bounds().rms
+        held = any(sublayer.state_norm is not None for sublayer in depth.sublayers)
+        bound = [
+            width * value**2 if held and k else float((start.abs() + math.sqrt(width) * (value - rms[0])).square().mean(0).max())
+            for k, value in enumerate(rms[:reached])
+        ]
+        printed = None
+        norms = [sublayer.output_norm for sublayer in depth.sublayers]
+        outputs = [norm for norm in norms if norm is not None]
+        if len(outputs) == len(norms) and not held:
+            level = max(float(n.gamma.abs().max()) for n in outputs) + max(float(n.beta.abs().max()) for n in outputs)
+            lengths = torch.linalg.vector_norm(start.flatten(1), dim=-1)
+            printed = [float((lengths + t * math.sqrt(entries) * level).square().mean()) for t in depth.times[:reached]]
+        return DataVariance(
+            self._mean,
+            self._largest,
+            bound,
+            printed,
+            _ratios(self._largest, bound),
+            None if printed is None else _ratios(self._largest, printed),
+        )
+
+
+def data_variance(
+    depth: Depth, states: Sequence[Float[Tensor, "inputs tokens width"]], bounds: ForwardBounds | None = None
+) -> DataVariance:
+    """`VarianceOverInputs` along states that are known, with their bounds where these are known too."""
+    found: DataVariance = observe(
+        depth, states, [VarianceOverInputs(lambda: forward_bounds(depth, states) if bounds is None else bounds)]
+    )[0]
+    return found
 
 
 def _ratios(measured: Sequence[float], bounds: Sequence[float]) -> list[float]:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from ctrans.fields import ACTIVATIONS
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.forward.bounds import forward_bounds, map_bound, moments
+from ctrans.stability.forward.bounds import forward_bounds, map_bound
+from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, solve
 from tests.helpers import NAMES, small_model, tokens

@@ -1,0 +1,116 @@
+"""What looks at a model while a walk goes through it: an instrument is offered every state and, on the way back, every costate."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.sublayer import Sublayer
+from ctrans.walk.model import Model
+from solvers import ConfigError, SolveError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passage:
+    """Segment k of the depth, `sublayer`, which acts from depth-time `time` for a time `h`: from X_k = `x` to X_{k+1} = `y`."""
+
+    k: int
+    sublayer: Sublayer
+    time: float
+    h: float
+    x: Float[Tensor, "*batch tokens width"]
+    y: Float[Tensor, "*batch tokens width"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PassageBack(Passage):
+    """The same on the way back, with the costates at its ends: `p` = dL/dX_{k+1} and `before` = dL/dX_k."""
+
+    p: Float[Tensor, "*batch tokens width"]
+    before: Float[Tensor, "*batch tokens width"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Turn:
+    """The end of the depth in a walk with a loss L, where it turns: X_T = `x`, L and `p` = dL/dX_T, for these tokens and targets."""
+
+    tokens: Int[Tensor, "*batch tokens"]
+    targets: Int[Tensor, "*batch tokens"]
+    x: Float[Tensor, "*batch tokens width"]
+    loss: float
+    p: Float[Tensor, "*batch tokens width"]
+
+
+class Instrument:
+    """Offered a walk's states and costates in the order below; each method may be left out but `figures`.
+
+    A sublayer's weights are there while its `forward` or `backward` runs. An instrument that keeps them, or a graph through them,
+    holds that much memory.
+    """
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether it asks for the way back, and so for a loss."""
+        return type(self).backward is not Instrument.backward or type(self).head is not Instrument.head
+
+    def begin(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> None:
+        """The depth that is walked, and X_0."""
+
+    def forward(self, at: Passage) -> None:
+        """Segment k on the way down, k = 0, 1, ..."""
+
+    def head(self, model: Model, at: Turn) -> None:
+        """At the end of the depth, in a walk with a loss."""
+
+    def backward(self, at: PassageBack) -> None:
+        """Segment k on the way back, k = K - 1, ..., 0, in a walk with a loss."""
+
+    def embedding(self, model: Model, tokens: Int[Tensor, "*batch tokens"], p: Float[Tensor, "*batch tokens width"]) -> None:
+        """At the start of the depth on the way back, in a walk with a loss: dL/dX_0."""
+
+    def figures(self) -> Any:
+        """What it found. May raise ConfigError or SolveError where there is no answer."""
+        raise NotImplementedError
+
+
+class Attempt(Instrument):
+    """Another instrument that may find that it cannot speak of this model: then `note` says why, and its figures are None."""
+
+    def __init__(self, instrument: Instrument):
+        self.instrument = instrument
+        self.note: str | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        return self.instrument.looks_back
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._try("begin", depth, x0)
+
+    def forward(self, at: Passage) -> None:
+        self._try("forward", at)
+
+    def head(self, model: Model, at: Turn) -> None:
+        self._try("head", model, at)
+
+    def backward(self, at: PassageBack) -> None:
+        self._try("backward", at)
+
+    def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
+        self._try("embedding", model, tokens, p)
+
+    def figures(self) -> Any:
+        return self._try("figures")
+
+    def _try(self, what: str, *arguments: Any) -> Any:
+        if self.note is not None:
+            return None
+        try:
+            return getattr(self.instrument, what)(*arguments)
+        except (ConfigError, SolveError) as error:
+            self.note = str(error)
+            return None

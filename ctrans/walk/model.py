@@ -1,0 +1,106 @@
+"""What a model is to the instruments: X_0 = embed(tokens), a depth that carries it to X_T, logits = head(X_T), and a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ctrans.depth import Depth
+from solvers import ConfigError, Solution
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What has a costate. GPT and imported models are such."""
+
+    @property
+    def depth(self) -> Depth: ...
+
+    def embed(self, tokens: Tensor) -> Tensor: ...
+
+    def head(self, x: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class ModelOfModules(Model, Protocol):
+    """A `Model` of modules, which have weights."""
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
+@runtime_checkable
+class Described(Protocol):
+    """An architecture in words and numbers: our `GPTConfig`, or what was recognised in another library's model.
+
+    `placement` is a name of `PLACEMENTS`, or several where sublayers differ; `norm` likewise. `initialisation` is None where nobody
+    knows how the weights were drawn.
+    """
+
+    @property
+    def placement(self) -> str: ...
+
+    @property
+    def norm(self) -> str: ...
+
+    @property
+    def dt(self) -> float: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def initialisation(self) -> str | None: ...
+
+
+@runtime_checkable
+class DescribedModel(ModelOfModules, Protocol):
+    """A model of modules that also says what it is, and integrates its ODE."""
+
+    @property
+    def config(self) -> Described: ...
+
+    def trajectory(self, tokens: Tensor, **options: Any) -> Solution: ...
+
+
+def check_targets(tokens: Tensor, targets: Tensor) -> None:
+    """Raises ConfigError unless there is one target per token and one of them is not -1."""
+    if targets.shape != tokens.shape:
+        shapes = f"shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}"
+        raise ConfigError(f"targets have {shapes}: give one target per token")
+    if not (targets != -1).any():
+        raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
+
+
+def loss_refusal(model: Model, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "..."]) -> str | None:
+    """Why these tokens and targets have no loss under this model, as seen by its head at X_0; None where they have one."""
+    try:
+        check_targets(tokens, targets)
+        with torch.no_grad():
+            cross_entropy(model, model.embed(tokens), targets)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:
+    """L(X_T): the mean cross-entropy of head(X_T) in nats, targets of -1 left out.
+
+    Raises ConfigError for a head without one row of logits per target and, on the CPU, for targets that have no logit.
+    """
+    logits = model.head(x)
+    if logits.shape[:-1].numel() != targets.numel():
+        shapes = f"the head gives {tuple(logits.shape)} for targets {tuple(targets.shape)}"
+        raise ConfigError(f"{shapes}: take a model with logits of every token")
+    # on an accelerator this would wait for the device; there the loss's own assertion reports it
+    if targets.device.type == "cpu" and not -1 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
+        span = f"targets run from {int(targets.min())} to {int(targets.max())}"
+        raise ConfigError(
+            f"{span}, and the head gives {logits.shape[-1]} numbers per token: give targets below that, or a model whose head has a "
+            "logit for every token"
+        )
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)

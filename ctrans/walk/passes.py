@@ -1,0 +1,158 @@
+"""The walk: once down the depth and, where there is a loss, once back up, with every state and costate offered to instruments.
+
+X_{k+1} = step_k(X_k) on the way down, P_k = (dX_{k+1}/dX_k)' P_{k+1} from P_K = dL/dX_K on the way back: the discrete model and
+autograd's gradient, one segment's weights and graph at a time. Several lanes, each a batch with instruments of its own, go
+together, so that weights which are made on demand are made once on either way, whoever looks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.sublayer import Sublayer
+from ctrans.walk.instrument import Instrument, Passage, PassageBack, Turn
+from ctrans.walk.model import Model, check_targets, cross_entropy
+from solvers.segment import Map
+
+Told = Callable[[int], None]
+"""Called with k when segment k is done, on either way."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lane:
+    """A batch of sequences that goes through the depth, with the instruments that look at it; with targets, back up too."""
+
+    tokens: Int[Tensor, "*batch tokens"]
+    targets: Int[Tensor, "*batch tokens"] | None = None
+    instruments: Sequence[Instrument] = ()
+
+
+def walk(
+    model: Model,
+    tokens: Int[Tensor, "*batch tokens"],
+    targets: Int[Tensor, "*batch tokens"] | None = None,
+    instruments: Sequence[Instrument] = (),
+    *,
+    progress: Told | None = None,
+) -> list[Any]:
+    """The instruments' figures, in their order, after one walk of these tokens; with targets there and back.
+
+    L is the mean cross-entropy of the model in nats, targets of -1 left out. No parameter's gradient is touched. States are
+    computed on, finite or not. Raises ConfigError for targets that do not match the tokens or are all -1, and what instruments
+    raise.
+
+    >>> walk(model, tokens, targets, [Moments(), ParameterGradients()])
+    """
+    walk_lanes(model, [Lane(tokens, targets, instruments)], progress=progress)
+    return [instrument.figures() for instrument in instruments]
+
+
+@torch.no_grad()
+def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = None) -> None:
+    """Walks all lanes together, segment by segment; errors as `walk`. Figures are the instruments' to give."""
+    for lane in lanes:
+        if lane.targets is not None:
+            check_targets(lane.tokens, lane.targets)
+    ways = [_LaneUnderWay(lane, model.embed(lane.tokens).detach()) for lane in lanes]
+    _down(model.depth, ways, progress)
+    back = [way for way in ways if way.lane.targets is not None]
+    for way in back:
+        way.turn(model)
+    for k, sublayer, time, h in reversed(list(_segments(model.depth)) if back else []):
+        for way in back:
+            way.backward(k, sublayer, time, h)
+        if progress is not None:
+            progress(k)
+    for way in back:
+        for instrument in way.lane.instruments:
+            assert way.p is not None, "it has turned"
+            instrument.embedding(model, way.lane.tokens, way.p)
+
+
+@torch.no_grad()
+def walk_depth(
+    depth: Depth, x0: Float[Tensor, "*batch tokens width"], instruments: Sequence[Instrument], *, progress: Told | None = None
+) -> list[Any]:
+    """The instruments' figures after one walk down the depth from X_0: for those that ask for no loss."""
+    _down(depth, [_LaneUnderWay(Lane(torch.empty(0, dtype=torch.int64), None, instruments), x0.detach())], progress)
+    return [instrument.figures() for instrument in instruments]
+
+
+@torch.no_grad()
+def observe(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]], instruments: Sequence[Instrument]) -> list[Any]:
+    """The instruments' figures along states that are known already: X_0 and X at the ends of as many segments as were reached.
+
+    Nothing is integrated: the states may be those of any method.
+    """
+    for instrument in instruments:
+        instrument.begin(depth, states[0])
+    for (k, sublayer, time, h), x, y in zip(_segments(depth), states, states[1:], strict=False):
+        for instrument in instruments:
+            instrument.forward(Passage(k, sublayer, time, h, x, y))
+    return [instrument.figures() for instrument in instruments]
+
+
+def _segments(depth: Depth) -> Iterator[tuple[int, Sublayer, float, float]]:
+    """Every segment's index, sublayer, start and length in depth-time."""
+    yield from zip(range(len(depth.sublayers)), depth.sublayers, depth.times, depth.lengths, strict=False)
+
+
+def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: Told | None) -> None:
+    for way in ways:
+        for instrument in way.lane.instruments:
+            instrument.begin(depth, way.x)
+    for k, sublayer, time, h in _segments(depth):
+        for way in ways:
+            way.forward(k, sublayer, time, h)
+        if progress is not None:
+            progress(k)
+
+
+class _LaneUnderWay:
+    """A lane on its way: the state it is at, those behind it if it has to come back, and the costate."""
+
+    def __init__(self, lane: Lane, x0: Tensor):
+        self.lane, self.x, self.states = lane, x0, [x0]
+        self.p: Tensor | None = None
+
+    def forward(self, k: int, sublayer: Sublayer, time: float, h: float) -> None:
+        passage = Passage(k, sublayer, time, h, self.x, sublayer.step(self.x, h))
+        for instrument in self.lane.instruments:
+            instrument.forward(passage)
+        self.x = passage.y
+        if self.lane.targets is not None:
+            self.states.append(self.x)
+
+    def turn(self, model: Model) -> None:
+        targets = self.lane.targets
+        assert targets is not None, "only a lane with targets turns"
+        loss, p = value_and_pullback(lambda x: cross_entropy(model, x, targets), self.x)
+        turn = Turn(self.lane.tokens, targets, self.x, float(loss), p)
+        for instrument in self.lane.instruments:
+            instrument.head(model, turn)
+        self.p = p
+
+    def backward(self, k: int, sublayer: Sublayer, time: float, h: float) -> None:
+        assert self.p is not None, "it has turned"
+        y, x = self.states.pop(), self.states[-1]
+        before = value_and_pullback(lambda x: sublayer.step(x, h), x, self.p)[1]
+        passage = PassageBack(k, sublayer, time, h, x, y, self.p, before)
+        for instrument in self.lane.instruments:
+            instrument.backward(passage)
+        self.p = before
+
+
+@torch.enable_grad()
+def value_and_pullback(function: Map, x: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(y, (dy/dx)' p) for y = function(x); p is 1 where it is not given and y is a number."""
+    x = x.detach().requires_grad_()
+    y = function(x)
+    (gradient,) = torch.autograd.grad(y, x, p)
+    return y.detach(), gradient
