@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import HasLipschitz, ShowsHeads, ShowsMatrices, plain_attention, spectral_norm
+from ctrans.fields import HasLipschitz, ShowsHeads, ShowsMatrices, plain_attention, spectral_norm, why_not
 from ctrans.norm import Norm
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
 from ctrans.stability.attention.block_norm import block_gain
@@ -111,24 +111,27 @@ def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> F
 
 
 def attention_bound(attention: ShowsHeads, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
-    """|W_O| sum_h (|V_h| + theta_h/tau B (2 B |Q_h| + |b_Q,h|) |K_h| |V_h| / sqrt(d_h)), theta_h the largest of head h's rows.
+    """|W_O| sum_h (|V_h| + theta_h/tau B ((2 B |Q_h| + |b_Q,h|) |K_h| + |Q_h| |b_K,h|) |V_h| / sqrt(d_h)), theta_h the largest of
+    head h's rows.
 
-    B = max_i |u_i|_2 of the inputs. Theorem 5.1 has no b_Q, and with it is false (`biases=False` gives that form). Offsets of keys
-    and values do not enter: they shift a row's scores alike, and meet changes of attention that sum to zero. Raises ConfigError
-    for normalised queries and keys, for which the theorem says nothing.
+    B = max_i |u_i|_2 of the inputs. Theorem 5.1 has no offsets, and with them is false (`biases=False` gives that form). Those of
+    values do not enter: they meet changes of attention that sum to zero. Those of keys shift a row's scores alike and do not enter
+    either, but where positions turn the keys, or scores are capped (`HeadMatrices`). Rotations do not change the norms of Q and K, and
+    a cap of slope at most 1 makes no change of scores larger, so the theorem holds with both. Raises ConfigError for normalised
+    queries and keys, for which it says nothing.
     """
     if attention.normalised_scores:
-        raise ConfigError("theorem 5.1 does not cover qk_norm: its bound is for queries and keys linear in the input")
+        raise ConfigError(
+            f"theorem 5.1 does not cover qk_norm: its bound is for queries and keys linear in the input{why_not(attention)}"
+        )
     value_path = attention_path = 0.0
     outs = []
     for largest, head in zip(theta, attention.head_matrices(), strict=True):
         norm_q, norm_k, norm_v = (spectral_norm(matrix) for matrix in (head.query, head.key, head.value))
-        offset = head.query_offset if biases else None
-        own = 0.0 if offset is None else float(torch.linalg.vector_norm(offset.detach().double()))
+        q_0, k_0 = (_length(offset) if biases else 0.0 for offset in (head.query_offset, head.key_offset))
         value_path += norm_v
-        attention_path += (
-            largest / attention.temperature * b * (2 * b * norm_q + own) * norm_k * norm_v / math.sqrt(len(head.query))
-        )
+        scores = b * ((2 * b * norm_q + q_0) * norm_k + norm_q * k_0) / math.sqrt(len(head.query))
+        attention_path += largest / attention.temperature * scores * norm_v
         outs.append(head.out)
     out = spectral_norm(torch.cat(outs, 1))
     return Pathways(out * value_path, out * attention_path)
@@ -290,6 +293,10 @@ def _chain(steps: Sequence[tuple[Sublayer, float]]) -> Map:
 
 def _ratio(bound: float, measured: float) -> float:
     return bound / measured if measured else math.inf
+
+
+def _length(offset: Tensor | None) -> float:
+    return 0.0 if offset is None else float(torch.linalg.vector_norm(offset.detach().double()))
 
 
 def _log(value: float) -> float:

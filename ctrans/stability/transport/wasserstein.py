@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import HasAffineBound
+from ctrans.fields import HasBound
 from ctrans.norm import Norm
 from ctrans.stability.backward.sensitivity import TOLERANCE, lengths, step_linearisations, trajectory
 from ctrans.stability.backward.singular_values import compose, leading_singular
@@ -102,12 +102,11 @@ def _spread(sublayer: Sublayer) -> float | None:
         return 2 * math.sqrt(sublayer.state_norm.width) * _gain(sublayer.state_norm)
     if sublayer.output_norm is not None:
         return 2 * sublayer.gain * _gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
-    if sublayer.input_norm is None or not isinstance(sublayer.field, HasAffineBound):
+    if sublayer.input_norm is None or not isinstance(sublayer.field, HasBound):
         return None
-    gain, offset = sublayer.field.bound()
     norm = sublayer.input_norm
     longest = (_gain(norm) + float(norm.beta.detach().abs().max())) * math.sqrt(norm.width)
-    return 2 * sublayer.gain * (gain * longest + offset)
+    return 2 * sublayer.gain * sublayer.field.bound().at(longest)
 
 
 def _gain(norm: Norm) -> float:
