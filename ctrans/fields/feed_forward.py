@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
@@ -70,8 +71,8 @@ class FeedForward(nn.Module):
         outer = spectral_norm(self.down.weight)
         return TokenBound(outer * spectral_norm(self.up.weight), outer * _length(self.up.bias) + _length(self.down.bias))
 
-    def lipschitz(self, *, printed: bool = False) -> float:
-        """L = Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope; `printed` takes 1)."""
+    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius (Emadi, proof of theorem 5.2, with phi's own slope; `printed` takes 1)."""
         slope = 1.0 if printed else ACTIVATIONS[self.activation].slope
         return slope * spectral_norm(self.down.weight) * spectral_norm(self.up.weight)
 

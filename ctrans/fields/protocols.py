@@ -8,7 +8,7 @@ it, and they say so; each of them is exact for the map's weights as they are.
 | `EndsLinear`     | f(x) = last(features(x))                                 | Hamiltonians over weights, scaling, last layer |
 | `ShowsMatrices`  | its weight matrices with their roles                     | initialisation, gradients by matrix            |
 | `HasBound`       | how long f(x)_i can be where no abs(x_j) exceeds r       | forward and transport bounds                   |
-| `HasLipschitz`   | a Lipschitz constant that holds at every input           | block bounds                                   |
+| `HasLipschitz`   | a Lipschitz constant for inputs up to a length           | block bounds                                   |
 | `ShowsHeads`     | attention's rows, and the matrices of each head          | theta, Emadi's bounds                          |
 | `HasTemperature` | the temperature of its softmax, which may be set         | temperature warm-up                            |
 | `HasPlainPath`   | a path with forward-mode and second derivatives          | every Jacobian                                 |
@@ -19,6 +19,7 @@ it, and they say so; each of them is exact for the map's weights as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -98,10 +99,12 @@ class HasBound(Protocol):
 
 @runtime_checkable
 class HasLipschitz(Protocol):
-    """A map with a Lipschitz constant in the largest token, abs(f(x) - f(y))_i <= L max_j abs(x_j - y_j), for all x and y."""
+    """A map with a Lipschitz constant in the largest token, abs(f(x) - f(y))_i <= L max_j abs(x_j - y_j)."""
 
-    def lipschitz(self, *, printed: bool = False) -> float:
-        """L; `printed` takes the slope of the activation as 1, as the papers do."""
+    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """L for all x and y whose tokens are no longer than `radius`, inf where there is none; `printed` takes the slope of the
+        activation as 1, as the papers do.
+        """
 
 
 @runtime_checkable

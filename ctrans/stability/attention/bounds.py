@@ -208,14 +208,15 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
 
 def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
     """L_f of the sublayer's map at its input U: theorem 5.1, or the FFN's weights."""
-    field = sublayer.field
+    field, largest = sublayer.field, float(torch.linalg.vector_norm(u, dim=-1).max())
     if isinstance(field, ShowsHeads):
         theta = attention_theta(field, u, tolerance=1e-3).upper.movedim(-2, 0).flatten(1).amax(1)
-        largest = float(torch.linalg.vector_norm(u, dim=-1).max())
         return attention_bound(field, largest, theta.tolist(), biases=not printed).bound
     if isinstance(field, HasLipschitz):
-        return field.lipschitz(printed=printed)
-    raise ConfigError(f"no Lipschitz bound is known for a field of type {type(field).__name__}: it does not say `lipschitz()`")
+        return field.lipschitz(largest, printed=printed)
+    raise ConfigError(
+        f"no Lipschitz bound is known for a field of type {type(field).__name__}: it does not say `lipschitz()`{why_not(field)}"
+    )
 
 
 def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
