@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all lint setup clean
+.PHONY: simulate train test test-all gpu lint setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -19,8 +19,13 @@ test: setup
 test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
+# no set-up: it takes what there is; NANOGPT=PATH for a checkout to train beside
+gpu:
+	PYTHONPATH=. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py
+
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 setup: .venv/installed

@@ -10,10 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 # in place of this file's own folder, as in the other benchmarks
 sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
+import torch
 
 from benchmarks.record import keep
 from ctrans.control import admissible_set, certify

@@ -13,19 +13,24 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+# in place of this file's own folder, where `import solvers` would find this file
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
 import torch
 import torchdiffeq
 from torch import Tensor, nn
-
-# in place of this file's own folder, where `import solvers` would find this file
-sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.memory import peak_bytes, saved_bytes
 from benchmarks.record import keep
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from solvers import METHODS, solve
-from solvers.reversible import COUPLING, ReversibleScheme
+from solvers.reversible import COUPLING
+from solvers.reversible_scheme import ReversibleScheme
 
 STEPS = (8, 32, 128, 512)
 ROUNDS = 5
@@ -96,10 +101,15 @@ def pass_through(end: Gradient, n: int) -> Callable[[], object]:
 
     def run() -> None:
         end(model, x0, n).square().sum().backward()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
+        finish()
 
     return run
+
+
+def finish() -> None:
+    """Waits until the device has done all that it was told."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def seconds(works: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
@@ -115,7 +125,7 @@ def seconds(works: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     return taken
 
 
-def table() -> list[str]:
+def table(steps: Sequence[int] = STEPS) -> list[str]:
     lines = [
         "Four segments of a peri model (width 128, 2 x 64 tokens), Euler. Error: float64, relative, against backprop through what",
         "the kind computes; float32 beside it. Saved: bytes that autograd keeps. Peak: most bytes held at once, gradients included.",
@@ -123,7 +133,7 @@ def table() -> list[str]:
         "",
         f"{'steps':>5} {'gradient':>15} {'error 64':>9} {'error 32':>9} {'saved MiB':>10} {'peak MiB':>9} {'ms':>9} {'ratio':>6}",
     ]
-    for n in STEPS:
+    for n in steps:
         taken = seconds({name: pass_through(end, n) for name, (end, _) in KINDS.items()})
         for name, (end, reference) in KINDS.items():
             exact = gradients(reference, torch.float64, n)
@@ -140,9 +150,9 @@ def table() -> list[str]:
     return lines
 
 
-def deep() -> list[str]:
-    """The peak of a training step of 48 blocks above parameters, gradients and optimiser state."""
-    config = GPTConfig(vocab_size=256, context=128, depth=48, width=256, heads=8, placement="peri", dt=0.1)
+def deep(blocks: int = 48, width: int = 256) -> list[str]:
+    """The peak of a training step of so many blocks above parameters, gradients and optimiser state."""
+    config = GPTConfig(vocab_size=256, context=128, depth=blocks, width=width, heads=8, placement="peri", dt=0.1)
     model = GPT(config).to(DEVICE)
     optimiser = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(0, 256, (4, 129), generator=torch.Generator().manual_seed(0)).to(DEVICE)
@@ -151,8 +161,12 @@ def deep() -> list[str]:
         end = solve(model.depth.segments(), model.embed(tokens[:, :-1]), gradient=kind).x1
         loss = nn.functional.cross_entropy(model.head(end).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
+        finish()
 
-    lines = ["", "48 blocks of width 256, 4 x 128 tokens, float32: peak above parameters, gradients and optimiser state."]
+    lines = [
+        "",
+        f"{blocks} blocks of width {width}, 4 x 128 tokens, float32: peak above parameters, gradients and optimiser state.",
+    ]
     step("backprop")
     optimiser.step()  # its state exists from here on, and every parameter has its gradient
     peaks = {}

@@ -16,11 +16,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 # in place of this file's own folder, where `import hjb` would find this file
 sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
+import torch
+from torch import Tensor
 
 from benchmarks.record import keep
 from ctrans.control.hjb import Grid, ValueFunction, solve_hjb

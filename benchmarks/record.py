@@ -27,14 +27,19 @@ def hardware() -> str:
 
 
 def keep(name: str, lines: list[str]) -> None:
-    """Prints the lines and writes them to results/<name>-<date>-<hardware>.txt under a heading that says on what they were measured."""
+    """Prints the lines and writes them to a file of results."""
+    path = write(name, lines)
+    print(path.read_text())
+    print(f"Kept in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def write(name: str, lines: list[str], directory: Path = RESULTS) -> Path:
+    """Writes them to <name>-<date>-<hardware>.txt there, under a heading that says on what they were measured."""
     today = datetime.date.today().isoformat()
     heading = [
         f"{name}, {today}: {processor()}, {os.cpu_count()} processors, Python {platform.python_version()}, torch {torch.__version__}"
     ]
-    text = "\n".join([*heading, "", *lines]) + "\n"
-    path = RESULTS / f"{name}-{today}-{hardware()}.txt"
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(text)
-    print(text)
-    print(f"Kept in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    path = directory / f"{name}-{today}-{hardware()}.txt"
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([*heading, "", *lines]) + "\n")
+    return path

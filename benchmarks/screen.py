@@ -12,11 +12,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 # in place of this file's own folder, as in the other benchmarks
 sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
+import torch
+from torch import Tensor
 
 from benchmarks.record import keep
 from ctrans.depth import Depth

@@ -13,12 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+# in place of this file's own folder, where `import solvers` would find this file
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
 import torch
 import torchdiffeq
 from torch import Tensor
-
-# in place of this file's own folder, where `import solvers` would find this file
-sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.record import keep
 from ctrans.model.config import GPTConfig

@@ -16,11 +16,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 # in place of this file's own folder, where `import solvers` would find a benchmark
 sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
+import torch
+from torch import Tensor
 
 from benchmarks.record import keep
 from ctrans.control import costate

@@ -20,11 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import torch
-from torch import nn
-
 # in place of this file's own folder, so that imports find the packages
 sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
+import torch
+from torch import nn
 
 from benchmarks.memory import peak_bytes
 from benchmarks.record import keep
@@ -32,10 +36,10 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.text import default_text
 from ctrans.training.data import Data, from_text
-from ctrans.training.loop import Run
+from ctrans.training.loop import TrainingRun
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew
 from ctrans.training.schedule import learning_rate
 from ctrans.training.settings import TrainConfig
@@ -67,10 +71,10 @@ def case() -> Case:
     return Case(title, torch.device("cpu"), model, TrainConfig(**settings))
 
 
-def ours(case: Case, data: Data, directory: Path) -> Run:
+def ours(case: Case, data: Data, directory: Path) -> TrainingRun:
     alone = Processes(case.device)
     model = GPT(case.model, seed=0)
-    return anew(model, case.train, data, Store(directory), get_parallel("none", case.train), alone, source={})[0]
+    return anew(model, case.train, data, RunDirectory(directory), get_parallel("none", case.train), alone, source={})[0]
 
 
 def copied(theirs: nn.Module, model: GPT) -> None:
@@ -125,14 +129,14 @@ def their_iteration(theirs: nn.Module, optimiser: torch.optim.Optimizer, case: C
     return iterate
 
 
-def our_iteration(run: Run) -> Iterate:
+def our_iteration(run: TrainingRun) -> Iterate:
     return lambda step: float(run.iterate(step)["loss"])
 
 
-def tokens_per_second(iterations: dict[str, Iterate], case: Case) -> dict[str, list[float]]:
+def tokens_per_second(iterations: dict[str, Iterate], case: Case, rounds: int) -> dict[str, list[float]]:
     """Rounds of iterations taken turn by turn, so that a slow moment of the machine hits both."""
     rates: dict[str, list[float]] = {name: [] for name in iterations}
-    for round_ in range(ROUNDS + 1):
+    for round_ in range(rounds + 1):
         for name, iterate in iterations.items():
             start = time.perf_counter()
             for i in range(ITERATIONS):
@@ -152,10 +156,8 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
-    path = parser.parse_args().nanogpt
+def compare(path: Path | None, rounds: int = ROUNDS) -> list[str]:
+    """Losses, tokens per second and memory of ours, and of the code in that checkout of nanoGPT."""
     this = case()
     data = from_text(default_text(), this.model.context)
     lines = [f"Pre-LN, dt = 1: {this.title}; {torch.get_num_threads()} threads."]
@@ -165,8 +167,8 @@ def main() -> None:
         if path is not None:
             iterations["nanoGPT"] = their_iteration(*nanogpt(load(path), this, run.model), this, data)
         losses = {name: [iterate(step) for step in range(LOSSES)] for name, iterate in iterations.items()}
-        rates = tokens_per_second(iterations, this)
-        step = LOSSES + (ROUNDS + 1) * ITERATIONS
+        rates = tokens_per_second(iterations, this, rounds)
+        step = LOSSES + (rounds + 1) * ITERATIONS
         peaks = {name: peak_bytes(lambda iterate=iterate: iterate(step)) for name, iterate in iterations.items()}
     for name in iterations:
         lines.append(
@@ -181,8 +183,10 @@ def main() -> None:
         )
     else:
         lines.append("nanoGPT was not given (--nanogpt PATH): ours alone.")
-    keep("training", lines)
+    return lines
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
+    keep("training", compare(parser.parse_args().nanogpt))

@@ -6,27 +6,98 @@ The names below are imported when first asked for, so that `import ctrans` and `
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names, for type checkers and editors
+    from ctrans.control.certificate import certify
+    from ctrans.control.costate import costate
+    from ctrans.depth import Depth
+    from ctrans.fields import ATTENTIONS, FFNS, Attention, FeedForward
+    from ctrans.interop import from_nanogpt, from_transformers, open_model
+    from ctrans.model.checkpoint import load, save
+    from ctrans.model.config import GPTConfig
+    from ctrans.model.gpt import GPT
+    from ctrans.norm import LayerNorm, RMSNorm
+    from ctrans.ode_block import ODEBlock
+    from ctrans.placement import PLACEMENTS
+    from ctrans.scheme import Scheme
+    from ctrans.stability.forward.simulation import simulate
+    from ctrans.stability.screening.screen import screen
+    from ctrans.sublayer import Sublayer
+    from ctrans.training.settings import TrainConfig
+    from ctrans.training.train import resume, train
+    from solvers import ConfigError, SolveError
 
 _HOMES = {
+    "ATTENTIONS": "ctrans.fields",
+    "Attention": "ctrans.fields",
+    "ConfigError": "solvers",
+    "Depth": "ctrans.depth",
+    "FFNS": "ctrans.fields",
+    "FeedForward": "ctrans.fields",
     "GPT": "ctrans.model.gpt",
     "GPTConfig": "ctrans.model.config",
-    "Depth": "ctrans.depth",
-    "Sublayer": "ctrans.sublayer",
-    "Attention": "ctrans.fields",
-    "FeedForward": "ctrans.fields",
     "LayerNorm": "ctrans.norm",
-    "RMSNorm": "ctrans.norm",
-    "PLACEMENTS": "ctrans.placement",
     "ODEBlock": "ctrans.ode_block",
-    "ConfigError": "solvers",
+    "PLACEMENTS": "ctrans.placement",
+    "RMSNorm": "ctrans.norm",
+    "Scheme": "ctrans.scheme",
     "SolveError": "solvers",
+    "Sublayer": "ctrans.sublayer",
+    "TrainConfig": "ctrans.training.settings",
+    "certify": "ctrans.control.certificate",
+    "costate": "ctrans.control.costate",
+    "from_nanogpt": "ctrans.interop",
+    "from_transformers": "ctrans.interop",
+    "load": "ctrans.model.checkpoint",
+    "open_model": "ctrans.interop",
+    "resume": "ctrans.training.train",
+    "save": "ctrans.model.checkpoint",
+    "screen": "ctrans.stability.screening.screen",
+    "simulate": "ctrans.stability.forward.simulation",
+    "train": "ctrans.training.train",
 }
-__all__ = list(_HOMES)
+"""Where each name is defined; a test holds it against the imports above."""
 __version__ = "0.1.0"
+__all__ = [
+    "ATTENTIONS",
+    "FFNS",
+    "GPT",
+    "PLACEMENTS",
+    "Attention",
+    "ConfigError",
+    "Depth",
+    "FeedForward",
+    "GPTConfig",
+    "LayerNorm",
+    "ODEBlock",
+    "RMSNorm",
+    "Scheme",
+    "SolveError",
+    "Sublayer",
+    "TrainConfig",
+    "certify",
+    "costate",
+    "from_nanogpt",
+    "from_transformers",
+    "load",
+    "open_model",
+    "resume",
+    "save",
+    "screen",
+    "simulate",
+    "train",
+]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ctrans' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:  # who checks types would take any name for granted
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'ctrans' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +31,8 @@ class Norm(nn.Module, abc.ABC):
 
     width: int
     eps: float
+    has_offset: ClassVar[bool] = False
+    """Whether such a norm may have an offset beta, which `bias` then asks for when it is made."""
 
     @property
     @abc.abstractmethod
@@ -167,6 +171,7 @@ class LayerNorm(Norm):
     """
 
     centred = True  # a constant serves as the abstract property
+    has_offset = True
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
         super().__init__()
@@ -219,4 +224,5 @@ def check_norm(width: int, eps: float) -> tuple[int, float]:
     return width, float(eps)
 
 
-NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+NORMS: dict[str, Callable[..., Norm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+"""From name to norm, made as NORM(width, eps, bias=...): a new one is one entry, and models and commands pick it up from there."""

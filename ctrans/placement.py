@@ -124,13 +124,25 @@ def spell(given: Spelling) -> str:
 
 def arrange(text: str, blocks: int) -> list[BlockPlacement]:
     """The placements of every block, from a text as `spell` makes it. Raises ConfigError unless it is of that many blocks."""
-    runs = _runs(text)
-    if len(runs) == 1 and runs[0][1] is None:
-        return [runs[0][0]] * blocks
-    found = [pair for pair, count in runs for _ in range(count or 1)]
-    if len(found) != blocks:
-        raise ConfigError(f"placement {text!r} is of {len(found)} blocks and the model has {blocks}: make them agree")
-    return found
+    check_arrangement(text, blocks)
+    return [pair for pair, count in _runs(text) for _ in range(blocks if _for_any_depth(text) else count or 1)]
+
+
+def check_arrangement(text: str, blocks: int) -> None:
+    """Raises ConfigError unless such a text is of that many blocks, of which there may be more than a list can hold."""
+    described = sum(count or 1 for _, count in _runs(text))
+    if not _for_any_depth(text) and described != blocks:
+        raise ConfigError(f"placement {text!r} is of {described} blocks and the model has {blocks}: make them agree")
+
+
+def placements_in(text: str) -> list[Placement]:
+    """Each placement that a sublayer has in a model of that text, once, in the order in which they come."""
+    return list({placement.name: placement for pair, _ in _runs(text) for placement in pair}.values())
+
+
+def _for_any_depth(text: str) -> bool:
+    """Whether it says the same of every block, and not how many there are."""
+    return "+" not in text and "*" not in text
 
 
 def _is_pair(value: object) -> bool:

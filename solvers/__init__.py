@@ -5,33 +5,61 @@
 
 from solvers.adjoint import Adjoint, AdjointError
 from solvers.checkpoint import Checkpoint
-from solvers.errors import ConfigError, SolveError
-from solvers.gradients import GRADIENTS, Gradient
-from solvers.methods import METHODS, Method
+from solvers.controller import CONTROLLERS, PI, Cautious, Controller
+from solvers.errors import ConfigError, SolveError, look_up, unknown
+from solvers.gradients import GRADIENTS, Gradient, get_gradient
+from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
+from solvers.methods import METHODS, fixed_step, get_method
+from solvers.request import check_solver
 from solvers.reversible import Reversible
+from solvers.reversible_scheme import ReversibleScheme
+from solvers.run import Run, Save, finite
 from solvers.runge_kutta import RungeKutta
-from solvers.segment import Segment
-from solvers.solution import Solution, Stats, Status
+from solvers.segment import Field, Map, Segment, Time
+from solvers.solution import ADVICE, Solution, Stats, Status
 from solvers.solve import solve
-from solvers.tableau import Tableau, tableau
+from solvers.tableau import EULER, Tableau, tableau
 
 __all__ = [
+    "ADVICE",
+    "CONTROLLERS",
+    "EULER",
     "GRADIENTS",
     "METHODS",
+    "PI",
     "Adjoint",
     "AdjointError",
+    "Cautious",
     "Checkpoint",
     "ConfigError",
+    "Controller",
+    "Field",
     "Gradient",
+    "HasFixedSteps",
+    "HasReversibleForm",
+    "Map",
     "Method",
+    "Replayable",
     "Reversible",
+    "ReversibleForm",
+    "ReversibleScheme",
+    "Run",
     "RungeKutta",
+    "Save",
     "Segment",
     "Solution",
     "SolveError",
     "Stats",
     "Status",
     "Tableau",
+    "Time",
+    "check_solver",
+    "finite",
+    "fixed_step",
+    "get_gradient",
+    "get_method",
+    "look_up",
     "solve",
     "tableau",
+    "unknown",
 ]

@@ -15,7 +15,7 @@ from torch import Tensor
 from solvers.detached import Backward, Captured, Grads, attach, untraced, without_graph
 from solvers.errors import ConfigError, SolveError
 from solvers.march import Progress, march
-from solvers.methods import Method
+from solvers.method import Method
 from solvers.run import Run
 from solvers.segment import Segment, Time
 from solvers.solution import Solution, Status

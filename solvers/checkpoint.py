@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from solvers.errors import ConfigError
 from solvers.march import Progress, march
-from solvers.methods import Method
+from solvers.method import Method, Replayable
+from solvers.recompute import recomputed
 from solvers.run import Run, Stopped
-from solvers.runge_kutta import RungeKutta
 from solvers.segment import Segment
 from solvers.solution import Solution, Stats, Status
 
@@ -59,10 +60,14 @@ class Checkpoint:
         every = self.every or math.isqrt(len(parts) - 1) + 1
         x = x0
         run.keep(segments[0].start, x0)
-        for first in range(0, len(parts), every):
-            group = parts[first : first + every]
+        # the last group is a full one: its turn comes first, and until another solve begins it need not be computed again
+        for end in range((len(parts) - 1) % every + 1, len(parts) + 1, every):
+            group = parts[max(0, end - every) : end]
             record = _Record()
-            states = checkpoint(_advance, single, [piece for _, piece in group], x, request, record, use_reentrant=False)
+            advance = partial(_advance, single, [piece for _, piece in group], request, record)
+            # a compiler knows torch's own
+            compiling = torch.compiler.is_compiling()
+            states = checkpoint(advance, x, use_reentrant=False) if compiling else recomputed(advance, x, end == len(parts))
             x = states[-1]
             _add(run.stats, record.stats)
             if run.save == "steps":
@@ -87,7 +92,7 @@ class _Record:
     stats: Stats | None = None
 
 
-def _advance(method: Method, pieces: Sequence[Segment], x: Tensor, request: Run, record: _Record) -> tuple[Tensor, ...]:
+def _advance(method: Method, pieces: Sequence[Segment], request: Run, record: _Record, x: Tensor) -> tuple[Tensor, ...]:
     run = request.again()
     part = march(method, pieces, x, run)
     if part.status is not Status.SUCCESS:
@@ -99,7 +104,7 @@ def _advance(method: Method, pieces: Sequence[Segment], x: Tensor, request: Run,
 
 def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -> tuple[Method, list[Part], Run]:
     """What is recomputed: the method for one piece, the pieces, and the request of each."""
-    if not isinstance(method, RungeKutta):
+    if not isinstance(method, Replayable):
         whole = list(enumerate(segments))
         return method, whole, run.again(save="steps" if run.save == "steps" else "segments")
     if not method.adaptive:

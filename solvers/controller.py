@@ -1,29 +1,113 @@
-"""The step-size controller of adaptive methods: proportional-integral, and carried from segment to segment."""
+"""Step-size control of adaptive methods: rules as data, and the step that one solve carries from segment to segment.
+
+A step of size h has the error `err`: the RMS of its estimate over atol + rtol max(abs x, abs x1). It is accepted if err <= 1. The
+estimate is O(h^q), so h err^(-1/q) is the step whose error would have been just allowed; a rule says how near to that to go.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
-SHRINK, GROW = 0.2, 10.0
-ACCEPTED, REJECTED = 0.95, 0.9
-"""Safety factors of the next step after an accepted and after a rejected one."""
-DAMPING = 0.3
-"""Weight of the proportional part."""
+from solvers.errors import ConfigError
+
 STRETCH = 1.08
 """How much a step may exceed the proposal to reach a segment's end: the safety factors leave that room, and it saves a step."""
+SMALLEST = 1e-10
+"""An error below this counts as this much: what is that small tells nothing of its size."""
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """A rule for the next step's size. It is frozen data: what it must remember is given to it."""
+
+    def accepted(self, size: float, proposed: float, errors: tuple[float, float], q: int) -> float:
+        """The size after an accepted step of that size, which was proposed larger if the segment's end cut it short.
+
+        `errors` are its error and that of the accepted step before (1 at the start).
+        """
+
+    def rejected(self, size: float, error: float, q: int) -> float:
+        """The size of the next attempt after a rejected one; its error is above 1 or not finite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cautious:
+    """h_next = h * clip(safety err^(-1/q) * min(1, err_prev/err)^(damping/q), 1, grow); rejected: h * max(shrink, retry err^(-1/q)).
+
+    A proportional part that holds back while errors grow, and no accepted step makes the next one smaller: on switched
+    Transformers that took the fewest evaluations. Raises ConfigError for factors that could not work.
+    """
+
+    safety: float = 0.95
+    retry: float = 0.9
+    damping: float = 0.3
+    shrink: float = 0.2
+    grow: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check(self, {"safety": (0, 1), "retry": (0, 1), "damping": (0, 1), "shrink": (0, 1), "grow": (1, math.inf)})
+
+    def accepted(self, size: float, proposed: float, errors: tuple[float, float], q: int) -> float:
+        error, before = errors
+        factor = float(self.safety * error ** (-1 / q) * min(1.0, before / error) ** (self.damping / q))
+        return max(proposed, size * min(self.grow, factor))
+
+    def rejected(self, size: float, error: float, q: int) -> float:
+        return size * (max(self.shrink, self.retry * error ** (-1 / q)) if math.isfinite(error) else self.shrink)
+
+
+@dataclasses.dataclass(frozen=True)
+class PI:
+    """h_next = h * clip(safety err^(-alpha/q) err_prev^(beta/q), shrink, grow); rejected: h * clip(safety err^(-1/q), shrink, 1).
+
+    The proportional-integral control of Gustafsson (1991), with the exponents of Hairer and Wanner, IV.2. beta = 0 and alpha = 1
+    is the elementary control. Raises ConfigError for factors that could not work.
+    """
+
+    safety: float = 0.9
+    alpha: float = 0.7
+    beta: float = 0.4
+    shrink: float = 0.2
+    grow: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check(self, {"safety": (0, 1), "alpha": (0, 2), "beta": (0, 1), "shrink": (0, 1), "grow": (1, math.inf)})
+
+    def accepted(self, size: float, proposed: float, errors: tuple[float, float], q: int) -> float:
+        error, before = errors
+        factor = float(self.safety * error ** (-self.alpha / q) * before ** (self.beta / q))
+        following = size * min(self.grow, max(self.shrink, factor))
+        # a step cut short by its segment's end says nothing against the longer one that was proposed
+        return following if size >= proposed else max(proposed, following)
+
+    def rejected(self, size: float, error: float, q: int) -> float:
+        return size * (max(self.shrink, self.safety * error ** (-1 / q)) if math.isfinite(error) else self.shrink)
+
+
+def _check(rule: Cautious | PI, limits: Mapping[str, tuple[float, float]]) -> None:
+    for name, (low, high) in limits.items():
+        value = getattr(rule, name)
+        inside = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+        if not inside or (value == 0 and name in ("safety", "retry", "shrink")) or (value == 1 and name in ("shrink", "grow")):
+            raise ConfigError(f"{type(rule).__name__} has {name} = {value!r}: give a number between {low} and {high}")
+
+
+CONTROLLERS: dict[str, Controller] = {"cautious": Cautious(), "pi": PI()}
+"""Every rule with its usual numbers; the tests go through them."""
 
 
 @dataclasses.dataclass
-class StepController:
-    """h_next = h * clip(0.95 err^(-1/q) * min(1, err_prev/err)^(0.3/q), 1, 10) after a step with err <= 1.
+class StepSize:
+    """The size that an adaptive method takes next, by its rule; q is the order of the error estimate plus one.
 
-    `err` is the RMS of the error estimate over atol + rtol max(abs x, abs x1); with err > 1 the step is rejected and repeated
-    with h * max(0.2, 0.9 err^(-1/q)). q is the order of the error estimate plus one. The proportional part holds back while
-    errors grow. A switch of field does not reset the controller: neighbouring segments of a model ask for similar steps, and a
-    rejection now and then costs less than restarting every time.
+    A switch of field does not reset it: neighbouring segments of a model ask for similar steps, and a rejection now and then costs
+    less than restarting every time.
     """
 
+    rule: Controller
     q: int
     step: float
     error: float = 1.0
@@ -36,11 +120,9 @@ class StepController:
     def judge(self, size: float, error: float) -> bool:
         """Whether a step of that size with that error is accepted; sets the next proposal."""
         if not error <= 1:  # a nan is no good error
-            self.step = size * (max(SHRINK, REJECTED * error ** (-1 / self.q)) if math.isfinite(error) else SHRINK)
+            self.step = self.rule.rejected(size, error, self.q)
             return False
-        error = max(error, 1e-10)
-        factor = ACCEPTED * error ** (-1 / self.q) * min(1.0, self.error / error) ** (DAMPING / self.q)
-        # a step cut short by its segment's end says nothing against the longer one that was proposed
-        self.step = max(self.step, size * min(GROW, factor))
+        error = max(error, SMALLEST)
+        self.step = self.rule.accepted(size, self.step, (error, self.error), self.q)
         self.error = error
         return True

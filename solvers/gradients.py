@@ -24,7 +24,7 @@ from solvers.adjoint import Adjoint
 from solvers.checkpoint import Checkpoint
 from solvers.errors import look_up
 from solvers.march import Progress, march
-from solvers.methods import Method
+from solvers.method import Method
 from solvers.reversible import Reversible
 from solvers.run import Run
 from solvers.segment import Segment
@@ -78,6 +78,6 @@ GRADIENTS: dict[str, Gradient] = {
 
 def get_gradient(gradient: str | Gradient) -> Gradient:
     """The gradient of that name, or the object itself; ConfigError with the nearest name otherwise."""
-    if isinstance(gradient, Gradient) and not isinstance(gradient, type):
+    if not isinstance(gradient, (str, type)) and isinstance(gradient, Gradient):
         return gradient
     return look_up("gradient", gradient, GRADIENTS)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from solvers.methods import Method
+from solvers.method import Method
 from solvers.run import Run, Stopped, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
@@ -18,6 +18,7 @@ def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, pro
     """The solution over the segments, with the states that `run.save` asks for; a failure becomes its status."""
     x, t = x0, segments[0].start
     run.keep(t, x0)
+    run.set_clock(segments, x0.dtype)
     status, where = Status.SUCCESS, None
     try:
         for k, segment in enumerate(segments):

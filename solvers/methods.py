@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
-from torch import Tensor
-
 from solvers import tableau
-from solvers.errors import look_up
-from solvers.run import Run
+from solvers.errors import ConfigError, look_up
+from solvers.method import HasFixedSteps, Method
 from solvers.runge_kutta import RungeKutta
-from solvers.segment import Segment
-from solvers.torchdiffeq_methods import SOLVERS, TorchDiffEq
-
-
-@runtime_checkable
-class Method(Protocol):
-    """What `solve` asks of a method."""
-
-    @property
-    def order(self) -> int: ...
-
-    @property
-    def adaptive(self) -> bool: ...
-
-    def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor: ...
-
+from solvers.torchdiffeq_methods import NAMES, TorchDiffEq
 
 METHODS: dict[str, Method] = {
     "euler": RungeKutta(tableau.EULER),
@@ -34,10 +15,21 @@ METHODS: dict[str, Method] = {
     "rk4": RungeKutta(tableau.RK4),
     "dopri5": RungeKutta(tableau.DOPRI5, adaptive=True),
     "tsit5": RungeKutta(tableau.TSIT5, adaptive=True),
-    **{f"torchdiffeq:{name}": TorchDiffEq(name) for name in SOLVERS},
+    **{f"torchdiffeq:{name}": TorchDiffEq(name) for name in NAMES},
 }
 
 
 def get_method(method: str | Method) -> Method:
     """The method of that name, or the method itself; ConfigError with the nearest name otherwise."""
-    return method if isinstance(method, Method) else look_up("method", method, METHODS)
+    # a name first: to ask whether an object has a protocol takes longer than an Euler step does beside its field
+    return look_up("method", method, METHODS) if isinstance(method, str) or not isinstance(method, Method) else method
+
+
+def fixed_step(method: str | Method) -> Method:
+    """The method with steps of equal size; ConfigError where it has none (torchdiffeq's adaptive methods)."""
+    chosen = get_method(method)
+    if not chosen.adaptive:
+        return chosen
+    if not isinstance(chosen, HasFixedSteps):
+        raise ConfigError(f"{method!r} only runs with adaptive steps: choose an own or a fixed-step method, as tsit5 or rk4")
+    return chosen.fixed()

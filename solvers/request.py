@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from solvers.errors import ConfigError
-from solvers.methods import Method, get_method
+from solvers.method import Method
+from solvers.methods import get_method
 from solvers.segment import Segment, check_chain
 
 RTOL, ATOL = 1e-6, 1e-8

@@ -1,12 +1,4 @@
-"""Gradient by going back: an algebraically reversible form of any Runge-Kutta method (McCallum and Foster, arXiv 2410.11648).
-
-With Psi_h(t, x) what one step of the method adds to x, the scheme carries a pair (y, z), both x0 at the start:
-
-    y1 = lambda y + (1 - lambda) z + Psi_h(t, z)            z1 = z - Psi_{-h}(t1, y1)
-
-Both lines can be solved for what went in, z = z1 + Psi_{-h}(t1, y1) and then y = (y1 - (1 - lambda) z - Psi_h(t, z))/lambda, so
-the backward pass needs the last pair only. y has the method's order.
-"""
+"""Gradient by going back: the solve is by an algebraically reversible scheme, whose last pair of states tells all the others."""
 
 from __future__ import annotations
 
@@ -14,55 +6,19 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from solvers.detached import Backward, Captured, Grads, attach, untraced, without_graph
 from solvers.errors import ConfigError
 from solvers.march import Progress, march
-from solvers.methods import Method
+from solvers.method import HasReversibleForm, Method, ReversibleForm
 from solvers.run import Run, Step
-from solvers.runge_kutta import RungeKutta, fixed_steps
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
 
 COUPLING = 0.99
 """lambda. Smaller is stabler; rounding errors of the way back grow by 1/lambda a step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReversibleScheme:
-    """The reversible form of a Runge-Kutta method as a method: `advance` moves y, and the run carries z across segments."""
-
-    method: RungeKutta
-    coupling: float
-
-    @property
-    def order(self) -> int:
-        """The order of the method it is made of."""
-        return self.method.order
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether it chooses its own steps, by the error estimate of Psi_h(t, z)."""
-        return self.method.adaptive
-
-    def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        """y at the segment's end. Raises Stopped where the method cannot get there."""
-        y, z = x, x if run.partner is None else run.partner
-
-        def finish(step: Step, z: Tensor, increment: Tensor) -> Tensor:
-            nonlocal y
-            y = run.accept(segment, step.end, y + (1 - self.coupling) * (z - y) + increment)
-            return z - self.method.increment(back(step), y, run)
-
-        if self.adaptive:
-            z = self.method.adapt(segment, z, run, lambda step, z, z_plus: finish(step, z, z_plus - z))
-        else:
-            for step in fixed_steps(segment, run.steps):
-                z = finish(step, z, self.method.increment(step, z, run))
-                run.trace.append(step)
-        run.partner = z
-        return y
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +40,7 @@ class Reversible:
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for other methods than own ones, and for segments that project the state."""
-        if not isinstance(method, RungeKutta):
+        if not isinstance(method, HasReversibleForm):
             raise ConfigError(
                 f"gradient 'reversible' is made of a Runge-Kutta method of this package, not of {method}: "
                 "use rk4 or tsit5, or gradient='checkpoint'"
@@ -98,9 +54,9 @@ class Reversible:
 
     detached = True
 
-    def scheme(self, method: Method) -> Method:
-        assert isinstance(method, RungeKutta), "checked before"
-        return ReversibleScheme(method, self.coupling)
+    def scheme(self, method: Method) -> ReversibleForm:
+        assert isinstance(method, HasReversibleForm), "checked before"
+        return method.reversible(self.coupling)
 
     @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
@@ -110,7 +66,6 @@ class Reversible:
                 "keep the state in float32 (autocast does), or use gradient='checkpoint'"
             )
         scheme = self.scheme(method)
-        assert isinstance(scheme, ReversibleScheme), "made by scheme()"
         captured: Captured = {}
 
         def done(k: int) -> None:
@@ -136,7 +91,7 @@ class Reversible:
 
 
 def _backward(
-    scheme: ReversibleScheme,
+    scheme: ReversibleForm,
     steps: Sequence[tuple[int, Step]],
     saved_after: Sequence[int],
     state: Backward,
@@ -145,25 +100,12 @@ def _backward(
     run: Run,
 ) -> Tensor:
     """dL/dx0 from the last pair, one step at a time; gradients of saved states come in where they were saved."""
-    method, coupling = scheme.method, scheme.coupling
-    y, z = kept
-    p, q = y.new_zeros(y.shape), z.new_zeros(z.shape)  # dL/dy, dL/dz
+    pair, cotangents = (kept[0], kept[1]), (torch.zeros_like(kept[0]), torch.zeros_like(kept[1]))
     waiting = list(zip(saved_after, gradients, strict=True))
     for i in range(len(steps), 0, -1):
         while waiting and waiting[-1][0] == i:
             gradient = waiting.pop()[1]
-            p = p if gradient is None else p + gradient
+            cotangents = cotangents if gradient is None else (cotangents[0] + gradient, cotangents[1])
         k, step = steps[i - 1]
-        increment = partial(method.increment, step, run=run)
-        increment_back = partial(method.increment, back(step), run=run)
-        psi, pulled = state.pull(k, increment_back, y, -q)
-        z, p = z + psi, p + pulled
-        psi, pulled = state.pull(k, increment, z, p)
-        y = z + (y - z - psi) / coupling
-        p, q = coupling * p, q + (1 - coupling) * p + pulled
-    return p + q
-
-
-def back(step: Step) -> Step:
-    """The same step the other way."""
-    return Step(step.segment, step.end, step.start, -step.h)
+        pair, cotangents = scheme.undo(step, pair, cotangents, partial(state.pull, k), run)
+    return cotangents[0] + cotangents[1]

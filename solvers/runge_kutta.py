@@ -12,19 +12,36 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from solvers.controller import StepController
+from solvers.controller import CONTROLLERS, Controller, StepSize
+from solvers.errors import ConfigError
+from solvers.reversible_scheme import ReversibleScheme
 from solvers.run import Run, Step, Stopped, finite
 from solvers.segment import Segment
 from solvers.solution import Status
 from solvers.tableau import Tableau
 
+Finish = Callable[[Step, Tensor, Tensor], Tensor]
+"""(step, x, increment) -> the next x."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RungeKutta:
-    """A method made of a tableau. It is adaptive when the tableau has embedded weights, unless `fixed()` says otherwise."""
+    """The method of a tableau: steps of equal size or, where `adaptive`, sizes that `controller` chooses by the embedded weights.
+
+    Raises ConfigError for an adaptive one whose tableau has no embedded weights, and for a controller that is none.
+    """
 
     tableau: Tableau
-    adaptive: bool = dataclasses.field(default=False)
+    adaptive: bool = False
+    controller: Controller = CONTROLLERS["cautious"]
+
+    def __post_init__(self) -> None:
+        if self.adaptive and self.tableau.embedded is None:
+            raise ConfigError(
+                "a method without embedded weights cannot estimate its error: give the tableau embedded weights, or adaptive=False"
+            )
+        if not isinstance(self.controller, Controller) or isinstance(self.controller, type):
+            raise ConfigError(f"controller = {self.controller!r}: give a rule such as PI(safety=0.9) or Cautious()")
 
     @property
     def order(self) -> int:
@@ -40,14 +57,33 @@ class RungeKutta:
         """The same weights with steps of fixed size, as convergence tests need them."""
         return dataclasses.replace(self, adaptive=False)
 
+    def reversible(self, coupling: float) -> ReversibleScheme:
+        """The scheme that `gradient="reversible"` computes with this method."""
+        return ReversibleScheme(self, coupling)
+
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
         """The state at the segment's end. Raises Stopped where it cannot get there."""
-        return self._adaptive(segment, x, run) if self.adaptive else self._fixed(segment, x, run)
+        if self.adaptive:
+            return self._adaptive(segment, x, run, None)
+        h = segment.step(run.steps)
+        for start, end in segment.intervals(run.steps):
+            x = run.accept(segment, end, x + self._increment(segment, start, end, h, x, run))
+        return x
+
+    def walk(self, segment: Segment, x: Tensor, run: Run, finish: Finish) -> Tensor:
+        """Goes over the segment by steps whose next x `finish` makes. An adaptive method keeps the error of x + increment small."""
+        if self.adaptive:
+            return self._adaptive(segment, x, run, finish)
+        h = segment.step(run.steps)
+        for start, end in segment.intervals(run.steps):
+            step = Step(segment, start, end, h)
+            x = finish(step, x, self._increment(*step, x, run))
+            run.trace.append(step)
+        return x
 
     def increment(self, step: Step, x: Tensor, run: Run) -> Tensor:
         """h sum_i b_i k_i: what one step adds to x, without error estimate and before projection."""
-        stages = self._stages(step, x, run, None, self._used)
-        return weighted(step.h, self.tableau.b, stages)
+        return self._increment(*step, x, run)
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
         """The segment's steps as segments of one step each, the same to the last bit."""
@@ -55,28 +91,24 @@ class RungeKutta:
         for i, (t0, t1) in enumerate(pairwise(ends)):
             yield Segment(t0, t1, segment.field, segment.project, segment.enter if i == 0 else None)
 
-    def _fixed(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        for step in fixed_steps(segment, run.steps):
-            x = run.accept(segment, step.end, x + self.increment(step, x, run))
-            run.trace.append(step)
-        return x
+    def _increment(self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run) -> Tensor:
+        if self._used == 1:  # Euler: beside the field of a small model every call counts
+            return h * self.tableau.b[0] * run.velocity(segment, start, x)
+        return weighted(h, self.tableau.b, self._stages(segment, start, end, h, x, run, None, self._used))
 
-    def _adaptive(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        return self.adapt(segment, x, run, lambda step, x, x1: run.accept(segment, step.end, x1))
-
-    def adapt(self, segment: Segment, x: Tensor, run: Run, finish: Callable[[Step, Tensor, Tensor], Tensor]) -> Tensor:
-        """Steps whose size keeps the error of x1 = x + increment below the tolerance; `finish(step, x, x1)` makes the next x."""
+    def _adaptive(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None) -> Tensor:
         t, t1 = segment.start, segment.end
         direction = math.copysign(1.0, t1 - t)
         resolution = 4 * math.ulp(max(abs(t), abs(t1)))
         weights = self.tableau.error_weights
         assert weights is not None, "an adaptive method has embedded weights"
         first = run.velocity(segment, t, x)
-        if run.controller is None:
-            run.controller = StepController(self.tableau.embedded_order + 1, self._initial_step(segment, t, t1, x, first, run))
+        if run.step_size is None:
+            start = self._initial_step(segment, t, t1, x, first, run)
+            run.step_size = StepSize(self.controller, self.tableau.embedded_order + 1, start)
         steps = 0
         while t != t1:
-            size, last = run.controller.propose(abs(t1 - t))
+            size, last = run.step_size.propose(abs(t1 - t))
             h = direction * size
             end = t1 if last else t + h
             if size <= resolution:
@@ -85,20 +117,22 @@ class RungeKutta:
                 raise Stopped(Status.TOO_MANY_STEPS, t, x)
             steps += 1
             step = Step(segment, t, end, h)
-            stages = self._stages(step, x, run, first, len(self.tableau.b))
-            x1 = x + weighted(h, self.tableau.b, stages)
-            if not run.controller.judge(size, self._error(x, x1, h, weights, stages, run)):
+            stages = self._stages(*step, x, run, first, len(self.tableau.b))
+            increment = weighted(h, self.tableau.b, stages)
+            x1 = x + increment
+            if not run.step_size.judge(size, self._error(x, x1, h, weights, stages, run)):
                 run.stats.rejected += 1
                 continue
             run.trace.append(step)
-            t, x = end, finish(step, x, x1)
+            t, x = end, run.accept(segment, end, x1) if finish is None else finish(step, x, increment)
             if t != t1:
                 reuse = self.tableau.reuses_last_stage and x is x1
                 first = stages[-1] if reuse else run.velocity(segment, t, x)
         return x
 
-    def _stages(self, step: Step, x: Tensor, run: Run, first: Tensor | None, used: int) -> list[Tensor]:
-        segment, start, end, h = step
+    def _stages(
+        self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run, first: Tensor | None, used: int
+    ) -> list[Tensor]:
         stages = [run.velocity(segment, start, x) if first is None else first]
         for i in range(1, used):
             node = self.tableau.c[i]
@@ -130,13 +164,6 @@ class RungeKutta:
             return probe
         guess = (1 / largest) ** (1 / self.order) if largest > 1e-15 else max(1e-6, 1e-3 * probe)
         return min(100 * probe, guess, span)
-
-
-def fixed_steps(segment: Segment, steps: int) -> Iterator[Step]:
-    """That many equal steps over the segment."""
-    h = segment.step(steps)
-    for start, end in pairwise(segment.times(steps)):
-        yield Step(segment, start, end, h)
 
 
 def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Rational
@@ -66,14 +66,20 @@ class Segment:
             yield float(self.t0 + self.length * Fraction(i, steps))
         yield self.end
 
+    def intervals(self, steps: int) -> Iterable[tuple[float, float]]:
+        """The start and end of each of that many equal steps."""
+        return ((self.start, self.end),) if steps == 1 else pairwise(self.times(steps))
+
 
 def check_chain(segments: Sequence[Segment]) -> None:
     """Raises ConfigError unless there is a segment and each starts where the one before ended (to rounding)."""
     if not segments:
         raise ConfigError("no segments to solve over: give at least one Segment(t0, t1, field)")
     for k, (before, after) in enumerate(pairwise(segments)):
+        if before.end == after.start:
+            continue
         gap = abs(before.end - after.start)
-        if gap and gap > 1e-9 * max(abs(before.end), abs(before.end - before.start)):
+        if gap > 1e-9 * max(abs(before.end), abs(before.end - before.start)):
             raise ConfigError(
                 f"segment {k} ends at t = {before.end:g} but segment {k + 1} starts at t = {after.start:g}: make them meet"
             )

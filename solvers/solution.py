@@ -57,5 +57,5 @@ class Solution:
     def message(self) -> str:
         """One sentence on how the solve ended: what, where, and what to try."""
         if self.status is Status.SUCCESS:
-            return self.status.value
+            return str(self.status.value)
         return f"{self.status.value} in segment {self.segment} at t = {self.time:.6g}: {ADVICE[self.status]}"

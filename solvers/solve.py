@@ -12,7 +12,7 @@ from torch import Tensor
 from solvers.errors import SolveError, unknown
 from solvers.gradients import Gradient, get_gradient
 from solvers.march import march
-from solvers.methods import Method
+from solvers.method import Method
 from solvers.request import check_problem, check_solver
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment

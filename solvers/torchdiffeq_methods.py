@@ -17,6 +17,7 @@ from solvers.run import Run, Stopped, finite
 from solvers.segment import Segment
 from solvers.solution import Status
 
+NAMES = tuple(SOLVERS)
 # torchdiffeq leaves by a bare assert; these words in its message tell which.
 ASSERTED = {"underflow in dt": Status.STEP_UNDERFLOW, "non-finite": Status.NON_FINITE, "max_num_steps": Status.TOO_MANY_STEPS}
 

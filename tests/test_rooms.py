@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 # Rooms on one row may import each other only if listed before.
 ROOMS = [
+    "threads",
     "norm",
     "placement",
     "fields",
@@ -65,3 +66,23 @@ def test_every_module_of_ctrans_is_in_a_room():
 
 def test_files_are_one_idea_long():
     assert {str(path): n for path in FILES if (n := path.read_text().count("\n")) > 400} == {}
+
+
+def test_class_names_are_unique_in_the_packages():
+    homes = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_no_room_but_fields_and_interop_asks_for_a_concrete_map():
+    concrete = {"Attention", "FeedForward"}
+    for path in FILES:
+        if path.relative_to(ROOT).parts[1] in ("fields", "interop"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                named = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+                assert not named & concrete, f"{path}: isinstance on {named & concrete}"

@@ -11,6 +11,9 @@ from typing import Any
 import click
 
 from ctrans import __version__
+from ctrans.threads import wait_passively
+
+wait_passively()
 
 COMMANDS = {
     "simulate": "Run text through a seeded GPT and see hidden states move through depth.",
@@ -36,7 +39,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
+        command: click.Command = importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
 from typing import Any
 
 import click
-from rich.console import Console
 
 from ctrans.cli import options
-from ctrans.cli.subjects import read, say_model, subjects, summary
+from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.reading import LookedAt, read
+from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
+from ctrans.cli.subjects import find, settle_threads
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.report.control_figure import control_figure
 from ctrans.report.control_report import control_table
-from ctrans.report.files import png, write_atomic
+from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from solvers.request import check_solver
 
 SMALLER: dict[str, Any] = {"depth": 6, "context": 64, "batch": 2}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ControlRequest(ModelRequest):
+    """What `control` is asked."""
+
+    rtol: float | None
+    atol: float | None
+
+
 @click.command("control", context_settings={"default_map": SMALLER})
-@options.placement_option
+@options.placements_option("peri")
 @options.architecture_options
 @options.text_options
 @click.option("--rtol", type=float, help="Relative tolerance of state and costate.  [default: 1e-6]")
@@ -31,7 +41,8 @@ SMALLER: dict[str, Any] = {"depth": 6, "context": 64, "batch": 2}
 @options.model_options
 @options.out_option("control")
 @options.json_option
-def command(placements: tuple[str, ...], out: Path | None, json_path: str | None, **settings: Any) -> None:
+@takes(ControlRequest)
+def command(request: ControlRequest) -> None:
     """See by depth how far a GPT, seeded or your own, is from what the optimal control would do on a real text.
 
     The costate P = dL/dX solves the adjoint ODE backward from the loss of the next token. By segment: its norm, the drift of
@@ -45,32 +56,25 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     ctrans control --placement all --dt 0.1 --rtol 1e-8
     ctrans control --model out/ckpt.pt --ids data/val.bin
     """
-    dtype, device = options.get_dtype(settings["dtype"]), options.get_device(settings["device"])
-    solver = {"rtol": settings["rtol"], "atol": settings["atol"]}
-    check_solver("tsit5", 1, **solver, dtype=dtype)
-    found = subjects(settings, placements, [settings["norm"]])
-    text = read(settings, found)
-    tokens, targets = (part.to(device) for part in text.pairs(settings["batch"], settings["context"]))
-    directory = options.out_directory(out, json_path, "control")
+    dtype, device = get_dtype(request.dtype), get_device(request.device)
+    check_solver("tsit5", 1, request.rtol, request.atol, dtype)
+    found = find(request)
+    text = read(request, found)
+    tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
+    settle_threads(found, tokens, get_dtype(request.dtype))
+    directory = directory_of(request)
     readings: dict[str, MaximumPrinciple] = {}
     with progress_bar("control", len(found)) as advance:
         for subject in found:
-            model, name = subject.model(dtype, device), subject.config.placement
-            readings[name] = maximum_principle(model.depth, costate(model, tokens, targets, form="continuous", **solver))
-            advance(name)
-    if directory is not None:
-        write_atomic(directory / "control.png", png(control_figure(readings)))
-    result = {
-        "command": "control",
-        "options": options.printable(settings),
-        "environment": options.environment(device),
-        "model": summary(found, text, tokens),
-        "placements": readings,
-    }
-    options.write_json(result, json_path, directory, "control")
-    if json_path != "-":
-        console = Console()
-        say_model(console, found, text, tokens)
-        for name, reading in readings.items():
-            console.print(control_table(name, reading), "")
-        console.print(f"Written: {directory}/control.json, {directory}/control.png", soft_wrap=True)
+            model = subject.model(dtype, device)
+            p = costate(model, tokens, targets, form="continuous", rtol=request.rtol, atol=request.atol)
+            readings[subject.name] = maximum_principle(model.depth, p)
+            advance(subject.name)
+    ending = Ending(
+        looked_at=LookedAt(request, found, text, tokens),
+        device=device,
+        findings={"placements": readings},
+        files={"control.png": lambda: png(control_figure(readings))},
+        page=[part for name, reading in readings.items() for part in (control_table(name, reading), "")],
+    )
+    end(request, directory, ending)

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
+from typing import ClassVar
 
 import click
-import torch
-from rich.console import Console
 
 from ctrans.cli import options
+from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.request import WrittenRequest, takes
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.convergence_report import convergence_figure, convergence_table
-from ctrans.report.files import png, write_atomic
+from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
+from ctrans.threads import choose_threads
 from ctrans.verify.convergence import Convergence, depth_convergence, fixed_step, own_methods, substep_convergence
 from solvers import METHODS, ConfigError
-from solvers.errors import unknown
+from solvers.errors import look_up
 
 LIMITS = ("substeps", "depth")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvergenceRequest(WrittenRequest):
+    """What `convergence` is asked; no methods stands for all of our own."""
+
+    methods: tuple[str, ...]
+    placements: tuple[str, ...]
+    limits: tuple[str, ...]
+    norm: str
+    seed: int
+
+    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"methods", "placements", "limits", "norm", "seed"}
 
 
 @click.command("convergence")
@@ -31,15 +46,7 @@ LIMITS = ("substeps", "depth")
     metavar="NAME",
     help="Repeatable; own methods, or fixed-step torchdiffeq:NAME.  [default: all own]",
 )
-@click.option(
-    "--placement",
-    "placements",
-    multiple=True,
-    default=("all",),
-    show_default=True,
-    metavar="NAME",
-    help=f"Repeatable; all, or {options.one_of(PLACEMENTS)}.",
-)
+@options.placements_option("all")
 @click.option(
     "--limit",
     "limits",
@@ -49,58 +56,60 @@ LIMITS = ("substeps", "depth")
     metavar="NAME",
     help="Repeatable; all, substeps (more steps per segment) or depth (more blocks).",
 )
-@click.option("--norm", default="layernorm", show_default=True, metavar="NAME", help=f"{options.one_of(NORMS).capitalize()}.")
+@options.norm_option
 @click.option("--seed", default=0, show_default=True, help="Seed of weights and state.")
 @options.out_option("convergence")
 @options.json_option
-def command(
-    methods: tuple[str, ...],
-    placements: tuple[str, ...],
-    limits: tuple[str, ...],
-    norm: str,
-    seed: int,
-    out: Path | None,
-    json_path: str | None,
-) -> None:
+@takes(ConvergenceRequest)
+def command(request: ConvergenceRequest) -> None:
     """Measure the order of each method on each placement, in both limits a Transformer has.
 
     Substeps: fixed blocks, more and more steps per segment; a method of order p has error O(steps^-p). Depth: fixed depth-time,
     more and more blocks with weights smooth in depth; plain blocks have order 1, symmetric ones (half FFN, attention, half FFN)
     order 2. The same functions make the convergence tests. The directory gets convergence.json and convergence.png.
     """
-    names = options.expand(placements, PLACEMENTS, "placement")
-    chosen = options.expand(limits, dict.fromkeys(LIMITS), "limit")
-    if norm not in NORMS:
-        raise unknown("norm", norm, NORMS)
-    if methods and "substeps" not in chosen:
+    choose_threads(0)  # its models are small
+    names = options.expand_placements(request.placements)
+    chosen = options.expand(request.limits, dict.fromkeys(LIMITS), "limit")
+    look_up("norm", request.norm, NORMS)
+    if request.methods and "substeps" not in chosen:
         raise ConfigError("--method only matters in the substeps limit: add --limit substeps, or leave it out")
-    wanted = options.expand(methods, METHODS, "method") or own_methods()
-    for method in wanted:
+    mixed = [name for name in names if name not in PLACEMENTS]
+    if mixed and "depth" in chosen:
+        raise ConfigError(
+            f"placement {mixed[0]!r}: the depth limit is known for one placement in all sublayers: choose --limit substeps"
+        )
+    methods = options.expand(request.methods, METHODS, "method") or own_methods()
+    for method in methods:
         fixed_step(method)
-    jobs: list[tuple[str, Callable[[], Convergence]]] = []
-    if "substeps" in chosen:
-        jobs += [(f"{m}, {p}", partial(substep_convergence, m, p, norm, seed)) for m in wanted for p in names]
-    if "depth" in chosen:
-        jobs += [
-            (f"depth, {p}", partial(depth_convergence, p, symmetric=s, norm=norm, seed=seed))
-            for s in (False, True)
-            for p in names
-        ]
-    directory = options.out_directory(out, json_path, "convergence")
-    results = []
+    jobs = _jobs(request, methods, names, chosen)
+    directory = directory_of(request)
+    results: list[Convergence] = []
     with progress_bar("convergence", len(jobs)) as advance:
         for word, job in jobs:
             advance(word)
             results.append(job())
-    if directory is not None:
-        write_atomic(directory / "convergence.png", png(convergence_figure(results)))
-    rows = [{**vars(r), "order": r.order} for r in results]
-    result = {
-        "command": "convergence",
-        "options": {"norm": norm, "seed": seed},
-        "environment": options.environment(torch.device("cpu")),
-        "results": rows,
-    }
-    options.write_json(result, json_path, directory, "convergence")
-    if json_path != "-":
-        Console().print(convergence_table(results), f"Written: {directory}/convergence.json, {directory}/convergence.png")
+    ending = Ending(
+        options={"norm": request.norm, "seed": request.seed},
+        findings={"results": [{**vars(r), "order": r.order} for r in results]},
+        files={"convergence.png": lambda: png(convergence_figure(results))},
+        page=[convergence_table(results)],
+    )
+    end(request, directory, ending)
+
+
+def _jobs(
+    request: ConvergenceRequest, methods: Sequence[str], placements: Sequence[str], limits: Sequence[str]
+) -> list[tuple[str, Callable[[], Convergence]]]:
+    """Every measurement, with a word for the bar."""
+    norm, seed = request.norm, request.seed
+    jobs: list[tuple[str, Callable[[], Convergence]]] = []
+    if "substeps" in limits:
+        jobs += [(f"{m}, {p}", partial(substep_convergence, m, p, norm, seed)) for m in methods for p in placements]
+    if "depth" in limits:
+        jobs += [
+            (f"depth, {p}", partial(depth_convergence, p, symmetric=s, norm=norm, seed=seed))
+            for s in (False, True)
+            for p in placements
+        ]
+    return jobs

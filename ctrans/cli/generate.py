@@ -9,21 +9,22 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
 
 from ctrans.cli import options
+from ctrans.cli.ending import check_json, result_of, write_json
+from ctrans.cli.request import Request, get_device, takes
 from ctrans.depth import check_count
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.config import check_seed
 from ctrans.model.generation import stream
 from ctrans.model.gpt import GPT
 from ctrans.model.text import VOCABULARY, read_text
-from ctrans.report.files import check_writable
 from ctrans.report.progress import progress_bar
 from ctrans.scheme import DISCRETE, Scheme
+from ctrans.threads import choose_threads, flops
 from ctrans.training.training_state import STATE, read_state
 from solvers import ConfigError
 from solvers.gradients import get_gradient
@@ -34,6 +35,20 @@ Show = Callable[[str, int | None], None]
 """Takes a piece of text, and the token that it comes from if it was made."""
 HARMLESS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 """Control characters but tab and newline: a model may write them, and a terminal would obey."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateRequest(Request):
+    """What `generate` is asked; `top_k` is None where it draws among all tokens."""
+
+    checkpoint: Path
+    prompt: str
+    tokens: int
+    samples: int
+    temperature: float
+    top_k: int | None
+    seed: int
+    device: str
 
 
 @click.command("generate")
@@ -55,7 +70,8 @@ HARMLESS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 @click.option("--seed", default=0, show_default=True, help="Seed of the draws.")
 @options.device_option
 @options.json_option
-def command(json_path: str | None, **settings: Any) -> None:
+@takes(GenerateRequest)
+def command(request: GenerateRequest) -> None:
     """Continue a text with a trained model, shown as it is made.
 
     A training run's model is integrated as it was trained; a model saved alone is the discrete one.
@@ -65,29 +81,24 @@ def command(json_path: str | None, **settings: Any) -> None:
     ctrans generate --checkpoint out/train --prompt "A class is"
     ctrans generate --checkpoint out/train/last --tokens 500 --temperature 0.5 --top-k 20 --samples 3
     """
-    _check(settings, json_path)
-    device = options.get_device(settings["device"])
-    place = find_model(settings["checkpoint"])
+    _check(request)
+    device = get_device(request.device)
+    place = find_model(request.checkpoint)
     model = load(place).to(device).requires_grad_(False).eval()
-    prompt = encode(settings["prompt"], model.config.vocab_size)
+    if device.type == "cpu":
+        choose_threads(flops(model.config.width, 1, model.config.context), next(model.parameters()).itemsize)
+    prompt = encode(request.prompt, model.config.vocab_size)
     scheme = trained_with(place)
     if scheme != DISCRETE:
         click.echo(f"ctrans: integrated as it was trained, {words(scheme)}", err=True)
-    count, samples = settings["samples"], []
-    with progress_bar("generate", count * settings["tokens"]) as advance:
+    count, samples = request.samples, []
+    with progress_bar("generate", count * request.tokens) as advance:
         for k in range(count):
-            show: Show = partial(_count, advance, k) if json_path == "-" else _write
-            samples.append(_sample(model, prompt, settings, k, show, scheme))
+            show: Show = partial(_count, advance, k) if request.quiet else _write
+            samples.append(_sample(model, prompt, request, k, show, scheme))
             show("\n" if k + 1 == count else "\n---\n", None)
-    result = {
-        "command": "generate",
-        "options": options.printable(settings),
-        "environment": options.environment(device),
-        "scheme": scheme,
-        "prompt": prompt,
-        "samples": samples,
-    }
-    options.write_json(result, json_path, None, "generate")
+    found = {"scheme": scheme, "prompt": prompt, "samples": samples}
+    write_json(request, None, {**result_of(request, request.shown(), device), **found})
 
 
 def trained_with(directory: Path) -> Scheme:
@@ -134,38 +145,48 @@ def decoder(vocabulary: int) -> Decode:
     return lambda token, last: f"{token}" if last else f"{token} "
 
 
-def _check(settings: dict[str, Any], json_path: str | None) -> None:
+def _check(request: GenerateRequest) -> None:
     """Says what can be said before a model is read."""
-    for name in ("tokens", "samples"):
-        check_count(name, settings[name])
-    for seed in (settings["seed"], settings["seed"] + settings["samples"] - 1):
+    check_count("tokens", request.tokens)
+    check_count("samples", request.samples)
+    for seed in (request.seed, request.seed + request.samples - 1):
         check_seed(seed)
-    if json_path not in (None, "-"):
-        check_writable(Path(json_path).parent)
+    check_json(request)
 
 
-def _sample(model: GPT, prompt: list[int], settings: dict[str, Any], k: int, show: Show, scheme: Scheme) -> dict[str, Any]:
-    """One continuation, shown as it is made: its seed, tokens, text and the seconds that it took."""
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One continuation, and the seconds that it took."""
+
+    seed: int
+    tokens: list[int]
+    text: str
+    seconds: float
+
+
+def _sample(model: GPT, prompt: list[int], request: GenerateRequest, k: int, show: Show, scheme: Scheme) -> Sample:
+    """The k-th continuation, shown as it is made."""
     started = time.perf_counter()
     decode = decoder(model.config.vocab_size)
-    seed = settings["seed"] + k
+    seed = request.seed + k
     made = stream(
         model,
         torch.tensor(prompt, device=model.token_embedding.weight.device),
-        settings["tokens"],
-        temperature=settings["temperature"],
-        top_k=settings["top_k"],
+        request.tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
         seed=seed,
         scheme=scheme,
     )
     show("".join(decode(token, False) for token in prompt), None)
-    tokens, text = [], ""
+    tokens: list[int] = []
+    text = ""
     for i, token in enumerate(int(token) for token in made):
-        piece = decode(token, i + 1 == settings["tokens"])
+        piece = decode(token, i + 1 == request.tokens)
         show(piece, token)
         tokens.append(token)
         text += piece
-    return {"seed": seed, "tokens": tokens, "text": text, "seconds": time.perf_counter() - started}
+    return Sample(seed, tokens, text, time.perf_counter() - started)
 
 
 def _write(piece: str, token: int | None) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
-from rich.console import Console
 
 from ctrans.cli import options
-from ctrans.cli.subjects import Subject, read, say_model, subjects, summary
+from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.reading import LookedAt, read
+from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
+from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
 from ctrans.control.model_check import ModelCheck, Remedy, check_model, refusal
 from ctrans.norm import NORMS, RMSNorm
-from ctrans.placement import PLACEMENTS, get_placement
+from ctrans.placement import get_placement
 from ctrans.report import hjb_figure
-from ctrans.report.files import png, write_atomic
+from ctrans.report.files import png
 from ctrans.report.hjb_check_report import check_figure, check_notes, check_table, key
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
@@ -28,16 +30,19 @@ SMALLER: dict[str, Any] = {"depth": 3, "context": 64, "batch": 1}
 PDE_POINTS = 41
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HJBCheckRequest(ModelRequest):
+    """What `hjb-check` is asked: remedies, and whether to solve the HJB equation too."""
+
+    weight_decay: float | None
+    kinetic: float | None
+    pde: bool
+
+    unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"pde"}
+
+
 @click.command("hjb-check", context_settings={"default_map": SMALLER})
-@click.option(
-    "--placement",
-    "placements",
-    multiple=True,
-    default=("all",),
-    show_default=True,
-    metavar="NAME",
-    help=f"Repeatable; all, or {options.one_of(PLACEMENTS)}.",
-)
+@options.placements_option("all")
 @click.option(
     "--norm",
     "norms",
@@ -51,15 +56,15 @@ PDE_POINTS = 41
 @click.option("--kinetic", type=float, metavar="LAM", help="Remedy: running cost LAM/2 |f|^2 of each velocity.")
 @click.option("--pde", is_flag=True, help="Also solve the HJB equation in the plane, and draw it: hjb-pde.png. Half a minute.")
 @options.size_options
+@options.map_options
 @options.weight_options
 @options.text_options
 @options.device_options
 @options.model_options
 @options.out_option("hjb-check")
 @options.json_option
-def command(
-    placements: tuple[str, ...], norms: tuple[str, ...], pde: bool, out: Path | None, json_path: str | None, **settings: Any
-) -> None:
+@takes(HJBCheckRequest)
+def command(request: HJBCheckRequest) -> None:
     """Certify whether training is a well-posed optimal-control problem, for each placement of normalisation.
 
     A GPT, seeded or your own, reads real text; at every segment the Hamiltonian H(P) = sup of -<P, f> over the velocities that
@@ -73,60 +78,51 @@ def command(
     ctrans hjb-check --kinetic 0.1 --file book.txt
     ctrans hjb-check --model models/gemma --context 32
     """
-    remedy = Remedy(settings["weight_decay"], settings["kinetic"])
-    if pde and json_path == "-" and out is None:
+    remedy = Remedy(request.weight_decay, request.kinetic)
+    if request.pde and request.quiet and request.out is None:
         raise ConfigError("--pde draws a picture, and with --json - nothing is written: add --out DIRECTORY")
-    dtype, device = options.get_dtype(settings["dtype"]), options.get_device(settings["device"])
+    dtype, device = get_dtype(request.dtype), get_device(request.device)
     check_solver("tsit5", 1, None, None, dtype)
-    wanted = subjects(settings, placements, norms)
-    refused = _refused(wanted, remedy)
-    jobs = [subject for subject in wanted if subject.config.placement not in refused]
+    found = find(request)
+    refused = _refused(found, remedy)
+    jobs = [subject for subject in found if subject.name not in refused]
     if not jobs:
         raise ConfigError(next(iter(refused.values())))
-    text = read(settings, wanted)
-    tokens, targets = (part.to(device) for part in text.pairs(settings["batch"], settings["context"]))
-    directory = options.out_directory(out, json_path, "hjb-check")
-    checks: dict[str, list[ModelCheck]] = {subject.config.norm: [] for subject in wanted}
-    with progress_bar("hjb-check", 2 * settings["depth"] * len(jobs)) as advance:
+    text = read(request, found)
+    tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
+    settle_threads(found, tokens, get_dtype(request.dtype))
+    directory = directory_of(request)
+    checks: dict[str, list[ModelCheck]] = {subject.config.norm: [] for subject in found}
+    with progress_bar("hjb-check", 2 * sum(subject.blocks for subject in jobs)) as advance:
         for subject in jobs:
-            norm, placement = subject.config.norm, subject.config.placement
-            model, word = subject.model(dtype, device), f"{norm}, {placement}"
-            progress = partial(lambda word, k: advance(word), word)
-            checks[norm].append(check_model(model, tokens, targets, remedy, progress=progress))
-        study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if pde else None
-    if directory is not None:
-        _draw(directory, checks, study)
-    result = {
-        "command": "hjb-check",
-        "options": options.printable(settings),
-        "environment": options.environment(device),
-        "model": summary(wanted, text, tokens),
-        "checks": {norm: [_summary(check) for check in found] for norm, found in checks.items()},
-        "not_applicable": refused,
-        "pde": None if study is None else study.summary(),
-    }
-    options.write_json(result, json_path, directory, "hjb-check")
-    if json_path != "-":
-        console = Console()
-        say_model(console, wanted, text, tokens)
-        for norm, found in checks.items():
-            console.print(check_table(norm, found, refused))
-            console.print("", check_notes(found), "", sep="\n", highlight=False)
-        console.print(key(refused), "", sep="\n", highlight=False)
-        files = ["hjb-check.json", "hjb-check.png"] + ["hjb-pde.png"] * pde
-        console.print("Written: " + ", ".join(f"{directory}/{name}" for name in files), soft_wrap=True)
-    failures = [f"{norm}, {c.placement}, {failure}" for norm, found in checks.items() for c in found for failure in c.failures]
-    for failure in failures:
-        click.echo(f"ctrans: {failure}", err=True)
-    if failures:
-        raise SystemExit(1)
+            norm = subject.config.norm
+            progress = partial(lambda word, k: advance(word), f"{norm}, {subject.name}")
+            check = check_model(subject.model(dtype, device), tokens, targets, remedy, progress=progress)
+            checks[norm].append(dataclasses.replace(check, placement=subject.name))
+        study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
+    ending = Ending(
+        looked_at=LookedAt(request, found, text, tokens),
+        device=device,
+        findings={
+            "checks": {norm: [_summary(check) for check in row] for norm, row in checks.items()},
+            "not_applicable": refused,
+            "pde": None if study is None else study.summary(),
+        },
+        files=_pictures(checks, study),
+        page=[
+            *(part for norm, row in checks.items() for part in (check_table(norm, row, refused), "", check_notes(row), "")),
+            *(key(refused), ""),
+        ],
+        failures=[f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures],
+    )
+    end(request, directory, ending)
 
 
-def _refused(wanted: Sequence[Subject], remedy: Remedy) -> dict[str, str]:
-    """Why the remedy does not apply, by the name of each placement that does not take it, or has a sublayer that does not."""
+def _refused(found: Sequence[Subject], remedy: Remedy) -> dict[str, str]:
+    """Why the remedy does not apply, by the name of each model that does not take it, or has a sublayer that does not."""
     reasons = {
-        subject.config.placement: next((why for p in subject.placements if (why := refusal(get_placement(p), remedy))), None)
-        for subject in wanted
+        subject.name: next((why for p in subject.placements if (why := refusal(get_placement(p), remedy))), None)
+        for subject in found
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -136,7 +132,7 @@ def _summary(check: ModelCheck) -> dict[str, Any]:
     return {**vars(check), **{name: getattr(check, name) for name in properties}, "largest": check.largest.segment}
 
 
-def _draw(directory: Path, checks: dict[str, list[ModelCheck]], study: PDEStudy | None) -> None:
-    write_atomic(directory / "hjb-check.png", png(check_figure(checks)))
-    if study is not None:
-        write_atomic(directory / "hjb-pde.png", png(hjb_figure.draw(study)))
+def _pictures(checks: Mapping[str, Sequence[ModelCheck]], study: PDEStudy | None) -> dict[str, Callable[[], bytes]]:
+    """What makes each picture, by the name of its file."""
+    pictures = {"hjb-check.png": lambda: png(check_figure(checks))}
+    return pictures if study is None else {**pictures, "hjb-pde.png": lambda: png(hjb_figure.draw(study))}

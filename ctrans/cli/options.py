@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
-from ctrans.fields import ACTIVATIONS
+from ctrans.cli.request import DTYPES
+from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS
 from ctrans.interop.architecture import PRESETS
-from ctrans.model.config import FREE, GPTConfig
+from ctrans.model.config import FREE
 from ctrans.model.initialisation import INITIALISATIONS
-from ctrans.model.text import VOCABULARY
 from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
-from ctrans.report.files import check_writable, to_json, write_atomic
+from ctrans.placement import PLACEMENTS, spell
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from solvers.errors import unknown
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 Command = Callable[..., Any]
 
 
@@ -36,15 +33,22 @@ def stack(*options: Callable[[Command], Command]) -> Callable[[Command], Command
     return lambda command: functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
-placement_option = click.option(
-    "--placement",
-    "placements",
-    multiple=True,
-    default=("peri",),
-    show_default=True,
-    metavar="NAME",
-    help=f"Repeatable; all, or {one_of(PLACEMENTS)}.",
-)
+MIXED = "post/pre for attention and FFN, post*3+pre*9 block by block"
+"""How placements are typed that differ within a model (`ctrans.placement.spell`)."""
+
+
+def placements_option(*default: str) -> Callable[[Command], Command]:
+    """Several placements, by default these."""
+    return click.option(
+        "--placement",
+        "placements",
+        multiple=True,
+        default=default,
+        show_default=True,
+        metavar="NAME",
+        help=f"Repeatable; all, or {one_of(PLACEMENTS)}; {MIXED}.",
+    )
+
 
 size_options = stack(
     click.option("--depth", default=12, show_default=True, help="Blocks, each an attention and an FFN sublayer."),
@@ -56,6 +60,11 @@ size_options = stack(
 
 norm_option = click.option(
     "--norm", default="layernorm", show_default=True, metavar="NAME", help=f"{one_of(NORMS).capitalize()}."
+)
+
+map_options = stack(
+    click.option("--attention", default="softmax", show_default=True, metavar="NAME", help=f"{one_of(ATTENTIONS).capitalize()}."),
+    click.option("--ffn", default="mlp", show_default=True, metavar="NAME", help=f"{one_of(FFNS).capitalize()}."),
 )
 
 weight_options = stack(
@@ -88,8 +97,9 @@ depth_weights_options = stack(
     click.option("--knots", type=int, help="Coefficients of such a function, at any depth.  [default: 4]"),
 )
 
-architecture_options = stack(size_options, norm_option, weight_options)
-ARCHITECTURE = ("depth", "width", "heads", "context", "dt", "initialisation", "embedding_std", "activation")
+architecture_options = stack(size_options, norm_option, map_options, weight_options)
+ARCHITECTURE = ("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation")
+"""Names of options that are fields of `GPTConfig`."""
 
 text_options = stack(
     click.option(
@@ -200,64 +210,7 @@ def expand(names: Sequence[str], table: dict[str, Any], what: str) -> list[str]:
     return list(wanted)
 
 
-def get_dtype(name: str) -> torch.dtype:
-    """The dtype of that name; ConfigError otherwise."""
-    if name not in DTYPES:
-        raise unknown("dtype", name, DTYPES)
-    return DTYPES[name]
-
-
-def get_device(name: str) -> torch.device:
-    """The device of that name; ConfigError where this machine has none such."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):
-        raise ConfigError(
-            f"device {name!r} is not available here: use --device cpu, or install a torch that supports it"
-        ) from None
-    if device.type == "meta":
-        raise ConfigError("device 'meta' holds no numbers: use --device cpu")
-    return device
-
-
-def make_config(settings: dict[str, Any], placement: str, norm: str) -> GPTConfig:
-    """The architecture that `architecture_options` describe; ConfigError for what cannot be."""
-    return GPTConfig(VOCABULARY, placement=placement, norm=norm, **{name: settings[name] for name in ARCHITECTURE})
-
-
-def printable(settings: dict[str, Any]) -> dict[str, Any]:
-    """The options for JSON."""
-    return {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
-
-
-def out_directory(out: Path | None, json_path: str | None, name: str) -> Path | None:
-    """Where files go: as asked, nowhere when the JSON goes to stdout, else out/<name>.
-
-    Called when all else about a request is checked and nothing is computed: ConfigError unless files can be written there.
-    """
-    directory = out if out is not None else None if json_path == "-" else Path("out") / name
-    if json_path not in (None, "-"):
-        check_writable(Path(json_path).parent)
-    if directory is not None:
-        check_writable(directory)
-    return directory
-
-
-def write_json(result: dict[str, Any], json_path: str | None, directory: Path | None, name: str) -> None:
-    """Writes the result object wherever it was asked for."""
-    text = to_json(result) + "\n"
-    if directory is not None:
-        write_atomic(directory / f"{name}.json", text.encode())
-    if json_path == "-":
-        click.echo(text, nl=False)
-    elif json_path is not None:
-        write_atomic(Path(json_path), text.encode())
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a result depends on besides its options."""
-    from ctrans import __version__
-
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+def expand_placements(names: Sequence[str]) -> list[str]:
+    """The placements as `ctrans.placement.spell` has them, each once, `all` standing for the whole table; errors likewise."""
+    each = dict.fromkeys(name for given in names for name in (PLACEMENTS if given == "all" else [given]))
+    return [spell(name) if set("/*+") & set(name) else expand([name], PLACEMENTS, "placement")[0] for name in each]

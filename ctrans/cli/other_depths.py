@@ -10,7 +10,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import check_buildable
 from ctrans.report.progress import progress_bar
 from ctrans.training.evaluation import evaluate
-from ctrans.training.loop import Run
+from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import LAST
@@ -23,8 +23,9 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
     """Raises ConfigError for a depth whose weights, or whose 2 N + 1 hidden states of a batch, this machine cannot hold."""
     for depth in depths:
         check_count("eval_depth", depth)
+        other = model.at_depth(depth)
         try:
-            check_buildable(model.at_depth(depth), config.seed)
+            check_buildable(other, config.seed)
         except ConfigError as error:
             raise ConfigError(f"--eval-depth {depth}: {error}; or a lower --eval-depth") from None
         states = (2 * depth + 1) * config.batch * model.context * model.width * config.weight_dtype.itemsize
@@ -35,7 +36,7 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
             )
 
 
-def losses_at(depths: Sequence[int], run: Run) -> dict[int, float]:
+def losses_at(depths: Sequence[int], run: TrainingRun) -> dict[int, float]:
     """The validation loss of the last checkpoint's model at each depth, over the same depth-time and in the run's own precision.
 
     It needs no other process. Errors are those of `load` and `solve`.

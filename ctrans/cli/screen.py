@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
-from click.core import ParameterSource
-from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 from ctrans.cli import options
-from ctrans.cli.subjects import Subject, Text, read, say_model, subjects, summary, weights_of
+from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.reading import LookedAt, Text, read
+from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
+from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.depth import check_count
+from ctrans.fields import ATTENTIONS, FFNS
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
-from ctrans.report.files import png, write_atomic
+from ctrans.report.files import png
 from ctrans.report.progress import Bar, progress_bar
 from ctrans.report.screen_figure import screen_figure
 from ctrans.report.screen_report import KEY, label, ranked, ranking_table, screen_reasons, screen_table
@@ -45,19 +47,47 @@ def _numbers(kind: type[int] | type[float], what: str) -> Values:
     return parse
 
 
-COMPARABLE: dict[str, tuple[str, Values]] = {
-    "placement": ("placement", _names(PLACEMENTS, "placement")),
-    "norm": ("norm", _names(NORMS, "norm")),
-    "dt": ("dt", _numbers(float, "dt")),
-    "init": ("initialisation", _names(INITIALISATIONS, "initialisation")),
-    "embedding-std": ("embedding_std", _numbers(float, "embedding-std")),
-    "depth": ("depth", _numbers(int, "depth")),
+def _alone(value: Any) -> Any:
+    return (value,)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparable:
+    """What can be compared: the field of a request that it changes, how its values are read, and how the field holds one."""
+
+    field: str
+    values: Values
+    as_field: Callable[[Any], Any] = _itself
+
+
+COMPARABLE: dict[str, Comparable] = {
+    "placement": Comparable("placements", lambda text: options.expand_placements(text.split(",")), _alone),
+    "norm": Comparable("norms", _names(NORMS, "norm"), _alone),
+    "dt": Comparable("dt", _numbers(float, "dt")),
+    "attention": Comparable("attention", _names(ATTENTIONS, "attention")),
+    "ffn": Comparable("ffn", _names(FFNS, "ffn")),
+    "init": Comparable("initialisation", _names(INITIALISATIONS, "initialisation")),
+    "embedding-std": Comparable("embedding_std", _numbers(float, "embedding-std")),
+    "depth": Comparable("depth", _numbers(int, "depth")),
 }
-"""What can be compared: the setting it changes, and how its values are read."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScreenRequest(ModelRequest):
+    """What `screen` is asked: `compare` has texts such as "dt=1,0.1"."""
+
+    compare: tuple[str, ...]
+    quick: bool
+
+    unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"compare", "quick"}
 
 
 @click.command("screen")
-@options.placement_option
+@options.placements_option("peri")
 @options.architecture_options
 @click.option(
     "--compare",
@@ -73,14 +103,8 @@ COMPARABLE: dict[str, tuple[str, Values]] = {
 @options.model_options
 @options.out_option("screen")
 @options.json_option
-def command(
-    placements: tuple[str, ...],
-    compare: tuple[str, ...],
-    quick: bool,
-    out: Path | None,
-    json_path: str | None,
-    **settings: Any,
-) -> None:
+@takes(ScreenRequest)
+def command(request: ScreenRequest) -> None:
     """Screen an architecture before it is trained, or a model that there is.
 
     Kan's four steps: is training a well-posed control problem, how do hidden states grow, how do gradients pass, how far does
@@ -94,50 +118,41 @@ def command(
     ctrans screen --model models/gpt2 --quick --dtype float32
     ctrans screen --architecture llama-70b --depth 8 --tokens 32 --quick
     """
-    _check_dtype(settings["dtype"])
-    device, dtype = options.get_device(settings["device"]), options.get_dtype(settings["dtype"])
-    jobs = _jobs(placements, compare, settings)
+    _check_dtype(request.dtype)
+    device, dtype = get_device(request.device), get_dtype(request.dtype)
+    jobs = _jobs(request)
     found = list(jobs.values())
-    settings["stream"] = any(subject.streamed for subject in found)
-    text = read(settings, found)
-    tokens, targets, other = (part.to(device) for part in _parts(text, settings, found))
-    directory = options.out_directory(out, json_path, "screen")
-    effort = EFFORTS["quick" if quick else "full"]
+    text = read(request, found)
+    tokens, targets, other = (part.to(device) for part in _parts(text, request, found))
+    settle_threads(found, tokens, get_dtype(request.dtype))
+    directory = directory_of(request)
+    effort = EFFORTS["quick" if request.quick else "full"]
     results: dict[str, Screening] = {}
     with progress_bar("screen", len(STEPS) * len(jobs)) as advance:
         for name, subject in jobs.items():
             model = subject.model(dtype, device)
             watch(model, partial(_under_way, advance, name))
+            told = partial(_told, advance, name)
             results[name] = screen(
-                model,
-                tokens,
-                targets,
-                effort,
-                other=other,
-                seed=settings["seed"],
-                trained=settings["checkpoint"] is not None or settings["model"] is not None,
-                progress=partial(_told, advance, name),
+                model, tokens, targets, effort, other=other, seed=request.seed, trained=subject.trained, progress=told
             )
-    if directory is not None:
-        write_atomic(directory / "screen.png", png(screen_figure(results, _title(settings, list(results)))))
-    result = {
-        "command": "screen",
-        "options": {**options.printable(settings), "placements": _placements(found), "compare": compare, "quick": quick},
-        "environment": options.environment(device),
-        "model": summary(found, text, tokens),
-        "ranking": ranked(results),
-        "models": {name: _summary(screening) for name, screening in results.items()},
-    }
-    options.write_json(result, json_path, directory, "screen")
-    if json_path != "-":
-        console = Console()
-        say_model(console, found, text, tokens)
-        _print(console, results, directory)
-    broken = {name: screening.broken for name, screening in results.items() if screening.broken is not None}
-    for name, segment in broken.items():
-        click.echo(f"ctrans: {name}: activations become non-finite in segment {segment}", err=True)
-    if broken:
-        raise SystemExit(1)
+    ending = Ending(
+        options={"placements": _placements(found), "compare": request.compare, "quick": request.quick},
+        looked_at=LookedAt(request, found, text, tokens),
+        device=device,
+        findings={
+            "ranking": ranked(results),
+            "models": {name: _summary(screening) for name, screening in results.items()},
+        },
+        files={"screen.png": lambda: png(screen_figure(results, _title(found)))},
+        page=_page(results),
+        failures=[
+            f"{name}: activations become non-finite in segment {screening.broken}"
+            for name, screening in results.items()
+            if screening.broken is not None
+        ],
+    )
+    end(request, directory, ending)
 
 
 def _told(advance: Bar, name: str, step: str) -> None:
@@ -149,24 +164,23 @@ def _under_way(advance: Bar, name: str, piece: str) -> None:
     advance.say(f"{name}, weights of {piece}")
 
 
-def _jobs(placements: Sequence[str], compare: Sequence[str], settings: dict[str, Any]) -> dict[str, Subject]:
+def _jobs(request: ScreenRequest) -> dict[str, Subject]:
     """Every model by name: whatever can be wrong is said before anything is computed."""
-    axes = _axes(compare)
-    saved = next((name for name in ("checkpoint", "model", "architecture") if settings[name] is not None), None)
+    axes = _axes(request.compare)
+    saved = next((name for name in ("checkpoint", "model", "architecture") if getattr(request, name) is not None), None)
     if axes and saved is not None:
         raise ConfigError(f"--{saved} brings its own architecture: leave out --compare, or leave out --{saved}")
-    given = click.get_current_context().get_parameter_source("placements") is ParameterSource.COMMANDLINE
-    if given and "placement" in axes:
+    if "placements" in request.typed and "placement" in axes:
         raise ConfigError("placements are given twice: choose one of --placement and --compare placement=...")
     if saved is not None:
-        (subject,) = subjects(settings, placements, [settings["norm"]])
-        return {subject.config.placement: subject}
-    axes = {"placement": options.expand(placements, PLACEMENTS, "placement"), **axes}
+        (subject,) = find(request)
+        return {subject.name: subject}
+    axes = {"placement": options.expand_placements(request.placements), **axes}
     jobs = {}
     for values in itertools.product(*axes.values()):
         changes = list(zip(axes, values, strict=True))
-        own = {**settings, **{COMPARABLE[name][0]: value for name, value in changes}}
-        (jobs[label(changes)],) = subjects(own, [own["placement"]], [own["norm"]])
+        changed: dict[str, Any] = {COMPARABLE[name].field: COMPARABLE[name].as_field(value) for name, value in changes}
+        (jobs[label(changes)],) = find(dataclasses.replace(request, **changed))
     return jobs
 
 
@@ -181,7 +195,7 @@ def _axes(compare: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, values = text.partition("=")
         if not equals:
             raise ConfigError(f"--compare {text}: give a name and values, such as dt=1,0.1")
-        axes[name] = look_up("setting to compare", name, COMPARABLE)[1](values)
+        axes[name] = look_up("setting to compare", name, COMPARABLE).values(values)
     return axes
 
 
@@ -190,17 +204,15 @@ def _check_dtype(name: str) -> None:
         raise ConfigError("dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or float64")
 
 
-def _parts(text: Text, settings: dict[str, Any], jobs: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(text: Text, request: ScreenRequest, found: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, targets, and as many tokens of another text: every second sequence."""
-    longest = [subject.config.context for subject in jobs if subject.config.context is not None]
-    tokens, targets = text.pairs(2 * check_count("batch", settings["batch"]), min([settings["context"], *longest]))
+    shortest = min(subject.context for subject in found)
+    tokens, targets = text.pairs(2 * check_count("batch", request.batch), shortest)
     return tokens[::2], targets[::2], tokens[1::2]
 
 
-def _title(settings: dict[str, Any], names: list[str]) -> str:
-    if len(names) > 1:
-        return "Screening, width {width}".format(**settings)
-    return "Screening: {depth} blocks, width {width}, dt = {dt:g}, ".format(**settings) + weights_of(settings)
+def _title(found: Sequence[Subject]) -> str:
+    return f"Screening, width {found[0].width}" if len(found) > 1 else f"Screening: {found[0].title}"
 
 
 def _summary(screening: Screening) -> dict[str, Any]:
@@ -208,13 +220,9 @@ def _summary(screening: Screening) -> dict[str, Any]:
     return {**vars(screening), "findings": findings}
 
 
-def _print(console: Console, results: dict[str, Screening], directory: Path | None) -> None:
-    if len(results) > 1:
-        console.print(ranking_table(results))
-    else:
-        for name, screening in results.items():
-            console.print(screen_table(name, screening))
-            console.print("", screen_reasons(screening), sep="\n", highlight=False)
-    console.print("", KEY, "", sep="\n", highlight=False)
-    if directory is not None:
-        console.print(f"Written: {directory}/screen.json, {directory}/screen.png", soft_wrap=True)
+def _page(results: Mapping[str, Screening]) -> list[str | Table]:
+    """One model with its reasons, or a ranking of several."""
+    ((name, first), *others) = results.items()
+    if others:
+        return [ranking_table(results), "", KEY, ""]
+    return [screen_table(name, first), "", screen_reasons(first), "", KEY, ""]

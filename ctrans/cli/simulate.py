@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import click
-from rich.console import Console
-from torch import Tensor
+import torch
 
 from ctrans.cli import options
-from ctrans.cli.subjects import Subject, Text, read, say_model, subjects, summary, weights_of
-from ctrans.report.files import png, write_atomic
+from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.reading import LookedAt, read
+from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
+from ctrans.cli.subjects import find, settle_threads
+from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.report.simulate_report import simulation_figure, simulation_table
-from ctrans.stability.forward.simulation import simulate
+from ctrans.scheme import Scheme
+from ctrans.stability.forward.simulation import Simulation, simulate
 from solvers import ConfigError, Status
 from solvers.methods import get_method
-from solvers.request import check_solver
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimulateRequest(ModelRequest):
+    """What `simulate` is asked; `steps` is None where the user gave none."""
+
+    method: str
+    steps: int | None
+    rtol: float | None
+    atol: float | None
+    reference: bool
+
+    unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"reference"}
 
 
 @click.command("simulate")
-@options.placement_option
+@options.placements_option("peri")
 @options.architecture_options
 @options.text_options
 @click.option(
@@ -46,7 +60,8 @@ from solvers.request import check_solver
 @options.model_options
 @options.out_option("simulate")
 @options.json_option
-def command(placements: tuple[str, ...], out: Path | None, json_path: str | None, reference: bool, **settings: Any) -> None:
+@takes(SimulateRequest)
+def command(request: SimulateRequest) -> None:
     """Run real text through a GPT, seeded or your own, and see how its hidden states move through depth.
 
     Each placement of normalisation gets a table by depth: moments of the hidden state, what theory bounds them by, drift from the
@@ -60,49 +75,51 @@ def command(placements: tuple[str, ...], out: Path | None, json_path: str | None
     ctrans simulate --model models/gpt2 --dtype float32
     ctrans simulate --architecture llama-7b --tokens 32 --batch 1 --no-reference
     """
-    found, text, tokens, solver = _check(placements, settings)
-    directory = options.out_directory(out, json_path, "simulate")
-    passes = (1 if solver["method"] == "euler" and solver["steps"] == 1 else 2) + reference
-    results = []
-    with progress_bar("simulate", passes * 2 * settings["depth"] * len(found)) as advance:
+    device, dtype = get_device(request.device), get_dtype(request.dtype)
+    solver = _scheme(request, dtype)
+    found = find(request)
+    text = read(request, found)
+    tokens = text.sequences(request.batch, found[0].context).to(device)
+    settle_threads(found, tokens, get_dtype(request.dtype))
+    directory = directory_of(request)
+    passes = (1 if solver.discrete else 2) + request.reference
+    results: list[Simulation] = []
+    with progress_bar("simulate", passes * 2 * sum(subject.blocks for subject in found)) as advance:
         for subject in found:
-            model = subject.model(options.get_dtype(settings["dtype"]), tokens.device)
-            word = partial(lambda name, k: advance(name), subject.config.placement)
-            results.append(simulate(model, tokens, **solver, reference=reference, progress=word))
-    broken = [s for s in results if s.status is not Status.SUCCESS]
-    title = "{depth} blocks, width {width}, dt = {dt:g}, ".format(**settings) + weights_of(settings)
-    if directory is not None:
-        write_atomic(directory / "simulate.png", png(simulation_figure(results, title)))
-    result = {
-        "command": "simulate",
-        "options": options.printable({**settings, "reference": reference}),
-        "environment": options.environment(options.get_device(settings["device"])),
-        "model": summary(found, text, tokens),
-        "placements": {s.placement: s for s in results},
-    }
-    options.write_json(result, json_path, directory, "simulate")
-    if json_path != "-":
-        console = Console()
-        say_model(console, found, text, tokens)
-        for s in results:
-            console.print(simulation_table(s), "")
-        console.print(f"{title}. Written: {directory}/simulate.json, {directory}/simulate.png", soft_wrap=True)
-    for s in broken:
-        click.echo(f"ctrans: {s.placement}: {s.message}", err=True)
-    if broken:
-        raise SystemExit(1)
+            word = partial(lambda name, k: advance(name), subject.name)
+            model = subject.model(dtype, device)
+            results.append(
+                simulate(
+                    model,
+                    tokens,
+                    method=request.method,
+                    steps=solver.steps,
+                    rtol=request.rtol,
+                    atol=request.atol,
+                    reference=request.reference,
+                    progress=word,
+                )
+            )
+    title = found[0].title
+    ending = Ending(
+        options={"reference": request.reference},
+        looked_at=LookedAt(request, found, text, tokens),
+        device=device,
+        findings={"placements": {s.placement: s for s in results}},
+        files={"simulate.png": lambda: png(simulation_figure(results, title))},
+        page=[part for s in results for part in (simulation_table(s), "")],
+        said=f"{title}. ",
+        failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
+    )
+    end(request, directory, ending)
 
 
-def _check(placements: Sequence[str], settings: dict[str, Any]) -> tuple[list[Subject], Text, Tensor, dict[str, Any]]:
-    """The models, the text, its tokens and the solver's request: whatever can be wrong is said before anything is computed."""
-    device = options.get_device(settings["device"])
-    solver = {key: settings[key] for key in ("method", "steps", "rtol", "atol")}
-    if get_method(solver["method"]).adaptive and solver["steps"] is not None:
+def _scheme(request: SimulateRequest, dtype: torch.dtype) -> Scheme:
+    """How the models are integrated: whatever can be wrong is said before anything is computed."""
+    if get_method(request.method).adaptive and request.steps is not None:
         raise ConfigError(
-            f"method {solver['method']!r} chooses its own steps and takes no --steps: give --rtol and --atol, or use rk4"
+            f"method {request.method!r} chooses its own steps and takes no --steps: give --rtol and --atol, or use rk4"
         )
-    solver["steps"] = 1 if solver["steps"] is None else solver["steps"]
-    check_solver(**solver, dtype=options.get_dtype(settings["dtype"]))
-    found = subjects(settings, placements, [settings["norm"]])
-    text = read(settings, found)
-    return found, text, text.sequences(settings["batch"], settings["context"]).to(device), solver
+    scheme = Scheme(request.method, 1 if request.steps is None else request.steps, request.rtol, request.atol)
+    scheme.check_numbers(dtype)
+    return scheme

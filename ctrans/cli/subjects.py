@@ -1,54 +1,78 @@
-"""What a command looks at: seeded GPTs, a saved one, or somebody else's model, and the tokens that they read."""
+"""What a command looks at: seeded GPTs, a saved one, or somebody else's model."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-import numpy as np
 import torch
-from click.core import ParameterSource
-from jaxtyping import Integer
-from rich.console import Console
 from torch import Tensor
 
 from ctrans.cli import options
-from ctrans.depth import check_count, check_dt
+from ctrans.cli.request import ModelRequest, get_dtype
+from ctrans.depth import check_dt
 from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.hugging_face import import_transformers
 from ctrans.interop.imported import Imported
 from ctrans.interop.open_model import Opened, open_imported, open_model
-from ctrans.interop.tokens import BYTES, quiet, read_ids
+from ctrans.interop.tokens import quiet
 from ctrans.model.checkpoint import load, load_config
+from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
-from ctrans.model.text import VOCABULARY, read_text, windows
+from ctrans.model.text import VOCABULARY
 from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
+from ctrans.placement import placements_in
+from ctrans.stability.model import Described
+from ctrans.threads import choose_threads, flops
 from ctrans.weights.on_demand import too_large_to_stay
 from solvers import ConfigError
 
 BROUGHT = ("placements", "norm", "norms", "seed", *options.ARCHITECTURE)
-"""Settings of an architecture, which a saved model brings along."""
+"""Options of an architecture, which a model that there is brings along."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Subject:
     """A model to look at: what is known of it, and how it is made when its turn comes.
 
-    `opened` is the model of `--model` or `--architecture`, which has to be there before anything is known of it. `streamed` is
-    whether its weights are made on demand.
+    - `config`: its architecture
+    - `make`: makes it
+    - `weights`: whose weights it has, in words
+    - `vocabulary`, `blocks`, `width`: how many tokens and blocks there are, and d
+    - `context`, `longest`: the length of the sequences that it is to read, and of those that it can (None if it does not say)
+    - `placements`: the names of its sublayers' placements
+    - `brought`: values of options that the model decided, and not the user
+    - `opened`: the model of `--model` or `--architecture`, which has to be there before anything is known of it
+    - `streamed`: whether its weights are made on demand
+    - `trained`: whether its weights may be others than an initialisation's
     """
 
-    config: Any  # GPTConfig, or Architecture of an imported model: a `Described`
+    config: Described
     make: Callable[[], GPT | Imported]
+    weights: str
     vocabulary: int
+    blocks: int
+    width: int
+    context: int
+    longest: int | None
     placements: tuple[str, ...]
+    brought: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     opened: Opened | None = None
     streamed: bool = False
+    trained: bool = False
+
+    @property
+    def name(self) -> str:
+        """The model's placement, by which results name it."""
+        return self.config.placement
+
+    @property
+    def title(self) -> str:
+        """The model in a line, for a picture."""
+        return f"{self.blocks} blocks, width {self.width}, dt = {self.config.dt:g}, {self.weights}"
 
     def model(self, dtype: torch.dtype, device: torch.device) -> GPT | Imported:
         """The model, ready to be looked at: no gradients, evaluation mode."""
@@ -57,84 +81,125 @@ class Subject:
         return made if isinstance(made, Imported) else made.to(dtype=dtype)
 
 
-def subjects(settings: dict[str, Any], placements: Sequence[str], norms: Sequence[str]) -> list[Subject]:
-    """Every norm with every placement asked for, or the one model of an option in `SOURCES`, which then fills the settings.
+def find(request: ModelRequest) -> list[Subject]:
+    """Every norm with every placement asked for, or the one model of an option in `SOURCES`.
 
-    `stream` becomes what was decided: whether weights of any model are made on demand. Raises ConfigError for what cannot be, and
-    for options that contradict the model.
+    Raises ConfigError for what cannot be, and for options that contradict the model.
     """
-    given = [name for name in SOURCES if name is not None and settings[name] is not None]
+    given = [name for name in SOURCES if name is not None and getattr(request, name) is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(f'--{name}' for name in given)} are given, and each is a model: choose one")
-    found = SOURCES[given[0] if given else None](settings, placements, norms)
-    settings["stream"] = any(subject.streamed for subject in found)
-    return found
+    return SOURCES[given[0] if given else None](request)
 
 
-def _seeded(settings: dict[str, Any], placements: Sequence[str], norms: Sequence[str]) -> list[Subject]:
+def resolved(found: Sequence[Subject]) -> dict[str, Any]:
+    """What became of options that a model or its size decided, by name."""
+    return {**found[0].brought, "stream": any(subject.streamed for subject in found)}
+
+
+def _seeded(request: ModelRequest) -> list[Subject]:
     configs = [
-        options.make_config(settings, placement, norm)
-        for norm in options.expand(norms, NORMS, "norm")
-        for placement in options.expand(placements, PLACEMENTS, "placement")
+        GPTConfig(VOCABULARY, placement=placement, norm=norm, **{name: getattr(request, name) for name in options.ARCHITECTURE})
+        for norm in options.expand(request.norms, NORMS, "norm")
+        for placement in options.expand_placements(request.placements)
     ]
-    found = []
-    for config in configs:
-        large = too_large_to_stay(number_of_weights(config) * torch.get_default_dtype().itemsize)
-        on_demand = large if settings["stream"] is None else settings["stream"]
-        check_buildable(config, settings["seed"], on_demand=on_demand)
-        make = partial(GPT, config, seed=settings["seed"], on_demand=on_demand)
-        found.append(Subject(config, make, VOCABULARY, (config.placement,), streamed=on_demand))
-    return found
+    return [_drawn(config, request) for config in configs]
 
 
-def _saved(settings: dict[str, Any], placements: Sequence[str], norms: Sequence[str]) -> list[Subject]:
-    path = settings["checkpoint"]
-    _check_alone("--checkpoint", [name for name in BROUGHT if name != "context"])
-    if settings["stream"]:
+def _drawn(config: GPTConfig, request: ModelRequest) -> Subject:
+    large = too_large_to_stay(number_of_weights(config) * torch.get_default_dtype().itemsize)
+    on_demand = large if request.stream is None else request.stream
+    check_buildable(config, request.seed, on_demand=on_demand)
+    return Subject(
+        config=config,
+        make=partial(GPT, config, seed=request.seed, on_demand=on_demand),
+        weights=f"{config.initialisation} weights, seed {request.seed}",
+        vocabulary=VOCABULARY,
+        blocks=config.depth,
+        width=config.width,
+        context=config.context,
+        longest=config.context,
+        placements=_names(config),
+        streamed=on_demand,
+    )
+
+
+def _saved(request: ModelRequest) -> list[Subject]:
+    path = request.checkpoint
+    assert path is not None, "who asks for a saved model says where it is"
+    _check_alone("--checkpoint", [name for name in BROUGHT if name != "context"], request)
+    if request.stream:
         raise ConfigError(f"the checkpoint {str(path)!r} can only be read whole: leave out --stream")
     config = load_config(path)
-    check_buildable(config, settings["seed"])
-    length = min(settings["context"], config.context)
-    settings.update({name: getattr(config, name) for name in options.ARCHITECTURE}, context=length, norm=config.norm)
-    return [Subject(config, lambda: load(path), config.vocab_size, (config.placement,))]
+    check_buildable(config, request.seed)
+    length = min(request.context, config.context)
+    own = {name: getattr(config, name) for name in options.ARCHITECTURE}
+    subject = Subject(
+        config=config,
+        make=partial(load, path),
+        weights=f"weights of {path}",
+        vocabulary=config.vocab_size,
+        blocks=config.depth,
+        width=config.width,
+        context=length,
+        longest=config.context,
+        placements=_names(config),
+        brought={**own, "context": length, "norm": config.norm},
+        trained=True,
+    )
+    return [subject]
 
 
-def _foreign(settings: dict[str, Any], placements: Sequence[str], norms: Sequence[str]) -> list[Subject]:
-    _check_alone("--model", [name for name in BROUGHT if name not in ("context", "dt")])
-    check_dt(settings["dt"])
-    dtype = options.get_dtype(settings["dtype"])
-    return _opened(settings, open_model(settings["model"], dtype, dt=settings["dt"], on_demand=settings["stream"]))
+def _foreign(request: ModelRequest) -> list[Subject]:
+    assert request.model is not None, "who asks for somebody's model says where it is"
+    _check_alone("--model", [name for name in BROUGHT if name not in ("context", "dt")], request)
+    check_dt(request.dt)
+    opened = open_model(request.model, get_dtype(request.dtype), dt=request.dt, on_demand=request.stream)
+    return [_of_opened(opened, request, f"weights of {request.model}", trained=True)]
 
 
-def _described(settings: dict[str, Any], placements: Sequence[str], norms: Sequence[str]) -> list[Subject]:
-    _check_alone("--architecture", [name for name in BROUGHT if name not in ("context", "dt", "depth", "seed")])
-    source, dtype = settings["architecture"], options.get_dtype(settings["dtype"])
-    given = click.get_current_context().get_parameter_source("depth") is ParameterSource.COMMANDLINE
+def _described(request: ModelRequest) -> list[Subject]:
+    source, seed = request.architecture, request.seed
+    assert source is not None, "who asks for an architecture names it"
+    _check_alone("--architecture", [name for name in BROUGHT if name not in ("context", "dt", "depth", "seed")], request)
+    dtype = get_dtype(request.dtype)
     with quiet(import_transformers()):
         model = from_architecture(
             source,
-            seed=settings["seed"],
-            blocks=settings["depth"] if given else None,
-            dt=check_dt(settings["dt"]),
+            seed=seed,
+            blocks=request.depth if "depth" in request.typed else None,
+            dt=check_dt(request.dt),
             dtype=dtype,
-            on_demand=settings["stream"],
+            on_demand=request.stream,
         )
     place = Path(source)
     directory = None if source in PRESETS else place if place.is_dir() else place.parent
-    return _opened(settings, open_imported(model, directory))
+    return [_of_opened(open_imported(model, directory), request, f"fresh weights of {source}, seed {seed}")]
 
 
-def _opened(settings: dict[str, Any], opened: Opened) -> list[Subject]:
-    """The one model, whose architecture fills the settings."""
+def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: bool = False) -> Subject:
+    """The one model, whose architecture takes the place of the options'."""
     config, depth = opened.model.config, opened.model.depth
+    context = request.context if config.context is None else min(request.context, config.context)
     unknown = dict.fromkeys(name for name in options.ARCHITECTURE if name not in ("context", "dt"))
-    context = settings["context"] if config.context is None else min(settings["context"], config.context)
-    settings.update({**unknown, "depth": depth.blocks, "width": config.width, "norm": config.norm, "context": context})
-    names = tuple(dict.fromkeys(sublayer.placement.name for sublayer in depth.sublayers))
-    return [Subject(config, lambda: opened.model, opened.vocabulary, names, opened, depth.streamed)]
+    return Subject(
+        config=config,
+        make=lambda: opened.model,
+        weights=weights,
+        vocabulary=opened.vocabulary,
+        blocks=depth.blocks,
+        width=config.width,
+        context=context,
+        longest=config.context,
+        placements=tuple(dict.fromkeys(sublayer.placement.name for sublayer in depth.sublayers)),
+        brought={**unknown, "depth": depth.blocks, "width": config.width, "norm": config.norm, "context": context},
+        opened=opened,
+        streamed=depth.streamed,
+        trained=trained,
+    )
 
 
-SOURCES: dict[str | None, Callable[[dict[str, Any], Sequence[str], Sequence[str]], list[Subject]]] = {
+SOURCES: dict[str | None, Callable[[ModelRequest], list[Subject]]] = {
     "checkpoint": _saved,
     "model": _foreign,
     "architecture": _described,
@@ -143,84 +208,17 @@ SOURCES: dict[str | None, Callable[[dict[str, Any], Sequence[str], Sequence[str]
 """Where models come from, by the option that says so; without one they are drawn from a seed."""
 
 
-def _check_alone(option: str, brought: Sequence[str]) -> None:
-    context = click.get_current_context()
-    given = [name for name in brought if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+def _names(config: GPTConfig) -> tuple[str, ...]:
+    return tuple(placement.name for placement in placements_in(config.placement))
+
+
+def _check_alone(option: str, brought: Sequence[str], request: ModelRequest) -> None:
+    given = [name for name in brought if name in request.typed]
     if given:
         raise ConfigError(f"{option} brings its own {' and '.join(given)}: leave the option out, or leave out {option}")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Text:
-    """A text as one row of token ids of that vocabulary, to be cut into sequences; `said` is how it became tokens."""
-
-    ids: Integer[np.ndarray, " _"]
-    vocabulary: int
-    said: str
-    mask: int | None = None
-    opened: Opened | None = None
-
-    def sequences(self, count: int, length: int) -> Tensor:
-        """So many sequences of that many tokens, spread evenly over the text. ConfigError for tokens beyond the vocabulary."""
-        cut = windows(self.ids, check_count("batch", count), length)
-        lowest, highest = int(cut.min()), int(cut.max())
-        if not 0 <= lowest <= highest < self.vocabulary:
-            raise ConfigError(
-                f"{self.said}: they run from {lowest} to {highest}, and the model's vocabulary from 0 to {self.vocabulary - 1}: give "
-                "tokens of this model by --ids FILE"
-            )
-        return cut
-
-    def pairs(self, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """Tokens and their targets: the next tokens, or what an imported model was trained to tell (`Opened.pairs`)."""
-        longer = self.sequences(count, length + 1)
-        return (longer[:, :-1], longer[:, 1:]) if self.opened is None else self.opened.pairs(longer, self.mask)
-
-
-def read(settings: dict[str, Any], found: Sequence[Subject]) -> Text:
-    """The text that `text_options` say, as tokens of those models."""
-    subject = found[0]
-    if settings["ids"] is not None:
-        if settings["file"] is not None or settings["text"] is not None:
-            raise ConfigError("--ids gives token ids, and --file or --text a text: choose one")
-        return Text(read_ids(settings["ids"]), subject.vocabulary, f"token ids of {settings['ids']}", opened=subject.opened)
-    tokeniser = BYTES if subject.opened is None else subject.opened.tokeniser()
-    ids = tokeniser.encode(read_text(settings["file"], settings["text"]))
-    return Text(ids, subject.vocabulary, tokeniser.said, tokeniser.mask, subject.opened)
-
-
-def weights_of(settings: dict[str, Any]) -> str:
-    """Whose weights they are, for a title."""
-    for name in ("checkpoint", "model"):
-        if settings[name] is not None:
-            return f"weights of {settings[name]}"
-    if settings["architecture"] is not None:
-        return "fresh weights of {architecture}, seed {seed}".format(**settings)
-    return "{initialisation} weights, seed {seed}".format(**settings)
-
-
-def say_model(console: Console, found: Sequence[Subject], text: Text, tokens: Tensor) -> None:
-    """What was recognised in an imported model, how it reads, and what is looked at; nothing for our own models."""
-    opened = found[0].opened
-    if opened is not None:
-        count, length = tokens.shape
-        looked_at = f"{count} sequence{'s' * (count > 1)} of {length} tokens{_cut(found[0])}"
-        words = f"{opened.described}\nText: {text.said}; {looked_at}\n"
-        console.print(words, highlight=False, markup=False, soft_wrap=True)
-
-
-def _cut(subject: Subject) -> str:
-    """Words for sequences that the user wanted longer than the model can read."""
-    context, longest = click.get_current_context(), subject.config.context
-    typed = context.get_parameter_source("context") is ParameterSource.COMMANDLINE
-    asked = context.params["context"]
-    return f"; its context is {longest}, and {asked} were asked for" if typed and longest is not None and longest < asked else ""
-
-
-def summary(found: Sequence[Subject], text: Text, tokens: Tensor) -> dict[str, Any] | None:
-    """The same for JSON."""
-    opened = found[0].opened
-    if opened is None:
-        return None
-    kept = {"architecture": opened.model.config, "causal": opened.causal, "vocabulary": opened.vocabulary, "text": text.said}
-    return {"described": opened.described, **kept, "sequences": tokens.shape[0], "tokens": tokens.shape[1]}
+def settle_threads(found: Sequence[Subject], tokens: Tensor, dtype: torch.dtype) -> None:
+    """As many threads as the largest of these models is worth on these tokens, where the processor computes (`ctrans.threads`)."""
+    if tokens.device.type == "cpu":
+        choose_threads(max(flops(subject.width, *tokens.shape) for subject in found), dtype.itemsize)

@@ -7,55 +7,38 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import click
 import torch
-from click.core import ParameterSource
 from rich.console import Console
 
 from ctrans.cli import options
+from ctrans.cli.ending import check_json, result_of, save_json, write_json
 from ctrans.cli.other_depths import check_depths, losses_at
-from ctrans.cli.train_options import (
-    ARCHITECTURE,
-    DEFAULTS,
-    GPT2_VOCABULARY,
-    SETTINGS,
-    data_options,
-    model_options,
-    run_options,
-    setting_options,
-)
+from ctrans.cli.request import get_device, takes
+from ctrans.cli.train_options import DEFAULTS, TrainRequest, data_options, model_options, run_options, setting_options
 from ctrans.depth import check_count
-from ctrans.model.checkpoint import load_config
-from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT, check_buildable
-from ctrans.model.text import VOCABULARY, read_text
-from ctrans.report.files import check_writable, png, write_atomic
+from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.report.train_report import bar_words, evaluation_line, loss_figure
+from ctrans.threads import choose_threads, flops
 from ctrans.training import log
-from ctrans.training.data import Data, from_bin, from_text
-from ctrans.training.loop import Ending, Observer, Outcome, Run, train
-from ctrans.training.parallel import get_parallel
-from ctrans.training.processes import Processes, processes, restarts
-from ctrans.training.run_directory import Store
-from ctrans.training.run_start import anew, check_continues, resumed, with_settings
-from ctrans.training.settings import TrainConfig
-from ctrans.training.training_state import Progress, read_state
+from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out
+from ctrans.training.processes import restarts
+from ctrans.training.run_directory import RunDirectory
+from ctrans.training.train import Plan, begun, plan, plan_to_resume
+from ctrans.training.training_state import Progress
 from solvers import ConfigError
 
-Begin = Callable[[Processes], tuple[Run, Progress]]
 SIGNALLED = 128
 """Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and not finished."""
 ADVICE = {
-    (True, Ending.INTERRUPTED.value): "go on with --resume",
-    (True, Ending.DIVERGED.value): "go on from its last good checkpoint with --resume and a lower --learning-rate, as {rate:g},",
-    (False, Ending.DIVERGED.value): "nothing was saved: start again with other settings,",
+    (True, Ending.INTERRUPTED): "go on with --resume",
+    (True, Ending.DIVERGED): "go on from its last good checkpoint with --resume and a lower --learning-rate, as {rate:g},",
+    (False, Ending.DIVERGED): "nothing was saved: start again with other settings,",
 }
 """What to do about a run that has or has not a checkpoint and ended like that; --out follows."""
 
@@ -66,7 +49,8 @@ ADVICE = {
 @setting_options()
 @run_options
 @options.json_option
-def command(json_path: str | None, **settings: Any) -> None:
+@takes(TrainRequest)
+def command(request: TrainRequest) -> None:
     """Train a GPT of any placement, through its ODE or as the discrete Transformer.
 
     The directory gets checkpoints (links last and best; other commands take the directory as --checkpoint), log.jsonl,
@@ -80,78 +64,59 @@ def command(json_path: str | None, **settings: Any) -> None:
     ctrans train --method rk4 --gradient checkpoint --kinetic 0.01
     torchrun --nproc-per-node 2 -m ctrans train --parallel ddp --batch 32
     """
-    _check_places(settings, json_path)
+    _check_places(request)
     started = time.perf_counter()
-    begin = _plan(settings)
-    with contextlib.ExitStack() as stack:
-        here = stack.enter_context(processes(settings["parallel"], options.get_device(settings["device"])))
-        if here.first:
-            stack.enter_context(Store(settings["out"]).locked())
-        run, progress = begin(here)
-        if here.first and progress.step and json_path != "-":
+    planned = _plan(request)
+    _set_threads(request, planned)
+    with begun(planned, get_device(request.device)) as (run, progress):
+        first = run.processes.first
+        if first and progress.step and not request.quiet:
             _say(_going_on(progress.step, run.config.iterations))
-        with _observer(settings, run, progress, quiet=json_path == "-") as observe:
-            outcome = train(dataclasses.replace(run, observe=observe), progress)
-        if here.first:
-            result = _result(settings, run, outcome, time.perf_counter() - started)
-            _show(result, run, json_path)
-    if here.first:  # outside: the other processes need not wait
-        _add_depths(result, settings["eval_depth"] if outcome.ending is Ending.FINISHED else (), run, json_path)
+        with _observer(request, run, progress) as observe:
+            outcome = carry_out(dataclasses.replace(run, observe=observe), progress)
+        if first:
+            result = _result(request, run, outcome, time.perf_counter() - started)
+            _show(request, result, run, outcome)
+    if first:  # outside: the other processes need not wait
+        _add_depths(request, result, run, finished=outcome.ending is Ending.FINISHED)
     if outcome.ending is Ending.INTERRUPTED:
         raise SystemExit(SIGNALLED + outcome.signal)
     if outcome.ending is Ending.DIVERGED:
         raise SystemExit(1)
 
 
-def _check_places(settings: dict[str, Any], json_path: str | None) -> None:
+def _check_places(request: TrainRequest) -> None:
     """ConfigError for options that exclude each other or cannot be, before anything is read or made."""
     for first, second in (("resume", "overwrite"), ("file", "bin")):
-        if settings[first] and settings[second]:
+        if getattr(request, first) and getattr(request, second):
             raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
-    if settings["threads"] is not None:
-        torch.set_num_threads(check_count("threads", settings["threads"]))
-    if settings["use_tensorboard"]:
+    if request.threads is not None:
+        check_count("threads", request.threads)
+    if request.use_tensorboard:
         check_tensorboard()
-    if json_path not in (None, "-"):
-        check_writable(Path(json_path).parent)
+    check_json(request)
 
 
-def _plan(settings: dict[str, Any]) -> Begin:
-    """What begins the run that the options ask for, new or taken up again, when this process knows its place among the others."""
-    store = Store(settings["out"])
-    if settings["resume"] and (store.exists or not restarts()):
-        return _plan_to_resume(settings, store)
-    model, config = _architecture(settings), TrainConfig(seed=settings["seed"], **{name: settings[name] for name in SETTINGS})
-    parallel = get_parallel(settings["parallel"], config)
-    check_buildable(model, config.seed)
-    check_depths(settings["eval_depth"], model, config)
-    source = _source(settings)
-    data = _data(source, model.context)
-    check_writable(store.directory)
-    weights = GPT(model, seed=config.seed)
-    return partial(anew, weights, config, data, store, parallel, source=source, overwrite=settings["overwrite"])
+def _plan(request: TrainRequest) -> Plan:
+    """The run that the options ask for, new or taken up again."""
+    if request.resume and (RunDirectory(request.out).exists or not restarts()):
+        moved = request.source if {"file", "bin"} & request.typed else None
+        flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
+        planned = plan_to_resume(request.out, request.given, moved, parallel=request.parallel, flags=flags)
+        check_depths(request.eval_depth, planned.architecture, planned.config)
+        return planned
+    model, config = request.model, request.settings
+    check_depths(request.eval_depth, model, config)
+    return plan(model, config, request.source, out=request.out, overwrite=request.overwrite, parallel=request.parallel)
 
 
-def _plan_to_resume(settings: dict[str, Any], store: Store) -> Begin:
-    directory = store.verified_last()
-    state, saved = read_state(directory), load_config(directory)
-    context = click.get_current_context()
-    flags = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
-    given = _given(settings)
-    known = {**dataclasses.asdict(saved), **dataclasses.asdict(state.config)}
-    check_continues(known, {name: value for name, value in given.items() if name in known}, flags)
-    state = with_settings(state, given)
-    check_depths(settings["eval_depth"], saved, state.config)
-    if state.source.keys() & given.keys():  # the data may have moved: their fingerprint tells whether they are the same
-        state = dataclasses.replace(state, source=_source(settings))
-    parallel = get_parallel(settings["parallel"], state.config)
-    return partial(resumed, state, _data(state.source, saved.context), store, parallel)
-
-
-def _given(settings: dict[str, Any]) -> dict[str, Any]:
-    """The options that were typed."""
-    source = click.get_current_context().get_parameter_source
-    return {name: value for name, value in settings.items() if source(name) is ParameterSource.COMMANDLINE}
+def _set_threads(request: TrainRequest, planned: Plan) -> None:
+    """As many threads as --threads says, or as the model and its micro-batch are worth: the same when the run is taken up again."""
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    elif torch.device(request.device).type == "cpu":
+        model, config = planned.architecture, planned.config
+        choose_threads(flops(model.width, config.batch, model.context), config.weight_dtype.itemsize)
 
 
 def _going_on(step: int, iterations: int) -> str:
@@ -160,30 +125,13 @@ def _going_on(step: int, iterations: int) -> str:
     return f"Going on from step {step} of {iterations}."
 
 
-def _architecture(settings: dict[str, Any]) -> GPTConfig:
-    default = GPT2_VOCABULARY if settings["bin"] else VOCABULARY
-    vocabulary = default if settings["vocab_size"] is None else settings["vocab_size"]
-    return GPTConfig(vocabulary, **{name: settings[name] for name in ARCHITECTURE})
-
-
-def _source(settings: dict[str, Any]) -> dict[str, Any]:
-    """Where the data come from, so that a resumed run finds them from any directory."""
-    return {name: None if settings[name] is None else str(settings[name].absolute()) for name in ("file", "bin")}
-
-
-def _data(source: dict[str, Any], context: int) -> Data:
-    if source["bin"] is not None:
-        return from_bin(source["bin"], context)
-    return from_text(read_text(source["file"]), context, "the text" if source["file"] is None else repr(source["file"]))
-
-
 @contextlib.contextmanager
-def _observer(settings: dict[str, Any], run: Run, progress: Progress, *, quiet: bool) -> Iterator[Observer]:
+def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> Iterator[Observer]:
     """What each row of the log is shown by: the bar, a line per evaluation, TensorBoard."""
     with contextlib.ExitStack() as stack:
         iterations = run.config.iterations
         advance = stack.enter_context(progress_bar("train", iterations, progress.step))
-        wanted = settings["use_tensorboard"] and run.processes.first
+        wanted = request.use_tensorboard and run.processes.first
         write = stack.enter_context(tensorboard(run.store.directory, progress.step)) if wanted else None
 
         def observe(row: log.Row) -> None:
@@ -191,7 +139,7 @@ def _observer(settings: dict[str, Any], run: Run, progress: Progress, *, quiet: 
                 write(row)
             if "tokens_per_second" in row:
                 advance(bar_words(row))
-            if "validation_loss" in row and not quiet:
+            if "validation_loss" in row and not request.quiet:
                 _say(evaluation_line(row, iterations))
 
         yield observe
@@ -205,15 +153,16 @@ def _say(words: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _result(settings: dict[str, Any], run: Run, outcome: Outcome, seconds: float) -> dict[str, Any]:
-    rows = list(log.read(run.store.directory))
-    evaluations = [row for row in rows if "validation_loss" in row]
+def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: float) -> dict[str, Any]:
+    evaluations = [row for row in log.read(run.store.directory) if "validation_loss" in row]
     progress = outcome.progress
+    shown = request.shown()
+    if request.resume:  # it has its settings from its checkpoint, under "model" and "training", but for what was typed anew
+        shown = {name: value for name, value in shown.items() if name in request.typed}
+    begins = result_of(request, shown, run.processes.device)
     return {
-        "command": "train",
-        # a resumed run has its settings from its checkpoint, under "model" and "training", but for what was typed anew
-        "options": options.printable(_given(settings) if settings["resume"] else settings),
-        "environment": {**options.environment(run.processes.device), "processes": run.processes.world},
+        **begins,
+        "environment": {**begins["environment"], "processes": run.processes.world},
         "ending": outcome.ending.value,
         "message": outcome.message,
         "step": progress.step,
@@ -229,30 +178,29 @@ def _result(settings: dict[str, Any], run: Run, outcome: Outcome, seconds: float
     }
 
 
-def _add_depths(result: dict[str, Any], depths: Sequence[int], run: Run, json_path: str | None) -> None:
-    """Evaluates at those depths, and writes and prints what a result is then."""
-    result["other_depths"] = losses_at(depths, run)
-    options.write_json(result, json_path, run.store.directory, "train")
-    if json_path != "-":
-        for depth, loss in result["other_depths"].items():
+def _add_depths(request: TrainRequest, result: dict[str, Any], run: TrainingRun, *, finished: bool) -> None:
+    """Evaluates a finished run at other depths, and writes and prints what the result is then."""
+    losses = losses_at(request.eval_depth if finished else (), run)
+    write_json(request, run.store.directory, {**result, "other_depths": losses})
+    if not request.quiet:
+        for depth, loss in losses.items():
             _say(f"Validation loss at depth {depth}: {loss:.4f}")
 
 
-def _show(result: dict[str, Any], run: Run, json_path: str | None) -> None:
+def _show(request: TrainRequest, result: dict[str, Any], run: TrainingRun, outcome: Outcome) -> None:
     """Writes the picture and the JSON, but not yet to stdout, and prints how the run ended."""
-    directory = run.store.directory
-    model, progress = run.model.config, result["best_step"]
+    directory, model, progress = run.store.directory, run.model.config, outcome.progress
     title = (
         f"{model.placement}, {model.depth} blocks, width {model.width}, dt = {model.dt:g}, {result['parameters']:,} parameters"
     )
     write_atomic(directory / "loss.png", png(loss_figure(list(log.read(directory)), title)))
-    options.write_json(result, None if json_path == "-" else json_path, directory, "train")
-    if json_path != "-":
+    save_json(request, directory, result)
+    if not request.quiet:
         console = Console()
-        if progress is not None:
-            console.print(f"Best validation loss {result['best_validation_loss']:.4f} at step {progress}.", soft_wrap=True)
+        if progress.best_step is not None:
+            console.print(f"Best validation loss {progress.best:.4f} at step {progress.best_step}.", soft_wrap=True)
         written = ", ".join(f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", "loss.png"))
         console.print(f"{title}. Written: {written}", soft_wrap=True)
-    if result["ending"] != Ending.FINISHED.value:
-        advice = ADVICE[run.store.exists, result["ending"]].format(rate=run.config.learning_rate / 2)
-        click.echo(f"ctrans: {result['ending']}: {result['message']}; {advice} --out {directory}", err=True)
+    if outcome.ending is not Ending.FINISHED:
+        advice = ADVICE[run.store.exists, outcome.ending].format(rate=run.config.learning_rate / 2)
+        click.echo(f"ctrans: {outcome.ending.value}: {outcome.message}; {advice} --out {directory}", err=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
 from ctrans.cli import options
+from ctrans.cli.request import Request, WrittenRequest
+from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
 from ctrans.placement import PLACEMENTS
 from ctrans.training.optimiser import OPTIMISERS
@@ -62,6 +64,53 @@ NUMBERS = {"min_learning_rate": float, "temperature_start": float, "rtol": float
 """Types of settings whose default, None, has none."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainRequest(WrittenRequest):
+    """What `train` is asked. Options of the model and of the training are fields of `model` and `settings`, checked when asked for.
+
+    - `resume`, `overwrite`, `out`: which run it is
+    - `file`, `bin`, `vocab_size`: what it is trained on
+    - `parallel`, `threads`, `device`: on what
+    - `eval_depth`, `use_tensorboard`: what is done beside
+    """
+
+    out: Path
+    resume: bool
+    overwrite: bool
+    file: Path | None
+    bin: Path | None
+    vocab_size: int | None
+    parallel: str
+    threads: int | None
+    device: str
+    eval_depth: tuple[int, ...]
+    use_tensorboard: bool
+
+    unshown: ClassVar[frozenset[str]] = Request.unshown
+
+    @property
+    def model(self) -> GPTConfig:
+        """The architecture. Raises ConfigError for what cannot be."""
+        default = VOCABULARY if self.bin is None else GPT2_VOCABULARY
+        vocabulary = default if self.vocab_size is None else self.vocab_size
+        return GPTConfig(vocabulary, **{name: self.options[name] for name in ARCHITECTURE})
+
+    @property
+    def settings(self) -> TrainConfig:
+        """The settings of the training. Raises ConfigError for what cannot be."""
+        return TrainConfig(seed=self.options["seed"], **{name: self.options[name] for name in SETTINGS})
+
+    @property
+    def source(self) -> dict[str, str | None]:
+        """Where the data are."""
+        return {name: None if path is None else str(path.absolute()) for name, path in (("file", self.file), ("bin", self.bin))}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that were typed."""
+        return {name: value for name, value in self.options.items() if name in self.typed}
+
+
 def setting_options() -> Callable[[options.Command], options.Command]:
     """The options for the training settings."""
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
@@ -89,7 +138,11 @@ def _metavar(default: Any) -> str | None:
 
 model_options = options.stack(
     click.option(
-        "--placement", default="peri", show_default=True, metavar="NAME", help=f"{options.one_of(PLACEMENTS).capitalize()}."
+        "--placement",
+        default="peri",
+        show_default=True,
+        metavar="NAME",
+        help=f"{options.one_of(PLACEMENTS).capitalize()}; {options.MIXED}.",
     ),
     options.architecture_options,
     options.depth_weights_options,
@@ -131,7 +184,7 @@ run_options = options.stack(
         metavar="NAME",
         help=f"{options.one_of(PARALLEL).capitalize()}: how the processes that torchrun started share the work.",
     ),
-    click.option("--threads", type=int, help="Threads on the CPU.  [default: torch's]"),
+    click.option("--threads", type=int, help="Threads on the CPU.  [default: OMP_NUM_THREADS, or by the model's size]"),
     click.option("--eval-depth", type=int, multiple=True, help="Repeatable: evaluate at this depth too, at the same depth-time."),
     click.option("--tensorboard", "use_tensorboard", is_flag=True, help="Write TensorBoard's files too, in --out."),
     options.device_option,

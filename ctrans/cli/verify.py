@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import click
-import torch
-from rich.console import Console
 
 from ctrans.cli import options
+from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.request import WrittenRequest, takes
 from ctrans.depth import check_count
 from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
+from ctrans.threads import choose_threads
+from ctrans.verify.statement import Result
 from ctrans.verify.table import SECTIONS, select, verify_all
 from solvers import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyRequest(WrittenRequest):
+    """What `verify` is asked; `only` none of them stands for all statements, `markdown` is a file of the user's."""
+
+    only: tuple[str, ...]
+    cases: int
+    seed: int
+    markdown: Path | None
+
+    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"only", "cases", "seed", "markdown"}
 
 
 @click.command("verify")
@@ -34,7 +49,8 @@ from solvers import ConfigError
 )
 @options.out_option("verify", "md")
 @options.json_option
-def command(only: tuple[str, ...], cases: int, seed: int, markdown: Path | None, out: Path | None, json_path: str | None) -> None:
+@takes(VerifyRequest)
+def command(request: VerifyRequest) -> None:
     """Check every statement of the theory, as its paper prints it and as it holds.
 
     Lemmas, theorems, propositions and corollaries of Kan, Emadi, Xiong and Kim, and what is new here, each with random cases: a
@@ -48,42 +64,34 @@ def command(only: tuple[str, ...], cases: int, seed: int, markdown: Path | None,
     ctrans verify --only 9 --cases 2000
     ctrans verify --only lemma-9 --only theorem-4
     """
-    statements = select(only)
-    check_count("cases", cases)
-    page = _page(markdown)
-    directory = options.out_directory(out, json_path, "verify")
-    results = []
+    choose_threads(0)  # its cases are small
+    statements = select(request.only)
+    check_count("cases", request.cases)
+    page = _page(request.markdown)
+    directory = directory_of(request)
+    results: list[Result] = []
     with progress_bar("verify", len(statements)) as advance:
-        for result in verify_all(statements, cases, seed):
+        for result in verify_all(statements, request.cases, request.seed):
             results.append(result)
             advance(result.name)
     violated = [r for r in results if r.verdict == "violated"]
-    table = markdown_table(results)
-    if directory is not None:
-        write_atomic(directory / "verify.md", table.encode())
-    if markdown is not None:
-        write_atomic(markdown, (between_markers(page, table) or f"{START}\n\n{table}\n{END}\n").encode())
-    report: dict[str, Any] = {
-        "command": "verify",
-        "options": {"only": list(only), "cases": cases, "seed": seed},
-        "environment": options.environment(torch.device("cpu")),
-        "holds": not violated,
-        "seconds": sum(r.seconds for r in results),
-        "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},
-    }
-    options.write_json(report, json_path, directory, "verify")
-    if json_path != "-":
-        console = Console()
-        for section in dict.fromkeys(r.section for r in results):
-            console.print(verify_table(results, section), "")
-        console.print(
-            f"{summary(results)}, {report['seconds']:.0f} s. Written: {directory}/verify.json, {directory}/verify.md",
-            soft_wrap=True,
-        )
-    for r in violated:
-        click.echo(f"ctrans: {failure(r)}", err=True)
-    if violated:
-        raise SystemExit(1)
+    table, seconds = markdown_table(results), sum(r.seconds for r in results)
+    if request.markdown is not None:
+        write_atomic(request.markdown, (between_markers(page, table) or f"{START}\n\n{table}\n{END}\n").encode())
+    sections = dict.fromkeys(r.section for r in results)
+    ending = Ending(
+        options={"only": list(request.only), "cases": request.cases, "seed": request.seed},
+        findings={
+            "holds": not violated,
+            "seconds": seconds,
+            "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},
+        },
+        files={"verify.md": table.encode},
+        page=[part for section in sections for part in (verify_table(results, section), "")],
+        said=f"{summary(results)}, {seconds:.0f} s. ",
+        failures=[failure(r) for r in violated],
+    )
+    end(request, directory, ending)
 
 
 def _page(path: Path | None) -> str:

@@ -35,7 +35,7 @@ class Problems:
     base: Float[Tensor, "rows width"]
     map: Float[Tensor, "width rank"]
 
-    def __call__(self, w: Float[Tensor, "rows *many rank"]) -> Float[Tensor, "rows *many"]:
+    def __call__(self, w: Float[Tensor, " rows *many rank"]) -> Float[Tensor, " rows *many"]:
         base = self.base.reshape(len(self.base), *[1] * (w.ndim - 2), -1)
         return self.cost(base + w @ self.map.T)
 

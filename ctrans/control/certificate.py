@@ -14,6 +14,10 @@ from ctrans.control.ascent import STEPS, Chart, ascend, evened
 from ctrans.control.bounded_growth import Growth, Witness, growth, witness
 from ctrans.control.last_map import Features
 from ctrans.control.linear_spaces import LinearSpace
+from ctrans.control.set_of_placement import admissible_set
+from ctrans.norm import NORMS, Norm
+from solvers import ConfigError
+from solvers.errors import look_up
 
 PAIRS = 2
 """Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one, on the other side."""
@@ -100,10 +104,12 @@ class Certificate:
 
 @torch.no_grad()
 def certify(
-    admissible: AdmissibleSet,
+    admissible: AdmissibleSet | str,
     P: Float[Tensor, "tokens width"],
     *,
     features: Float[Tensor, "tokens features"] | None = None,
+    norm: Norm | str | None = None,
+    state: Float[Tensor, "tokens width"] | None = None,
     pairs: int = PAIRS,
     seed: int = 0,
 ) -> Certificate:
@@ -114,10 +120,18 @@ def certify(
     and make the bound one on them. They are not used where every token ties, for sets of weights, which have their own, and
     for a kinetic cost on a norm's image: its best velocities need inputs so near 0 that an ascent over weights finds them badly.
 
-    >>> certify(admissible_set(norm, "peri"), P, features=h).agrees
+    The name of a placement stands for its admissible set, `norm` being the norm around its velocities: a module, or a name in
+    `NORMS` of a fresh one (LayerNorm if None); a norm around the state needs the `state` X too.
 
-    Raises ConfigError for a P or features that do not fit.
+    >>> certify("peri", P).agrees
+    >>> certify(admissible_set(norm, "peri", kinetic=0.1), P, features=h).agrees
+
+    Raises ConfigError for a P or features that do not fit, and for a norm or a state beside a set, which has its own.
     """
+    if isinstance(admissible, str):
+        admissible = _set_of(admissible, P, norm, state)
+    elif norm is not None or state is not None:
+        raise ConfigError("norm and state describe a placement's set, and a set is given: leave them out, or give a name")
     chart = admissible.chart(P)
     value, ties = float(admissible.support(P)), admissible.ties(P)
     summary = Certificate(admissible.words, admissible.verdict, value, int(ties.sum()), torch.finfo(P.dtype).eps)
@@ -140,6 +154,12 @@ def certify(
         return summary
     weights = climb_weights(chart, last_map, value, pairs, generator)
     return dataclasses.replace(summary, weights=weights, growth=growth(chart, last_map, best, generator))
+
+
+def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | None) -> AdmissibleSet:
+    if norm is None or isinstance(norm, str):
+        norm = look_up("norm", norm or "layernorm", NORMS)(P.shape[-1]).to(P).requires_grad_(False)
+    return admissible_set(norm, placement, state=state)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.walk import Instrument, Model, Passage, PassageBack, check_targets, cross_entropy, value_and_pullback, walk
+from ctrans.walk import Instrument, Model, Passage, PassageBack, Turn, check_targets, cross_entropy, value_and_pullback, walk
 from solvers import ConfigError, Method, Segment, SolveError, Stats, Status, solve
 from solvers.errors import unknown
 from solvers.run import finite
@@ -91,8 +91,8 @@ class DiscreteCostate(Instrument):
     def forward(self, at: Passage) -> None:
         self._states.append(at.y)
 
-    def head(self, model: Model, x: Tensor, targets: Tensor, loss: float, p: Tensor) -> None:
-        self._loss, self._costates = loss, [p]
+    def head(self, model: Model, at: Turn) -> None:
+        self._loss, self._costates = at.loss, [at.p]
 
     def backward(self, at: PassageBack) -> None:
         self._costates.insert(0, at.before)

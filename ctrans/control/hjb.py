@@ -85,7 +85,7 @@ class ValueFunction:
 
     grid: Grid
     times: tuple[float, ...]
-    values: Float[Tensor, "times *space"]
+    values: Float[Tensor, " times *space"]
     horizon: float
     speeds: tuple[float, ...]
     steps: int

@@ -35,7 +35,7 @@ class Front:
     """Bounded velocities: the value function by the grid and by Hopf-Lax, at the same nodes and times."""
 
     grid: ValueFunction
-    exact: Float[Tensor, "times *space"]
+    exact: Float[Tensor, " times *space"]
 
     @property
     def mean_error(self) -> Float[Tensor, " times"]:
@@ -58,7 +58,7 @@ class Relaxation:
 
     radii: tuple[float, ...]
     time: float
-    values: Float[Tensor, "radii *space"]
+    values: Float[Tensor, " radii *space"]
     reaches: tuple[float, ...]
     spread: Float[Tensor, " reaches"]
 

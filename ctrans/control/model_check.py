@@ -58,7 +58,7 @@ class SegmentCheck:
 
 @dataclasses.dataclass(frozen=True)
 class ModelCheck:
-    """The certificates of all segments of a model with one placement. Every field suits JSON."""
+    """The certificates of all segments of a model; `placement` names those of its sublayers. Every field suits JSON."""
 
     placement: str
     loss: float
@@ -97,17 +97,16 @@ class ModelCheck:
 
         `gap` is (H - best)/|H| of the ascent over velocities, `weights` of that over the last map's weights, `kkt` the residual
         of the closed form's maximiser, `uniqueness` the distance between maximisers from different starts, `exponent` the k of
-        value ~ R^k that is farthest from what the verdict says.
+        value ~ R^k that is farthest from what its segment's verdict says: 1 where H is infinite, else 0.
         """
         certificates = [segment.certificate for segment in self.segments]
-        expected = 1.0 if self.verdict == "degenerate" else 0.0
-        grown = [c.growth.exponent for c in certificates if c.growth is not None]
+        grown = [(c.growth.exponent, float(c.verdict == "degenerate")) for c in certificates if c.growth is not None]
         return {
             "gap": max((c.velocities.gap for c in certificates if c.velocities is not None), key=abs, default=None),
             "weights": max((c.weights.gap for c in certificates if c.weights is not None), key=abs, default=None),
             "kkt": max((c.kkt for c in certificates if c.kkt is not None), default=None),
             "uniqueness": max((c.velocities.uniqueness for c in certificates if c.velocities is not None), default=None),
-            "exponent": max(grown, key=lambda k: abs(k - expected), default=None),
+            "exponent": max(grown, key=lambda each: abs(each[0] - each[1]), default=(None, 0.0))[0],
         }
 
 
@@ -151,7 +150,20 @@ def check_model(
 @torch.no_grad()
 def check_segment(sublayer: Sublayer, found: Costate, k: int, remedy: Remedy) -> SegmentCheck:
     """The certificate of segment k, whose sublayer is given, at the costate found there."""
-    x, p = found.starts[k]
+    return check_at(sublayer, *found.starts[k], segment=k, time=found.times[k], remedy=remedy)
+
+
+@torch.no_grad()
+def check_at(
+    sublayer: Sublayer,
+    x: Float[Tensor, "*batch tokens width"],
+    p: Float[Tensor, "*batch tokens width"],
+    *,
+    segment: int,
+    time: float,
+    remedy: Remedy,
+) -> SegmentCheck:
+    """The certificate of a sublayer at a state and its costate, which segment `segment` meets at depth-time `time`."""
     h = last_features(sublayer, x).flatten(0, -2)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
     norm = sublayer.state_norm if sublayer.output_norm is None else sublayer.output_norm
@@ -161,7 +173,7 @@ def check_segment(sublayer: Sublayer, found: Costate, k: int, remedy: Remedy) ->
         certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))
     slope = float((h.mT @ pulled_back(admissible, p)).norm()) if isinstance(admissible, LinearSpace) else None
     printed = float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None
-    return SegmentCheck(k, sublayer.kind, found.times[k], float(p.norm()), certificate, slope, printed)
+    return SegmentCheck(segment, sublayer.kind, time, float(p.norm()), certificate, slope, printed)
 
 
 def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def weno5(v: Sequence[Tensor]) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scheme:
+class UpwindScheme:
     """A rule for the derivative from one side: `derivative` of the 2 `ghosts` - 1 differences nearest to a point on that side.
 
     `order` is the derivative's order where Phi is smooth, `ghosts` the number of points it needs beyond the grid's edge, and
@@ -52,14 +52,14 @@ class Scheme:
     method: RungeKutta
 
 
-SCHEMES: dict[str, Scheme] = {
-    "upwind": Scheme(upwind, ghosts=1, order=1, method=RungeKutta(EULER)),
-    "weno5": Scheme(weno5, ghosts=3, order=5, method=TVD_RK3),
+SCHEMES: dict[str, UpwindScheme] = {
+    "upwind": UpwindScheme(upwind, ghosts=1, order=1, method=RungeKutta(EULER)),
+    "weno5": UpwindScheme(weno5, ghosts=3, order=5, method=TVD_RK3),
 }
 
 
 def one_sided(
-    scheme: Scheme, values: Float[Tensor, "*space"], axis: int, spacing: float
+    scheme: UpwindScheme, values: Float[Tensor, "*space"], axis: int, spacing: float
 ) -> tuple[Float[Tensor, "*space"], Float[Tensor, "*space"]]:
     """(p-, p+): the derivatives along an axis from below and from above.
 

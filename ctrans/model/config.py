@@ -10,7 +10,7 @@ from ctrans.depth import check_count, check_dt
 from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS
 from ctrans.model.initialisation import get_initialisation
 from ctrans.norm import NORMS, check_norm
-from ctrans.placement import BlockPlacement, Placement, arrange, spell
+from ctrans.placement import BlockPlacement, Placement, arrange, check_arrangement, placements_in, spell
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -75,7 +75,7 @@ class GPTConfig:
         if not 2 * self.depth * self.dt < math.inf:
             raise ConfigError(f"dt = {self.dt:g} times 2 x {self.depth} sublayers is no finite depth-time: lower dt")
         object.__setattr__(self, "placement", spell(self.placement))
-        arrange(self.placement, self.depth)
+        check_arrangement(self.placement, self.depth)
         get_initialisation(self.initialisation)
         look_up("norm", self.norm, NORMS)
         look_up("attention", self.attention, ATTENTIONS)
@@ -139,7 +139,7 @@ class GPTConfig:
 
     @property
     def _has_residual_gain(self) -> bool:
-        return any(placement.residual_gain for block in self.placements for placement in block)
+        return any(placement.residual_gain for placement in placements_in(self.placement))
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -109,7 +109,8 @@ class GPT(nn.Module):
 
 def make_norm(config: GPTConfig) -> Norm:
     """A fresh norm of the configuration's kind; LayerNorm without offset where the model has no biases."""
-    return NORMS[config.norm](config.width, config.eps, bias=config.bias and config.norm == "layernorm")
+    kind = NORMS[config.norm]
+    return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False))
 
 
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement) -> Sublayer:

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.report.axes import show_at_least_a_decade
-from ctrans.report.simulate_report import colour as line_colour
+from ctrans.report.placement_style import colour as line_colour
 
 MARKERS = {"attention": "o", "ffn": "s"}
 DASHES = ("-", "--", "-.", ":")
@@ -30,7 +30,7 @@ def control_figure(readings: Mapping[str, MaximumPrinciple]) -> Figure:
     sizes, gaps, alignments = figure.subplots(1, 3)
     used: Counter[str] = Counter()
     for name, reading in readings.items():
-        placement = reading.placements[0]
+        placement = reading.placements[0] if len(set(reading.placements)) == 1 else "mixed"
         colour, dash = line_colour(placement), DASHES[used[placement] % len(DASHES)]
         used[placement] += 1
         gaps.plot(reading.times, _numbers(reading.hamiltonian), color=colour, linewidth=6, alpha=0.2, solid_capstyle="round")

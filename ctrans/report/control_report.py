@@ -9,7 +9,8 @@ from rich import box
 from rich.table import Table
 
 from ctrans.control.maximum_principle import MaximumPrinciple
-from ctrans.report.simulate_report import equation, number
+from ctrans.report.placement_style import equation
+from ctrans.report.simulate_report import number
 
 
 def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table:
@@ -17,7 +18,7 @@ def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table
     r = reading
     table = Table(
         title=f"{name}: {equation(name)}",
-        caption=f"loss {r.loss:.4f} nats; align: " + ALIGNMENTS[r.measures[0]],
+        caption=f"loss {r.loss:.4f} nats; align: " + "; ".join(ALIGNMENTS[measure] for measure in dict.fromkeys(r.measures)),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,

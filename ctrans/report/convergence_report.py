@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from ctrans.report.simulate_report import COLOURS, MARKERS
+from ctrans.report.placement_style import colour, marker
 from ctrans.verify.convergence import Convergence
 
 
@@ -36,9 +36,7 @@ def convergence_figure(results: Sequence[Convergence]) -> Figure:
     for axes, (limit, method, formal) in zip(grid.flat, panels, strict=False):
         mine = [r for r in results if (r.limit, r.method) == (limit, method)]
         for r in mine:
-            axes.loglog(
-                r.sizes, r.errors, color=COLOURS[r.placement], marker=MARKERS[r.placement], markersize=4, label=r.placement
-            )
+            axes.loglog(r.sizes, r.errors, color=colour(r.placement), marker=marker(r.placement), markersize=4, label=r.placement)
         n = np.array(mine[0].sizes, dtype=float)
         level = 1.6 * max(r.errors[0] for r in mine)
         axes.loglog(n, level * (n / n[0]) ** -formal, color="0.6", linestyle=":", linewidth=2)

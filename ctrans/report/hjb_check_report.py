@@ -14,12 +14,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans.control.model_check import ModelCheck, SegmentCheck
+from ctrans.placement import PLACEMENTS
 from ctrans.report.axes import show_at_least_a_decade
-from ctrans.report.simulate_report import COLOURS, colour, marker
+from ctrans.report.placement_style import colour, marker
 
-LARGEST = 11.0
-SIZES = {name: LARGEST - 1.2 * i for i, name in enumerate(COLOURS)}
-"""Of marks."""
+LARGEST, SMALLEST, SMALLER_BY = 11.0, 2.0, 1.2
+"""Sizes of marks: each placement's are smaller than those of the one before it in the table."""
+
+
+def mark_size(placement: str) -> float:
+    """How large the placement's marks are, so that curves that coincide show as marks inside each other."""
+    place = list(PLACEMENTS).index(placement) if placement in PLACEMENTS else 0
+    return max(SMALLEST, LARGEST - SMALLER_BY * place)
 
 
 def size(value: float | None) -> str:
@@ -84,10 +90,11 @@ def check_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, s
 
 
 def check_notes(checks: Sequence[ModelCheck]) -> str:
-    """The admissible sets in words, each with its placements, and where velocities tie."""
+    """The admissible sets in words, each with the models that have a segment with it, and where velocities tie."""
     sets: dict[str, list[str]] = {}
     for c in checks:
-        sets.setdefault(c.largest.certificate.words, []).append(c.placement)
+        for words in dict.fromkeys(segment.certificate.words for segment in c.segments):
+            sets.setdefault(words, []).append(c.placement)
     lines = [f"{', '.join(names)}: {words}" for words, names in sets.items()]
     for c in checks:
         ties = sum(segment.certificate.ties for segment in c.segments)
@@ -131,8 +138,7 @@ def _draw(axes: Axes, segment: SegmentCheck, placement: str) -> None:
         return
     radii = np.array(certificate.growth.radii)
     share = radii / np.sqrt(radii[0] * radii[-1])
-    # curves that coincide show as marks inside each other
-    mark: dict[str, Any] = {"marker": marker(placement), "markersize": SIZES.get(placement, LARGEST), "markerfacecolor": "none"}
+    mark: dict[str, Any] = {"marker": marker(placement), "markersize": mark_size(placement), "markerfacecolor": "none"}
     axes.plot(share, certificate.growth.values, color=shade, linewidth=1.4, label=placement, **mark)
     closed = np.full_like(radii, certificate.hamiltonian) if segment.slope is None else segment.slope * radii
     axes.plot(share, closed, "k--", linewidth=1)

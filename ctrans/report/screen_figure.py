@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ctrans.report.axes import count_in_whole_numbers, show_at_least_a_decade
-from ctrans.report.simulate_report import colour, marker
+from ctrans.report.placement_style import colour, marker
 from ctrans.stability.screening.attention import AttentionStep
 from ctrans.stability.screening.backward import BackwardStep
 from ctrans.stability.screening.forward import ForwardStep

@@ -9,28 +9,9 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from ctrans.placement import PLACEMENTS
 from ctrans.report.axes import show_at_least_a_decade
+from ctrans.report.placement_style import colour, equation, marker
 from ctrans.stability.forward.simulation import Simulation
-
-COLOURS = {name: f"C{i}" for i, name in enumerate(PLACEMENTS)}
-MARKERS = dict(zip(PLACEMENTS, "osD^vPX", strict=True))
-
-
-def colour(placement: str) -> str:
-    """The placement's colour, grey for a model whose sublayers differ in theirs."""
-    return COLOURS.get(placement, "0.4")
-
-
-def marker(placement: str) -> str:
-    """The placement's marker, a star likewise."""
-    return MARKERS.get(placement, "*")
-
-
-def equation(placement: str) -> str:
-    """The placement's step and velocity by equation."""
-    known = PLACEMENTS.get(placement)
-    return "sublayers differ in their placement" if known is None else f"{known.step}, v = {known.velocity}"
 
 
 def number(value: float | None) -> str:

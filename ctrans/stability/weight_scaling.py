@@ -1,4 +1,4 @@
-"""Scaling a sublayer's weights: how its sensitivity, and the hidden state of the model, follow."""
+"""Scaling a sublayer's weights: the sublayer as it would be with larger ones."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.depth import Depth
 from ctrans.fields import EndsLinear, Scalable
 from ctrans.fields.scale import scale_linear
 from ctrans.norm import Norm
-from ctrans.stability.backward.sensitivity import TOLERANCE, lengths, sublayer_sensitivity
-from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
@@ -36,7 +33,7 @@ class Scaling:
 class Times(nn.Module):
     """c f(x): the map with its last linear one times c, weight and bias; it shares f, whose weights stay as they are."""
 
-    def __init__(self, field: nn.Module, c: float):
+    def __init__(self, field: nn.Module, c: float | Tensor):
         super().__init__()
         self.field, self.c = field, c
 
@@ -113,8 +110,8 @@ def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = No
     return _with(sublayer, rule.of(sublayer.field, c), eps)
 
 
-def times(sublayer: Sublayer, c: float) -> Sublayer:
-    """f -> c f. It shares all weights."""
+def times(sublayer: Sublayer, c: float | Tensor) -> Sublayer:
+    """f -> c f, c a number or one for each lane of the batch. It shares all weights."""
     return _with(sublayer, Times(sublayer.field, c), None)
 
 
@@ -128,48 +125,6 @@ def _with(sublayer: Sublayer, field: nn.Module, eps: float | None) -> Sublayer:
     return twin
 
 
-@torch.no_grad()
-def carried(
-    depth: Depth, starts: Sequence[tuple[float, Float[Tensor, "*batch tokens width"]]]
-) -> list[Float[Tensor, "*batch tokens width"]]:
-    """X_D from each X_0 of several (c, X_0), through the discrete model with f_k -> c f_k in every segment.
-
-    All are carried through a segment before the next one: its weights are needed once.
-    """
-    states = [x0 for _, x0 in starts]
-    for sublayer, h in zip(depth.sublayers, lengths(depth), strict=True):
-        states = [times(sublayer, c).step(x, h) for (c, _), x in zip(starts, states, strict=True)]
-    return states
-
-
-@dataclasses.dataclass(frozen=True)
-class Slope:
-    """S(c) = |dv/dX|_2 with the weights scaled by c, and the slope of log S against log c over all c; nan where S is unknown."""
-
-    scaling: str
-    factors: list[float]
-    values: list[float | None]
-    slope: float
-
-
-def sensitivity_slope(
-    sublayer: Sublayer,
-    x: Float[Tensor, "*batch tokens width"],
-    scaling: str,
-    *,
-    factors: Sequence[float] = FACTORS,
-    eps: float | None = 0.0,
-    tolerance: float = TOLERANCE,
-) -> Slope:
-    """d log S / d log c: 1 where nothing normalises f, 0 behind an output norm (Kan, propositions 7 and 8; theory, section 7).
-
-    `eps` is put in place of the norms' own, because with eps > 0 the invariance fails where f is not large against it. Scaling
-    W1 is invariant only for a positively homogeneous phi without bias; its slope falls to 0 as phi saturates to one.
-    """
-    found = [sublayer_sensitivity(scaled(sublayer, scaling, c, eps=eps), x, tolerance=tolerance).value for c in factors]
-    return Slope(scaling, list(factors), found, log_slope(factors, found))
-
-
 def log_slope(x: Sequence[float], y: Sequence[float | None]) -> float:
     """k of the least-squares fit log y = k log x + constant; nan where a y is missing or not positive."""
     if any(value is None or not 0 < value < math.inf for value in y) or len(y) < 2:
@@ -177,26 +132,3 @@ def log_slope(x: Sequence[float], y: Sequence[float | None]) -> float:
     a, b = torch.tensor(x, dtype=torch.float64).log(), torch.tensor(y, dtype=torch.float64).log()
     a = a - a.mean()
     return float((a * b).sum() / a.square().sum())
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightScaling:
-    """Moments of X_D with every sublayer's last linear map times c, and the slope of log MA against log c over the largest two.
-
-    Slope 1: the state follows the weights (`pre`). 0: the norms hold it (`peri`, `output`, and any norm around the state).
-    """
-
-    factors: list[float]
-    mean_abs: list[float]
-    variance: list[float]
-    slope: float
-
-
-@torch.no_grad()
-def weight_scaling(
-    depth: Depth, x0: Float[Tensor, "*batch tokens width"], *, factors: Sequence[float] = FACTORS
-) -> WeightScaling:
-    """MA and Var of X_D as functions of c, f_k -> c f_k in every segment, input fixed; inf or nan where the state overflows."""
-    ends = [moments(x) for x in carried(depth, [(c, x0) for c in factors])]
-    mean_abs = [end.mean_abs for end in ends]
-    return WeightScaling(list(factors), mean_abs, [end.variance for end in ends], log_slope(factors[-2:], mean_abs[-2:]))

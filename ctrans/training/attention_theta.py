@@ -6,23 +6,39 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ctrans.fields import ShowsHeads
 from ctrans.model.gpt import GPT
 from ctrans.stability.attention.balanced_mass import balanced_mass
+from ctrans.walk import Instrument, Passage, walk
+from solvers import ConfigError
 
 TOLERANCE = 1e-3
 """How exactly a row's theta is wanted: it is averaged over rows, and a closer bracket takes seconds."""
 
 
-@torch.no_grad()
-def mean_theta(model: GPT, tokens: Int[Tensor, "*batch tokens"]) -> float:
+class MeanTheta(Instrument):
     """Mean of theta(p) = 4 max_S p(S)(1 - p(S)) over the attention rows of all heads and blocks (Emadi, definition 4.1).
 
-    Rows are those of the discrete model. A row that is not solved exactly counts with its lower bound.
+    A row that is not solved exactly counts with its lower bound. Raises ConfigError for attention that does not show its rows.
     """
-    states = model.trajectory(tokens).states
-    found = []
-    for sublayer, x in zip(model.depth.sublayers, states, strict=False):
-        if sublayer.kind == "attention":
-            u = x if sublayer.input_norm is None else sublayer.input_norm(x)
-            found.append(balanced_mass(sublayer.field.probabilities(u), tolerance=TOLERANCE).lower.mean())
-    return float(torch.stack(found).mean())
+
+    def __init__(self) -> None:
+        self._means: list[Tensor] = []
+
+    def forward(self, at: Passage) -> None:
+        sublayer = at.sublayer
+        if sublayer.kind != "attention":
+            return
+        if not isinstance(sublayer.field, ShowsHeads):
+            raise ConfigError(f"attention of type {type(sublayer.field).__name__} does not show its rows: leave out --theta")
+        u = at.x if sublayer.input_norm is None else sublayer.input_norm(at.x)
+        self._means.append(balanced_mass(sublayer.field.probabilities(u), tolerance=TOLERANCE).lower.mean())
+
+    def figures(self) -> float:
+        return float(torch.stack(self._means).mean())
+
+
+def mean_theta(model: GPT, tokens: Int[Tensor, "*batch tokens"]) -> float:
+    """`MeanTheta` of the discrete model on these tokens."""
+    found: float = walk(model, tokens, instruments=[MeanTheta()])[0]
+    return found

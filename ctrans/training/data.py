@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
+from ctrans.model.text import read_text
 from solvers import ConfigError
 
 SHARE = 10
@@ -120,6 +122,36 @@ def from_bin(directory: str | Path, context: int) -> Data:
     """nanoGPT's `train.bin` and `val.bin`, uint16, mapped and not read. ConfigError naming the file and what is wrong with it."""
     train, validation = (map_tokens(Path(directory) / name) for name in (TRAIN, VALIDATION))
     return Data(train, validation, context, repr(str(directory)))
+
+
+Source = Mapping[str, str | None]
+"""Absolute paths of data, so that a resumed run finds them from any directory: see `read_source`. Empty where a program made them."""
+Given = Data | bytes | str | Path | Source | None
+"""How data may be given: as tokens; a text's bytes; the path of a text or of a directory with nanoGPT's files; None for the text that
+Python ships; or as a source."""
+
+
+def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
+    """Where the data come from, and the data. Raises ConfigError where they cannot be read."""
+    if isinstance(given, Mapping):
+        return dict(given), read_source(given, context)
+    if isinstance(given, Data):
+        return {}, given
+    if isinstance(given, bytes):
+        return {}, from_text(given, context)
+    path = None if given is None else Path(given).absolute()
+    is_text = path is None or not path.is_dir()
+    source = {"file": str(path) if path and is_text else None, "bin": None if is_text else str(path)}
+    return source, read_source(source, context)
+
+
+def read_source(source: Source, context: int) -> Data:
+    """nanoGPT's files in the directory `bin`, or the bytes of `file`, or of the default text. Raises ConfigError as they do."""
+    if not source:
+        raise ConfigError("the run was given its data by a program: give them again, --file or --bin if they are in files")
+    if source["bin"] is not None:
+        return from_bin(source["bin"], context)
+    return from_text(read_text(source["file"]), context, "the text" if source["file"] is None else repr(source["file"]))
 
 
 def map_tokens(path: Path) -> Tokens:

@@ -20,7 +20,7 @@ from ctrans.training.data import Data
 from ctrans.training.evaluation import evaluate
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.settings import PRECISIONS, TrainConfig
 from ctrans.training.signals import stopping
@@ -54,7 +54,7 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """What a training loop works on. `module` is what `parallel` made of the model's objective."""
 
     model: GPT
@@ -62,7 +62,7 @@ class Run:
     optimiser: torch.optim.Optimizer
     data: Data
     config: TrainConfig
-    store: Store
+    store: RunDirectory
     state: State
     parallel: Parallel
     processes: Processes
@@ -133,7 +133,7 @@ class Run:
         return torch.autocast(device, dtype) if dtype is torch.bfloat16 else contextlib.nullcontext()
 
 
-def train(run: Run, progress: Progress) -> Outcome:
+def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
     """Trains from `progress` to `iterations`, or to where a signal or divergence ends it.
 
     A first SIGINT, SIGTERM or SIGHUP ends the run after the iteration under way, with a checkpoint. A run has diverged when a
@@ -175,7 +175,7 @@ def train(run: Run, progress: Progress) -> Outcome:
     return Outcome(Ending.FINISHED, progress, f"{progress.step} iterations done")
 
 
-def diverged(run: Run, progress: Progress, why: str) -> Outcome:
+def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:
     """The outcome of a run that diverged, which its log records too; its last good checkpoint becomes `last`."""
     run.report({"step": progress.step, "diverged": why})
     if run.processes.first:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ctrans.model.gpt import GPT
 from ctrans.training.objective import Objective
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import TrainConfig, attached_gradients
 from ctrans.training.sharded_checkpoint import save_shards
 from ctrans.training.training_state import State
@@ -34,7 +34,7 @@ class Parallel:
     """Stands around a micro-batch's passes; told whether it is the last, after which gradients are exchanged."""
     whole: Callable[[Tensor], Tensor]
     """A tensor of the module's kind as a plain one."""
-    save: Callable[[Store, State, GPT, torch.optim.Optimizer, Processes], None]
+    save: Callable[[RunDirectory, State, GPT, torch.optim.Optimizer, Processes], None]
     sharded: bool = False
     """Whether a process has all weights only while they are used."""
 
@@ -82,7 +82,8 @@ def _itself(tensor: Tensor) -> Tensor:
 
 
 def _gather(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor()  # type: ignore[attr-defined]  # a DTensor
+    gathered: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]  # a DTensor
+    return gathered
 
 
 PARALLEL: dict[str, Parallel] = {

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from solvers import ConfigError, SolveError
 
@@ -74,9 +76,9 @@ def processes(name: str, device: torch.device) -> Iterator[Processes]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    place, rank, world = next(dist.rendezvous("env://"))
+    place, rank, world = next(rendezvous("env://"))
     # torchrun may keep its store over restarts, with the addresses of processes that are gone
-    place = dist.PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", place)
+    place = PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", place)
     dist.init_process_group(BACKENDS.get(device.type, "gloo"), store=place, rank=rank, world_size=world)
     try:
         yield Processes(device, dist.get_rank(), dist.get_world_size())

@@ -18,6 +18,7 @@ import hashlib
 import os
 import shlex
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
@@ -35,7 +36,7 @@ KEPT = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Store:
+class RunDirectory:
     """The directory of one run."""
 
     directory: Path
@@ -154,6 +155,13 @@ class Store:
             (self.directory / name).unlink(missing_ok=True)
         self.prune(-1, set())
 
+    def check_writable(self) -> None:
+        """Raises ConfigError, before any work is done, unless files can be made in the directory, which is made."""
+        with self.changing():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.directory):
+                pass
+
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
         """Turns a failure to change the directory into one sentence."""
@@ -161,8 +169,8 @@ class Store:
             yield
         except OSError as error:
             raise ConfigError(
-                f"cannot write to directory {str(self.directory)!r}: {error.strerror or error}; {self._what_is_left()}; "
-                "free some space, or choose another place"
+                f"cannot write to directory {str(self.directory)!r}: {error.strerror or error}; "
+                f"{self._what_is_left() + '; ' if self.exists else ''}free some space, or choose another place"
             ) from None
 
     @contextlib.contextmanager

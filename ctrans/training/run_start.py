@@ -11,12 +11,12 @@ from ctrans.model.checkpoint import load
 from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.data import Data, share_of
-from ctrans.training.loop import Run
+from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
 from ctrans.training.optimiser import make_optimiser
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import BEST, Store
+from ctrans.training.run_directory import BEST, RunDirectory
 from ctrans.training.settings import MAY_CHANGE, TrainConfig
 from ctrans.training.sharded_checkpoint import restore
 from ctrans.training.training_state import Progress, State, read_state
@@ -27,14 +27,14 @@ def anew(
     model: GPT,
     config: TrainConfig,
     data: Data,
-    store: Store,
+    store: RunDirectory,
     parallel: Parallel,
     processes: Processes,
     *,
     source: Mapping[str, Any],
     overwrite: bool = False,
-) -> tuple[Run, Progress]:
-    """A run from its first iteration on, ready for `train`.
+) -> tuple[TrainingRun, Progress]:
+    """A run from its first iteration on, ready for `carry_out`.
 
     Raises ConfigError where the directory has a run already and `overwrite` does not allow to remove it, and where the data do
     not suffice for a batch, have tokens that the model does not know, or cannot be shared evenly. Nothing is removed then.
@@ -53,7 +53,7 @@ def anew(
     return run, state.progress
 
 
-def check_free(store: Store) -> None:
+def check_free(store: RunDirectory) -> None:
     """Raises ConfigError where a run would replace something: another run, or files that have its files' names."""
     if store.exists:
         raise ConfigError(
@@ -72,8 +72,10 @@ def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes
         data.check_vocabulary(model.config.vocab_size)
 
 
-def resumed(state: State, data: Data, store: Store, parallel: Parallel, processes: Processes) -> tuple[Run, Progress]:
-    """The run as it was at the checkpoint that `state` was read from (see `Store.verified_last`), ready for `train`.
+def resumed(
+    state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes
+) -> tuple[TrainingRun, Progress]:
+    """The run as it was at the checkpoint that `state` was read from (see `RunDirectory.verified_last`), ready for `carry_out`.
 
     The settings that differ from the saved ones become a row of the log. Raises ConfigError for other data than it was started
     with, fewer iterations than are done, or a batch that the processes cannot share evenly.
@@ -112,7 +114,7 @@ def differences(saved: TrainConfig, config: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(config).items() if value != before[name]}
 
 
-def assemble(model: GPT, state: State, data: Data, store: Store, parallel: Parallel, processes: Processes) -> Run:
+def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes) -> TrainingRun:
     """The run's parts put together: the model on its device, its objective compiled and spread, and an optimiser."""
     config = state.config
     model = model.to(device=processes.device, dtype=config.weight_dtype)
@@ -128,7 +130,7 @@ def assemble(model: GPT, state: State, data: Data, store: Store, parallel: Paral
         weight_decay=config.weight_decay,
         device=processes.device,
     )
-    return Run(model, module, optimiser, data, config, store, state, parallel, processes)
+    return TrainingRun(model, module, optimiser, data, config, store, state, parallel, processes)
 
 
 def check_continues(saved: Mapping[str, Any], given: Mapping[str, Any], flags: Mapping[str, str]) -> None:

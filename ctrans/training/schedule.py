@@ -28,4 +28,4 @@ def temperature(config: TrainConfig, step: int, final: float) -> float:
     start, steps = config.temperature_start, config.temperature_steps
     if start is None or step >= steps:
         return final
-    return start * (final / start) ** (step / steps)
+    return float(start * (final / start) ** (step / steps))

@@ -15,7 +15,7 @@ from torch import Tensor
 from ctrans.model import checkpoint
 from ctrans.model.gpt import GPT
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.training_state import (
     State,
     optimiser_tensors,
@@ -29,9 +29,11 @@ SHARDS = "optimiser"
 """The directory of the processes' files in a checkpoint; without it the optimiser is in one file."""
 
 
-def save_shards(store: Store, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes) -> None:
+def save_shards(store: RunDirectory, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes) -> None:
     """Each process writes its part of the optimiser, the first one the weights and the state too."""
-    import torch.distributed.checkpoint as dcp  # imports for a second
+    # these import for a second
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     step = state.progress.step
     with store.unharmed(step):
@@ -40,7 +42,7 @@ def save_shards(store: Store, state: State, model: GPT, optimiser: torch.optim.O
         processes.wait()
         directory, tensors = store.temporary(step), optimiser_tensors(model, optimiser)
         if tensors:
-            dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(path=str(directory / SHARDS), save_distributed=True))
+            save(tensors, storage_writer=HuggingFaceStorageWriter(path=str(directory / SHARDS), save_distributed=True))
         weights = {name: value.full_tensor().cpu() for name, value in model.state_dict().items()}
         if processes.first:
             checkpoint.save(_with_weights(model, weights), directory)
@@ -73,9 +75,10 @@ def _spread(value: Tensor, parameter: Tensor | None) -> Tensor:
 
 
 def _read_shards(directory: Path, model: GPT) -> dict[str, Tensor]:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
-    reader = dcp.HuggingFaceStorageReader(path=str(directory))
+    reader = HuggingFaceStorageReader(path=str(directory))
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for name, stored in reader.read_metadata().state_dict_metadata.items():
@@ -84,7 +87,7 @@ def _read_shards(directory: Path, model: GPT) -> dict[str, Tensor]:
         tensors[name] = torch.zeros(size) if like is None or like.shape != size else torch.zeros_like(like.detach())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+        load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
     return tensors
 
 

@@ -9,11 +9,11 @@ import torch
 from ctrans.model import checkpoint
 from ctrans.model.gpt import GPT
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.training_state import State, optimiser_tensors, write_optimiser
 
 
-def save_whole(store: Store, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes) -> None:
+def save_whole(store: RunDirectory, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes) -> None:
     """The first process, which has all weights, writes model, optimiser and state."""
     if not processes.first:
         return

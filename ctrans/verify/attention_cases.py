@@ -8,14 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.fields import Attention, plain_attention, spectral_norm
+from ctrans.fields import plain_attention, spectral_norm
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.attention.balanced_mass import balanced_mass, peaked_bound, smallest_difference
 from ctrans.stability.attention.block_norm import block_gain, block_norm
-from ctrans.stability.attention.bounds import ROWS, attention_bound, attention_theta, block_layers, norm_slope, softmax_jacobian
+from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, softmax_jacobian
+from ctrans.stability.attention.by_depth import ROWS, block_layers
 from ctrans.stability.initialisation.theory import last_layer_bound
 
 Case = Callable[[torch.Generator], tuple[float, float]]
@@ -79,7 +80,6 @@ def attention_map(generator: torch.Generator) -> tuple[float, float]:
     """The local value of attention against theorem 5.1 with its biases."""
     model, x = _model(generator, "none")
     attention = model.depth.sublayers[0].field
-    assert isinstance(attention, Attention)
     theta = attention_theta(attention, x).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
     with plain_attention(attention):
         measured = block_gain(attention, x[0], iterations=2, generator=generator)
@@ -89,9 +89,7 @@ def attention_map(generator: torch.Generator) -> tuple[float, float]:
 def block(generator: torch.Generator) -> tuple[float, float]:
     """The local value of a block of any placement against the product of its sublayers' bounds (theorems 5.2, 5.3)."""
     model, x = _model(generator, _one_of(generator, sorted(PLACEMENTS)))
-    (layer,) = block_layers(
-        model.depth, [x, model.depth.sublayers[0].step(x, model.depth.dt)], iterations=2, seed=_below(generator, 2**31)
-    )
+    (layer,) = block_layers(model.depth, model.depth.states(x), iterations=2, seed=_below(generator, 2**31))
     return layer.measured, layer.bound
 
 

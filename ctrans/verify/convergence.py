@@ -23,7 +23,6 @@ from torch.func import functional_call
 from ctrans.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.placement import get_placement
 from solvers import METHODS, ConfigError, Method, RungeKutta, Segment, solve
 from solvers.methods import get_method
 
@@ -141,7 +140,6 @@ def averaged_segments(depth: Depth) -> list[Segment]:
 
 
 def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, Float[Tensor, "batch tokens width"]]:
-    get_placement(placement)
     config = GPTConfig(
         vocab_size=8,
         context=8,

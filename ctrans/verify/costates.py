@@ -16,7 +16,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
 from ctrans.verify.convergence import fixed_step
 from ctrans.verify.draws import below, between, described, model, noise, norm, one_of, size, text
-from ctrans.verify.statement import Case, Check, Statement, equal, worst
+from ctrans.verify.statement import Check, Statement, Trial, equal, worst
 from solvers import Stats, solve
 
 TOLERANCE = 1e-9
@@ -34,7 +34,7 @@ def _loss(made: GPT, x: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(made.head(x).flatten(0, -2), targets.flatten())
 
 
-def discrete_costate(generator: torch.Generator) -> Case:
+def discrete_costate(generator: torch.Generator) -> Trial:
     """P_k = dL/dX_k at every state: `costate` of the discrete model against autograd through its steps, any placement."""
     made, tokens, targets = _trained(generator)
     with torch.enable_grad():
@@ -48,7 +48,7 @@ def discrete_costate(generator: torch.Generator) -> Case:
     )
 
 
-def continuous_costate(generator: torch.Generator) -> Case:
+def continuous_costate(generator: torch.Generator) -> Trial:
     """Against the derivative through a fine fixed-step solution."""
     made, tokens, targets = _trained(generator)
     with torch.enable_grad(), plain_attention(made):
@@ -59,11 +59,11 @@ def continuous_costate(generator: torch.Generator) -> Case:
     return equal(found.costates[0], exact, f"P(0) against dL/dX(0) of the ODE, {described(made)}")
 
 
-def conserved_product(generator: torch.Generator) -> Case:
+def conserved_product(generator: torch.Generator) -> Trial:
     """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, solved to a tolerance of 1e-9."""
     made, tokens, targets = _trained(generator)
     drift = max(costate(made, tokens, targets, form="continuous", rtol=TOLERANCE, atol=TOLERANCE).drift)
-    return Case(drift, f"drift {drift:.1g}, {described(made)}")
+    return Trial(drift, f"drift {drift:.1g}, {described(made)}")
 
 
 def _two_costates(generator: torch.Generator) -> tuple[float, float]:
@@ -75,16 +75,16 @@ def _two_costates(generator: torch.Generator) -> tuple[float, float]:
     return float((wrong.costates[0] - right.costates[0]).norm() / right.costates[0].norm()), max(wrong.drift)
 
 
-def drift_is_error(generator: torch.Generator) -> Case:
+def drift_is_error(generator: torch.Generator) -> Trial:
     """A costate that solves the adjoint equation conserves the product, right or wrong."""
     error, drift = _two_costates(generator)
-    return Case(drift, f"a costate wrong by {error:.0%} drifts by {drift:.1g}")
+    return Trial(drift, f"a costate wrong by {error:.0%} drifts by {drift:.1g}")
 
 
-def drift_certifies(generator: torch.Generator) -> Case:
+def drift_certifies(generator: torch.Generator) -> Trial:
     """|P(0) - P_right(0)|/|P_right(0)| of the costate of wrong targets where its drift is at most DRIFT, else 0."""
     error, drift = _two_costates(generator)
-    return Case(error if drift <= DRIFT else 0.0, f"drift {drift:.1g}, and the costate is wrong by {error:.0%}")
+    return Trial(error if drift <= DRIFT else 0.0, f"drift {drift:.1g}, and the costate is wrong by {error:.0%}")
 
 
 class Given(nn.Module):
@@ -118,26 +118,26 @@ def _reading(generator: torch.Generator, tokens: int) -> tuple[Norm, Tensor, Ten
     return chosen, raw, p, reading_of(chosen, raw, p)
 
 
-def gap(generator: torch.Generator) -> Case:
+def gap(generator: torch.Generator) -> Trial:
     """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random costate and v = N(raw)."""
     chosen, _, p, found = _reading(generator, 1 + below(generator, 4))
     H, g, a = (_known(value[0]) for value in (found.hamiltonian, found.gap, found.alignment))
     scale = abs(H) + abs(found.product[0])
     steepest = H + float((p @ chosen.beta).sum())
     return worst(
-        Case(-g / scale, f"-g/(|H| + |<P, v>|), {p.shape[0]} tokens of width {p.shape[1]}"),
+        Trial(-g / scale, f"-g/(|H| + |<P, v>|), {p.shape[0]} tokens of width {p.shape[1]}"),
         equal(g, (1 - a) * steepest, "g against (1 - a)(H + <P, beta>)", scale),
     )
 
 
-def alignment_range(generator: torch.Generator) -> Case:
+def alignment_range(generator: torch.Generator) -> Trial:
     """Within [-1, 1], and at the ends at the maximiser and opposite."""
     chosen, _, p, found = _reading(generator, 1 + below(generator, 4))
     sharp = norm(generator, "layernorm" if chosen.centred else "rmsnorm", width=chosen.width)
     ends = [_known(reading_of(sharp, -sign * sharp.gamma * p, p).alignment[0]) for sign in (1, -1)]
     a = _known(found.alignment[0])
     return worst(
-        Case(abs(a) - 1, f"a = {a:.6f}"),
+        Trial(abs(a) - 1, f"a = {a:.6f}"),
         equal(
             torch.tensor(ends, dtype=torch.float64),
             torch.tensor([1.0, -1.0], dtype=torch.float64),
@@ -151,14 +151,14 @@ def _cosines(chosen: Norm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.coordinates(chosen(raw)), chosen.coordinates(chosen.maximizer(-p))
 
 
-def one_token(generator: torch.Generator) -> Case:
+def one_token(generator: torch.Generator) -> Trial:
     """a = cos(u, u*) for one token: u and u* are the velocity and the maximiser as points of the norm's sphere."""
     chosen, raw, p, found = _reading(generator, 1)
     u, best = _cosines(chosen, raw, p)
     return equal(_known(found.alignment[0]), F.cosine_similarity(u, best)[0], "a against cos(u, u*), one token", 1.0)
 
 
-def cosine_of_all(generator: torch.Generator) -> Case:
+def cosine_of_all(generator: torch.Generator) -> Trial:
     """a against cos(u, u*) with four tokens flattened into one vector; three of the costates are made 20 times smaller."""
     chosen, raw, p, _ = _reading(generator, 4)
     p = p * torch.tensor([1.0, 0.05, 0.05, 0.05], dtype=p.dtype).unsqueeze(-1)
@@ -167,7 +167,7 @@ def cosine_of_all(generator: torch.Generator) -> Case:
     return equal(a, F.cosine_similarity(u.flatten(), best.flatten(), dim=0), "a against cos(u, u*), four tokens", 1.0)
 
 
-def weighted_cosine(generator: torch.Generator) -> Case:
+def weighted_cosine(generator: torch.Generator) -> Trial:
     """a = sum_j w_j cos(u_j, u*_j)/sum_j w_j, w_j = |C(gamma*p_j)|, for four tokens with costates of different sizes."""
     chosen = norm(generator, width=3 + below(generator, 8))
     raw, p = noise(generator, 2, 4, chosen.width)

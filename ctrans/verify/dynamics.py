@@ -14,21 +14,21 @@ from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
 from ctrans.verify.convergence import depth_convergence, own_methods, substep_convergence
 from ctrans.verify.draws import between, described, model, noise, norm, one_of, size, state
-from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal
 from solvers import Segment, solve
 
 ORDER = 0.15
 """How far a fitted order may be from the formal one."""
 
 
-def discrete_step(generator: torch.Generator) -> Case:
+def discrete_step(generator: torch.Generator) -> Trial:
     """X_D of one Euler step per segment of the ODE = X_D of the discrete model, equal to the bit, any placement."""
     made = model(generator, one_of(generator, PLACEMENTS))
     x = state(generator, made)
     return equal(solve(made.depth.segments(), x, method="euler", steps=1).x1, made.depth(x), described(made))
 
 
-def horizon(generator: torch.Generator) -> Case:
+def horizon(generator: torch.Generator) -> Trial:
     """T = 2 D dt, T the last of the depth's times, for 1 to 6 blocks and a random dt."""
     made = model(generator, "peri", depth=1 + int(between(generator, 0, 6)))
     return equal(made.depth.times[-1], 2 * made.depth.blocks * made.config.dt, described(made))
@@ -52,7 +52,7 @@ STEPS: dict[str, Step] = {
 """The table of placements, as equations."""
 
 
-def placement_steps(generator: torch.Generator) -> Case:
+def placement_steps(generator: torch.Generator) -> Trial:
     """X_{k+1} of a random sublayer at a random state against its placement's equation in STEPS."""
     made = model(generator, one_of(generator, STEPS))
     x, sublayer = state(generator, made), one_of(generator, made.depth.sublayers)
@@ -60,7 +60,7 @@ def placement_steps(generator: torch.Generator) -> Case:
     return equal(sublayer.step(x, made.config.dt), expected, described(made))
 
 
-def deepnorm_scale(generator: torch.Generator) -> Case:
+def deepnorm_scale(generator: torch.Generator) -> Trial:
     """N_eps(alpha y) = N_(eps/alpha^2)(y)."""
     alpha, eps = between(generator, 0.5, 5), size(generator, -8, -1)
     chosen = norm(generator, eps=eps)
@@ -70,7 +70,7 @@ def deepnorm_scale(generator: torch.Generator) -> Case:
     return equal(found, chosen(x + f / alpha), f"alpha {alpha:.3g}, eps {eps:.2g}")
 
 
-def final_norm(generator: torch.Generator) -> Case:
+def final_norm(generator: torch.Generator) -> Trial:
     """Behind a final norm the logits forget the state's length; without one they are linear in it."""
     made = model(generator, one_of(generator, PLACEMENTS), eps=0.0)
     x, c = state(generator, made), between(generator, 2, 5)
@@ -78,33 +78,33 @@ def final_norm(generator: torch.Generator) -> Case:
     return equal(made.head(c * x), c**power * made.head(x), described(made))
 
 
-def substeps(generator: torch.Generator) -> Case:
+def substeps(generator: torch.Generator) -> Trial:
     """|p - 1|, p the fitted order of Euler with M substeps per segment, M = 64 to 256, D fixed, for a drawn placement."""
     placement = one_of(generator, PLACEMENTS)
     return _order(substep_convergence("euler", placement).order, 1, f"euler on {placement}")
 
 
-def higher_orders(generator: torch.Generator) -> Case:
+def higher_orders(generator: torch.Generator) -> Trial:
     """|p - formal order|, p fitted over M substeps per segment, D fixed, for a drawn Runge-Kutta method and placement."""
     method, placement = one_of(generator, own_methods()), one_of(generator, PLACEMENTS)
     found = substep_convergence(method, placement)
     return _order(found.order, found.formal, f"{method} on {placement}")
 
 
-def depth_limit(generator: torch.Generator) -> Case:
+def depth_limit(generator: torch.Generator) -> Trial:
     """|p - 1|, p the fitted order in D of plain blocks, 12 to 48, to dX/dt = (v_attn + v_ffn)/2, weights linear in depth."""
     placement = one_of(generator, PLACEMENTS)
     return _order(depth_convergence(placement).order, 1, f"plain blocks, {placement}")
 
 
-def strang(generator: torch.Generator) -> Case:
+def strang(generator: torch.Generator) -> Trial:
     """|p - 2|, p the fitted order in D of symmetric blocks, 12 to 48, to dX/dt = (v_attn + v_ffn)/2, weights linear in depth."""
     placement = one_of(generator, PLACEMENTS)
     return _order(depth_convergence(placement, symmetric=True).order, 2, f"symmetric blocks, {placement}")
 
 
-def _order(found: float, formal: int, words: str) -> Case:
-    return Case(abs(found - formal), f"{words}: order {found:.3f} against {formal}")
+def _order(found: float, formal: int, words: str) -> Trial:
+    return Trial(abs(found - formal), f"{words}: order {found:.3f} against {formal}")
 
 
 def _switches(generator: torch.Generator) -> tuple[list[Segment], list[Segment], Tensor, Tensor]:
@@ -126,27 +126,27 @@ def _switch_orders(generator: torch.Generator) -> tuple[float, float]:
     return order(segments, (16, 64)), order(whole, (97, 385))
 
 
-def undeclared_switches(generator: torch.Generator) -> Case:
+def undeclared_switches(generator: torch.Generator) -> Trial:
     """The larger of |p - 4| - 0.3, p RK4's order with switches declared, and q - 1.5, q its order with steps across them."""
     declared, across = _switch_orders(generator)
     words = f"rk4: order {declared:.2f} with switches declared, {across:.2f} across them"
-    return Case(max(abs(declared - 4) - 0.3, across - 1.5), words)
+    return Trial(max(abs(declared - 4) - 0.3, across - 1.5), words)
 
 
-def switches_do_not_matter(generator: torch.Generator) -> Case:
+def switches_do_not_matter(generator: torch.Generator) -> Trial:
     """|q - 4|, q RK4's order with steps that fall across the switches."""
     _, across = _switch_orders(generator)
     return _order(across, 4, "rk4 with steps across switches")
 
 
-def adaptive_switches(generator: torch.Generator) -> Case:
+def adaptive_switches(generator: torch.Generator) -> Trial:
     """2 - max(ratio of evaluations, ratio of errors), dopri5 at 1e-5 with switches undeclared over declared."""
     segments, whole, x0, exact = _switches(generator)
     declared, across = (solve(parts, x0, method="torchdiffeq:dopri5", rtol=1e-5, atol=1e-5) for parts in (segments, whole))
     error, worse = (float((s.x1 - exact).norm() / exact.norm()) for s in (declared, across))
     cost = across.stats.evaluations / declared.stats.evaluations
     words = f"dopri5 at 1e-5 across switches: {cost:.1f} times the evaluations, {worse / error:.1f} times the error"
-    return Case(2 - max(cost, worse / error), words)
+    return Trial(2 - max(cost, worse / error), words)
 
 
 BLOCKS = (16, 32, 64, 128)
@@ -165,17 +165,17 @@ def _independent_blocks(generator: torch.Generator) -> list[float]:
     return ends
 
 
-def independent_blocks(generator: torch.Generator) -> Case:
+def independent_blocks(generator: torch.Generator) -> Trial:
     """|s + 1/2|, s the slope of log |X_D - X_0|/|X_0| against log D, D = 16 to 128 independent blocks at T = 2."""
     ends = _independent_blocks(generator)
     slope = float(np.polyfit(np.log(BLOCKS), np.log(ends), 1)[0])
-    return Case(
+    return Trial(
         abs(slope + 0.5),
         f"|X_D - X_0|/|X_0| = {ends[0]:.3g} at {BLOCKS[0]}, {ends[-1]:.3g} at {BLOCKS[-1]} blocks: D^{slope:.2f}",
     )
 
 
-def no_limit(generator: torch.Generator) -> Case:
+def no_limit(generator: torch.Generator) -> Trial:
     """Without a limit, ends would stay as far from X_0 as they are."""
     ends = _independent_blocks(generator)
     return at_most(ends[0] / ends[-1], 1.5, f"{BLOCKS[0]} to {BLOCKS[-1]} independent blocks, |X_D - X_0| shrinks by a factor")

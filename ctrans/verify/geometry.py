@@ -10,7 +10,7 @@ from torch import Tensor
 from ctrans.fields import spectral_norm
 from ctrans.norm import LayerNorm, Norm
 from ctrans.verify.draws import below, noise, norm, norm_words, one_of, size
-from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, worst
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
 
 
 def _on_sphere(x: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def _on_sphere(x: Tensor) -> Tensor:
     return x * (math.sqrt(x.shape[-1]) / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
 
 
-def on_ellipsoid(generator: torch.Generator) -> Case:
+def on_ellipsoid(generator: torch.Generator) -> Trial:
     """|Gamma^-1 (z - beta)|^2 = d for 20 outputs z of a drawn norm with eps = 0."""
     chosen = norm(generator)
     z = chosen(size(generator, -3, 3) * noise(generator, 20, chosen.width))
@@ -26,12 +26,12 @@ def on_ellipsoid(generator: torch.Generator) -> Case:
     return equal(square, torch.full_like(square, chosen.width), f"|Gamma^-1 (z - beta)|^2 against d, {norm_words(chosen)}")
 
 
-def fills_ellipsoid(generator: torch.Generator) -> Case:
+def fills_ellipsoid(generator: torch.Generator) -> Trial:
     """Of every point of the ellipsoid, some input is sent to it: the point's own coordinates, if any."""
     return _fills(generator, norm(generator, "layernorm"), centre=False)
 
 
-def fills_slice(generator: torch.Generator) -> Case:
+def fills_slice(generator: torch.Generator) -> Trial:
     """1'Gamma^-1 (z - beta)/d = 0 for 20 outputs z of LayerNorm, and N(u) = beta + Gamma u at a random u, |u|^2 = d, 1'u = 0."""
     chosen = norm(generator, "layernorm")
     z = chosen(noise(generator, 20, chosen.width))
@@ -39,19 +39,19 @@ def fills_slice(generator: torch.Generator) -> Case:
     return worst(flat, _fills(generator, chosen, centre=True))
 
 
-def rmsnorm_fills_ellipsoid(generator: torch.Generator) -> Case:
+def rmsnorm_fills_ellipsoid(generator: torch.Generator) -> Trial:
     """N(u) = beta + Gamma u under RMSNorm at a random u with |u|^2 = d: that point of the ellipsoid is an output."""
     return _fills(generator, norm(generator, "rmsnorm"), centre=False)
 
 
-def _fills(generator: torch.Generator, chosen: Norm, centre: bool) -> Case:
+def _fills(generator: torch.Generator, chosen: Norm, centre: bool) -> Trial:
     u = noise(generator, chosen.width)
     u = _on_sphere(u - u.mean() if centre else u)
     z = chosen.beta + chosen.gamma * u
     return equal(chosen(u), z, f"the image point nearest to a point of the set, {norm_words(chosen)}")
 
 
-def inside_with_eps(generator: torch.Generator) -> Case:
+def inside_with_eps(generator: torch.Generator) -> Trial:
     """|x_hat|^2 = d v/(v + eps) <= d, v = mean((C x)^2), for 20 inputs and eps from 1e-8 to 1."""
     eps = size(generator, -8, 0)
     chosen = norm(generator, eps=eps)
@@ -62,17 +62,17 @@ def inside_with_eps(generator: torch.Generator) -> Case:
     return worst(share, at_most(square.max(), chosen.width, f"|x_hat|^2 against d, eps = {eps:.2g}"))
 
 
-def printed_jacobian(generator: torch.Generator) -> Case:
+def printed_jacobian(generator: torch.Generator) -> Trial:
     """J = diag(gamma)/sigma (I - x_hat x_hat'/d) against autograd, for LayerNorm or RMSNorm, relative to max|gamma|/sigma."""
     return _printed_jacobian(generator, norm(generator))
 
 
-def printed_jacobian_rmsnorm(generator: torch.Generator) -> Case:
+def printed_jacobian_rmsnorm(generator: torch.Generator) -> Trial:
     """J = diag(gamma)/sigma (I - x_hat x_hat'/d) against autograd, for RMSNorm alone, relative to max|gamma|/sigma."""
     return _printed_jacobian(generator, norm(generator, "rmsnorm"))
 
 
-def _printed_jacobian(generator: torch.Generator, chosen: Norm) -> Case:
+def _printed_jacobian(generator: torch.Generator, chosen: Norm) -> Trial:
     """diag(gamma)/sigma - gamma * (x - mu) (x - mu)'/(d sigma^3)."""
     x = noise(generator, chosen.width)
     away, sigma = chosen.centre(x), chosen.sigma(x)
@@ -80,7 +80,7 @@ def _printed_jacobian(generator: torch.Generator, chosen: Norm) -> Case:
     return equal(found, _autograd(chosen, x), f"printed against autograd, {norm_words(chosen)}", _steepness(chosen, x))
 
 
-def jacobian(generator: torch.Generator) -> Case:
+def jacobian(generator: torch.Generator) -> Trial:
     """`Norm.jacobian` against autograd, relative to max|gamma|/sigma, for either norm and eps 0, 1e-5 or 0.1."""
     chosen = norm(generator, eps=one_of(generator, (0.0, 1e-5, 0.1)))
     x = size(generator, -1, 1) * noise(generator, chosen.width)
@@ -97,7 +97,7 @@ def _autograd(chosen: Norm, x: Tensor) -> Tensor:
     return torch.autograd.functional.jacobian(chosen, x)
 
 
-def jacobian_of_scaled(generator: torch.Generator) -> Case:
+def jacobian_of_scaled(generator: torch.Generator) -> Trial:
     """c J(c x) = J(x), both by autograd, for eps = 0 and c from 1e-3 to 1e3, relative to max|gamma|/sigma(x)."""
     chosen, c = norm(generator), size(generator, -3, 3)
     x = noise(generator, chosen.width)
@@ -105,7 +105,7 @@ def jacobian_of_scaled(generator: torch.Generator) -> Case:
     return equal(found, expected, f"c J(c x) against J(x), c = {c:.3g}", _steepness(chosen, x))
 
 
-def jacobian_norm(generator: torch.Generator) -> Case:
+def jacobian_norm(generator: torch.Generator) -> Trial:
     """|J|_2 <= max|gamma|/sigma, J by autograd at noise plus an offset of 0.1 to 100, for either norm and eps 0, 1e-5 or 0.1."""
     chosen = norm(generator, eps=one_of(generator, (0.0, 1e-5, 0.1)))
     x = size(generator, -1, 1) * noise(generator, chosen.width) + size(generator, -1, 2)
@@ -114,7 +114,7 @@ def jacobian_norm(generator: torch.Generator) -> Case:
     )
 
 
-def jacobian_norm_by_length(generator: torch.Generator) -> Case:
+def jacobian_norm_by_length(generator: torch.Generator) -> Trial:
     """Xiong's form with the constant 1 of gamma = 1: sqrt(d)/|x|."""
     chosen = LayerNorm(2 + below(generator, 11), 0.0).double()
     offset = size(generator, -1, 2)

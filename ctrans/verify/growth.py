@@ -16,7 +16,7 @@ from ctrans.stability.forward.moments import moments
 from ctrans.stability.forward.single_entries import DataVariance, data_variance
 from ctrans.stability.weight_scaling import scale_last
 from ctrans.verify.draws import between, described, model, noise, one_of, size, state
-from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, worst
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, worst
 
 OUTPUT = ("peri", "output")
 
@@ -36,7 +36,7 @@ def _level(made: GPT) -> float:
     return max(float(n.gamma.abs().max()) for n in norms) + max(float(n.beta.abs().max()) for n in norms)
 
 
-def mean_as_printed(generator: torch.Generator) -> Case:
+def mean_as_printed(generator: torch.Generator) -> Trial:
     """MA(X_D) <= |X_0|/sqrt(N) + T (g_max + b_max), T = 2 D dt, N the entries of X, under peri or output."""
     made, states, _ = _walk(generator, *OUTPUT)
     x0 = states[0]
@@ -44,7 +44,7 @@ def mean_as_printed(generator: torch.Generator) -> Case:
     return at_most(moments(states[-1]).mean_abs, bound, f"MA(X_D), {described(made)}")
 
 
-def variance_as_printed(generator: torch.Generator) -> Case:
+def variance_as_printed(generator: torch.Generator) -> Trial:
     """Var(X_D) <= (|X_0| + T sqrt(N)(g_max + b_max))^2/(N - 1), T = 2 D dt, N the entries of X, under peri or output."""
     made, states, _ = _walk(generator, *OUTPUT)
     x0, entries = states[0], states[0].numel()
@@ -52,7 +52,7 @@ def variance_as_printed(generator: torch.Generator) -> Case:
     return at_most(moments(states[-1]).variance, bound, f"Var(X_D), {described(made)}")
 
 
-def sharper(generator: torch.Generator) -> Case:
+def sharper(generator: torch.Generator) -> Trial:
     """MA(X_0) + dt sum_k (g_k + b_k), and the same increments for the norm."""
     made, states, _ = _walk(generator, *OUTPUT)
     levels = [
@@ -67,7 +67,7 @@ def sharper(generator: torch.Generator) -> Case:
     )
 
 
-def sharper_is_attained(generator: torch.Generator) -> Case:
+def sharper_is_attained(generator: torch.Generator) -> Trial:
     """A constant velocity of signs: every step adds dt to every entry."""
     made = model(generator, "peri", spread=0, norm="rmsnorm", eps=0.0)
     for sublayer in made.depth.sublayers:
@@ -76,17 +76,17 @@ def sharper_is_attained(generator: torch.Generator) -> Case:
     x0 = torch.full((1, 1, made.config.width), between(generator, 0.1, 2), dtype=torch.float64)
     bound = forward_bounds(made.depth, [x0] * (len(made.depth.times))).mean_abs[-1]
     found = moments(made.depth(x0)).mean_abs
-    return Case(abs(found / bound - 1), f"constant velocity: MA(X_D) = {found:.6g}, bound {bound:.6g}")
+    return Trial(abs(found / bound - 1), f"constant velocity: MA(X_D) = {found:.6g}, bound {bound:.6g}")
 
 
-def entries_over_data(generator: torch.Generator) -> Case:
+def entries_over_data(generator: torch.Generator) -> Trial:
     """Theorem 5 as printed, and the ratio that makes it loose."""
     made, found = _data(generator)
     assert found.printed_bound is not None, "behind output norms the theorem speaks"
     return at_most(found.largest[-1], found.printed_bound[-1], f"Var over data, {described(made)}")
 
 
-def entries_over_data_sharper(generator: torch.Generator) -> Case:
+def entries_over_data_sharper(generator: torch.Generator) -> Trial:
     """max over entries of X_D of Var over 6 inputs <= max over entries of E(|x_0| + growth)^2 <= theorem 5's printed bound."""
     made, found = _data(generator)
     assert found.printed_bound is not None, "behind output norms the theorem speaks"
@@ -114,13 +114,13 @@ def _identity_attention(generator: torch.Generator) -> tuple[float, float, float
     return float((x + dt * attention(chosen(x))).norm()), float(x.norm()), dt, width
 
 
-def theorem_3_as_printed(generator: torch.Generator) -> Case:
+def theorem_3_as_printed(generator: torch.Generator) -> Trial:
     """D_i = |x_i|: the factor 1 + dt |W V| max|gamma|/D for an attention sublayer (eq. 82)."""
     after, start, dt, width = _identity_attention(generator)
     return at_most(after, start * (1 + dt / start), f"one token, d = {width}, W V = I, dt = {dt:.2g}: |X|")
 
 
-def theorem_3(generator: torch.Generator) -> Case:
+def theorem_3(generator: torch.Generator) -> Trial:
     """D_i = |x_i|/sqrt(d), for that example and for models."""
     after, start, dt, width = _identity_attention(generator)
     made, states, bounds = _walk(generator, "pre")
@@ -131,7 +131,7 @@ def theorem_3(generator: torch.Generator) -> Case:
     )
 
 
-def pre_bound(generator: torch.Generator) -> Case:
+def pre_bound(generator: torch.Generator) -> Trial:
     """|X_k|/sqrt(nd) <= RMS bound of `forward_bounds` at every k >= 1, for a random model under pre."""
     made, states, bounds = _walk(generator, "pre")
     return worst(
@@ -158,24 +158,24 @@ def _by_depth(generator: torch.Generator) -> tuple[list[float], list[float], lis
     return measured, sharp, printed
 
 
-def linear_growth(generator: torch.Generator) -> Case:
+def linear_growth(generator: torch.Generator) -> Trial:
     """From 16 to 32 blocks under pre the bound on |X_D| grows by a factor of 1.8 to 2.2, |X_D| itself by at most 2.2."""
     measured, sharp, _ = _by_depth(generator)
     words = f"8, 16, 32 blocks: |X_D| {', '.join(f'{m:.3g}' for m in measured)}, bound {', '.join(f'{s:.3g}' for s in sharp)}"
     return worst(
-        Case(abs(sharp[2] / sharp[1] - 2) - 0.2, f"{words}: doubling the depth doubles the bound"),
-        Case(measured[2] / measured[1] / 2 - 1.1, words),
+        Trial(abs(sharp[2] / sharp[1] - 2) - 0.2, f"{words}: doubling the depth doubles the bound"),
+        Trial(measured[2] / measured[1] / 2 - 1.1, words),
     )
 
 
-def exponential_growth(generator: torch.Generator) -> Case:
+def exponential_growth(generator: torch.Generator) -> Trial:
     """O(e^D): with weights of one size, doubling the depth would square the growth."""
     measured, _, printed = _by_depth(generator)
     rate, claimed = (math.log(v[2] / v[1]) / 16 for v in (measured, printed))
     return at_most(0.5 * claimed, rate, f"theorem 3 allows e^({claimed:.2g} D), states grow like e^({rate:.2g} D): half its rate")
 
 
-def growing_weights(generator: torch.Generator) -> Case:
+def growing_weights(generator: torch.Generator) -> Trial:
     """Last maps that grow by 1.4 a sublayer."""
     made = model(generator, "pre", spread=0, depth=16, width=16, dt=1.0, norm="layernorm", activation="gelu")
     sizes, x = [], noise(generator, 2, 5, 16)
@@ -184,7 +184,7 @@ def growing_weights(generator: torch.Generator) -> Case:
         x = sublayer.step(x, 1.0)
         sizes.append(math.log(moments(x).rms))
     rate = float(np.polyfit(np.arange(len(sizes) - 6), sizes[6:], 1)[0])
-    return Case(
+    return Trial(
         abs(rate / math.log(1.4) - 1), f"weights ~ 1.4^k: the state grows like e^({rate:.3g} k), log 1.4 = {math.log(1.4):.3g}"
     )
 
@@ -196,13 +196,13 @@ def _attention(generator: torch.Generator) -> tuple[Attention, Tensor]:
     return attention, size(generator, -1, 1) * noise(generator, one_of(generator, (1, 3, 8)), 6)
 
 
-def attention_with_root(generator: torch.Generator) -> Case:
+def attention_with_root(generator: torch.Generator) -> Trial:
     """Eq. 81: |f(X)| <= sqrt(n) sum_h |W_h V_h| |X|."""
     attention, x = _attention(generator)
     return at_most(attention(x).norm(), math.sqrt(len(x)) * attention.bound().gain * float(x.norm()), f"|f(X)|, {len(x)} tokens")
 
 
-def attention_rows(generator: torch.Generator) -> Case:
+def attention_rows(generator: torch.Generator) -> Trial:
     """|f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, attained by equal tokens for one head."""
     attention, x = _attention(generator)
     longest = float(x.norm(dim=-1).max())
@@ -212,10 +212,10 @@ def attention_rows(generator: torch.Generator) -> Case:
         parameter.copy_(noise(generator, *parameter.shape))
     top = torch.linalg.svd(single.out.weight @ single.qkv.weight.chunk(3)[2]).Vh[0].repeat(len(x), 1)
     attained = abs(float(single(top).norm() / top.norm()) / single.bound().gain - 1)
-    return worst(bounded, Case(attained, f"{len(x)} equal tokens, one head: the gain misses its bound by {attained:.1g}"))
+    return worst(bounded, Trial(attained, f"{len(x)} equal tokens, one head: the gain misses its bound by {attained:.1g}"))
 
 
-def feed_forward(generator: torch.Generator) -> Case:
+def feed_forward(generator: torch.Generator) -> Trial:
     """|f(x)| <= |W_2||W_1||x| without biases, with them their terms."""
     made = model(generator, "none", bias=bool(one_of(generator, (0, 1))))
     ffn = made.depth.sublayers[1].field

@@ -17,7 +17,7 @@ from ctrans.control import (
 )
 from ctrans.norm import Norm
 from ctrans.verify.draws import below, noise, norm, size
-from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, holds_if, worst
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, holds_if, worst
 
 CLIMBED = 1e-7
 """How near to its maximum an ascent through a norm with eps comes, relatively."""
@@ -32,31 +32,31 @@ def _problem(generator: torch.Generator, name: str | None = None, eps: float = 0
     return chosen, size(generator, -2, 2) * noise(generator, 1 + below(generator, 4), chosen.width)
 
 
-def unbounded(generator: torch.Generator) -> Case:
+def unbounded(generator: torch.Generator) -> Trial:
     """-<P, f> = R|P| along f = -R P/|P|."""
     P, radius, space = noise(generator, 3, 5), size(generator, 0, 8), WholeSpace()
     gained = equal(-(P * space.witness(P, radius)).sum(), radius * P.norm(), f"-<P, f> against R|P|, R = {radius:.3g}")
     return worst(gained, holds_if(float(space.support(P)) == math.inf, "H(P) = +inf"))
 
 
-def unbounded_weights(generator: torch.Generator) -> Case:
+def unbounded_weights(generator: torch.Generator) -> Trial:
     """The best value over last maps with |W| = R grows like R^1: seen by ascent through actual weights."""
     P, h = noise(generator, 4, 6), noise(generator, 4, 8)
     found = certify(WholeSpace(), P, features=h).growth
     assert found is not None, "an infinite value has a growth"
-    return Case(abs(found.exponent - 1), f"value ~ R^{found.exponent:.4f} by weights of norm R")
+    return Trial(abs(found.exponent - 1), f"value ~ R^{found.exponent:.4f} by weights of norm R")
 
 
-def printed_tangent_decides(generator: torch.Generator) -> Case:
+def printed_tangent_decides(generator: torch.Generator) -> Trial:
     """At P = gamma * u the tangent part of eq. 132 is 0; what unit tangent velocities still gain."""
     chosen, space, X = _tangent_problem(generator)
     P = chosen.gamma * chosen.coordinates(X)
     part = float(chosen.tangent(X, P).abs().max())
     gained = float(-(P * space.witness(P, 1.0)).sum() / P.norm())
-    return Case(gained, f"P = gamma*u: tangent part {part:.1g}, yet a unit tangent velocity gains {gained:.3g} |P|")
+    return Trial(gained, f"P = gamma*u: tangent part {part:.1g}, yet a unit tangent velocity gains {gained:.3g} |P|")
 
 
-def projection_decides(generator: torch.Generator) -> Case:
+def projection_decides(generator: torch.Generator) -> Trial:
     """H = 0 at p_j = u_j/gamma, normal to the image; H = +inf at a random P; <u/gamma, v> = 0 for the tangent part v of P."""
     chosen, space, X = _tangent_problem(generator)
     P, normal = noise(generator, *X.shape), chosen.coordinates(X) / chosen.gamma
@@ -74,7 +74,7 @@ def _tangent_problem(generator: torch.Generator) -> tuple[Norm, TangentSpace, Te
     return chosen, TangentSpace(chosen, X), X
 
 
-def ellipsoid(generator: torch.Generator) -> Case:
+def ellipsoid(generator: torch.Generator) -> Trial:
     """Eq. 99: the value, attained by the printed maximiser, and exceeded by no point of the image."""
     chosen, P = _problem(generator, "rmsnorm")
     scaled = chosen.gamma * P
@@ -82,7 +82,7 @@ def ellipsoid(generator: torch.Generator) -> Case:
     return _attained(chosen, P, math.sqrt(chosen.width) * scaled.norm(dim=-1).sum(), best, generator)
 
 
-def layernorm_slice(generator: torch.Generator) -> Case:
+def layernorm_slice(generator: torch.Generator) -> Trial:
     """H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>: attained by its f* in the image, exceeded by none of 30 random outputs."""
     chosen, P = _problem(generator, "layernorm")
     w = chosen.gamma * P
@@ -91,7 +91,7 @@ def layernorm_slice(generator: torch.Generator) -> Case:
     return _attained(chosen, P, math.sqrt(chosen.width) * w.norm(dim=-1).sum() - (P @ chosen.beta).sum(), best, generator)
 
 
-def _attained(chosen: Norm, P: Tensor, value: Tensor, best: Tensor, generator: torch.Generator) -> Case:
+def _attained(chosen: Norm, P: Tensor, value: Tensor, best: Tensor, generator: torch.Generator) -> Trial:
     image = admissible_set(chosen, "peri")
     scale = (P.norm(dim=-1) * best.norm(dim=-1)).sum()
     others = chosen(noise(generator, 30, *P.shape))
@@ -99,35 +99,35 @@ def _attained(chosen: Norm, P: Tensor, value: Tensor, best: Tensor, generator: t
     return worst(
         equal(image.support(P), value, f"H against the formula, {_named(P)}", scale),
         equal(-(P * best).sum(), value, f"-<P, f*> against H, {_named(P)}", scale),
-        Case(float(image.residual(best)), f"f* is in the image, {_named(P)}"),
-        Case(above, f"the best of 30 image points against H, {_named(P)}"),
+        Trial(float(image.residual(best)), f"f* is in the image, {_named(P)}"),
+        Trial(above, f"the best of 30 image points against H, {_named(P)}"),
     )
 
 
-def printed_value_is_attained(generator: torch.Generator) -> Case:
+def printed_value_is_attained(generator: torch.Generator) -> Trial:
     """Eq. 99 for LayerNorm against the best that ascents through the module find."""
     chosen, P = _problem(generator, "layernorm", eps=1e-5)
     best = certify(EllipsoidSlice(chosen), P).velocities
     assert best is not None, "a finite value has an ascent"
     printed = float(ellipsoid_value(chosen, P))
     gap = (printed - best.best) / abs(printed)
-    return Case(gap, f"{_named(P)}: eq. 99 says {printed:.6g}, the best found through LayerNorm is {best.best:.6g}")
+    return Trial(gap, f"{_named(P)}: eq. 99 says {printed:.6g}, the best found through LayerNorm is {best.best:.6g}")
 
 
-def climbed(generator: torch.Generator) -> Case:
+def climbed(generator: torch.Generator) -> Trial:
     """The closed form against ascents through the module, for both norms."""
     chosen, P = _problem(generator, eps=1e-5)
     best = certify(admissible_set(chosen, "peri"), P).velocities
     assert best is not None, "a finite value has an ascent"
-    return Case(abs(best.gap), f"{_named(P)}: the best found through the norm misses H by {best.gap:.2g}")
+    return Trial(abs(best.gap), f"{_named(P)}: the best found through the norm misses H by {best.gap:.2g}")
 
 
-def printed_value_is_a_bound(generator: torch.Generator) -> Case:
+def printed_value_is_a_bound(generator: torch.Generator) -> Trial:
     """H <= eq. 99's value under LayerNorm at a random P, and H = that value at the same P made to have 1'(gamma*p_j) = 0."""
     chosen, P = _problem(generator, "layernorm")
     centred = chosen.centre(chosen.gamma * P) / chosen.gamma
     scale = ellipsoid_value(chosen, P).abs() + (P @ chosen.beta).abs().sum()
-    below_it = Case(
+    below_it = Trial(
         float((EllipsoidSlice(chosen).support(P) - ellipsoid_value(chosen, P)) / scale), f"H against eq. 99, {_named(P)}"
     )
     exact = ellipsoid_value(chosen, centred)
@@ -135,16 +135,18 @@ def printed_value_is_a_bound(generator: torch.Generator) -> Case:
     return worst(below_it, equal(EllipsoidSlice(chosen).support(centred), exact, "the two where 1'(gamma*p) = 0", scale))
 
 
-def unique_everywhere(generator: torch.Generator) -> Case:
+def unique_everywhere(generator: torch.Generator) -> Trial:
     """How far apart two maximisers are; P may be anything, a token may have none."""
     chosen, P, best, other = _tie(generator)
     lost = float((P * (other - best)).sum()) / float((P.norm(dim=-1) * best.norm(dim=-1)).sum())
     apart = float((other - best).norm() / best.norm())
     name = "gamma*p constant" if chosen.centred else "p = 0"
-    return Case(apart if lost < 1e-12 else 0.0, f"{name}: two maximisers {apart:.2f} |f| apart, values differ by {abs(lost):.1g}")
+    return Trial(
+        apart if lost < 1e-12 else 0.0, f"{name}: two maximisers {apart:.2f} |f| apart, values differ by {abs(lost):.1g}"
+    )
 
 
-def unique_off_ties(generator: torch.Generator) -> Case:
+def unique_off_ties(generator: torch.Generator) -> Trial:
     """H - value = |w| |du|^2/(2 sqrt d) off the ties; at a tie all points attain H."""
     return worst(_second_best(generator), _tied(generator))
 
@@ -160,13 +162,13 @@ def _tie(generator: torch.Generator) -> tuple[Norm, Tensor, Tensor, Tensor]:
     return chosen, P, best, other
 
 
-def _tied(generator: torch.Generator) -> Case:
+def _tied(generator: torch.Generator) -> Trial:
     chosen, P, best, other = _tie(generator)
     scale = (P.norm(dim=-1) * best.norm(dim=-1)).sum()
     return equal(-(P * other).sum(), admissible_set(chosen, "peri").support(P), "at a tie, another image point", scale)
 
 
-def _second_best(generator: torch.Generator) -> Case:
+def _second_best(generator: torch.Generator) -> Trial:
     chosen = norm(generator)
     P = noise(generator, 1, chosen.width)
     image = admissible_set(chosen, "peri")
@@ -178,16 +180,16 @@ def _second_best(generator: torch.Generator) -> Case:
     return equal(lost, w.norm() * apart / (2 * math.sqrt(chosen.width)), "H - value against |w||du|^2/(2 sqrt d)", scale)
 
 
-def sampling(generator: torch.Generator) -> Case:
+def sampling(generator: torch.Generator) -> Trial:
     """max -<P, f - beta> over 50,000 random f <= 0.97 of its supremum, one token under LayerNorm at d = 16."""
     best, exact = _sampled(generator)
     return at_most(best, 0.97 * exact, "the best of 50,000 samples at d = 16 against 0.97 H")
 
 
-def sampling_suffices(generator: torch.Generator) -> Case:
+def sampling_suffices(generator: torch.Generator) -> Trial:
     """1 - (max over 50,000 random f)/(supremum) of -<P, f - beta>, one token under LayerNorm at d = 16."""
     best, exact = _sampled(generator)
-    return Case(1 - best / exact, f"the best of 50,000 samples at d = 16 is {best:.4g}, H is {exact:.4g}")
+    return Trial(1 - best / exact, f"the best of 50,000 samples at d = 16 is {best:.4g}, H is {exact:.4g}")
 
 
 def _sampled(generator: torch.Generator) -> tuple[float, float]:
@@ -197,11 +199,11 @@ def _sampled(generator: torch.Generator) -> tuple[float, float]:
     return float((-(P * points).sum(-1)).max()), float(EllipsoidSlice(chosen).support(P) + (P @ chosen.beta).sum())
 
 
-def stationarity(generator: torch.Generator) -> Case:
+def stationarity(generator: torch.Generator) -> Trial:
     """The larger of feasibility and gamma*p_j + eta u_j + mu 1 = 0 (mu for LayerNorm only) at the maximiser, best multipliers."""
     chosen, P = _problem(generator)
     image = admissible_set(chosen, "peri")
-    return Case(float(image.kkt(P, image.maximizer(P))), f"KKT residual at the maximiser, {_named(P)}")
+    return Trial(float(image.kkt(P, image.maximizer(P))), f"KKT residual at the maximiser, {_named(P)}")
 
 
 STATEMENTS: tuple[Statement, ...] = (

@@ -10,7 +10,7 @@ import torch
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.stability.initialisation.theory import (
     SLOPES,
-    Growth,
+    HiddenGrowth,
     Interval,
     Setting,
     gradient_scaling,
@@ -19,7 +19,7 @@ from ctrans.stability.initialisation.theory import (
 )
 from ctrans.verify.attention_cases import BOUND_CASES
 from ctrans.verify.draws import between, model, noise, one_of
-from ctrans.verify.statement import Case, Check, Draw, Statement, as_printed, at_most, worst
+from ctrans.verify.statement import Check, Draw, Statement, Trial, as_printed, at_most, worst
 
 SMALL = Setting(width=32, tokens=6)
 SEEDS = 16
@@ -31,54 +31,54 @@ def outside(found: Interval, low: float, high: float) -> float:
     return max(low - found.high, found.low - high) / high
 
 
-def _growth_case(growth: Growth, words: str) -> Case:
+def _growth_case(growth: HiddenGrowth, words: str) -> Trial:
     places = zip(growth.measured, growth.low, growth.high, strict=True)
     return worst(
         *(
-            Case(outside(m, low, high), f"{words}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]")
+            Trial(outside(m, low, high), f"{words}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]")
             for m, low, high in places
         )
     )
 
 
-def relu_half(generator: torch.Generator) -> Case:
+def relu_half(generator: torch.Generator) -> Trial:
     """Xiong, lemma 1: E|relu(x)|^2 = sigma^2 d/2 of x ~ N(0, sigma^2), within five standard errors of 100,000 draws."""
     sigma = between(generator, 0.1, 10)
     squares = (sigma * noise(generator, 100_000)).relu().square()
     error = abs(float(squares.mean()) - sigma**2 / 2) / float(squares.std()) * math.sqrt(len(squares))
-    return Case(
+    return Trial(
         error - 5,
         f"sigma = {sigma:.3g}: mean {float(squares.mean()):.4g} against {sigma**2 / 2:.4g}, {error:.1f} standard errors",
     )
 
 
-def pre_growth(generator: torch.Generator) -> Case:
+def pre_growth(generator: torch.Generator) -> Trial:
     """E|x_l|^2/d in [1 + l/2, 1 + 3l/2] after each of 6 pre blocks: how far the interval over 16 seeds lies outside."""
     (growth,) = hidden_growth("pre", 6, SEEDS, SMALL)
     return _growth_case(growth, "pre, E|x_l|^2/d")
 
 
-def post_growth(generator: torch.Generator) -> Case:
+def post_growth(generator: torch.Generator) -> Trial:
     """E|x|^2/d = 3/2 before the FFN's norm, in [1, 2] before the attention's, in each of 6 post blocks, by intervals over 16 seeds."""
     attention, ffn = hidden_growth("post", 6, SEEDS, SMALL)
     return worst(_growth_case(ffn, f"post, {ffn.where}"), _growth_case(attention, f"post, {attention.where}"))
 
 
-def post_growth_everywhere(generator: torch.Generator) -> Case:
+def post_growth_everywhere(generator: torch.Generator) -> Trial:
     """3/2 before the attention's norm too."""
     attention, _ = hidden_growth("post", 6, SEEDS, SMALL)
     claimed = dataclasses.replace(attention, low=[1.5] * 6, high=[1.5] * 6)
     return _growth_case(claimed, f"post, {attention.where}")
 
 
-def every_initialisation(generator: torch.Generator) -> Case:
+def every_initialisation(generator: torch.Generator) -> Trial:
     """E|x_l|^2/d in [1 + l f, 1 + l (a + f)] after 3 pre blocks of a drawn initialisation, two heads, d_ff = 2 d, 16 seeds."""
     name = one_of(generator, INITIALISATIONS)
     (growth,) = hidden_growth("pre", 3, SEEDS, dataclasses.replace(SMALL, initialisation=name, heads=2, ffn_width=64))
     return _growth_case(growth, f"pre, {name}, E|x_l|^2/d")
 
 
-def xavier_everywhere(generator: torch.Generator) -> Case:
+def xavier_everywhere(generator: torch.Generator) -> Trial:
     """[1 + l/2, 1 + 3l/2] of an initialisation that is not Xavier's."""
     (growth,) = hidden_growth("pre", 3, SEEDS, dataclasses.replace(SMALL, initialisation="he"))
     claimed = dataclasses.replace(growth, low=[1 + k / 2 for k in (1, 2, 3)], high=[1 + 3 * k / 2 for k in (1, 2, 3)])
@@ -88,23 +88,23 @@ def xavier_everywhere(generator: torch.Generator) -> Case:
 def gradient_slope(placement: str) -> Draw:
     """|dL/dW_2| of the last FFN against depth: the mean slope over seeds, within 0.1 of theory's."""
 
-    def draw(generator: torch.Generator) -> Case:
+    def draw(generator: torch.Generator) -> Trial:
         with torch.enable_grad():
             found = gradient_scaling(placement, DEPTHS, 10, Setting(width=48, tokens=4)).slope
         expected = SLOPES[placement]
         distance = abs(found.mean - expected) - 0.1
-        return Case(distance, f"{placement}: slope {found.mean:.3f} in [{found.low:.3f}, {found.high:.3f}], theory {expected}")
+        return Trial(distance, f"{placement}: slope {found.mean:.3f} in [{found.low:.3f}, {found.high:.3f}], theory {expected}")
 
     return draw
 
 
-def last_layer(generator: torch.Generator) -> Case:
+def last_layer(generator: torch.Generator) -> Trial:
     """|dL/dW_2| <= Kim's bound with LayerNorm's centring, at the last FFN of a random model of any placement and gradient."""
     measured, bound = BOUND_CASES["last layer"](generator)
     return at_most(measured, bound, "|dL/dW_2| of the last FFN")
 
 
-def last_layer_as_printed(generator: torch.Generator) -> Case:
+def last_layer_as_printed(generator: torch.Generator) -> Trial:
     """A nearly constant output of the last FFN, under peri with LayerNorm."""
     made = model(generator, "peri", norm="layernorm", spread=0, depth=1)
     sublayer, offset = made.depth.sublayers[-1], between(generator, 10, 100)
@@ -114,7 +114,7 @@ def last_layer_as_printed(generator: torch.Generator) -> Case:
     return at_most(found.measured, found.printed, f"peri, LayerNorm, a = {offset:.3g} + noise: |dL/dW_2|")
 
 
-def deviations(generator: torch.Generator) -> Case:
+def deviations(generator: torch.Generator) -> Trial:
     """The standard deviation of drawn entries against its formula, within five standard errors."""
     name = one_of(generator, INITIALISATIONS)
     made = model(generator, "pre", spread=0, initialisation=name, width=32, ffn_width=64)
@@ -129,7 +129,7 @@ def deviations(generator: torch.Generator) -> Case:
                 if std
                 else float(weight.abs().max())
             )
-            cases.append(Case(error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"))
+            cases.append(Trial(error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"))
     return worst(*cases)
 
 

@@ -19,10 +19,10 @@ from ctrans.control import (
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import PLACEMENTS
 from ctrans.verify.draws import noise, norm, one_of, size
-from ctrans.verify.statement import Case, Check, Statement, as_printed, equal, holds_if, worst
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, equal, holds_if, worst
 
 
-def kinetic_whole_space(generator: torch.Generator) -> Case:
+def kinetic_whole_space(generator: torch.Generator) -> Trial:
     """H = |P|^2/(2 lam) and f* = -P/lam over all velocities, for lam from 1e-3 to 1e3."""
     P, lam = noise(generator, 3, 5), size(generator, -3, 3)
     cost = KineticCost(WholeSpace(), lam)
@@ -32,7 +32,7 @@ def kinetic_whole_space(generator: torch.Generator) -> Case:
     )
 
 
-def kinetic_everywhere(generator: torch.Generator) -> Case:
+def kinetic_everywhere(generator: torch.Generator) -> Trial:
     """Finite, attained, and agreed with by ascents through the modules."""
     placement, lam = one_of(generator, PLACEMENTS), size(generator, -1, 1)
     chosen, P = norm(generator, width=6, eps=1e-5), noise(generator, 3, 6)
@@ -64,25 +64,27 @@ def _surface(generator: torch.Generator) -> tuple[Norm, Tensor, float, float, fl
     return chosen, P, lam, float(KineticCost(image, lam).support(P)), payoff
 
 
-def kinetic_on_surface(generator: torch.Generator) -> Case:
+def kinetic_on_surface(generator: torch.Generator) -> Trial:
     """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of a norm with eps = 1e-5 <= H over the ellipsoid (slice), relative to |H| + 1."""
     _, _, lam, surface, payoff = _surface(generator)
-    return Case(
+    return Trial(
         (payoff - surface) / (abs(surface) + 1),
         f"lam = {lam:.3g}: the surface allows {surface:.4g}, the norm reaches {payoff:.4g}",
     )
 
 
-def kinetic_filled(generator: torch.Generator) -> Case:
+def kinetic_filled(generator: torch.Generator) -> Trial:
     """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of the norm <= H over the filled ellipsoid (slice), which ascents reach."""
     chosen, P, lam, _, payoff = _surface(generator)
     image = EllipsoidSlice(chosen) if chosen.centred else Ellipsoid(chosen)
     allowed = KineticCost(FilledImage(image), lam)
     value = float(allowed.support(P))
-    above = Case((payoff - value) / (abs(value) + 1), f"lam = {lam:.3g}: filled image {value:.4g}, the norm reaches {payoff:.4g}")
+    above = Trial(
+        (payoff - value) / (abs(value) + 1), f"lam = {lam:.3g}: filled image {value:.4g}, the norm reaches {payoff:.4g}"
+    )
     best = certify(allowed, P).velocities
     assert best is not None, "a finite value has an ascent"
-    return worst(above, Case(abs(best.gap), f"ascents through the norm miss the filled image's value by {best.gap:.2g}"))
+    return worst(above, Trial(abs(best.gap), f"ascents through the norm miss the filled image's value by {best.gap:.2g}"))
 
 
 STATEMENTS: tuple[Statement, ...] = (

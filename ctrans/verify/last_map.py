@@ -12,10 +12,10 @@ from ctrans.control.certificate import climb_weights
 from ctrans.control.last_map import Features
 from ctrans.norm import NORMS, Norm
 from ctrans.verify.draws import below, noise, norm, one_of, size
-from ctrans.verify.statement import Case, Check, Statement, equal, worst
+from ctrans.verify.statement import Check, Statement, Trial, equal, worst
 
 
-def ball(generator: torch.Generator) -> Case:
+def ball(generator: torch.Generator) -> Trial:
     """H = R|h'P|, attained at W = -R P'h/|h'P| and exceeded by none of 30 random W with |W| = R."""
     h, P, radius = noise(generator, 4, 6), noise(generator, 4, 5), size(generator, -2, 3)
     allowed = FrobeniusBall(h, radius)
@@ -28,11 +28,11 @@ def ball(generator: torch.Generator) -> Case:
         equal(allowed.support(P), value, f"H against R|h'P|, R = {radius:.3g}"),
         equal(allowed.weights(P), best, "the maximiser against -R P'h/|h'P|"),
         equal(-(P * (h @ best.mT)).sum(), value, "what it attains"),
-        Case(above, "the best of 30 weights of norm R"),
+        Trial(above, "the best of 30 weights of norm R"),
     )
 
 
-def decay(generator: torch.Generator) -> Case:
+def decay(generator: torch.Generator) -> Trial:
     """H = |h'P|^2/(2 lam), attained by W* = -P'h/lam: -<P, h W*'> - lam/2 |W*|^2 = H."""
     h, P, lam = noise(generator, 4, 6), noise(generator, 4, 5), size(generator, -3, 2)
     allowed = WeightDecay(h, lam)
@@ -45,23 +45,23 @@ def decay(generator: torch.Generator) -> Case:
     )
 
 
-def full_rank(generator: torch.Generator) -> Case:
+def full_rank(generator: torch.Generator) -> Trial:
     """An ascent over weights through the norm reaches H."""
     chosen = norm(generator, width=5 + below(generator, 6), eps=1e-5)
     tokens = 2 + below(generator, 5)
     P, h = noise(generator, tokens, chosen.width), noise(generator, tokens, tokens + below(generator, 6))
     gap = _gap(chosen, P, h, generator)
-    return Case(abs(gap), f"{_shape(P, h)}: weights miss H by {gap:.2g}")
+    return Trial(abs(gap), f"{_shape(P, h)}: weights miss H by {gap:.2g}")
 
 
-def fewer_features(generator: torch.Generator) -> Case:
+def fewer_features(generator: torch.Generator) -> Trial:
     """A gap where (n - rank)(d - 1) >= n: the case's excess is 1e-6 less the gap."""
     chosen, P, h = _low_rank(generator, 8, 8, one_of(generator, (2, 5, 6)))
     gap = _gap(chosen, P, h, generator)
-    return Case(1e-6 - gap, f"{_shape(P, h)}: the best weights stay {gap:.2g} |H| below")
+    return Trial(1e-6 - gap, f"{_shape(P, h)}: the best weights stay {gap:.2g} |H| below")
 
 
-def fewer_features_anywhere(generator: torch.Generator) -> Case:
+def fewer_features_anywhere(generator: torch.Generator) -> Trial:
     """n = 16, d = 3, rank 15: weights with norm(h W') the maximiser exist where (I - hh^+) diag(s) U = 0 has a solution s > 0."""
     chosen, P, h = _low_rank(generator, 16, 3, 15)
     image = admissible_set(chosen, "peri")
@@ -72,10 +72,10 @@ def fewer_features_anywhere(generator: torch.Generator) -> Case:
     W = (torch.linalg.pinv(h) @ (torch.from_numpy(1 + np.asarray(longer)).unsqueeze(-1) * U)).mT
     H = float(image.support(P))
     gap = (H + float((P * chosen(h @ W.mT)).sum())) / abs(H)
-    return Case(1e-6 - gap, f"{_shape(P, h)}: weights attain H to {gap:.1g}")
+    return Trial(1e-6 - gap, f"{_shape(P, h)}: weights attain H to {gap:.1g}")
 
 
-def never_above(generator: torch.Generator) -> Case:
+def never_above(generator: torch.Generator) -> Trial:
     """Any weights, any gains with zeros and either sign, any eps."""
     name, eps = one_of(generator, NORMS), one_of(generator, (0.0, 1e-5, 0.1))
     chosen = norm(generator, name, eps=eps)
@@ -87,7 +87,7 @@ def never_above(generator: torch.Generator) -> Case:
     scale = float((P.norm(dim=-1) * image.maximizer(P).norm(dim=-1)).sum()) or 1.0
     value = -float((P * chosen(h @ W.mT)).sum())
     H = float(image.support(P))
-    return Case((value - H) / scale, f"{_shape(P, h)}: weights attain {value:.6g}, H is {H:.6g}")
+    return Trial((value - H) / scale, f"{_shape(P, h)}: weights attain {value:.6g}, H is {H:.6g}")
 
 
 def _low_rank(generator: torch.Generator, tokens: int, width: int, rank: int) -> tuple[Norm, Tensor, Tensor]:

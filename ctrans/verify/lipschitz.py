@@ -13,16 +13,17 @@ from ctrans.model.gpt import GPT, make_block
 from ctrans.model.initialisation import initialise
 from ctrans.norm import Norm
 from ctrans.stability.attention.block_norm import block_gain
-from ctrans.stability.attention.bounds import BlockLayer, attention_bound, attention_layers, attention_theta, block_layers
+from ctrans.stability.attention.bounds import attention_bound, attention_theta
+from ctrans.stability.attention.by_depth import BlockLayer, attention_layers, block_layers
 from ctrans.verify.draws import below, between, described, model, noise, one_of, state
-from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, worst
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
 from ctrans.verify.theta import bounded
 
 CONSTRUCTED = 20
 """One case in so many is the example that refutes the printed form; the others are random."""
 
 
-def without_query_bias(generator: torch.Generator) -> Case:
+def without_query_bias(generator: torch.Generator) -> Trial:
     """W_Q = 0 and b_Q large: the printed bound keeps the value path alone."""
     module, x, theta, b = _biased(generator)
     with plain_attention(module):
@@ -30,7 +31,7 @@ def without_query_bias(generator: torch.Generator) -> Case:
     return at_most(measured, attention_bound(module, b, theta, biases=False).bound, "W_Q = 0, b_Q = (20, 0): the local value")
 
 
-def with_query_bias(generator: torch.Generator) -> Case:
+def with_query_bias(generator: torch.Generator) -> Trial:
     """Attention's local value <= theorem 5.1 with b_Q: random attention, and in one case of 20 W_Q = 0, b_Q = (20, 0)."""
     if below(generator, CONSTRUCTED):
         return bounded("attention")(generator)
@@ -52,7 +53,7 @@ def _biased(generator: torch.Generator) -> tuple[Attention, Tensor, list[float],
     return module, x, theta, float(torch.linalg.vector_norm(x, dim=-1).max())
 
 
-def looseness(generator: torch.Generator) -> Case:
+def looseness(generator: torch.Generator) -> Trial:
     """Bound over measured at width 32 and Xavier weights: at least 10."""
     made = model(generator, "pre", spread=0, width=32, depth=1)
     (layer,) = attention_layers(made.depth, [noise(generator, 1, 8, 32)], seed=below(generator, 2**31))
@@ -62,27 +63,27 @@ def looseness(generator: torch.Generator) -> Case:
     )
 
 
-def pre_block_as_printed(generator: torch.Generator) -> Case:
+def pre_block_as_printed(generator: torch.Generator) -> Trial:
     """Local value <= theorem 5.2 with L_FFN = |W_2||W_1| for a pre block of width 1 whose GELU is steeper than 1."""
     return _steep_block(generator, "pre", printed=True)
 
 
-def pre_block(generator: torch.Generator) -> Case:
+def pre_block(generator: torch.Generator) -> Trial:
     """Local value <= theorem 5.2 with Lip(phi), slopes of norms at the state: random pre blocks, in one case of 20 the steep one."""
     return _block(generator, "pre") if below(generator, CONSTRUCTED) else _steep_block(generator, "pre", printed=False)
 
 
-def post_block_as_printed(generator: torch.Generator) -> Case:
+def post_block_as_printed(generator: torch.Generator) -> Trial:
     """Local value <= theorem 5.3 with L_FFN = |W_2||W_1| for a post block of width 1 whose GELU is steeper than 1."""
     return _steep_block(generator, "post", printed=True)
 
 
-def post_block(generator: torch.Generator) -> Case:
+def post_block(generator: torch.Generator) -> Trial:
     """Local value <= theorem 5.3 with Lip(phi), slopes of norms at the state: random post blocks, in one case of 20 the steep one."""
     return _block(generator, "post") if below(generator, CONSTRUCTED) else _steep_block(generator, "post", printed=False)
 
 
-def _steep_block(generator: torch.Generator, placement: str, printed: bool) -> Case:
+def _steep_block(generator: torch.Generator, placement: str, printed: bool) -> Trial:
     """Width 1, attention off, W_1 = W_2 = 1, GELU at its steepest, and a norm that is the identity: gamma^2 = eps, both large."""
     config = {"depth": 1, "width": 1, "heads": 1, "ffn_width": 1, "norm": "rmsnorm", "eps": 1e6, "dt": 1.0}
     made = model(generator, placement, spread=0.0, activation="gelu", bias=False, **config)
@@ -98,7 +99,7 @@ def _steep_block(generator: torch.Generator, placement: str, printed: bool) -> C
     return at_most(layer.measured, layer.printed if printed else layer.bound, words)
 
 
-def _block(generator: torch.Generator, placement: str) -> Case:
+def _block(generator: torch.Generator, placement: str) -> Trial:
     made = model(generator, placement, depth=1, spread=between(generator, 0, 1))
     layer = _only_block(made, state(generator, made), generator)
     return at_most(layer.measured, layer.bound, f"the block's local value, {described(made)}")
@@ -109,7 +110,7 @@ def _only_block(made: GPT, x: Tensor, generator: torch.Generator) -> BlockLayer:
     return block_layers(made.depth, states, iterations=2, seed=below(generator, 2**31))[0]
 
 
-def attribution(generator: torch.Generator) -> Case:
+def attribution(generator: torch.Generator) -> Trial:
     """log S = log theta/tau + 2 log B + log G."""
     made = model(generator, one_of(generator, ("pre", "peri")), depth=1)
     (layer,) = attention_layers(made.depth, [state(generator, made, tokens=4)], seed=0)
@@ -117,7 +118,7 @@ def attribution(generator: torch.Generator) -> Case:
     return equal(math.exp(sum(layer.log_sensitivity.values())), product, f"S against (theta/tau) B^2 G, {described(made)}")
 
 
-def path_length(generator: torch.Generator) -> Case:
+def path_length(generator: torch.Generator) -> Trial:
     """|W_O||W_Q||W_K||W_V| and |W_2||W_1| of matrices drawn with N^(-1/m) are 1/N of those drawn without, from the same numbers."""
     blocks, seed = 1 + below(generator, 200), below(generator, 2**31)
     scaled, plain = (_drawn_products(name, blocks, seed) for name in ("path_length", "xavier"))

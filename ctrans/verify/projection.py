@@ -12,7 +12,7 @@ from ctrans.norm import LayerNorm, Norm
 from ctrans.stability.forward.conservation import conservation_drift
 from ctrans.verify.convergence import fixed_step, own_methods
 from ctrans.verify.draws import below, described, learned, model, noise, norm, norm_words, one_of
-from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, worst
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
 from solvers import Segment, solve
 from solvers.segment import Map
 
@@ -24,14 +24,14 @@ def printed_tangent(chosen: Norm, x: Tensor, f: Tensor) -> Tensor:
     return f - away * (weighted * f).sum(-1, keepdim=True) / (weighted * away).sum(-1, keepdim=True)
 
 
-def printed_tangent_is_tangent(generator: torch.Generator) -> Case:
+def printed_tangent_is_tangent(generator: torch.Generator) -> Trial:
     """u.(v/gamma) = 0 and, for LayerNorm, 1'(v/gamma) = 0, over sqrt(d)|f/gamma|: v by eq. 132, without C, at image points."""
     chosen, f = _norm_and_field(generator, one_of(generator, ("layernorm", "rmsnorm")))
     x = chosen(noise(generator, 4, chosen.width))
     return _tangency(chosen, x, f, printed_tangent(chosen, x, f))
 
 
-def tangent_is_tangent(generator: torch.Generator) -> Case:
+def tangent_is_tangent(generator: torch.Generator) -> Trial:
     """u.(v/gamma) = 0, for LayerNorm 1'(v/gamma) = 0, and tangent(x, v) = v: v = tangent(x, f), with C, at image points."""
     chosen, f = _norm_and_field(generator, one_of(generator, ("layernorm", "rmsnorm")))
     x = chosen(noise(generator, 4, chosen.width))
@@ -47,17 +47,17 @@ def _norm_and_field(generator: torch.Generator, name: str) -> tuple[Norm, Tensor
     return chosen, noise(generator, 4, chosen.width)
 
 
-def _tangency(chosen: Norm, x: Tensor, f: Tensor, v: Tensor) -> Case:
+def _tangency(chosen: Norm, x: Tensor, f: Tensor, v: Tensor) -> Trial:
     """The rates at which v leaves the equations |u|^2 = d and, for LayerNorm, 1'u = 0, relative to the field's."""
     u, rate, scale = chosen.coordinates(x), v / chosen.gamma, (f / chosen.gamma).norm()
     off = (u * rate).sum(-1).abs().max() / (math.sqrt(chosen.width) * scale)
     tilt = rate.sum(-1).abs().max() / (math.sqrt(chosen.width) * scale) if chosen.centred else torch.zeros(())
-    return Case(
+    return Trial(
         float(max(off, tilt)), f"{norm_words(chosen)}: leaves |u|^2 = d at rate {float(off):.2g}, 1'u = 0 at {float(tilt):.2g}"
     )
 
 
-def stays_on_ellipsoid(generator: torch.Generator) -> Case:
+def stays_on_ellipsoid(generator: torch.Generator) -> Trial:
     """|u|^2 = d at t = 1, moved by eq. 132's part of a constant field from three image points of a drawn norm."""
     chosen, x0, f = _motion(generator)
     end = _solve(lambda x: printed_tangent(chosen, x, f), x0)
@@ -65,21 +65,21 @@ def stays_on_ellipsoid(generator: torch.Generator) -> Case:
     return equal(square, torch.full_like(square, chosen.width), f"|u|^2 at t = 1, {norm_words(chosen)}")
 
 
-def stays_on_printed_image(generator: torch.Generator) -> Case:
+def stays_on_printed_image(generator: torch.Generator) -> Trial:
     """`Norm.residual` at t = 1, moved by eq. 132's part, without C, of a constant field from three outputs of LayerNorm."""
     chosen, x0, f = _motion(generator, "layernorm")
     return _on_image(chosen, _solve(lambda x: printed_tangent(chosen, x, f), x0))
 
 
-def stays_on_image(generator: torch.Generator) -> Case:
+def stays_on_image(generator: torch.Generator) -> Trial:
     """`Norm.residual` at t = 1, moved by the tangent part, with C, of a constant field from three outputs of a drawn norm."""
     chosen, x0, f = _motion(generator)
     return _on_image(chosen, _solve(lambda x: chosen.tangent(x, f), x0))
 
 
-def _on_image(chosen: Norm, end: Tensor) -> Case:
+def _on_image(chosen: Norm, end: Tensor) -> Trial:
     off = float(chosen.residual(end).max())
-    return Case(off, f"off the image at t = 1, {norm_words(chosen)}: {off:.2g}")
+    return Trial(off, f"off the image at t = 1, {norm_words(chosen)}: {off:.2g}")
 
 
 def _motion(generator: torch.Generator, name: str | None = None) -> tuple[Norm, Tensor, Tensor]:
@@ -92,13 +92,13 @@ def _solve(velocity: Map, x0: Tensor) -> Tensor:
     return solve([Segment(0, 1, lambda t, x: velocity(x))], x0, method="tsit5", rtol=1e-10, atol=1e-12).x1
 
 
-def retraction(generator: torch.Generator) -> Case:
+def retraction(generator: torch.Generator) -> Trial:
     """R(z) = z at five image points, and `Norm.residual` of R(y) at five random y."""
     chosen = norm(generator)
     z, y = chosen(noise(generator, 5, chosen.width)), 3 * noise(generator, 5, chosen.width)
     return worst(
         equal(chosen.retract(z), z, f"R is the identity on the image, {norm_words(chosen)}"),
-        Case(float(chosen.residual(chosen.retract(y)).max()), f"R(y) is on the image, {norm_words(chosen)}"),
+        Trial(float(chosen.residual(chosen.retract(y)).max()), f"R(y) is on the image, {norm_words(chosen)}"),
     )
 
 
@@ -119,24 +119,24 @@ def _projected_errors(generator: torch.Generator, plain: bool, unit: bool) -> li
     return [float((solve(parts, x0, steps=m).x1 - exact).norm()) for m in STEP_COUNTS]
 
 
-def _order_of(errors: list[float], words: str) -> Case:
+def _order_of(errors: list[float], words: str) -> Trial:
     slope = -float(np.polyfit(np.log(STEP_COUNTS), np.log(errors), 1)[0])
-    return Case(
+    return Trial(
         abs(slope - 1), f"{words}: error {errors[0]:.2g} to {errors[-1]:.2g} from {STEP_COUNTS[0]} to {STEP_COUNTS[-1]} steps"
     )
 
 
-def retraction_converges(generator: torch.Generator) -> Case:
+def retraction_converges(generator: torch.Generator) -> Trial:
     """|p - 1|, p the order of R(X + dt f(X)) to the projected ODE, 50 to 200 steps, LayerNorm with learned gain and offset."""
     return _order_of(_projected_errors(generator, plain=False, unit=False), "the retraction, learned gain and offset")
 
 
-def plain_step_converges(generator: torch.Generator) -> Case:
+def plain_step_converges(generator: torch.Generator) -> Trial:
     """|p - 1|, p the order of N(X + dt f(X)) to the projected ODE, 50 to 200 steps, LayerNorm with learned gain and offset."""
     return _order_of(_projected_errors(generator, plain=True, unit=False), "N itself, learned gain and offset")
 
 
-def plain_step_with_unit_gain(generator: torch.Generator) -> Case:
+def plain_step_with_unit_gain(generator: torch.Generator) -> Trial:
     """|p - 1| of N(X + dt f(X)) at gamma = 1, beta = 0; with learned ones the error at 200 steps is >= half that at 50."""
     unit = _order_of(_projected_errors(generator, plain=True, unit=True), "N itself, gain 1 and offset 0")
     errors = _projected_errors(generator, plain=True, unit=False)
@@ -144,7 +144,7 @@ def plain_step_with_unit_gain(generator: torch.Generator) -> Case:
     return worst(unit, stays)
 
 
-def conserved(generator: torch.Generator) -> Case:
+def conserved(generator: torch.Generator) -> Trial:
     """max |1'Gamma^-1 (x_j+ - x_j - dt beta)|/d over tokens and segments, peri or output, LayerNorm, a drawn Runge-Kutta method."""
     made = model(generator, one_of(generator, ("peri", "output")), norm="layernorm", depth=1)
     method = one_of(generator, own_methods())
@@ -152,15 +152,15 @@ def conserved(generator: torch.Generator) -> Case:
     solution = solve(made.depth.segments(), x0, method=fixed_step(method), steps=steps, save="segments")
     found = conservation_drift(made.depth, solution.states)
     assert found is not None, "the law holds behind LayerNorm at the output"
-    return Case(max(found[1]), f"{method}, {described(made)}: drift {max(found[1]):.2g}")
+    return Trial(max(found[1]), f"{method}, {described(made)}: drift {max(found[1]):.2g}")
 
 
-def mean_is_constant(generator: torch.Generator) -> Case:
+def mean_is_constant(generator: torch.Generator) -> Trial:
     """max_j |mean x_j(T) - mean x_j(0)| of the discrete model, peri or output, LayerNorm with gamma = 1 and beta = 0."""
     made = model(generator, one_of(generator, ("peri", "output")), norm="layernorm", spread=0)
     x0 = noise(generator, 2, 3, made.config.width)
     gap = (made.depth(x0).mean(-1) - x0.mean(-1)).abs().max()
-    return Case(float(gap), f"{described(made)}: means change by {float(gap):.2g}")
+    return Trial(float(gap), f"{described(made)}: means change by {float(gap):.2g}")
 
 
 STATEMENTS: tuple[Statement, ...] = (

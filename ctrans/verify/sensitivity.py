@@ -10,31 +10,32 @@ from torch import Tensor
 from ctrans.fields import Attention
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.backward.lyapunov import lyapunov
-from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity, trajectory
-from ctrans.stability.weight_scaling import SCALINGS, sensitivity_slope
+from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity
+from ctrans.stability.backward.weight_slope import sensitivity_slope
+from ctrans.stability.weight_scaling import SCALINGS
 from ctrans.verify.draws import between, described, model, noise, one_of, size
 from ctrans.verify.jacobians import attention_jacobian, step_jacobian
-from ctrans.verify.statement import Case, Check, Statement, as_printed, equal, worst
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, equal, worst
 from solvers.segment import Map
 
 SLOPE = 0.02
 """How far a measured slope may be from theory's."""
 
 
-def _slope(generator: torch.Generator, placements: tuple[str, ...], expected: float) -> Case:
+def _slope(generator: torch.Generator, placements: tuple[str, ...], expected: float) -> Trial:
     scaling = one_of(generator, [name for name, rule in SCALINGS.items() if rule.exact])
     made = model(generator, one_of(generator, placements), depth=1, activation=one_of(generator, ("gelu", "silu", "tanh")))
     sublayer = made.depth.sublayers[("attention", "ffn").index(SCALINGS[scaling].kind)]
     found = sensitivity_slope(sublayer, noise(generator, 1, 5, made.config.width), scaling, tolerance=1e-5).slope
-    return Case(abs(found - expected), f"{described(made)}: S ~ c^{found:.4f}, {scaling} scaled")
+    return Trial(abs(found - expected), f"{described(made)}: S ~ c^{found:.4f}, {scaling} scaled")
 
 
-def pre_slope(generator: torch.Generator) -> Case:
+def pre_slope(generator: torch.Generator) -> Trial:
     """|s - 1| of S ~ c^s under pre or none with W, V, both or W2 scaled by c = 1 to 1000, eps = 0."""
     return _slope(generator, ("pre", "none"), 1.0)
 
 
-def peri_slope(generator: torch.Generator) -> Case:
+def peri_slope(generator: torch.Generator) -> Trial:
     """|s| of S ~ c^s under peri or output with W, V, both or W2 scaled by c = 1 to 1000, eps = 0."""
     return _slope(generator, ("peri", "output"), 0.0)
 
@@ -45,54 +46,54 @@ def _w1(generator: torch.Generator, activation: str) -> tuple[list[float], float
     return [value or math.nan for value in found.values], found.slope
 
 
-def first_weights(generator: torch.Generator) -> Case:
+def first_weights(generator: torch.Generator) -> Trial:
     """GELU: S(10 c) = S(c)?"""
     values, _ = _w1(generator, "gelu")
-    return Case(
+    return Trial(
         abs(values[1] / values[0] - 1), f"GELU, W1 scaled by 1, 10, 100, 1000: S = {', '.join(f'{v:.4g}' for v in values)}"
     )
 
 
-def first_weights_relu(generator: torch.Generator) -> Case:
+def first_weights_relu(generator: torch.Generator) -> Trial:
     """|s| of S ~ c^s under peri as W1 grows by c = 1 to 1000 (ReLU, no bias); |S(1000 W1)/S(100 W1) - 1| - 0.1 for GELU."""
     _, slope = _w1(generator, "relu")
     gelu, _ = _w1(generator, "gelu")
     return worst(
-        Case(abs(slope), f"ReLU without bias, W1 scaled: S ~ c^{slope:.4f}"),
-        Case(abs(gelu[3] / gelu[2] - 1) - 0.1, f"GELU: S = {', '.join(f'{v:.4g}' for v in gelu)}, which settles"),
+        Trial(abs(slope), f"ReLU without bias, W1 scaled: S ~ c^{slope:.4f}"),
+        Trial(abs(gelu[3] / gelu[2] - 1) - 0.1, f"GELU: S = {', '.join(f'{v:.4g}' for v in gelu)}, which settles"),
     )
 
 
-def eps_breaks(generator: torch.Generator) -> Case:
+def eps_breaks(generator: torch.Generator) -> Trial:
     """|s - 1| of S ~ c^s under peri, eps = 0.01, W2 scaled by c = 1e-5 and 1e-4: activations far below sqrt(eps)."""
     return _far_below_eps(generator, 1.0)
 
 
-def eps_is_harmless(generator: torch.Generator) -> Case:
+def eps_is_harmless(generator: torch.Generator) -> Trial:
     """|s| of S ~ c^s under peri, eps = 0.01, W2 scaled by c = 1e-5 and 1e-4: activations far below sqrt(eps)."""
     return _far_below_eps(generator, 0.0)
 
 
-def _far_below_eps(generator: torch.Generator, expected: float) -> Case:
+def _far_below_eps(generator: torch.Generator, expected: float) -> Trial:
     """The slope where activations are far below sqrt(eps)."""
     made = model(generator, "peri", depth=1, eps=1e-2, spread=0)
     x = noise(generator, 1, 5, 8)
     found = sensitivity_slope(made.depth.sublayers[1], x, "W2", factors=(1e-5, 1e-4), eps=None, tolerance=1e-6).slope
-    return Case(abs(found - expected), f"eps = 0.01, small activations: S ~ c^{found:.4f}")
+    return Trial(abs(found - expected), f"eps = 0.01, small activations: S ~ c^{found:.4f}")
 
 
 def _dense(function: Map, x: Tensor) -> Tensor:
     return torch.autograd.functional.jacobian(function, x).reshape(x.numel(), x.numel())
 
 
-def products(generator: torch.Generator) -> Case:
+def products(generator: torch.Generator) -> Trial:
     """|J_{i:D}|_2 without forming it, against singular values of the product of the closed forms."""
     made = model(generator, one_of(generator, PLACEMENTS), width=4)
     x0 = size(generator, -0.5, 0.5) * noise(generator, 3, 4)
     found = backward_sensitivity(made.depth, x0).products
     dense = torch.eye(12, dtype=torch.float64)
     cases = []
-    steps = list(zip(made.depth.sublayers, trajectory(made.depth, x0), strict=False))
+    steps = list(zip(made.depth.sublayers, made.depth.states(x0), strict=False))
     for k in reversed(range(len(steps))):
         sublayer, x = steps[k]
         dense = dense @ step_jacobian(sublayer, x, made.config.dt).reshape(12, 12)
@@ -102,7 +103,7 @@ def products(generator: torch.Generator) -> Case:
     return worst(*cases)
 
 
-def sublayers(generator: torch.Generator) -> Case:
+def sublayers(generator: torch.Generator) -> Trial:
     """S = |dv/dX|_2 without forming dv/dX, against the dense Jacobian's largest singular value, any placement."""
     made = model(generator, one_of(generator, PLACEMENTS), width=6)
     sublayer, x = one_of(generator, made.depth.sublayers), noise(generator, 4, 6)
@@ -110,7 +111,7 @@ def sublayers(generator: torch.Generator) -> Case:
     return equal(sublayer_sensitivity(sublayer, x).value or math.nan, exact, f"|dv/dX|, {described(made)}")
 
 
-def exponents(generator: torch.Generator) -> Case:
+def exponents(generator: torch.Generator) -> Trial:
     """T times the sum of all exponents is log|det J|."""
     made = model(generator, one_of(generator, ("none", "pre", "peri", "output")), width=4)
     x0 = noise(generator, 3, 4)
@@ -134,14 +135,14 @@ def _attention(generator: torch.Generator) -> tuple[Attention, Tensor]:
     return attention.requires_grad_(False), noise(generator, 4, 6)
 
 
-def proposition_11(generator: torch.Generator) -> Case:
+def proposition_11(generator: torch.Generator) -> Trial:
     """d f(X)/dX in closed form against autograd, entry by entry: 1 to 3 heads, causal or not, queries and keys normalised or not."""
     attention, x = _attention(generator)
     exact = torch.autograd.functional.jacobian(attention, x)
     return equal(attention_jacobian(attention, x), exact, f"the closed form against autograd, {attention.heads} heads")
 
 
-def proposition_11_linear(generator: torch.Generator) -> Case:
+def proposition_11_linear(generator: torch.Generator) -> Trial:
     """J = 15 J_0 after W -> 3 W and V -> 5 V with its bias, both by the closed form."""
     attention, x = _attention(generator)
     before = attention_jacobian(attention, x)

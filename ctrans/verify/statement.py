@@ -19,7 +19,7 @@ BOUND = 1e-9
 """By how much a measurement may exceed its bound, relatively: the rounding of float64 in what is compared."""
 
 
-class Case(NamedTuple):
+class Trial(NamedTuple):
     """How far one case is from the statement, and the case in words and numbers.
 
     `excess` is measured/bound - 1 for a bound, a relative difference for an equality: at most the check's tolerance where the
@@ -30,7 +30,7 @@ class Case(NamedTuple):
     words: str
 
 
-Draw = Callable[[torch.Generator], Case]
+Draw = Callable[[torch.Generator], Trial]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def as_printed(name: str, section: int, source: str, says: str, check: Check) ->
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What the cases of one check showed: whether it holds, its worst case with its number, and the distance reached there."""
 
     holds: bool
@@ -92,8 +92,8 @@ class Result:
     source: str
     says: str
     printed: str
-    seed: Finding | None
-    corrected: Finding
+    seed: CheckResult | None
+    corrected: CheckResult
     seconds: float
 
     @property
@@ -123,20 +123,20 @@ def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
 
 
 @torch.no_grad()
-def find(check: Check, name: str, cases: int, seed: int) -> Finding:
+def find(check: Check, name: str, cases: int, seed: int) -> CheckResult:
     """The worst of the check's cases; one that cannot be computed, or whose distance is not a number, counts as worst."""
     count = check.count(cases)
     drawn = [_drawn(check, generator_of(name, seed, k)) for k in range(count)]
     worst = max(range(count), key=lambda k: math.inf if math.isnan(drawn[k].excess) else drawn[k].excess)
     excess, words = drawn[worst]
-    return Finding(excess <= check.tolerance, excess, check.tolerance, count, worst, words)
+    return CheckResult(excess <= check.tolerance, excess, check.tolerance, count, worst, words)
 
 
-def _drawn(check: Check, generator: torch.Generator) -> Case:
+def _drawn(check: Check, generator: torch.Generator) -> Trial:
     try:
         return check.draw(generator)
     except (ConfigError, SolveError) as error:
-        return Case(math.nan, f"cannot be computed: {error}")
+        return Trial(math.nan, f"cannot be computed: {error}")
 
 
 def generator_of(name: str, seed: int, case: int) -> torch.Generator:
@@ -144,28 +144,28 @@ def generator_of(name: str, seed: int, case: int) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(f"{name}/{seed}/{case}".encode()))
 
 
-def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Case:
+def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
     """The case of measured <= bound: excess measured/bound - 1, or the measured value where the bound is 0."""
     value, limit = float(measured), float(bound)
     if math.isinf(limit):
-        return Case(math.nan if math.isnan(value) else -1.0, words)
-    return Case(value / limit - 1 if limit else value, f"{words}: {value:.6g} against {limit:.6g}")
+        return Trial(math.nan if math.isnan(value) else -1.0, words)
+    return Trial(value / limit - 1 if limit else value, f"{words}: {value:.6g} against {limit:.6g}")
 
 
-def equal(found: float | Tensor, expected: float | Tensor, words: str, scale: float | Tensor | None = None) -> Case:
+def equal(found: float | Tensor, expected: float | Tensor, words: str, scale: float | Tensor | None = None) -> Trial:
     """The case of found = expected: the largest difference over `scale`, by default the largest entry expected (1 if that is 0)."""
     a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (found, expected))
     size = float(b.abs().max() if scale is None else scale) or 1.0
     gap = float((a - b).abs().max()) / size
     numbers = f": {float(a):.6g} against {float(b):.6g}" if a.numel() == 1 else f": differ by {gap:.2g}"
-    return Case(gap, words + numbers)
+    return Trial(gap, words + numbers)
 
 
-def holds_if(condition: bool, words: str) -> Case:
+def holds_if(condition: bool, words: str) -> Trial:
     """The case of a yes-or-no statement: excess 0 or 1."""
-    return Case(0.0 if condition else 1.0, words)
+    return Trial(0.0 if condition else 1.0, words)
 
 
-def worst(*cases: Case) -> Case:
+def worst(*cases: Trial) -> Trial:
     """The case furthest from its statement: a form that says several things holds where all of them do."""
     return max(cases, key=lambda case: math.inf if math.isnan(case.excess) else case.excess)

@@ -9,7 +9,7 @@ from ctrans.stability.attention.balanced_mass import balanced_mass, greedy_prefi
 from ctrans.verify.attention_cases import BOUND_CASES, all_subsets
 from ctrans.verify.attention_cases import Case as BoundCase
 from ctrans.verify.draws import below, between, noise, one_of, size
-from ctrans.verify.statement import Case, Check, Draw, Statement, as_printed, at_most, equal, worst
+from ctrans.verify.statement import Check, Draw, Statement, Trial, as_printed, at_most, equal, worst
 
 ROUNDING = 1e-14
 """Of 1 - delta^2, absolutely."""
@@ -19,14 +19,14 @@ def bounded(name: str) -> Draw:
     """The bound of that name in BOUND_CASES as a check."""
     rule: BoundCase = BOUND_CASES[name]
 
-    def draw(generator: torch.Generator) -> Case:
+    def draw(generator: torch.Generator) -> Trial:
         measured, bound = rule(generator)
         return at_most(max(measured - ROUNDING, 0.0), bound, name)
 
     return draw
 
 
-def softmax_norm(generator: torch.Generator) -> Case:
+def softmax_norm(generator: torch.Generator) -> Trial:
     """max over sign vectors s of |J s|_1 = theta(p)/tau, for rows of up to 10 entries, absolutely."""
     measured, bound = BOUND_CASES["softmax norm"](generator)
     return equal(measured, bound, "|J|_{inf->1} over all sign vectors against theta/tau", 1.0)
@@ -36,7 +36,7 @@ def _row(generator: torch.Generator, entries: int, spread: float = 1.0) -> Tenso
     return (spread * noise(generator, entries)).softmax(-1)
 
 
-def partition(generator: torch.Generator) -> Case:
+def partition(generator: torch.Generator) -> Trial:
     """theta = 1 - delta^2 by search, against every subset."""
     p = _row(generator, 1 + below(generator, 12), size(generator, -2, 1))
     masses = all_subsets(len(p)) @ p
@@ -47,7 +47,7 @@ CLAIMED = {32: 2e-9, 64: 5e-13}
 """What is said to be left of 1 - theta in softmax rows of so many N(0, 1) logits."""
 
 
-def long_rows(generator: torch.Generator) -> Case:
+def long_rows(generator: torch.Generator) -> Trial:
     """The median of 33 rows."""
     cases = []
     for entries, claimed in CLAIMED.items():
@@ -56,7 +56,7 @@ def long_rows(generator: torch.Generator) -> Case:
     return worst(*cases)
 
 
-def every_long_row(generator: torch.Generator) -> Case:
+def every_long_row(generator: torch.Generator) -> Trial:
     """The row with the largest entry, of 5000."""
     cases = []
     for entries, claimed in CLAIMED.items():
@@ -75,30 +75,31 @@ def _rows(generator: torch.Generator, count: int, entries: int) -> Tensor:
     return noise(generator, count, entries).softmax(-1)
 
 
-def greedy(generator: torch.Generator) -> Case:
+def greedy(generator: torch.Generator) -> Trial:
     """theta(p) - 4 c (1 - c), c the greedy prefix's mass, for a softmax row of 4, 8 or 16 entries."""
     entries = one_of(generator, (4, 8, 16))
     p = _row(generator, entries)
     gap = float(balanced_mass(p).lower - greedy_prefix(p))
-    return Case(gap, f"L = {entries}: greedy prefix misses theta by {gap:.3g}")
+    return Trial(gap, f"L = {entries}: greedy prefix misses theta by {gap:.3g}")
 
 
-def greedy_is_below(generator: torch.Generator) -> Case:
+def greedy_is_below(generator: torch.Generator) -> Trial:
     """A lower bound, that falls short in most rows of 16."""
     rows = torch.stack([_row(generator, 16) for _ in range(100)])
     gap = balanced_mass(rows).lower - greedy_prefix(rows)
     missed = float((gap > 1e-12).double().mean())
     return worst(
-        Case(float(-gap.min()) - ROUNDING, "greedy against theta"), Case(0.8 - missed, f"L = 16: missed in {missed:.0%} of rows")
+        Trial(float(-gap.min()) - ROUNDING, "greedy against theta"),
+        Trial(0.8 - missed, f"L = 16: missed in {missed:.0%} of rows"),
     )
 
 
-def uniform_is_one(generator: torch.Generator) -> Case:
+def uniform_is_one(generator: torch.Generator) -> Trial:
     """theta = 1 for the uniform rows of two neighbouring lengths, one of them odd."""
     return worst(*(equal(_uniform(length), 1.0, f"theta of the uniform row, L = {length}") for length in _neighbours(generator)))
 
 
-def uniform(generator: torch.Generator) -> Case:
+def uniform(generator: torch.Generator) -> Trial:
     """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd."""
     return worst(
         *(
@@ -118,13 +119,13 @@ def _neighbours(generator: torch.Generator) -> tuple[int, int]:
     return first, first + 1
 
 
-def one_hot(generator: torch.Generator) -> Case:
+def one_hot(generator: torch.Generator) -> Trial:
     """theta = 0 for every one-hot row of a length from 1 to 40."""
     p = torch.eye(1 + below(generator, 40), dtype=torch.float64)
     return equal(balanced_mass(p).upper.max(), 0.0, f"theta of one-hot rows, L = {len(p)}", 1.0)
 
 
-def top_k(generator: torch.Generator) -> Case:
+def top_k(generator: torch.Generator) -> Trial:
     """theta = 1 - (1 - 2 floor(k/2)/k)^2 for mass 1/k on the first k of up to 30 entries."""
     entries = 1 + below(generator, 30)
     k = 1 + below(generator, entries)
@@ -132,7 +133,7 @@ def top_k(generator: torch.Generator) -> Case:
     return equal(balanced_mass(p).lower, 1 - (1 - 2 * (k // 2) / k) ** 2, f"mass 1/{k} on {k} of {entries} tokens", 1.0)
 
 
-def peaked_everywhere(generator: torch.Generator) -> Case:
+def peaked_everywhere(generator: torch.Generator) -> Trial:
     """theta(p) <= 4 kappa (1 - kappa), kappa = 1 - max p, for softmax rows of 2 to 11 entries, kappa above 1/2 too."""
     p = _row(generator, 2 + below(generator, 10), between(generator, 0.1, 3))
     kappa = 1 - float(p.max())

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.norm import RMSNorm
 from ctrans.placement import PLACEMENTS
+from ctrans.stability.transport.bounds import printed_transport_bound, transport_bound
 from ctrans.stability.transport.generalisation import generalisation_radius
-from ctrans.stability.transport.wasserstein import printed_transport_bound, transport_bound, wasserstein
+from ctrans.stability.transport.wasserstein import wasserstein
 from ctrans.sublayer import Sublayer
 from ctrans.verify.draws import below, described, model, noise, one_of, size
-from ctrans.verify.statement import Case, Check, Statement, at_most, equal, holds_if, worst
+from ctrans.verify.statement import Check, Statement, Trial, at_most, equal, holds_if, worst
 
 
 class Sign(nn.Module):
@@ -42,7 +43,7 @@ def diverging(generator: torch.Generator, d: int = 8) -> tuple[Depth, Tensor, Te
     return Depth(parts, 1.0), x, -x
 
 
-def theorem_6_as_printed(generator: torch.Generator) -> Case:
+def theorem_6_as_printed(generator: torch.Generator) -> Trial:
     """W_1 of the ends <= W_1 of the inputs + 4 dt D sqrt(nd) g_max, for the diverging fields at n = 1, d = 8, D = 1."""
     depth, x, y = diverging(generator)
     bound = printed_transport_bound(depth, 1, wasserstein(x, y, 1), 1)
@@ -50,7 +51,7 @@ def theorem_6_as_printed(generator: torch.Generator) -> Case:
     return at_most(wasserstein(depth(x), depth(y), 1), bound, "n = 1, d = 8, D = 1: W_1 of the ends")
 
 
-def theorem_6(generator: torch.Generator) -> Case:
+def theorem_6(generator: torch.Generator) -> Trial:
     """Never exceeded, for any placement with a bound, any samples, p = 1 and 2."""
     made = model(generator, one_of(generator, [name for name in PLACEMENTS if name != "none"]), width=4)
     samples, tokens = 1 + below(generator, 5), 1 + below(generator, 3)
@@ -65,7 +66,7 @@ def theorem_6(generator: torch.Generator) -> Case:
     return worst(*cases)
 
 
-def theorem_6_attained(generator: torch.Generator) -> Case:
+def theorem_6_attained(generator: torch.Generator) -> Trial:
     """W_1 = 32 and W_2 = 4 sqrt(8) of the ends, and both equal the bound, for the diverging fields at n = 1, d = 8, D = 1."""
     depth, x, y = diverging(generator)
     cases = []
@@ -75,7 +76,7 @@ def theorem_6_attained(generator: torch.Generator) -> Case:
     return worst(*cases)
 
 
-def assignment(generator: torch.Generator) -> Case:
+def assignment(generator: torch.Generator) -> Trial:
     """Against the linear programme over all plans."""
     count, p = 1 + below(generator, 7), 1 + below(generator, 2)
     a, b = noise(generator, 2, count, 3)
@@ -85,7 +86,7 @@ def assignment(generator: torch.Generator) -> Case:
     return equal(wasserstein(a, b, p), float(plan.fun) ** (1 / p), f"W_{p} of {count} samples against the linear programme")
 
 
-def radius_at_real_size(generator: torch.Generator) -> Case:
+def radius_at_real_size(generator: torch.Generator) -> Trial:
     """N^(-1/(nd)) for 10^12 samples of 64 tokens of width 128: what is left of the radius of one."""
     found = generalisation_radius(10**12, 64, 128)
     return worst(
@@ -96,7 +97,7 @@ def radius_at_real_size(generator: torch.Generator) -> Case:
     )
 
 
-def radius_shrinks(generator: torch.Generator) -> Case:
+def radius_shrinks(generator: torch.Generator) -> Trial:
     """N^(-1/(nd)) <= 1/2 for N = 10^12 samples of 64 tokens of width 128."""
     found = generalisation_radius(10**12, 64, 128)
     return at_most(found.shrinkage, 0.5, "10^12 samples in 8192 dimensions leave of the radius of one")

@@ -13,7 +13,7 @@ from ctrans.control.hjb_study import NearestTarget
 from ctrans.control.hopf_lax import hopf_lax, velocity_ball, velocity_hull
 from ctrans.norm import Norm
 from ctrans.verify.draws import below, between, noise, norm, norm_words
-from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, worst
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
 
 
 def _smooth(x: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def _smooth(x: Tensor) -> Tensor:
     return x[..., 0] + 0.5 * x[..., 1] + 0.2 * torch.sin(2 * x[..., 0]) * torch.cos(1.5 * x[..., 1])
 
 
-def solves_hjb(generator: torch.Generator) -> Case:
+def solves_hjb(generator: torch.Generator) -> Trial:
     """-dPhi/dt + H(grad Phi) = 0, by central differences of the minimum itself."""
     chosen, remaining, h = _slow(generator), between(generator, 0.05, 0.25), 1e-4
     x, hull = noise(generator, 5, 2), velocity_hull(chosen)
@@ -44,7 +44,7 @@ def _slow(generator: torch.Generator) -> Norm:
     return chosen
 
 
-def reachable(generator: torch.Generator) -> Case:
+def reachable(generator: torch.Generator) -> Trial:
     """A target just inside the ellipsoid of radius T - t is reached, one just outside is missed."""
     chosen, remaining = norm(generator, "rmsnorm", width=2 + below(generator, 3)), between(generator, 0.1, 2)
     u = noise(generator, chosen.width)
@@ -53,7 +53,7 @@ def reachable(generator: torch.Generator) -> Case:
     inside, outside = hopf_lax(target, torch.stack([0.99 * edge, 1.01 * edge]), remaining, velocity_hull(chosen))
     missed = 1e-4 * remaining * float(chosen.gamma.abs().min())
     return worst(
-        Case(
+        Trial(
             float(inside) / float(edge.norm()),
             f"{norm_words(chosen)}: from 0.99 of the edge the target is missed by {float(inside):.2g}",
         ),
@@ -65,7 +65,7 @@ def _first(z: Tensor) -> Tensor:
     return z[..., 0]
 
 
-def layernorm_value(generator: torch.Generator) -> Case:
+def layernorm_value(generator: torch.Generator) -> Trial:
     """G = z_1: Phi = x_1 + (T - t)(beta_1 - sqrt(d) |gamma_1| |C e_1|)."""
     chosen, remaining = norm(generator, "layernorm", width=2 + below(generator, 4)), between(generator, 0.1, 2)
     x = noise(generator, 5, chosen.width)
@@ -74,7 +74,7 @@ def layernorm_value(generator: torch.Generator) -> Case:
     return equal(hopf_lax(_first, x, remaining, velocity_hull(chosen)), expected, f"Phi for G = z_1, {norm_words(chosen)}")
 
 
-def ellipsoid_value_for_layernorm(generator: torch.Generator) -> Case:
+def ellipsoid_value_for_layernorm(generator: torch.Generator) -> Trial:
     """What is reached, against Kan's ellipsoid: sqrt(d) |gamma_1| in place of sqrt(d - 1) |gamma_1|."""
     chosen, remaining = norm(generator, "layernorm", width=2 + below(generator, 4)), between(generator, 0.1, 2)
     x = noise(generator, 5, chosen.width)
@@ -84,14 +84,14 @@ def ellipsoid_value_for_layernorm(generator: torch.Generator) -> Case:
     )
 
 
-def flat(generator: torch.Generator) -> Case:
+def flat(generator: torch.Generator) -> Trial:
     """Velocities up to R with R (T - t) beyond the targets: Phi = inf G = 0 everywhere, and G at t = T."""
     remaining, x = 10 ** between(generator, -4, 0), noise(generator, 20, 2)
     terminal = NearestTarget()
     value = hopf_lax(terminal, x, remaining, velocity_ball(20 / remaining, 2))
     at_end = hopf_lax(terminal, x, 0.0, velocity_ball(20 / remaining, 2))
     return worst(
-        Case(
+        Trial(
             float(value.amax()),
             f"T - t = {remaining:.1g}: Phi is at most {float(value.amax()):.1g} where G is up to {float(terminal(x).amax()):.2g}",
         ),
@@ -99,7 +99,7 @@ def flat(generator: torch.Generator) -> Case:
     )
 
 
-def grid_agrees(generator: torch.Generator) -> Case:
+def grid_agrees(generator: torch.Generator) -> Trial:
     """WENO on a grid against Hopf-Lax, where the edges cannot matter."""
     chosen, horizon = _slow(generator), 0.25
     hull = velocity_hull(chosen)

@@ -34,6 +34,17 @@ class PassageBack(Passage):
     before: Float[Tensor, "*batch tokens width"]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Turn:
+    """The end of the depth in a walk with a loss L, where it turns: X_T = `x`, L and `p` = dL/dX_T, for these tokens and targets."""
+
+    tokens: Int[Tensor, "*batch tokens"]
+    targets: Int[Tensor, "*batch tokens"]
+    x: Float[Tensor, "*batch tokens width"]
+    loss: float
+    p: Float[Tensor, "*batch tokens width"]
+
+
 class Instrument:
     """Offered a walk's states and costates in the order below; each method may be left out but `figures`.
 
@@ -41,21 +52,19 @@ class Instrument:
     holds that much memory.
     """
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether it asks for the way back, and so for a loss."""
+        return type(self).backward is not Instrument.backward or type(self).head is not Instrument.head
+
     def begin(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> None:
         """The depth that is walked, and X_0."""
 
     def forward(self, at: Passage) -> None:
         """Segment k on the way down, k = 0, 1, ..."""
 
-    def head(
-        self,
-        model: Model,
-        x: Float[Tensor, "*batch tokens width"],
-        targets: Int[Tensor, "*batch tokens"],
-        loss: float,
-        p: Float[Tensor, "*batch tokens width"],
-    ) -> None:
-        """At the end of the depth, in a walk with a loss L: X_T, the targets, L and dL/dX_T."""
+    def head(self, model: Model, at: Turn) -> None:
+        """At the end of the depth, in a walk with a loss."""
 
     def backward(self, at: PassageBack) -> None:
         """Segment k on the way back, k = K - 1, ..., 0, in a walk with a loss."""
@@ -75,14 +84,18 @@ class Attempt(Instrument):
         self.instrument = instrument
         self.note: str | None = None
 
+    @property
+    def looks_back(self) -> bool:
+        return self.instrument.looks_back
+
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._try("begin", depth, x0)
 
     def forward(self, at: Passage) -> None:
         self._try("forward", at)
 
-    def head(self, model: Model, x: Tensor, targets: Tensor, loss: float, p: Tensor) -> None:
-        self._try("head", model, x, targets, loss, p)
+    def head(self, model: Model, at: Turn) -> None:
+        self._try("head", model, at)
 
     def backward(self, at: PassageBack) -> None:
         self._try("backward", at)

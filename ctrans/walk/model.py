@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -73,6 +74,17 @@ def check_targets(tokens: Tensor, targets: Tensor) -> None:
         raise ConfigError(f"targets have {shapes}: give one target per token")
     if not (targets != -1).any():
         raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
+
+
+def loss_refusal(model: Model, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "..."]) -> str | None:
+    """Why these tokens and targets have no loss under this model, as seen by its head at X_0; None where they have one."""
+    try:
+        check_targets(tokens, targets)
+        with torch.no_grad():
+            cross_entropy(model, model.embed(tokens), targets)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:

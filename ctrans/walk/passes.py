@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.sublayer import Sublayer
-from ctrans.walk.instrument import Instrument, Passage, PassageBack
+from ctrans.walk.instrument import Instrument, Passage, PassageBack, Turn
 from ctrans.walk.model import Model, check_targets, cross_entropy
 from solvers.segment import Map
 
@@ -134,8 +134,9 @@ class _LaneUnderWay:
         targets = self.lane.targets
         assert targets is not None, "only a lane with targets turns"
         loss, p = value_and_pullback(lambda x: cross_entropy(model, x, targets), self.x)
+        turn = Turn(self.lane.tokens, targets, self.x, float(loss), p)
         for instrument in self.lane.instruments:
-            instrument.head(model, self.x, targets, float(loss), p)
+            instrument.head(model, turn)
         self.p = p
 
     def backward(self, k: int, sublayer: Sublayer, time: float, h: float) -> None:

@@ -13,7 +13,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.generation import generate
 from ctrans.model.gpt import GPT
 from ctrans.scheme import Scheme
-from ctrans.training.loop import train
+from ctrans.training.loop import carry_out
 from solvers import ConfigError
 from tests.cli.test_commands import run, strict
 from tests.helpers import learned
@@ -106,7 +106,7 @@ def trained(directory, **settings):
     """The directory of a run of one iteration, with weights big enough that methods disagree on the text."""
     begun, progress = training.start(directory, {"dt": 1.0, "placement": "pre"}, iterations=1, **settings)
     learned(begun.model, 0.5)
-    train(begun, progress)
+    carry_out(begun, progress)
     return directory
 
 

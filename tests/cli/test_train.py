@@ -15,8 +15,8 @@ import pytest
 
 from ctrans.cli.train_options import SETTINGS
 from ctrans.model.checkpoint import load
-from ctrans.training.loop import Ending, train
-from ctrans.training.run_directory import Store, damage
+from ctrans.training.loop import Ending, carry_out
+from ctrans.training.run_directory import RunDirectory, damage
 from solvers import SolveError
 from tests.cli.test_commands import run, strict
 from tests.training.helpers import same
@@ -106,9 +106,9 @@ def test_the_run_is_written_before_it_is_evaluated_at_other_depths(tmp_path, mon
 @pytest.mark.parametrize(("ending", "code"), [(Ending.INTERRUPTED, 143), (Ending.DIVERGED, 1)])
 def test_a_run_that_did_not_finish_is_not_evaluated_at_other_depths(ending, code, tmp_path, monkeypatch):
     def stop(begun, progress):
-        return dataclasses.replace(train(begun, progress), ending=ending, signal=signal.SIGTERM.value)
+        return dataclasses.replace(carry_out(begun, progress), ending=ending, signal=signal.SIGTERM.value)
 
-    monkeypatch.setattr("ctrans.cli.train.train", stop)
+    monkeypatch.setattr("ctrans.cli.train.carry_out", stop)
     result = run("train", *TINY, "--eval-depth", "3", "--out", tmp_path, "--json", "-")
     assert result.exit_code == code, result.output
     assert strict(result.stdout)["other_depths"] == {}
@@ -230,7 +230,7 @@ def killed_again_and_again(directory, kills, iterations, seed):
     generator = random.Random(seed)
     for _ in range(kills):
         rows = (parts / "log.jsonl").read_text().count("\n") if parts.exists() else 0
-        process = command(*args, *(["--resume"] if Store(parts).exists else []), "--out", parts)
+        process = command(*args, *(["--resume"] if RunDirectory(parts).exists else []), "--out", parts)
         wait_for_rows(process, parts, rows + generator.randint(1, 2 * iterations // kills))
         time.sleep(generator.uniform(0, 0.01))
         process.kill()
@@ -337,10 +337,10 @@ def test_resuming_a_mistyped_directory_starts_nothing_unless_torchrun_restarts_i
 def test_a_lost_last_loses_no_checkpoint(args, tmp_path):
     run("train", *TINY, "--out", tmp_path)
     (tmp_path / "last").unlink()
-    kept = Store(tmp_path).steps()
+    kept = RunDirectory(tmp_path).steps()
     result = run("train", *TINY, *args, "--out", tmp_path)
     assert result.exit_code == 2
-    assert Store(tmp_path).steps() == kept
+    assert RunDirectory(tmp_path).steps() == kept
     assert (tmp_path / "log.jsonl").read_text().count("\n") == 13
 
 
@@ -365,11 +365,11 @@ def test_a_run_goes_on_when_its_data_file_has_moved(tmp_path):
 
 def test_a_run_in_a_directory_where_another_trains_is_refused(tmp_path):
     run("train", *TINY, "--out", tmp_path)
-    with Store(tmp_path).locked():
+    with RunDirectory(tmp_path).locked():
         for args in (["--resume"], ["--overwrite"]):
             result = run("train", *TINY, *args, "--out", tmp_path)
             assert (result.exit_code, "another process is training in" in result.stderr) == (2, True)
-    assert Store(tmp_path).steps()[-1] == 12
+    assert RunDirectory(tmp_path).steps()[-1] == 12
 
 
 def test_following_the_advice_on_a_damaged_best_leaves_a_best(tmp_path):

@@ -13,11 +13,22 @@ import torch.distributed as dist
 import torchdiffeq
 from torch import nn
 
-from solvers import GRADIENTS, METHODS, Adjoint, Checkpoint, ConfigError, Reversible, RungeKutta, Segment, SolveError, solve
-from solvers.reversible import ReversibleScheme
+from solvers import (
+    GRADIENTS,
+    METHODS,
+    Adjoint,
+    Checkpoint,
+    ConfigError,
+    HasReversibleForm,
+    Reversible,
+    Segment,
+    SolveError,
+    solve,
+)
+from solvers.reversible_scheme import ReversibleScheme
 from tests.helpers import DEVICES, NAMES, learned, small_config, tokens
 
-OWN = [name for name, method in METHODS.items() if isinstance(method, RungeKutta)]
+OWN = [name for name, method in METHODS.items() if isinstance(method, HasReversibleForm)]
 FIXED = [name for name in OWN if not METHODS[name].adaptive]
 IN_TORCH = sorted(set(METHODS) - {"torchdiffeq:scipy_solver"})
 EXACT = ["checkpoint", "reversible"]

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
-from solvers import METHODS, ConfigError, RungeKutta, Segment, SolveError, Status, solve
+from solvers import METHODS, ConfigError, Segment, SolveError, Status, solve
 from solvers.methods import get_method
 from solvers.request import check_problem
 from tests.helpers import DEVICES, unchecked
 
 FIXED = [name for name, method in METHODS.items() if not method.adaptive]
 ADAPTIVE = [name for name, method in METHODS.items() if method.adaptive]
-OWN = [name for name, method in METHODS.items() if isinstance(method, RungeKutta)]
 
 
 def switched(rates=(-1.0, 2.0, 0.5), dt=0.7, watch=None):

@@ -11,9 +11,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ctrans.control.costate import costate
 from ctrans.stability.backward.lyapunov import lyapunov
 from ctrans.stability.backward.parameter_gradients import gradient_norms
-from ctrans.stability.backward.sensitivity import backward_sensitivity, step_linearisations, trajectory
-from ctrans.stability.transport.wasserstein import adversarial_direction, transport
-from ctrans.stability.weight_scaling import sensitivity_slope, weight_scaling
+from ctrans.stability.backward.sensitivity import backward_sensitivity, step_linearisations
+from ctrans.stability.backward.weight_slope import sensitivity_slope
+from ctrans.stability.forward.weight_growth import weight_growth
+from ctrans.stability.transport.perturbations import adversarial_direction
+from ctrans.stability.transport.transport import transport
 from ctrans.weights.on_demand import Known, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
@@ -47,7 +49,7 @@ def on_demand(model):
 
 
 @dataclasses.dataclass(frozen=True)
-class Instrument:
+class Measured:
     """What is computed, how many sublayers' weights it may hold, and how often it goes through the depth."""
 
     run: object
@@ -60,13 +62,13 @@ def _embedded(function):
 
 
 INSTRUMENTS = {
-    "trajectory": Instrument(_embedded(trajectory), 1, 1),
-    "costate": Instrument(lambda model: vars(costate(model, tokens(), tokens(seed=1))), 1, 2),
-    "gradients": Instrument(lambda model: gradient_norms(model, tokens(), tokens(seed=1)), 1, 2),
-    "sensitivities": Instrument(_embedded(partial(backward_sensitivity, starts=0)), 2, 1),
-    "lyapunov": Instrument(_embedded(partial(lyapunov, count=2)), 1, 1),
-    "weight scaling": Instrument(_embedded(weight_scaling), 1, 1),
-    "transport": Instrument(lambda model: transport(model, tokens(), "noise"), 1, 1),
+    "trajectory": Measured(_embedded(lambda depth, x0: depth.states(x0)), 1, 1),
+    "costate": Measured(lambda model: vars(costate(model, tokens(), tokens(seed=1))), 1, 2),
+    "gradients": Measured(lambda model: gradient_norms(model, tokens(), tokens(seed=1)), 1, 2),
+    "sensitivities": Measured(_embedded(partial(backward_sensitivity, starts=0)), 2, 1),
+    "lyapunov": Measured(_embedded(partial(lyapunov, count=2)), 1, 1),
+    "weight scaling": Measured(_embedded(weight_growth), 1, 1),
+    "transport": Measured(lambda model: transport(model, tokens(), "noise"), 1, 1),
 }
 
 
@@ -99,7 +101,7 @@ def test_one_sublayer_at_a_time(placement, name):
 
 def test_a_graph_of_the_whole_depth_would_be_seen():
     twin, makers = on_demand(small_model("pre", depth=DEPTH))
-    steps = step_linearisations(twin.depth, trajectory(twin.depth, twin.embed(tokens())))
+    steps = step_linearisations(twin.depth, twin.embed(tokens()))
     assert makers.most == len(steps) == DEPTH * 2
 
 

@@ -5,10 +5,10 @@ import torch
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.training.data import from_text
-from ctrans.training.loop import train
+from ctrans.training.loop import carry_out
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, resumed, with_settings
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import read_state
@@ -28,17 +28,17 @@ SETTINGS = {
 
 
 def start(directory, model=None, text=TEXT, overwrite=False, **changes):
-    """A new run and its progress, ready for `train`."""
+    """A new run and its progress, ready for `carry_out`."""
     config = GPTConfig(**{**MODEL, **(model or {})})
     settings = TrainConfig(**{**SETTINGS, **changes})
     data = from_text(text, config.context)
     weights = GPT(config, seed=settings.seed)
-    return anew(weights, settings, data, Store(directory), PARALLEL["none"], ALONE, source={}, overwrite=overwrite)
+    return anew(weights, settings, data, RunDirectory(directory), PARALLEL["none"], ALONE, source={}, overwrite=overwrite)
 
 
 def resume(directory, text=TEXT, **changes):
     """The run in that directory, taken up from its last checkpoint."""
-    store = Store(directory)
+    store = RunDirectory(directory)
     state = with_settings(read_state(store.verified_last()), changes)
     return resumed(state, from_text(text, MODEL["context"]), store, PARALLEL["none"], ALONE)
 
@@ -46,7 +46,7 @@ def resume(directory, text=TEXT, **changes):
 def weights_after(directory, **changes):
     """The weights of an uninterrupted run."""
     run, progress = start(directory, **changes)
-    train(run, progress)
+    carry_out(run, progress)
     return weights(run)
 
 

@@ -16,10 +16,10 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.data import Data, from_text
-from ctrans.training.loop import Ending, train
+from ctrans.training.loop import Ending, carry_out
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import Store
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, resumed
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import read_state
@@ -46,7 +46,7 @@ def stopped_at(step, number=signal.SIGTERM):
 
 def test_the_loss_falls_and_the_best_checkpoint_is_the_best(tmp_path):
     run, progress = start(tmp_path, iterations=60, learning_rate=3e-2, eval_every=10)
-    outcome = train(run, progress)
+    outcome = carry_out(run, progress)
     losses = {row["step"]: row["validation_loss"] for row in log.read(tmp_path) if "validation_loss" in row}
     assert outcome.ending is Ending.FINISHED
     assert losses[60] < losses[0] - 1
@@ -56,7 +56,7 @@ def test_the_loss_falls_and_the_best_checkpoint_is_the_best(tmp_path):
 
 def test_the_log_has_a_row_for_every_iteration(tmp_path):
     run, progress = start(tmp_path)
-    train(run, progress)
+    carry_out(run, progress)
     kept = list(log.read(tmp_path))
     assert [row["step"] for row in kept] == list(range(13))
     assert [row["step"] for row in kept if "validation_loss" in row] == [0, 4, 8, 12]
@@ -87,7 +87,7 @@ def test_temperature_is_warm_in_training_and_the_models_own_in_evaluation(tmp_pa
     run.module.register_forward_hook(
         lambda module, *_: seen.append((module.training, run.model.depth.sublayers[0].field.temperature))
     )
-    train(run, progress)
+    carry_out(run, progress)
     assert {tau for training, tau in seen if not training} == {1.0}
     assert [tau for training, tau in seen if training][:3] == pytest.approx([4.0, 4 ** (7 / 8), 4 ** (6 / 8)])
     assert [tau for training, tau in seen if training][8:] == [1.0] * 4
@@ -101,7 +101,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_without_touching_the_weights(tmp
             with torch.no_grad():
                 next(run.model.parameters()).fill_(torch.nan)
 
-    outcome = train(dataclasses.replace(run, observe=break_weights), progress)
+    outcome = carry_out(dataclasses.replace(run, observe=break_weights), progress)
     assert (outcome.ending, outcome.progress.step) == (Ending.DIVERGED, 7)
     assert "iteration 8" in outcome.message
     *_, broken, verdict = log.read(tmp_path)
@@ -109,16 +109,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_without_touching_the_weights(tmp
     assert verdict["diverged"] == outcome.message
     kept = load(tmp_path / "last")
     assert all(torch.isfinite(value).all() for value in kept.state_dict().values())
-    assert Store(tmp_path).steps()[-1] == 6
+    assert RunDirectory(tmp_path).steps()[-1] == 6
 
 
 def test_validation_losses_above_the_margin_end_the_run_and_are_not_saved(tmp_path):
     run, progress = start(tmp_path, iterations=40, learning_rate=30.0, warmup=0, clip=1e6, eval_every=2, save_every=1, margin=0.5)
-    outcome = train(run, progress)
+    outcome = carry_out(run, progress)
     assert outcome.ending is Ending.DIVERGED
     assert outcome.progress.above == 3
     assert "by more than the margin for 3 evaluations" in outcome.message
-    last = Store(tmp_path).steps()[-1]
+    last = RunDirectory(tmp_path).steps()[-1]
     evaluated = {row["step"]: row["validation_loss"] for row in log.read(tmp_path) if "validation_loss" in row}
     assert last < next(step for step, loss in evaluated.items() if loss > evaluated[0] + 0.5)
 
@@ -131,7 +131,7 @@ def test_an_adaptive_solver_that_fails_counts_as_divergence(tmp_path):
             with torch.no_grad():
                 run.model.depth.sublayers[0].output_norm.weight.fill_(1e38)
 
-    outcome = train(dataclasses.replace(run, observe=stiffen), progress)
+    outcome = carry_out(dataclasses.replace(run, observe=stiffen), progress)
     assert outcome.ending is Ending.DIVERGED
     assert "iteration 3" in outcome.message
 
@@ -141,19 +141,19 @@ def test_a_signal_ends_the_run_after_its_iteration_and_saves(tmp_path, number):
     before = signal.signal(number, signal.default_int_handler)  # whoever runs the tests may ignore it, as nohup does
     try:
         run, progress = start(tmp_path)
-        outcome = train(dataclasses.replace(run, observe=stopped_at(5, number)), progress)
+        outcome = carry_out(dataclasses.replace(run, observe=stopped_at(5, number)), progress)
         assert (outcome.ending, outcome.progress.step, outcome.signal) == (Ending.INTERRUPTED, 5, number)
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
         signal.signal(number, before)
-    assert Store(tmp_path).steps()[-1] == 5
+    assert RunDirectory(tmp_path).steps()[-1] == 5
 
 
 def test_a_signal_that_was_ignored_before_stays_ignored(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run, progress = start(tmp_path)
-        outcome = train(dataclasses.replace(run, observe=stopped_at(5, signal.SIGHUP)), progress)
+        outcome = carry_out(dataclasses.replace(run, observe=stopped_at(5, signal.SIGHUP)), progress)
     finally:
         signal.signal(signal.SIGHUP, before)
     assert outcome.ending is Ending.FINISHED
@@ -167,11 +167,11 @@ def test_after_divergence_last_is_the_newest_checkpoint_up_to_the_last_good_eval
             with torch.no_grad():
                 run.model.final_norm.weight.fill_(1e3)
 
-    outcome = train(dataclasses.replace(run, observe=worsen), progress)
+    outcome = carry_out(dataclasses.replace(run, observe=worsen), progress)
     assert (outcome.ending, outcome.progress.step, outcome.progress.good) == (Ending.DIVERGED, 20, 10)
-    assert max(step for step in Store(tmp_path).steps() if step <= 10) == read_state(tmp_path / "last").progress.step
+    assert max(step for step in RunDirectory(tmp_path).steps() if step <= 10) == read_state(tmp_path / "last").progress.step
     run, progress = resume(tmp_path, learning_rate=1e-3)
-    assert train(run, progress).ending is Ending.FINISHED
+    assert carry_out(run, progress).ending is Ending.FINISHED
     verdicts = [row for row in log.read(tmp_path) if "diverged" in row or "settings" in row]
     assert verdicts == [{"step": progress.step, "settings": {"learning_rate": 1e-3}}]
 
@@ -211,10 +211,10 @@ def interrupted(directory, stops, **changes):
     """The weights of a run that is stopped after each of these iterations and taken up again."""
     run, progress = start(directory, **changes)
     for stop in sorted(stops):
-        outcome = train(dataclasses.replace(run, observe=stopped_at(stop)), progress)
+        outcome = carry_out(dataclasses.replace(run, observe=stopped_at(stop)), progress)
         assert outcome.ending is Ending.INTERRUPTED
         run, progress = resume(directory)
-    train(run, progress)
+    carry_out(run, progress)
     return weights(run)
 
 
@@ -238,44 +238,44 @@ def test_weights_in_depth_are_resumed_exactly_too(tmp_path):
     model = {"depth_weights": "chebyshev", "knots": 2, "depth": 4}
     expected = weights_after(tmp_path / "whole", model=model)
     run, progress = start(tmp_path / "parts", model=model)
-    train(dataclasses.replace(run, observe=stopped_at(7)), progress)
+    carry_out(dataclasses.replace(run, observe=stopped_at(7)), progress)
     run, progress = resume(tmp_path / "parts")
-    train(run, progress)
+    carry_out(run, progress)
     assert same(weights(run), expected)
 
 
 def test_more_iterations_continue_a_finished_run(tmp_path):
     run, progress = start(tmp_path)
-    train(run, progress)
+    carry_out(run, progress)
     run, progress = resume(tmp_path, iterations=15)
-    assert train(run, progress).progress.step == 15
+    assert carry_out(run, progress).progress.step == 15
 
 
 def test_fewer_iterations_than_are_done_are_refused(tmp_path):
-    train(*start(tmp_path))
+    carry_out(*start(tmp_path))
     with pytest.raises(ConfigError, match="iterations = 5, and 12 are done"):
         resume(tmp_path, iterations=5)
 
 
 def test_other_data_are_refused_on_resume(tmp_path):
-    train(*start(tmp_path))
+    carry_out(*start(tmp_path))
     with pytest.raises(ConfigError, match="the data are not those"):
         resume(tmp_path, text=TEXT + b"more")
 
 
 def test_a_second_run_does_not_overwrite_the_first_unless_told_to(tmp_path):
-    train(*start(tmp_path))
+    carry_out(*start(tmp_path))
     with pytest.raises(ConfigError, match="has a run already"):
         start(tmp_path)
     start(tmp_path, overwrite=True)
-    assert Store(tmp_path).steps() == []
+    assert RunDirectory(tmp_path).steps() == []
 
 
 def test_lack_of_memory_names_batch_and_context(tmp_path, monkeypatch):
     run, progress = start(tmp_path)
     monkeypatch.setattr(run.module, "forward", lambda *_: torch.empty(10**18))
     with pytest.raises(ConfigError, match="out of memory with a batch of 4 sequences and a context of 8"):
-        train(run, progress)
+        carry_out(run, progress)
 
 
 def test_settings_are_those_that_were_given(tmp_path):
@@ -285,7 +285,7 @@ def test_settings_are_those_that_were_given(tmp_path):
 
 def test_theta_is_the_balanced_mass_of_the_attention_rows(tmp_path):
     run, progress = start(tmp_path, theta=True, iterations=1)
-    train(run, progress)
+    carry_out(run, progress)
     tokens, _ = run.data.validation_windows(1)
     found = []
     for k in (0, 2):
@@ -306,7 +306,7 @@ def test_a_compiler_that_is_missing_is_one_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run.module, "forward", compile_and_fail)
     with pytest.raises(ConfigError, match="cannot compile the model here: no g\\+\\+; leave out --compile"):
-        train(run, progress)
+        carry_out(run, progress)
 
 
 def crowded(directory):
@@ -315,7 +315,7 @@ def crowded(directory):
         GPT(GPTConfig(**MODEL), seed=0),
         TrainConfig(**SETTINGS),
         from_text(TEXT, MODEL["context"]),
-        Store(directory),
+        RunDirectory(directory),
         PARALLEL["none"],
         Processes(torch.device("cpu"), 0, 3),
         source={},
@@ -324,11 +324,11 @@ def crowded(directory):
 
 
 def test_a_batch_that_processes_cannot_share_removes_no_run(tmp_path):
-    train(*start(tmp_path))
+    carry_out(*start(tmp_path))
     with pytest.raises(ConfigError, match="multiple of 3"):
         crowded(tmp_path)
-    assert Store(tmp_path).steps()[-1] == 12
-    store = Store(tmp_path)
+    assert RunDirectory(tmp_path).steps()[-1] == 12
+    store = RunDirectory(tmp_path)
     with pytest.raises(ConfigError, match="multiple of 3"):
         resumed(
             read_state(store.verified_last()),
@@ -343,24 +343,24 @@ def test_a_run_that_ended_before_its_first_checkpoint_may_be_started_again(tmp_p
     run, _ = start(tmp_path)
     run.report({"step": 0, "validation_loss": 5.0})
     run, progress = start(tmp_path)
-    train(run, progress)
+    carry_out(run, progress)
     assert [row["step"] for row in log.read(tmp_path)] == list(range(13))
 
 
 def test_tokens_are_checked_on_resume_too(tmp_path, monkeypatch):
-    train(*start(tmp_path))
+    carry_out(*start(tmp_path))
     monkeypatch.setattr(Data, "fingerprint", lambda data: read_state(tmp_path / "last").fingerprint)
     other = Data(np.full(2000, 300), np.full(200, 300), MODEL["context"], "other")
-    store = Store(tmp_path)
+    store = RunDirectory(tmp_path)
     with pytest.raises(ConfigError, match="token 300"):
         resumed(read_state(store.verified_last()), other, store, PARALLEL["none"], ALONE)
 
 
 def test_a_run_that_went_on_meanwhile_is_not_resumed_from_before(tmp_path):
     run, progress = start(tmp_path)
-    train(dataclasses.replace(run, observe=stopped_at(5)), progress)
-    store = Store(tmp_path)
+    carry_out(dataclasses.replace(run, observe=stopped_at(5)), progress)
+    store = RunDirectory(tmp_path)
     before = read_state(store.verified_last())
-    train(*resume(tmp_path))
+    carry_out(*resume(tmp_path))
     with pytest.raises(ConfigError, match="has gone on since it was read"):
         resumed(before, from_text(TEXT, MODEL["context"]), store, PARALLEL["none"], ALONE)

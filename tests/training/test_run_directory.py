@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrans.training import run_directory as module
-from ctrans.training.run_directory import Store, damage
+from ctrans.training.run_directory import RunDirectory, damage
 from solvers import ConfigError
 
 FILES = {"config.json": b"{}", "model.safetensors": bytes(range(100)), "train.json": b"state"}
@@ -29,7 +29,7 @@ def write(directory):
 
 
 def filled(directory, *steps, best=None, good=0):
-    store = Store(directory)
+    store = RunDirectory(directory)
     for step in steps:
         store.save(step, write, best=best, good=good)
     return store
@@ -182,7 +182,7 @@ def test_the_first_checkpoint_of_a_run_needs_no_link_to_be_gone_on_from(tmp_path
 
 def test_a_directory_without_a_run_is_named_on_resume(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no run in .*tpyo' to resume"):
-        Store(tmp_path / "tpyo").verified_last()
+        RunDirectory(tmp_path / "tpyo").verified_last()
 
 
 def test_clearing_removes_copies_of_checkpoints_and_nothing_that_a_user_made(tmp_path):
@@ -216,7 +216,7 @@ def test_best_never_leads_to_an_absent_checkpoint(tmp_path):
 
 
 def test_a_second_run_in_the_same_directory_is_refused_until_the_first_ends(tmp_path):
-    first, second = Store(tmp_path), Store(tmp_path)
+    first, second = RunDirectory(tmp_path), RunDirectory(tmp_path)
     with first.locked(), pytest.raises(ConfigError, match="another process is training in"), second.locked():
         pass
     with second.locked():

@@ -9,7 +9,7 @@ from ctrans.norm import Norm
 from ctrans.report.verify_report import END, START, between_markers, markdown_table, summary
 from ctrans.stability.transport import wasserstein as transport
 from ctrans.verify import lipschitz, uncertainty
-from ctrans.verify.statement import Case, Check, Statement, as_printed, at_most, equal, find, generator_of, verify, worst
+from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, find, generator_of, verify, worst
 from ctrans.verify.table import SECTIONS, STATEMENTS, select, verify_all
 from solvers import ConfigError, SolveError
 
@@ -21,7 +21,7 @@ LOOSE = {"theorem-4-mean", "theorem-5", "eq-81"}
 
 
 def excess(value, tolerance=0.0, **settings):
-    return Statement("x", 3, "nobody", "something", Check(lambda g: Case(value, "words"), tolerance), **settings)
+    return Statement("x", 3, "nobody", "something", Check(lambda g: Trial(value, "words"), tolerance), **settings)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in STATEMENTS])
@@ -69,10 +69,10 @@ def test_the_theory_page_has_every_statement_in_the_tables_order_and_none_is_vio
         (excess(0.5), "violated"),
         (excess(math.nan), "violated"),
         (excess(0.5, 0.6), "new"),
-        (as_printed("x", 1, "nobody", "something", Check(lambda g: Case(0.0, ""), 0.0)), "as printed"),
-        (excess(0.0, seed=Check(lambda g: Case(1.0, "no"), 0.5), printed="more"), "corrected"),
-        (excess(0.0, seed=Check(lambda g: Case(0.1, "yes"), 0.5), printed="more"), "sharpened"),
-        (excess(1.0, seed=Check(lambda g: Case(0.1, "yes"), 0.5), printed="more"), "violated"),
+        (as_printed("x", 1, "nobody", "something", Check(lambda g: Trial(0.0, ""), 0.0)), "as printed"),
+        (excess(0.0, seed=Check(lambda g: Trial(1.0, "no"), 0.5), printed="more"), "corrected"),
+        (excess(0.0, seed=Check(lambda g: Trial(0.1, "yes"), 0.5), printed="more"), "sharpened"),
+        (excess(1.0, seed=Check(lambda g: Trial(0.1, "yes"), 0.5), printed="more"), "violated"),
     ],
 )
 def test_the_verdict_follows_from_what_is_found(statement, verdict):
@@ -82,7 +82,7 @@ def test_the_verdict_follows_from_what_is_found(statement, verdict):
 def test_the_worst_case_is_kept_with_its_number_and_words():
     def draw(generator):
         value = float(torch.rand((), generator=generator))
-        return Case(value, f"{value:.6f}")
+        return Trial(value, f"{value:.6f}")
 
     found = find(Check(draw, 2.0), "x", 50, seed=1)
     values = [draw(generator_of("x", 1, k)).excess for k in range(50)]
@@ -94,10 +94,10 @@ def test_the_worst_case_is_kept_with_its_number_and_words():
 
 def test_a_case_that_is_not_a_number_is_the_worst():
     values = iter([0.1, math.nan, 0.9])
-    found = find(Check(lambda g: Case(next(values), ""), 1.0), "x", 3, seed=0)
+    found = find(Check(lambda g: Trial(next(values), ""), 1.0), "x", 3, seed=0)
     assert not found.holds
     assert found.case == 1
-    assert math.isnan(worst(Case(5.0, ""), Case(math.nan, "")).excess)
+    assert math.isnan(worst(Trial(5.0, ""), Trial(math.nan, "")).excess)
 
 
 @pytest.mark.parametrize("error", [SolveError("it diverged"), ConfigError("it diverged")])
@@ -119,7 +119,7 @@ def test_cases_are_repeatable_and_differ_by_seed_and_name():
 
 
 def test_a_check_draws_its_share_of_the_cases_at_least_one():
-    assert [Check(lambda g: Case(0, ""), share=share).count(200) for share in (1.0, 0.5, 0.02, 0.0)] == [200, 100, 4, 1]
+    assert [Check(lambda g: Trial(0, ""), share=share).count(200) for share in (1.0, 0.5, 0.02, 0.0)] == [200, 100, 4, 1]
     with pytest.raises(ConfigError, match="cases = 0"):
         verify(excess(0.0), cases=0)
 
@@ -188,7 +188,7 @@ def test_a_wrong_geometry_is_seen(monkeypatch, name, target, broken):
 
 
 def test_the_markdown_table_shows_verdicts_and_keeps_bars_and_stars_literal():
-    statement = excess(0.5, 1.0, seed=Check(lambda g: Case(2.0, "|x| = 3 * 4"), 0.5), printed="|x| <= p_j*q")
+    statement = excess(0.5, 1.0, seed=Check(lambda g: Trial(2.0, "|x| = 3 * 4"), 0.5), printed="|x| <= p_j*q")
     table = markdown_table([verify(statement, 1), verify(excess(7.0), 1)])
     lines = table.splitlines()
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 9 for line in lines[:4])

@@ -14,17 +14,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.depth import Depth
-from ctrans.fields import HasLipschitz, ShowsHeads, ShowsMatrices, plain_attention, spectral_norm, why_not
+from ctrans.fields import HasLipschitz, ShowsHeads, spectral_norm, why_not
 from ctrans.norm import Norm
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
-from ctrans.stability.attention.block_norm import block_gain
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
-from solvers.segment import Map
-
-ROWS = 8
-"""At how many tokens the local value of a map is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,51 +31,6 @@ class Pathways:
     @property
     def bound(self) -> float:
         return self.value + self.attention
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionLayer:
-    """One attention sublayer at its state. Lists run over heads; theta over every row that reads something.
-
-    `theta_width` is the widest bracket, `masked` the number of rows that read nothing. `softmax_norm` is max theta/tau. `bound` is
-    theorem 5.1, `printed` its form without biases, `measured` the local value found at `ROWS` tokens, `ratio` bound over measured.
-    G = |W_O||W_Q||W_K||W_V|, B = sqrt(d) |U|_{inf,rms} of the map's input U, S = (theta/tau) B^2 G, and `log_sensitivity` the
-    three logarithms that add up to log S (Emadi, E.6). `stream` is B of the hidden state, which the paper's S grows with. Where
-    the state is not finite, `finite` is false and figures are nan.
-    """
-
-    index: int
-    finite: bool
-    theta_mean: list[float]
-    theta_max: list[float]
-    theta_min: list[float]
-    theta_width: float
-    masked: int
-    softmax_norm: float
-    value_path: float
-    attention_path: float
-    bound: float
-    printed: float
-    measured: float
-    ratio: float
-    G: float
-    B: float
-    stream: float
-    S: float
-    log_sensitivity: dict[str, float]
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockLayer:
-    """One block's step at its state: theorems 5.2, 5.3 with the norms' slopes there (`bound`), as printed with Lip(N) =
-    max|gamma|/sqrt(eps) everywhere (`printed`), the local value found, and bound over it.
-    """
-
-    index: int
-    bound: float
-    printed: float
-    measured: float
-    ratio: float
 
 
 @torch.no_grad()
@@ -149,49 +98,6 @@ def norm_slope_anywhere(norm: Norm | None) -> float:
     return float(norm.gamma.detach().abs().max()) / math.sqrt(norm.eps) if norm.eps else math.inf
 
 
-@torch.no_grad()
-def attention_layers(
-    depth: Depth,
-    states: Sequence[Float[Tensor, "batch tokens width"]],
-    *,
-    padding: Bool[Tensor, "batch tokens"] | None = None,
-    seed: int = 0,
-) -> list[AttentionLayer]:
-    """Theta, theorem 5.1, G and S of every attention sublayer, each at the state that enters it: states[k] for sublayer k.
-
-    Local values are measured on the first sequence. `padding` concerns theta alone: our attention itself knows no padding. Raises
-    ConfigError for attention that is not ours and for normalised queries and keys.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        _layer(index, sublayer, x.detach(), padding, generator)
-        for index, (sublayer, x) in enumerate(zip(depth.sublayers, states, strict=False))
-        if sublayer.kind == "attention"
-    ]
-
-
-@torch.no_grad()
-def block_layers(
-    depth: Depth, states: Sequence[Float[Tensor, "batch tokens width"]], *, iterations: int = 8, seed: int = 0
-) -> list[BlockLayer]:
-    """Every block's Lipschitz bound at the state that enters it, for any placement: the product over its sublayers of
-    slope(N_state) (1 + h gain slope(N_out) L_f slope(N_in)). `pre` is theorem 5.2, `post` theorem 5.3, with step h.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    lengths = [float(span) * depth.dt for span in depth.spans]
-    layers = []
-    for block in range(depth.blocks):
-        inside = range(block * depth.per_block, (block + 1) * depth.per_block)
-        if inside[-1] >= len(states):
-            break
-        steps = [(depth.sublayers[k], lengths[k], states[k].detach()) for k in inside]
-        bound = math.prod(step_bound(*step) for step in steps)
-        printed = math.prod(step_bound(*step, printed=True) for step in steps)
-        measured = _measure(_chain([(sublayer, h) for sublayer, h, _ in steps]), depth, steps[0][2], generator, iterations)
-        layers.append(BlockLayer(block, bound, printed, measured, _ratio(bound, measured)))
-    return layers
-
-
 def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
     """slope(N_state) (1 + h gain slope(N_out) L_f slope(N_in)) >= |J| of the step X + h r(X), each slope where it acts.
 
@@ -219,86 +125,5 @@ def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"], *,
     )
 
 
-def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
-    """By how much each part of log S changes from the first attention layer to the last, finite ones (Emadi, E.6)."""
-    finite = [layer.log_sensitivity for layer in layers if layer.finite]
-    return {name: finite[-1][name] - finite[0][name] for name in finite[0]} if finite else {}
-
-
-def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, generator: torch.Generator) -> AttentionLayer:
-    field = sublayer.field
-    if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices)):
-        raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
-    u = x if sublayer.input_norm is None else sublayer.input_norm(x)
-    if not bool(torch.isfinite(u).all()):
-        return _broken(index, field.heads)
-    mass = attention_theta(field, u, padding)
-    # heads first, rows after; masked rows count in no figure
-    lower, upper, masked = (part.movedim(-2, 0).flatten(1) for part in (mass.lower, mass.upper, mass.masked))
-    highest = upper.amax(1)
-    lowest = torch.where(masked, math.inf, lower).amin(1)
-    mean = lower.sum(1) / (~masked).sum(1)
-    b, stream = (float(torch.linalg.vector_norm(state, dim=-1).max()) for state in (u, x))
-    # padding changes which rows count, not what the map itself does
-    whole = highest if padding is None else attention_theta(field, u).upper.movedim(-2, 0).flatten(1).amax(1)
-    paths = attention_bound(field, b, whole.tolist())
-    measured = _measure(sublayer.field, sublayer, u, generator)
-    product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices())
-    logs = {"theta": _log(float(highest.max()) / field.temperature), "B": 2 * _log(b), "G": _log(product)}
-    return AttentionLayer(
-        index=index,
-        finite=True,
-        theta_mean=mean.tolist(),
-        theta_max=highest.tolist(),
-        theta_min=lowest.tolist(),
-        theta_width=float(mass.width.max()),
-        masked=int(masked.sum()),
-        softmax_norm=float(highest.max()) / field.temperature,
-        value_path=paths.value,
-        attention_path=paths.attention,
-        bound=paths.bound,
-        printed=attention_bound(field, b, whole.tolist(), biases=False).bound,
-        measured=measured,
-        ratio=_ratio(paths.bound, measured),
-        G=product,
-        B=b,
-        stream=stream,
-        S=math.exp(sum(logs.values())),
-        log_sensitivity=logs,
-    )
-
-
-def _broken(index: int, heads: int) -> AttentionLayer:
-    """What is known of a layer whose state is not finite: nothing."""
-    unknown = [math.nan] * heads
-    figures = {field.name: math.nan for field in dataclasses.fields(AttentionLayer) if field.type == "float"}
-    lists = {"theta_mean": unknown, "theta_max": unknown, "theta_min": unknown}
-    return AttentionLayer(index=index, finite=False, masked=0, log_sensitivity={}, **lists, **figures)  # type: ignore[arg-type]  # by name
-
-
-def _measure(function: Map, holder: torch.nn.Module, x: Tensor, generator: torch.Generator, iterations: int = 8) -> float:
-    first = x.flatten(0, -3)[0] if x.dim() > 2 else x
-    rows = torch.linspace(0, first.shape[0] - 1, min(ROWS, first.shape[0]), device=x.device).round().long()
-    with plain_attention(holder):
-        return block_gain(function, first, rows=rows, iterations=iterations, generator=generator)
-
-
-def _chain(steps: Sequence[tuple[Sublayer, float]]) -> Map:
-    def function(x: Tensor) -> Tensor:
-        for sublayer, h in steps:
-            x = sublayer.step(x, h)
-        return x
-
-    return function
-
-
-def _ratio(bound: float, measured: float) -> float:
-    return bound / measured if measured else math.inf
-
-
 def _length(offset: Tensor | None) -> float:
     return 0.0 if offset is None else float(torch.linalg.vector_norm(offset.detach().double()))
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf

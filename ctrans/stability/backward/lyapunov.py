@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth, check_count
-from ctrans.stability.backward.sensitivity import lengths, linearised_step
-from ctrans.sublayer import Sublayer
+from ctrans.stability.backward.sensitivity import linearised_step
+from ctrans.walk import Instrument, Passage, walk_depth
 from solvers.run import finite
 
 
@@ -29,13 +29,7 @@ class Lyapunov:
     note: str = ""
 
 
-def lyapunov(
-    depth: Depth,
-    x0: Float[Tensor, "*batch tokens width"],
-    *,
-    count: int = 4,
-    generator: torch.Generator | None = None,
-) -> Lyapunov:
+class LyapunovExponents(Instrument):
     """lambda_i = (1/T) sum_k log R_ii^(k), Q_{k+1} R^(k) = (dX_{k+1}/dX_k) Q_k, Q_0 random with `count` orthonormal columns.
 
     The columns are pushed through every segment's discrete step, so that a finite T is the model's own. Exponents of a short
@@ -43,35 +37,51 @@ def lyapunov(
     below 1; more than a state has dimensions are cut to them. A direction that a step removes has exponent -inf. One segment's
     weights and graph are needed at a time.
     """
-    batch, inner = x0.shape[:-2], x0.shape[-2:]
-    count = min(check_count("count", count), inner.numel())
-    generator = generator or torch.Generator().manual_seed(0)
-    drawn = torch.randn(*batch, inner.numel(), count, generator=generator, dtype=x0.dtype).to(x0.device)
-    q = torch.linalg.qr(drawn).Q
-    x = x0.detach()
-    growth: list[Tensor] = []
-    for sublayer, h in zip(depth.sublayers, lengths(depth), strict=True):
-        with torch.no_grad():
-            after = sublayer.step(x, h)
-        if not (finite(x) and finite(after)):
-            break
-        q, rates = _carried(sublayer, h, x, q)
-        growth.append(rates)
-        x = after
-    time = depth.times[len(growth)]
-    if not growth:
-        return Lyapunov([], [], [], 0.0, "the state is not finite after segment 0")
-    each = torch.stack(growth).reshape(len(growth), -1, count).double()
-    rates = (each.sum(0) / time).sort(-1, descending=True).values
-    note = "" if len(growth) == len(depth.sublayers) else f"the state is not finite after segment {len(growth)}"
-    deviations = rates.std(0) if len(rates) > 1 else torch.zeros_like(rates[0])
-    return Lyapunov(rates.mean(0).tolist(), deviations.tolist(), each.mean(1).tolist(), time, note)
+
+    def __init__(self, *, count: int = 4, generator: torch.Generator | None = None):
+        self.count, self.generator = check_count("count", count), generator or torch.Generator().manual_seed(0)
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        batch, inner = x0.shape[:-2], x0.shape[-2:]
+        self._depth, self._going = depth, True
+        self._count = min(self.count, inner.numel())
+        drawn = torch.randn(*batch, inner.numel(), self._count, generator=self.generator, dtype=x0.dtype).to(x0.device)
+        self._q = torch.linalg.qr(drawn).Q
+        self._growth: list[Tensor] = []
+
+    def forward(self, at: Passage) -> None:
+        self._going = self._going and finite(at.x) and finite(at.y)
+        if self._going:
+            self._q, rates = _push_through(at, self._q)
+            self._growth.append(rates)
+
+    def figures(self) -> Lyapunov:
+        growth, time = self._growth, self._depth.times[len(self._growth)]
+        if not growth:
+            return Lyapunov([], [], [], 0.0, "the state is not finite after segment 0")
+        each = torch.stack(growth).reshape(len(growth), -1, self._count).double()
+        rates = (each.sum(0) / time).sort(-1, descending=True).values
+        note = "" if len(growth) == len(self._depth.sublayers) else f"the state is not finite after segment {len(growth)}"
+        deviations = rates.std(0) if len(rates) > 1 else torch.zeros_like(rates[0])
+        return Lyapunov(rates.mean(0).tolist(), deviations.tolist(), each.mean(1).tolist(), time, note)
 
 
-def _carried(sublayer: Sublayer, h: float, x: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+def lyapunov(
+    depth: Depth,
+    x0: Float[Tensor, "*batch tokens width"],
+    *,
+    count: int = 4,
+    generator: torch.Generator | None = None,
+) -> Lyapunov:
+    """`LyapunovExponents` alone."""
+    found: Lyapunov = walk_depth(depth, x0, [LyapunovExponents(count=count, generator=generator)])[0]
+    return found
+
+
+def _push_through(at: Passage, q: Tensor) -> tuple[Tensor, Tensor]:
     """Q and log R_ii of (dX+/dX) Q = Q+ R. The graph is gone on return: only one segment's is there at a time."""
-    step = linearised_step(sublayer, h, x)
+    step = linearised_step(at.sublayer, at.h, at.x)
     assert step is not None, "the state was found finite"
-    columns = [step.push(column.reshape(x.shape)).reshape(q.shape[:-1]) for column in q.unbind(-1)]
+    columns = [step.push(column.reshape(at.x.shape)).reshape(q.shape[:-1]) for column in q.unbind(-1)]
     q, r = torch.linalg.qr(torch.stack(columns, -1))
     return q, r.diagonal(dim1=-2, dim2=-1).abs().log()

@@ -5,31 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ctrans.depth import Depth
 from ctrans.fields import ShowsMatrices
-from ctrans.stability.backward.sensitivity import lengths, trajectory
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Model, check_targets, cross_entropy
+from ctrans.walk import Instrument, Model, ModelOfModules, PassageBack, Turn, cross_entropy, walk
 from ctrans.weights.on_demand import OnDemand, weights_of
+from solvers import ConfigError
 
 NAMES = {"query": "W_Q", "key": "W_K", "value": "W_V", "out": "W_O", "gate": "W_G", "up": "W_1", "down": "W_2"}
 """The matrices of a map by role."""
 AT_ONCE = 2**20
 """Entries of which a norm is taken at once: 8 MB in float64, and as much for their squares."""
-
-
-@runtime_checkable
-class Trained(Model, Protocol):
-    """A `Model` of modules, which have weights: GPT and imported ones."""
-
-    def modules(self) -> Iterator[nn.Module]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,73 +51,68 @@ class Gradients:
     rest: float
 
 
-def gradient_norms(
-    model: Trained,
-    tokens: Int[Tensor, "*batch tokens"],
-    targets: Int[Tensor, "*batch tokens"],
-    *,
-    states: Sequence[Float[Tensor, "*batch tokens width"]] | None = None,
-) -> Gradients:
-    """|dL/dW| for L the mean cross-entropy of the model on those tokens. No weight's `grad` is touched, frozen ones count too.
+class ParameterGradients(Instrument):
+    """|dL/dW| of every weight. No weight's `grad` is touched, frozen ones count too.
 
-    P_k = (dX_{k+1}/dX_k)' P_{k+1} and dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, from P = dL/dX_T backward: the states are held, one more
-    than there are segments, and beside them the weights, gradients and graph of one segment. `states` saves the way forward where
-    they are known: X_0 to X_T of the discrete model on these tokens. What embedding and head share counts once, with both parts
-    of its gradient.
+    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, from P = dL/dX_T backward: beside the walk's states it holds the gradient of one weight at a
+    time. What embedding and head share counts once, with both parts of its gradient, and the head's part is held until then.
+    """
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._sublayers: list[SublayerGradient] = []
+
+    def head(self, model: Model, at: Turn) -> None:
+        """The gradients of weights that the embedding has too are kept, of all others the norm."""
+        if not isinstance(model, ModelOfModules):
+            raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are not known: give a model of modules")
+        self._loss, self._outside = at.loss, _outside(model)
+        with _tracked(self._outside) as embedding:
+            model.embed(at.tokens)
+        self._shared: dict[Hashable, Tensor] = {}
+        with _tracked(self._outside) as weights:
+            _pull(lambda x: cross_entropy(model, x, at.targets), at.x, None, weights, self._shared)
+        self._unshared = _norm(self._shared.pop(key) for key in list(self._shared) if key not in embedding)
+
+    def backward(self, at: PassageBack) -> None:
+        self._sublayers.insert(0, _of_sublayer(at))
+
+    def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
+        with _tracked(self._outside) as weights:
+            # the zero has a gradient even where nothing in the embedding has one
+            _pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights, self._shared)
+
+    def figures(self) -> Gradients:
+        return Gradients(self._loss, self._sublayers, math.hypot(self._unshared, _norm(self._shared.values())))
+
+
+def gradient_norms(
+    model: ModelOfModules, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"]
+) -> Gradients:
+    """`ParameterGradients` alone, for L the mean cross-entropy of the model on those tokens.
 
     Raises ConfigError for targets that do not match the tokens or are all -1.
     """
-    check_targets(tokens, targets)
-    depth, outside = model.depth, _outside(model)
-    x0, embedding = _embedded(model, tokens, outside)
-    states = trajectory(depth, x0) if states is None else states
-    loss, p, shared, unshared = _through_head(model, states[-1], targets, outside, embedding)
-    sublayers: list[SublayerGradient] = []
-    for sublayer, h, x in reversed(list(zip(depth.sublayers, lengths(depth), states, strict=False))):
-        p, found = _through(sublayer, h, x, p)
-        sublayers.insert(0, found)
-    with _tracked(outside) as weights:
-        # the zero has a gradient even where nothing in the embedding has one
-        _pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights, shared)
-    return Gradients(loss, sublayers, math.hypot(unshared, _norm(shared.values())))
+    found: Gradients = walk(model, tokens, targets, [ParameterGradients()])[0]
+    return found
 
 
-@torch.no_grad()
-def _embedded(model: Trained, tokens: Tensor, outside: Iterable[nn.Module]) -> tuple[Tensor, set[Hashable]]:
-    """X_0, and which weights may take part in it."""
-    with _tracked(outside) as weights:
-        return model.embed(tokens).detach(), set(weights)
-
-
-def _through_head(
-    model: Trained, x: Tensor, targets: Tensor, outside: Iterable[nn.Module], embedding: set[Hashable]
-) -> tuple[float, Tensor, dict[Hashable, Tensor], float]:
-    """The loss, P at the end of the depth, the gradients of weights that the embedding has too, and the norm of all others."""
-    found: dict[Hashable, Tensor] = {}
-    with _tracked(outside) as weights:
-        loss, p = _pull(lambda x: cross_entropy(model, x, targets), x, None, weights, found)
-    unshared = _norm(found.pop(key) for key in list(found) if key not in embedding)
-    return float(loss), p, found, unshared
-
-
-def _through(sublayer: Sublayer, h: float, x: Tensor, p: Tensor) -> tuple[Tensor, SublayerGradient]:
-    """P at a segment's start from P at its end, and the gradients of the sublayer's weights, of which only norms are kept."""
+def _of_sublayer(at: PassageBack) -> SublayerGradient:
+    """The norms of the gradients of the sublayer's weights."""
+    sublayer = at.sublayer
     with parametrize.cached():  # so that theta(s) is one tensor as long as it is looked at
         with torch.no_grad():
             weights = _weights(sublayer)
         norms: list[float] = []
         by_matrix: dict[str, float] = {}
         with _requiring_gradients(weights.values()), torch.enable_grad():
-            x = x.detach().requires_grad_()
-            y = sublayer.step(x, h)
+            y = sublayer.step(at.x.detach(), at.h)
             for name, weight in weights.items():
                 # one after the other, as all gradients together are as large as the weights
-                (gradient,) = torch.autograd.grad(y, weight, p, retain_graph=True, materialize_grads=True)
+                (gradient,) = torch.autograd.grad(y, weight, at.p, retain_graph=True, materialize_grads=True)
                 norms.append(_norm([gradient]))
                 by_matrix |= _by_matrix(sublayer, name, weight, gradient)
                 del gradient
-            (p,) = torch.autograd.grad(y, x, p)
-        return p, SublayerGradient(sublayer.kind, by_matrix, math.sqrt(math.fsum(n * n for n in norms)))
+        return SublayerGradient(sublayer.kind, by_matrix, math.sqrt(math.fsum(n * n for n in norms)))
 
 
 @torch.enable_grad()
@@ -156,7 +145,7 @@ def _weights(sublayer: Sublayer) -> dict[str, Tensor]:
     return {name: weight for name, weight in (free | functions).items() if weight.is_floating_point()}
 
 
-def _outside(model: Trained) -> list[nn.Module]:
+def _outside(model: ModelOfModules) -> list[nn.Module]:
     """The modules that are no part of the depth."""
     inside = set(model.depth.modules())
     return [part for part in model.modules() if part not in inside]

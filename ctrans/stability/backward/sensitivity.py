@@ -15,6 +15,7 @@ from ctrans.depth import Depth
 from ctrans.fields import mixes_tokens, plain_attention
 from ctrans.stability.backward.singular_values import Linearisation, Singular, compose, leading_singular, linearise
 from ctrans.sublayer import Sublayer
+from ctrans.walk import Instrument, Passage, walk_depth
 from solvers import ConfigError
 from solvers.run import finite
 from solvers.segment import Map
@@ -36,7 +37,7 @@ class Sensitivity:
 
 
 @dataclasses.dataclass(frozen=True)
-class Backward:
+class SensitivityByDepth:
     """Sensitivities by depth, of the discrete model at its own states.
 
     `sublayers[k]` is S_k = |dv_k/dX|_2 of segment k's velocity. `blocks[i]` is |dX_{i+1}/dX_i|_2 of block i, and `products[i]` is
@@ -61,9 +62,54 @@ def _condition(product: float | None, start: float, end: float) -> float | None:
 
 Told = Callable[[Sensitivity], Sensitivity]
 Steps = Sequence[Linearisation | None]
-Part = Sequence[tuple[Sublayer, float]]
-"""A block: its sublayers and the lengths of their segments."""
-WHOLE = "left out: it needs all weights at once, and these are made on demand"
+ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on demand"
+
+
+class Sensitivities(Instrument):
+    """S_k, |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2 along the walk (Kan, eq. 16 and 18; theory, section 7).
+
+    Of a batch of sequences, each is the largest over the sequences. Nothing is formed: the cost is about 20 evaluations and their
+    gradients for each sublayer and block, as many of all later blocks for each product. With `starts`, only so many of the
+    products are computed, spread evenly over the blocks i; that is most of the work in a deep model. `progress(k)` is called when
+    each of the 2D + D + D figures is done.
+
+    Sublayers and blocks need the memory of one block: its weights, its graph. Products look ahead: they keep the graph of the whole
+    depth, which holds all weights; where those are made on demand (`depth.streamed`) products are left out.
+
+    What is not finite, and what depends on it, has None as its value; the rest is computed.
+    """
+
+    def __init__(self, *, tolerance: float = TOLERANCE, starts: int | None = None, progress: Progress | None = None):
+        self.tolerance, self.starts, self.progress = tolerance, starts, progress
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._depth, self._wanted = depth, set() if depth.streamed else _spread(depth.blocks, self.starts)
+        self._sublayers: list[Sensitivity] = []
+        self._blocks: list[Sensitivity] = []
+        self._kept: list[Steps] = []
+        self._steps: list[Linearisation | None] = []
+        self._sizes = [_size(x0)]
+        self._done = itertools.count(1)
+
+    def forward(self, at: Passage) -> None:
+        self._sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
+        self._steps.append(linearised_step(at.sublayer, at.h, at.x))
+        if len(self._steps) == self._depth.per_block:
+            self._blocks.append(self._told(_of_chain(self._steps, self.tolerance)[0]))
+            kept = len(self._kept) >= min(self._wanted, default=self._depth.blocks)
+            self._kept.append(self._steps if kept else ())
+            self._steps = []
+            self._sizes.append(_size(at.y))
+
+    def figures(self) -> SensitivityByDepth:
+        left_out = ALL_AT_ONCE if self._depth.streamed else "left out"
+        products = _of_products(self._kept, self._wanted, left_out, self.tolerance, self._told)
+        return SensitivityByDepth(self._sublayers, self._blocks, products, self._sizes)
+
+    def _told(self, figure: Sensitivity) -> Sensitivity:
+        if self.progress is not None:
+            self.progress(next(self._done))
+        return figure
 
 
 def backward_sensitivity(
@@ -73,67 +119,19 @@ def backward_sensitivity(
     tolerance: float = TOLERANCE,
     starts: int | None = None,
     progress: Progress | None = None,
-) -> Backward:
-    """S_k, |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2 along X_{k+1} = step_k(X_k) from X_0 (Kan, eq. 16 and 18; theory, section 7).
+) -> SensitivityByDepth:
+    """`Sensitivities` alone."""
+    found: SensitivityByDepth = walk_depth(depth, x0, [Sensitivities(tolerance=tolerance, starts=starts, progress=progress)])[0]
+    return found
 
-    Of a batch of sequences, each is the largest over the sequences. Nothing is formed: the cost is about 20 evaluations and their
-    gradients for each sublayer and block, as many of all later blocks for each product. With `starts`, only so many of the
-    products are computed, spread evenly over the blocks i; that is most of the work in a deep model. `progress(k)` is called when
-    each of the 2D + D + D figures is done.
 
-    Sublayers and blocks need the memory of one block: its weights, its graph. Products need the graph of the whole depth, which
-    holds all weights; where those are made on demand (`depth.streamed`) products are left out.
-
-    What is not finite, and what depends on it, has None as its value; the rest is computed.
-    """
-    done = itertools.count(1)
-
-    def told(figure: Sensitivity) -> Sensitivity:
-        if progress is not None:
-            progress(next(done))
-        return figure
-
-    pairs = list(zip(depth.sublayers, lengths(depth), strict=True))
-    parts = [pairs[i : i + depth.per_block] for i in range(0, len(pairs), depth.per_block)]
-    wanted = set() if depth.streamed else _spread(len(parts), starts)
-    blocks: list[_Block] = []
-    x = x0.detach()
-    for i, part in enumerate(parts):
-        blocks.append(_of_block(part, x, tolerance, told, keep=i >= min(wanted, default=len(parts))))
-        x = blocks[-1].end
-    products = _of_products([block.steps for block in blocks], wanted, WHOLE if depth.streamed else "left out", tolerance, told)
-    return Backward(
-        [each for block in blocks for each in block.sublayers],
-        [block.whole for block in blocks],
-        products,
-        [float(torch.linalg.vector_norm(state.double())) for state in (x0.detach(), *(block.end for block in blocks))],
-    )
+def _size(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x.double()))
 
 
 def _spread(count: int, starts: int | None) -> set[int]:
     """So many of the indices 0 .. count - 1, spread evenly; all for None."""
     return set(range(count) if starts is None else torch.linspace(0, count - 1, starts).round().int().tolist())
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Block:
-    """A block's figures, the state after it, and its linearised steps if they are kept."""
-
-    sublayers: list[Sensitivity]
-    whole: Sensitivity
-    end: Tensor
-    steps: Steps
-
-
-def _of_block(part: Part, x: Tensor, tolerance: float, told: Told, keep: bool) -> _Block:
-    """Each sublayer's figure, its step and its state before the next sublayer's, so that its weights are needed once."""
-    sublayers, steps = [], []
-    for sublayer, h in part:
-        sublayers.append(told(sublayer_sensitivity(sublayer, x, tolerance=tolerance)))
-        steps.append(linearised_step(sublayer, h, x))
-        with torch.no_grad():
-            x = sublayer.step(x, h)
-    return _Block(sublayers, told(_of_chain(steps, tolerance)[0]), x, steps if keep else ())
 
 
 def _of_products(parts: Sequence[Steps], wanted: set[int], left_out: str, tolerance: float, told: Told) -> list[Sensitivity]:
@@ -151,20 +149,6 @@ def _of_products(parts: Sequence[Steps], wanted: set[int], left_out: str, tolera
     return products
 
 
-@torch.no_grad()
-def trajectory(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Float[Tensor, "*batch tokens width"]]:
-    """X_0 and X_{k+1} = step_k(X_k), finite or not."""
-    states = [x0.detach()]
-    for sublayer, h in zip(depth.sublayers, lengths(depth), strict=True):
-        states.append(sublayer.step(states[-1], h))
-    return states
-
-
-def lengths(depth: Depth) -> list[float]:
-    """The length of every segment in depth-time."""
-    return [float(segment.length) for segment in depth.segments()]
-
-
 def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> Linearisation | None:
     """dX+/dX of the discrete step X+ = step(X) of length h; None where the state is not finite."""
     if not finite(x):
@@ -173,9 +157,23 @@ def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch token
         return linearise(lambda x: sublayer.step(x, h), x)
 
 
-def step_linearisations(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]]) -> list[Linearisation | None]:
-    """The linearised discrete step of every segment at its state: the graph of the whole depth."""
-    return [linearised_step(*each) for each in zip(depth.sublayers, lengths(depth), states, strict=False)]
+def step_linearisations(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Linearisation | None]:
+    """The linearised discrete step of every segment along the depth from X_0: the graph of the whole depth, which holds all weights."""
+    found: list[Linearisation | None] = walk_depth(depth, x0, [StepGraphs()])[0]
+    return found
+
+
+class StepGraphs(Instrument):
+    """`linearised_step` of every segment, all kept."""
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._steps: list[Linearisation | None] = []
+
+    def forward(self, at: Passage) -> None:
+        self._steps.append(linearised_step(at.sublayer, at.h, at.x))
+
+    def figures(self) -> list[Linearisation | None]:
+        return self._steps
 
 
 def sublayer_sensitivity(

@@ -98,7 +98,7 @@ XIONG = Setting()
 
 
 @dataclasses.dataclass(frozen=True)
-class Growth:
+class HiddenGrowth:
     """E|x|^2/d by block 1 .. depth, and the range that theory gives it; `where` says of which x."""
 
     placement: str
@@ -114,7 +114,7 @@ class Growth:
 
 
 @torch.no_grad()
-def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIONG) -> list[Growth]:
+def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIONG) -> list[HiddenGrowth]:
     """Xiong, lemma 2, in its generalised form, for `pre` and `post`.
 
     `pre`: E|x_l|^2/d in [1 + l f, 1 + l (a + f)] with a and f of `gains`, which for Xavier is [1 + l/2, 1 + 3l/2]; it holds for
@@ -128,13 +128,13 @@ def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIO
         squares = [[float(x.square().mean()) for x in _states(model, x)[2::2]] for model, x in models]
         blocks = range(1, depth + 1)
         low, high = [1 + k * ffn for k in blocks], [1 + k * (attention + ffn) for k in blocks]
-        return [Growth(placement, "after the block", _over_seeds(squares), low, high)]
+        return [HiddenGrowth(placement, "after the block", _over_seeds(squares), low, high)]
     if placement != "post":
         raise ConfigError(f"lemma 2 is about pre and post, not {placement!r}: choose one of these")
     sums = [_sums(model, x) for model, x in models]
     ranges = {"before the attention's norm": (1.0, 1 + attention), "before the FFN's norm": (1 + ffn, 1 + ffn)}
     return [
-        Growth(placement, where, _over_seeds([each[first::2] for each in sums]), [low] * depth, [high] * depth)
+        HiddenGrowth(placement, where, _over_seeds([each[first::2] for each in sums]), [low] * depth, [high] * depth)
         for first, (where, (low, high)) in enumerate(ranges.items())
     ]
 

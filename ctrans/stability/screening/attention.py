@@ -6,18 +6,24 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from ctrans.control.costate import costate
 from ctrans.depth import Depth
 from ctrans.fields import ShowsHeads
 from ctrans.model.config import GPTConfig
-from ctrans.stability.attention.bounds import AttentionLayer, BlockLayer, attention_layers, block_layers, sensitivity_growth
+from ctrans.stability.attention.by_depth import (
+    AttentionByDepth,
+    AttentionLayer,
+    BlockBoundsByDepth,
+    BlockLayer,
+    sensitivity_growth,
+)
 from ctrans.stability.initialisation.theory import SLOPES, LastLayer, Setting, gains, last_layer_bound
-from ctrans.stability.screening.case import Case, Finding, attempt, spread
+from ctrans.stability.screening.case import Case, Finding, Plan, found, spread
 from ctrans.stability.screening.score import decades
-from solvers import ConfigError
+from ctrans.walk import Attempt, Instrument, PassageBack
+from solvers import ConfigError, SolveError
+from solvers.run import finite
 
 STEADY = math.log10(2)
 """Growth of S over the depth, in decades, that counts as none."""
@@ -32,27 +38,30 @@ class AttentionStep:
     growth: dict[str, float]
 
 
-def screen_attention(case: Case) -> Finding:
+def plan_attention(case: Case) -> Plan:
     """Theta, theorem 5.1 and S = (theta/tau) B^2 G by layer, and the block bounds 5.2 and 5.3 (theory, section 9).
 
     The ingredient is by how many decades S grows from the middle of the depth to the last attention layer: the first layers show
     the size of the embeddings, and no growth.
     """
-    depth, states = case.model.depth, [case.part(x) for x in case.reached]
-    notes: list[str] = []
-    own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.kind == "attention" and k < len(states)]
-    if not own:
-        raise ConfigError("no attention sublayer was reached, so there is no attention to speak of")
+    depth = case.model.depth
+    own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.kind == "attention"]
     chosen = [own[i] for i in spread(len(own), case.effort.layers)]
     if not all(isinstance(depth.sublayers[k].field, ShowsHeads) for k in chosen):
-        raise ConfigError(
-            "theta and theorem 5.1 need each head's rows and matrices, which another library's attention does not show"
-        )
-    found = attention_layers(_some(depth, chosen), [states[k] for k in chosen], seed=case.seed)
-    layers = [dataclasses.replace(layer, index=k) for layer, k in zip(found, chosen, strict=True)]
+        raise ConfigError("theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not show")
+    layers = AttentionByDepth(chosen, seed=case.seed)
+    blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
+    instruments = [layers, blocks] if case.effort.blocks else [layers]
+    return Plan({"part": instruments}, lambda: _conclude_attention(case, layers, blocks))
+
+
+def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: Attempt) -> Finding:
+    notes: list[str] = []
+    layers = [layer for layer in attention.figures() if layer.finite]
+    if not layers:
+        raise ConfigError("no attention sublayer was reached, so there is no attention to speak of")
     growth = sensitivity_growth(layers)
-    blocks = attempt(notes, _blocks, case, states) if case.effort.blocks and len(states) > depth.per_block else None
-    result = AttentionStep(layers, blocks or [], growth)
+    result = AttentionStep(layers, (found(notes, block_bounds) or []) if case.effort.blocks else [], growth)
     k = _decades(layers[len(layers) // 2 :])
     verdict = "unknown" if math.isnan(k) else "steady" if k < STEADY else "grows"
     first, last = layers[0], layers[-1]
@@ -73,22 +82,6 @@ def _decades(layers: Sequence[AttentionLayer]) -> float:
     return decades(end / start) if start and math.isfinite(end) else math.nan
 
 
-def _some(depth: Depth, chosen: Sequence[int]) -> Depth:
-    return Depth([depth.sublayers[k] for k in chosen], depth.dt, spans=[depth.spans[k] for k in chosen], per_block=1)
-
-
-def _blocks(case: Case, states: Sequence[Tensor]) -> list[BlockLayer]:
-    depth = case.model.depth
-    whole = min(depth.blocks, (len(states) - 1) // depth.per_block)
-    chosen = spread(whole, case.effort.blocks)
-    inside = [k for block in chosen for k in range(block * depth.per_block, (block + 1) * depth.per_block)]
-    part = Depth(
-        [depth.sublayers[k] for k in inside], depth.dt, spans=[depth.spans[k] for k in inside], per_block=depth.per_block
-    )
-    found = block_layers(part, [states[k] for k in inside], seed=case.seed)
-    return [dataclasses.replace(layer, index=block) for layer, block in zip(found, chosen, strict=True)]
-
-
 @dataclasses.dataclass(frozen=True)
 class InitialisationStep:
     """Kim's bound on the last layer's gradient at the weights as they are, and what Xiong says of freshly drawn ones.
@@ -107,19 +100,36 @@ EXACT = 1e-4
 """By how much a measured gradient may exceed a bound that it attains, as with one token: rounding in float32."""
 
 
-def screen_initialisation(case: Case) -> Finding:
+class LastLayerGradient(Instrument):
+    """Kim's bound on the gradient of the last sublayer's last matrix, at the state that enters it and dL/dX_T."""
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._last = len(depth.sublayers) - 1
+
+    def backward(self, at: PassageBack) -> None:
+        if at.k == self._last:
+            if not (finite(at.x) and finite(at.p)):
+                raise SolveError("the state or the costate of the last layer is not finite: take smaller weights or a smaller dt")
+            self._found = last_layer_bound(at.sublayer, at.h, at.x, at.p)
+
+    def figures(self) -> LastLayer:
+        return self._found
+
+
+def plan_initialisation(case: Case) -> Plan:
     """Kim's proposition 3.1 measured; Xiong's lemma 2 and theorem 1 where they apply (theory, section 10). Not scored."""
     if case.trained:
         raise ConfigError("these weights come from a file, and the theory of initialisation speaks of freshly drawn ones alone")
-    config, depth = case.model.config, case.model.depth
+    config = case.model.config
     if not isinstance(config, GPTConfig):
         raise ConfigError(
             "the theory of initialisation speaks of weights that ctrans drew for maps of its own, not of another library's"
         )
-    found = costate(case.model, case.part(case.tokens), case.part(case.targets))
-    h = float(depth.segments()[-1].length)
-    with torch.no_grad():
-        last = last_layer_bound(depth.sublayers[-1], h, found.states[-2], found.costates[-1])
+    last = LastLayerGradient()
+    return Plan({"part": [last]}, lambda: _conclude_initialisation(config, last.figures()))
+
+
+def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:
     low, high = _growth(config)
     slope = SLOPES.get(config.placement) if config.initialisation in XAVIER and config.dt == 1 else None
     share = last.measured / last.bound if last.bound else 0.0

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ctrans.depth import Depth
-from ctrans.stability.backward.lyapunov import Lyapunov, lyapunov
-from ctrans.stability.backward.parameter_gradients import Gradients, gradient_norms
-from ctrans.stability.backward.sensitivity import WHOLE, Backward, backward_sensitivity
-from ctrans.stability.screening.case import Case, Finding, attempt, exponent, largest, three
+from ctrans.stability.backward.lyapunov import Lyapunov, LyapunovExponents
+from ctrans.stability.backward.parameter_gradients import Gradients, ParameterGradients
+from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, Sensitivities, SensitivityByDepth
+from ctrans.stability.backward.weight_slope import Slope, SlopeAt
+from ctrans.stability.carried import CarriedStates
+from ctrans.stability.screening.case import Case, Finding, Plan, attempt, exponent, found, largest, three
 from ctrans.stability.screening.forward import run_away, weights_verdict
 from ctrans.stability.screening.score import decades
 from ctrans.stability.transport.generalisation import GeneralisationRadius, generalisation_radius
-from ctrans.stability.transport.wasserstein import (
-    PERTURBATIONS,
-    SIZE,
-    Transport,
-    distances,
-    perturbed,
-    token_spreads,
-    wasserstein,
-)
-from ctrans.stability.weight_scaling import Slope, carried, log_slope, sensitivity_slope
+from ctrans.stability.transport.perturbations import PERTURBATIONS, SIZE, perturbed
+from ctrans.stability.transport.transport import Transport, distances
+from ctrans.stability.transport.wasserstein import wasserstein
+from ctrans.stability.weight_scaling import log_slope
+from ctrans.walk import Attempt
 from solvers.run import finite
 
 SCALED = {"attention": "W", "ffn": "W2"}
@@ -44,7 +41,7 @@ class BackwardStep:
     worse kind.
     """
 
-    sensitivity: Backward
+    sensitivity: SensitivityByDepth
     condition: list[float | None]
     lyapunov: Lyapunov | None
     gradients: Gradients | None
@@ -52,33 +49,53 @@ class BackwardStep:
     slopes: list[Slope]
 
 
-def screen_backward(case: Case) -> Finding:
+def plan_backward(case: Case) -> Plan:
     """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation scale (theory, section 7).
 
     Ingredients: the mean slope of log |dv/dX| against log c; decades of the largest condition number of the blocks looked
     at; decades between the largest and the smallest gradient of sublayers of a kind.
     """
-    depth, notes = case.model.depth, [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
-    notes += [f"|J_i:D| is {WHOLE}"] if depth.streamed else []
-    x = case.part(case.states[0])
-    found = backward_sensitivity(depth, x, tolerance=case.effort.tolerance, starts=case.effort.starts)
+    effort = case.effort
+    jacobians = Sensitivities(tolerance=effort.tolerance, starts=effort.starts)
     generator = torch.Generator().manual_seed(case.seed)
-    rates = attempt(notes, lyapunov, depth, x, count=case.effort.vectors, generator=generator)
-    gradients = attempt(notes, gradient_norms, case.model, case.tokens, case.targets, states=case.states)
-    slopes = [slope for slope in _slopes(case, notes) if slope is not None]
-    condition = found.condition
-    result = BackwardStep(found, condition, rates, gradients, _gradient_spread(gradients), slopes)
-    exponents = [slope.slope for slope in slopes if not math.isnan(slope.slope)]
-    slope, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
+    rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator))
+    gradients = Attempt(ParameterGradients())
+    slopes = _slopes(case)
+    return Plan(
+        {"text": [gradients], "part": [jacobians, rates, *(slope for _, slope in slopes)]},
+        lambda: _conclude_backward(case, jacobians, rates, gradients, slopes),
+    )
+
+
+def _conclude_backward(
+    case: Case, jacobians: Sensitivities, rates: Attempt, gradients: Attempt, slopes: Sequence[tuple[int, Attempt]]
+) -> Finding:
+    notes = [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
+    notes += [f"|J_i:D| is {ALL_AT_ONCE}"] if case.model.depth.streamed else []
+    sensitivity = jacobians.figures()
+    exponents_in_time: Lyapunov | None = found(notes, rates)
+    norms: Gradients | None = found(notes, gradients)
+    known: list[Slope] = []
+    for k, instrument in slopes:
+        slope: Slope | None = found(notes, instrument)
+        if slope is not None:
+            known.append(slope)
+            if math.isnan(slope.slope):
+                why = "its Jacobian is zero, not finite or undefined"
+                notes.append(f"the slope with {slope.scaling} of segment {k} is unknown: {why}")
+    condition = sensitivity.condition
+    result = BackwardStep(sensitivity, condition, exponents_in_time, norms, _gradient_spread(norms), known)
+    exponents = [each.slope for each in known if not math.isnan(each.slope)]
+    mean, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
     ingredients = {
-        "|dv/dX| in weights": slope,
+        "|dv/dX| in weights": mean,
         "condition": math.nan if math.isnan(worst) else decades(worst),
         "gradients": math.nan if math.isnan(result.spread) else decades(result.spread),
     }
-    verdict = "amplifies" if ingredients["condition"] >= AMPLIFIES else weights_verdict(slope)
-    first = found.products[0].value
+    verdict = "amplifies" if ingredients["condition"] >= AMPLIFIES else weights_verdict(mean)
+    first = sensitivity.products[0].value
     figure = "|J| unknown" if first is None else f"|J| = {first:.3g}"
-    return Finding(verdict, figure, _why_backward(result, slope, worst), ingredients, notes, result)
+    return Finding(verdict, figure, _why_backward(result, mean, worst), ingredients, notes, result)
 
 
 def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
@@ -91,18 +108,14 @@ def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     )
 
 
-def _slopes(case: Case, notes: list[str]) -> list[Slope | None]:
-    """In the sublayers of each kind nearest to the middle of those reached."""
+def _slopes(case: Case) -> list[tuple[int, Attempt]]:
+    """In the middle sublayer of each kind, with its segment."""
     slopes = []
-    reached = len(case.reached) if case.broken is not None else len(case.states) - 1
     for kind, name in SCALED.items():
-        own = [k for k, sublayer in enumerate(case.model.depth.sublayers) if sublayer.kind == kind and k < reached]
+        own = [k for k, sublayer in enumerate(case.model.depth.sublayers) if sublayer.kind == kind]
         if own:
             k = own[len(own) // 2]
-            sublayer, x = case.model.depth.sublayers[k], case.part(case.states[k])
-            slopes.append(attempt(notes, sensitivity_slope, sublayer, x, name, tolerance=case.effort.tolerance))
-            if slopes[-1] is not None and math.isnan(slopes[-1].slope):
-                notes.append(f"the slope with {name} of segment {k} is unknown: its Jacobian is zero, not finite or undefined")
+            slopes.append((k, Attempt(SlopeAt(k, name, tolerance=case.effort.tolerance))))
     return slopes
 
 
@@ -133,20 +146,31 @@ class TransportStep:
 
 
 @torch.no_grad()
-def screen_transport(case: Case) -> Finding:
+def plan_transport(case: Case) -> Plan:
     """Kan's step 4: W_p between terminal states of perturbed inputs, over that between the inputs (theory, section 8).
 
     Ingredients: the exponent of the distance in the weights, and decades of the largest relative growth of a distance.
     """
-    tokens, depth = case.tokens[:, : case.effort.tokens], case.model.depth
-    notes: list[str] = []
+    tokens, notes = case.tokens[:, : case.effort.tokens], list[str]()
     x, inputs = case.model.embed(tokens), _perturbed(case, tokens, notes)
-    end, ends, scaled = _carried(depth, x, inputs)
-    spreads = token_spreads(depth)
-    found = [
-        attempt(notes, distances, depth, name, (x, inputs[name]), (end, after), spreads=spreads) for name, after in ends.items()
+    far = [(c, state) for c in LARGE for state in (x, inputs["substitution"])]
+    ends = CarriedStates([(1.0, x), *((1.0, y) for y in inputs.values()), *far])
+    return Plan({"text": [ends]}, lambda: _conclude_transport(case, tokens, x, inputs, ends.figures(), notes))
+
+
+def _conclude_transport(
+    case: Case, tokens: Tensor, x: Tensor, inputs: dict[str, Tensor], carried: list[Tensor], notes: list[str]
+) -> Finding:
+    depth = case.model.depth
+    end, own, large = carried[0], carried[1 : 1 + len(inputs)], carried[1 + len(inputs) :]
+    # inf where a state overflows
+    scaled = [wasserstein(*pair) if all(map(finite, pair)) else math.inf for pair in zip(large[::2], large[1::2], strict=True)]
+    spreads = case.bounds.spreads()
+    by_perturbation = [
+        attempt(notes, distances, depth, name, (x, inputs[name]), (end, after), spreads=spreads)
+        for name, after in zip(inputs, own, strict=True)
     ]
-    measured = [each for several in found if several is not None for each in several]
+    measured = [each for several in by_perturbation if several is not None for each in several]
     before, after = (float(torch.linalg.vector_norm(state.double())) for state in (x, end))
     relative = {
         each.perturbation: each.amplification * before / after if after else math.inf
@@ -184,14 +208,3 @@ def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor
         return attempt(notes, perturbed, case.model, tokens, name, other=other, generator=generator)
 
     return {name: y for name in names if (y := one(name)) is not None}
-
-
-def _carried(depth: Depth, x: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], list[float]]:
-    """X_D of the text and of every perturbation of it; and W_2 between those of the text and of substituted tokens for all last
-    maps times c, by c: inf where a state overflows. One pass through the depth.
-    """
-    pairs = [(c, state) for c in LARGE for state in (x, inputs["substitution"])]
-    end, *ends = carried(depth, [(1.0, x), *((1.0, y) for y in inputs.values()), *pairs])
-    own, scaled = ends[: len(inputs)], ends[len(inputs) :]
-    far = [wasserstein(*pair) if all(map(finite, pair)) else math.inf for pair in zip(scaled[::2], scaled[1::2], strict=True)]
-    return end, dict(zip(inputs, own, strict=True)), far

@@ -1,33 +1,37 @@
-"""What a step of the screening is given, and what it gives back."""
+"""What a step of the screening is given, what it asks of the walk, and what it gives back."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ctrans.depth import Depth
+from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.screening.score import step_score
-from ctrans.walk import DescribedModel
+from ctrans.walk import Attempt, DescribedModel, Instrument, Passage
 from solvers import ConfigError, SolveError
 from solvers.run import finite
 
 Value = TypeVar("Value")
-Arguments = TypeVar("Arguments")
 
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
     """How much work a screening may be.
 
-    `tokens` of the text's sequences enter the Jacobians, the certificates and the attention rows, `sequences` of them the
-    Jacobians; `tolerance` is that of singular values, `starts` the number of blocks i with a |J_{i:D}|; `certified` segments get
-    a certificate, `layers` attention layers their sensitivity, spread evenly over the depth; `vectors` is how many Lyapunov
-    exponents there are; `blocks` how many blocks' Lipschitz constants are measured.
+    - `tokens`, `sequences`: how many of the text's enter the Jacobians and the attention rows; `tokens` also the certificates
+    - `tolerance`: of singular values
+    - `starts`: the number of blocks i with a |J_{i:D}|
+    - `certified`: segments that get a certificate
+    - `layers`: attention layers that get their sensitivity, spread evenly over the depth
+    - `vectors`: how many Lyapunov exponents there are
+    - `blocks`: how many blocks' Lipschitz constants are measured
     """
 
     tokens: int
@@ -67,32 +71,78 @@ class Finding:
         return step_score(self.ingredients)
 
 
+LaneName = Literal["text", "part", "certified"]
+"""Lanes of the screening's walk: all sequences of the text; those that the effort lets into Jacobians; what is certified."""
+CERTIFIED_TOKENS = 64
+"""How many tokens a certificate is for: its verdict is about each token alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a step asks: instruments by the lane they look at, and what it concludes from them when the walk is done.
+
+    An instrument that cannot speak of a model raises ConfigError or SolveError, and so does `conclude` then; put it into an
+    `Attempt` where the step goes on without it.
+    """
+
+    instruments: Mapping[LaneName, Sequence[Instrument]]
+    conclude: Callable[[], Finding]
+
+
+class Reach(Instrument):
+    """How far states are finite."""
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._finite = [finite(x0)]
+
+    def forward(self, at: Passage) -> None:
+        self._finite.append(finite(at.y))
+
+    @property
+    def broken(self) -> int | None:
+        """The first segment whose state is not finite; -1 where the input itself is not."""
+        return next((k - 1 for k, known in enumerate(self._finite) if not known), None)
+
+    @property
+    def count(self) -> int:
+        """The number of states up to the last finite one."""
+        return len(self._finite) if self.broken is None else self.broken + 1
+
+    def figures(self) -> int | None:
+        return self.broken
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A model on a text: tokens, targets, the states of the discrete model (finite or not), and another text where one is given."""
+    """A model on a text, with another text where one is given. `trained` weights are not those of the configuration's
+    initialisation. `reach` and `bounds` look at the whole text, for every step that asks.
+    """
 
     model: DescribedModel
     tokens: Int[Tensor, "batch tokens"]
     targets: Int[Tensor, "batch tokens"]
-    states: list[Float[Tensor, "batch tokens width"]]
     other: Int[Tensor, "batch tokens"] | None
     effort: Effort
     seed: int
     trained: bool = False
+    reach: Reach = dataclasses.field(default_factory=Reach)
+    bounds: BoundsByDepth = dataclasses.field(default_factory=BoundsByDepth)
 
     @property
     def broken(self) -> int | None:
         """The first segment whose state is not finite."""
-        return next((k - 1 for k, x in enumerate(self.states) if not finite(x)), None)
+        return self.reach.broken
 
-    @property
-    def reached(self) -> list[Float[Tensor, "batch tokens width"]]:
-        """The states up to the last finite one."""
-        return self.states if self.broken is None else self.states[: self.broken + 1]
+    def batch(self, lane: LaneName) -> tuple[Int[Tensor, "batch tokens"], Int[Tensor, "batch tokens"]]:
+        """The tokens and targets of that lane."""
+        x, y = self.tokens, self.targets
+        if lane != "text":
+            x, y = (each[: self.effort.sequences, : self.effort.tokens] for each in (x, y))
+        return (x[:1, :CERTIFIED_TOKENS], y[:1, :CERTIFIED_TOKENS]) if lane == "certified" else (x, y)
 
-    def part(self, x: Tensor) -> Tensor:
-        """The tokens and sequences of x, or of a state, that the effort lets into Jacobians."""
-        return x[: self.effort.sequences, : self.effort.tokens]
+    def start(self, lane: LaneName) -> Float[Tensor, "batch tokens width"]:
+        """X_0 of that lane."""
+        return self.model.embed(self.batch(lane)[0]).detach()
 
 
 def spread(count: int, wanted: int) -> list[int]:
@@ -107,6 +157,14 @@ def attempt(notes: list[str], function: Callable[..., Value], *arguments: Any, *
     except (ConfigError, SolveError) as error:
         notes.append(str(error))
         return None
+
+
+def found(notes: list[str], instrument: Attempt) -> Any:
+    """The instrument's figures; None where it could not speak of the model, and its reason goes to the notes."""
+    figures = instrument.figures()
+    if instrument.note is not None:
+        notes.append(instrument.note)
+    return figures
 
 
 def exponent(k: float) -> str:

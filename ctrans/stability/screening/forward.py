@@ -6,18 +6,22 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ctrans.control.costate import Costate, costate
-from ctrans.control.model_check import ModelCheck, Remedy, SegmentCheck, check_segment
-from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
-from ctrans.stability.forward.growth_law import GrowthLaw, growth_law
-from ctrans.stability.forward.moments import moments
-from ctrans.stability.forward.single_entries import DataVariance, Massive, data_variance, massive_activations
-from ctrans.stability.screening.case import Case, Finding, attempt, exponent, spread
-from ctrans.stability.screening.score import decades
-from ctrans.stability.weight_scaling import WeightScaling, weight_scaling
+from torch import Tensor
 
-CERTIFIED_TOKENS = 64
-"""How many tokens a certificate is for: its verdict is about each token alone."""
+from ctrans.control.model_check import ModelCheck, Remedy, SegmentCheck, check_at
+from ctrans.depth import Depth
+from ctrans.stability.forward.bounds import ForwardBounds
+from ctrans.stability.forward.growth_law import GrowthLaw, growth_law
+from ctrans.stability.forward.moments import MomentsByDepth
+from ctrans.stability.forward.single_entries import DataVariance, Massive, MassiveByDepth, VarianceOverInputs
+from ctrans.stability.forward.weight_growth import GrowthWithWeights, WeightGrowth
+from ctrans.stability.screening.case import Case, Finding, Plan, attempt, exponent, found, spread
+from ctrans.stability.screening.score import decades
+from ctrans.walk import Attempt, Instrument, Model, Passage, PassageBack, Turn
+from solvers import SolveError, Status
+from solvers.run import finite
+from solvers.solution import ADVICE
+
 FOLLOWS = 0.25
 """Exponents in the weights above this say that the weights are followed, and above 1 + this that they are outrun."""
 RESOLVED = 1e-6
@@ -26,39 +30,65 @@ LAW_POINTS = 8
 """Points from which laws are compared: with fewer, Akaike's correction for small samples decides and not the fit."""
 
 
-def screen_well_posedness(case: Case) -> Finding:
-    """Kan's step 1: the Hamiltonian's certificates on some segments, at the discrete model's costates (theory, section 4).
+class Certificates(Instrument):
+    """The Hamiltonian's certificates of some segments at the discrete model's costates (theory, section 4)."""
+
+    def __init__(self, segments: Sequence[int], tokens: int):
+        self._chosen, self._tokens = segments, tokens
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._depth, self._loss = depth, math.nan
+        self._found: list[SegmentCheck] = []
+        self._broken = None if finite(x0) else 0
+
+    def forward(self, at: Passage) -> None:
+        if self._broken is None and not finite(at.y):
+            self._broken = at.k
+
+    def head(self, model: Model, at: Turn) -> None:
+        self._loss = at.loss
+
+    def backward(self, at: PassageBack) -> None:
+        if self._broken is not None:
+            raise SolveError(f"the hidden state became non-finite in segment {self._broken}: {ADVICE[Status.NON_FINITE]}")
+        if not finite(at.before):
+            raise SolveError(
+                f"the costate became non-finite in segment {at.k}: take a smaller dt, smaller weights or a wider dtype"
+            )
+        if at.k in self._chosen:
+            # a norm around the state needs a state on its image, which the embedding is not on
+            x = at.x if at.sublayer.state_norm is None else at.sublayer.state_norm.retract(at.x)
+            found = check_at(at.sublayer, x, at.before, segment=at.k, time=at.time, remedy=Remedy())
+            self._found.insert(0, found)
+
+    def figures(self) -> ModelCheck:
+        names = sorted({sublayer.placement.name for sublayer in self._depth.sublayers})
+        return ModelCheck(", ".join(names), self._loss, self._tokens, tuple(self._found))
+
+
+def plan_well_posedness(case: Case) -> Plan:
+    """Kan's step 1: is the Hamiltonian finite?
 
     The ingredient is the largest k of sup -<P, f> ~ R^k with weights bounded by R: 0 where H is finite, 1 where it is not.
     """
-    x, y = case.part(case.tokens)[:1, :CERTIFIED_TOKENS], case.part(case.targets)[:1, :CERTIFIED_TOKENS]
-    found = costate(case.model, x, y)
-    sublayers = case.model.depth.sublayers
-    chosen = spread(len(sublayers), case.effort.certified)
-    segments = [_certify(case, found, k) for k in chosen]
-    names = sorted({sublayer.placement.name for sublayer in sublayers})
-    check = ModelCheck(", ".join(names), found.loss, x.numel(), tuple(segments))
-    exponents = [_exponent(segment) for segment in segments]
+    count = len(case.model.depth.sublayers)
+    chosen = spread(count, case.effort.certified)
+    certificates = Certificates(chosen, case.batch("certified")[0].numel())
+    return Plan({"certified": [certificates]}, lambda: _conclude_well_posedness(certificates.figures(), len(chosen), count))
+
+
+def _conclude_well_posedness(check: ModelCheck, chosen: int, count: int) -> Finding:
+    exponents = [_exponent(segment) for segment in check.segments]
     k = max(exponents)
     top = check.largest.certificate
-    gaps = [abs(s.certificate.velocities.gap) for s in segments if s.certificate.velocities is not None]
+    gaps = [abs(s.certificate.velocities.gap) for s in check.segments if s.certificate.velocities is not None]
     size = f"H is finite, ascents come within {max(gaps):.0e} of it" if check.verdict == "well-posed" else "H is infinite"
     why = (
         f"velocities: {top.words}; {size}, and the best value grows like R^{exponent(k)} with a bound R on the weights, as "
-        f"certified on {len(chosen)} of {len(sublayers)} segments"
+        f"certified on {chosen} of {count} segments"
     )
     notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
     return Finding(check.verdict, f"H ~ R^{exponent(k)}", why, {"H in weights": k}, notes, check)
-
-
-def _certify(case: Case, found: Costate, k: int) -> SegmentCheck:
-    """A norm around the state needs a state on its image, which the embedding is not on."""
-    sublayer = case.model.depth.sublayers[k]
-    if sublayer.state_norm is not None:
-        x, p = found.starts[k]
-        starts = (*found.starts[:k], (sublayer.state_norm.retract(x), p), *found.starts[k + 1 :])
-        found = dataclasses.replace(found, starts=starts)
-    return check_segment(sublayer, found, k, Remedy())
 
 
 def _exponent(segment: SegmentCheck) -> float:
@@ -86,33 +116,41 @@ class ForwardStep:
     variance_law: GrowthLaw | None
     massive: Massive
     data: DataVariance | None
-    scaling: WeightScaling | None
+    scaling: WeightGrowth | None
 
 
-def screen_forward(case: Case) -> Finding:
+def plan_forward(case: Case) -> Plan:
     """Kan's step 2: moments, bounds and growth laws by depth, and under scaled weights (theory, section 6).
 
     Ingredients: the exponent of mean|X_D| in the weights; and by how many decades RMS grows from the input, or from 1, the size
     of a normalised token, if the input is smaller.
     """
-    depth, states = case.model.depth, case.reached
+    each, massive, scaling = MomentsByDepth(), MassiveByDepth(), Attempt(GrowthWithWeights())
+    data = Attempt(VarianceOverInputs(case.bounds.figures))
+    return Plan({"text": [each, massive, data], "part": [scaling]}, lambda: _conclude_forward(case, each, massive, data, scaling))
+
+
+def _conclude_forward(
+    case: Case, moments: MomentsByDepth, massive: MassiveByDepth, data: Attempt, scaling_instrument: Attempt
+) -> Finding:
     notes: list[str] = []
-    each = [moments(x) for x in states]
-    times = list(depth.times[: len(states)])
+    reached = case.reach.count
+    each = moments.figures()[:reached]
+    times = list(case.model.depth.times[:reached])
     mean_abs, variance, rms = ([getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms"))
-    bounds = attempt(notes, forward_bounds, depth, states)
-    scaling = attempt(notes, weight_scaling, depth, case.part(states[0]))
+    bounds = attempt(notes, case.bounds.figures)
+    scaling: WeightGrowth | None = found(notes, scaling_instrument)
     result = ForwardStep(
         times,
         mean_abs,
         variance,
         rms,
         bounds,
-        None if bounds is None or not bounds.mean_abs[len(states) - 1] else mean_abs[-1] / bounds.mean_abs[len(states) - 1],
+        None if bounds is None or not bounds.mean_abs[reached - 1] else mean_abs[-1] / bounds.mean_abs[reached - 1],
         _law(times, mean_abs),
         _law(times, variance),
-        massive_activations(states),
-        attempt(notes, data_variance, depth, states, bounds) if bounds is not None else None,
+        Massive(*(column[:reached] for column in vars(massive.figures()).values())),
+        None if bounds is None else found(notes, data),
         scaling,
     )
     slope = math.nan if scaling is None else run_away(scaling.slope, scaling.mean_abs)

@@ -1,48 +1,48 @@
 """Screening an architecture before it is trained: Kan's four steps (appendix B), attention sensitivity and initialisation theory.
 
->>> screening = screen(model, tokens[:, :-1], tokens[:, 1:], EFFORTS["quick"])
+>>> screening = screen(model, tokens[:, :-1], tokens[:, 1:], "quick")
 >>> screening.score.value, [finding.why for finding in screening.findings]
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ctrans.stability.backward.sensitivity import trajectory
-from ctrans.stability.screening.attention import screen_attention, screen_initialisation
-from ctrans.stability.screening.backward import screen_backward, screen_transport
-from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding
-from ctrans.stability.screening.forward import screen_forward, screen_well_posedness
+from ctrans.stability.screening.attention import plan_attention, plan_initialisation
+from ctrans.stability.screening.backward import plan_backward, plan_transport
+from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, Plan
+from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.score import Score, overall
-from ctrans.walk import DescribedModel
+from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, walk_lanes
 from solvers import ConfigError, SolveError
-from solvers.run import finite
+from solvers.errors import look_up
 
-__all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "screen"]
+__all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen", "visits"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """A step of the workflow: what it asks, how it is answered, and whether the score counts it."""
+class ScreeningStep:
+    """A step of the workflow: what it asks, the instruments and the conclusion that answer it, and whether the score counts it."""
 
     question: str
-    run: Callable[[Case], Finding]
+    plan: Callable[[Case], Plan]
     scored: bool = True
 
 
-STEPS: dict[str, Step] = {
-    "well-posedness": Step("is training a well-posed control problem?", screen_well_posedness),
-    "forward": Step("how do hidden states grow?", screen_forward),
-    "backward": Step("how do gradients pass?", screen_backward),
-    "transport": Step("how far does uncertainty travel?", screen_transport),
-    "attention": Step("how sensitive is attention?", screen_attention),
-    "initialisation": Step("what does theory say of the initial weights?", screen_initialisation, scored=False),
+STEPS: dict[str, ScreeningStep] = {
+    "well-posedness": ScreeningStep("is training a well-posed control problem?", plan_well_posedness),
+    "forward": ScreeningStep("how do hidden states grow?", plan_forward),
+    "backward": ScreeningStep("how do gradients pass?", plan_backward),
+    "transport": ScreeningStep("how far does uncertainty travel?", plan_transport),
+    "attention": ScreeningStep("how sensitive is attention?", plan_attention),
+    "initialisation": ScreeningStep("what does theory say of the initial weights?", plan_initialisation, scored=False),
 }
+"""A new step is one entry: a plan of instruments by lane, and what it concludes from their figures."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,45 +66,91 @@ def screen(
     model: DescribedModel,
     tokens: Int[Tensor, "batch tokens"],
     targets: Int[Tensor, "batch tokens"],
-    effort: Effort = EFFORTS["full"],
+    effort: str | Effort = "full",
     *,
     other: Int[Tensor, "batch tokens"] | None = None,
     seed: int = 0,
     trained: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Screening:
-    """Every step of `STEPS` at the model's weights as they are, along its trajectory on these tokens, and the score.
+    """Every step of `STEPS` at the model's weights as they are, in one walk of these tokens there and back, and the score.
 
-    The model is a GPT, or another library's (`ctrans.interop`). `other` is another text of the same shape, for the transport step.
-    `trained` weights are not those of the configuration's initialisation. A step that cannot handle the model says so in its
-    finding, and the others run; where a state is not finite, they run as far as it is. `progress(step)` is called as each step
-    is done. Raises ConfigError where tokens, targets and the other text do not have one shape.
+    - `model`: a GPT, or another library's (`ctrans.interop`)
+    - `effort`: a name of `EFFORTS`, or such an object
+    - `other`: another text of the same shape, for the transport step
+    - `seed`: of perturbations and of the vectors that iterations start with
+    - `trained`: whether the weights are other than those of the configuration's initialisation
+    - `progress`: called with a word `visits(model)` times, whenever a segment is done
+
+    A step that cannot handle the model says so in its finding, and the others run; where a state is not finite, they run as far as
+    it is. Raises ConfigError where tokens, targets and the other text do not have one shape, and for an unknown effort.
     """
     for name, value in (("targets", targets), ("other text", tokens if other is None else other)):
         if value.shape != tokens.shape:
             raise ConfigError(f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give one shape")
-    with torch.no_grad():
-        states = trajectory(model.depth, model.embed(tokens))
-    case = Case(model, tokens, targets, states, other, effort, seed, trained)
-    findings = {}
-    for name, step in STEPS.items():
-        findings[name] = _attempt(step, case)
-        if progress is not None:
-            progress(name)
+    chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
+    case = Case(model, tokens, targets, other, chosen, seed, trained)
+    plans = {name: _planned(step, case) for name, step in STEPS.items()}
+    lanes = _lanes(case, plans)
+    walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
+    guards = {id(each.instrument): each for lane in lanes for each in lane.instruments if isinstance(each, Attempt)}
+    findings = {name: plan if isinstance(plan, Finding) else _concluded(plan, guards) for name, plan in plans.items()}
     return Screening(
         model.config.placement,
         model.config.norm,
         model.config.dt,
         model.config.initialisation,
         tokens.numel(),
-        next((k - 1 for k, x in enumerate(states) if not finite(x)), None),
+        case.broken,
         overall({name: findings[name].ingredients for name, step in STEPS.items() if step.scored}),
         findings,
     )
 
 
-def _attempt(step: Step, case: Case) -> Finding:
+def visits(model: DescribedModel) -> int:
+    """How often `screen` tells its progress: for every segment on the way there and back."""
+    return 2 * len(model.depth.sublayers)
+
+
+def _planned(step: ScreeningStep, case: Case) -> Plan | Finding:
+    """The step's plan; a finding where it says that it cannot handle the model."""
     try:
-        return step.run(case)
+        return step.plan(case)
     except (ConfigError, SolveError) as error:
         return Finding("n/a", "–", str(error))
+
+
+def _concluded(plan: Plan, guards: Mapping[int, Attempt]) -> Finding:
+    """The plan's conclusion, unless one of the instruments that it cannot do without could not speak of the model."""
+    required = [each for instruments in plan.instruments.values() for each in instruments if not isinstance(each, Attempt)]
+    refused = next((note for each in required if (note := guards[id(each)].note) is not None), None)
+    if refused is not None:
+        return Finding("n/a", "–", refused)
+    try:
+        return plan.conclude()
+    except (ConfigError, SolveError) as error:
+        return Finding("n/a", "–", str(error))
+
+
+def _lanes(case: Case, plans: Mapping[str, Plan | Finding]) -> list[Lane]:
+    """The lanes of the walk with everyone's instruments, each guarded. Lanes of the same tokens are one."""
+    wanted: dict[LaneName, list[Instrument]] = {"text": [case.reach, case.bounds]}
+    for plan in plans.values():
+        if isinstance(plan, Plan):
+            for name, instruments in plan.instruments.items():
+                wanted.setdefault(name, []).extend(instruments)
+    if "certified" in wanted and case.batch("certified")[0].shape == case.batch("part")[0].shape:
+        wanted.setdefault("part", []).extend(wanted.pop("certified"))
+    return [_lane(case, name, wanted[name]) for name in get_args(LaneName) if name in wanted]
+
+
+def _lane(case: Case, name: LaneName, instruments: Sequence[Instrument]) -> Lane:
+    tokens, targets = case.batch(name)
+    guarded = [each if isinstance(each, Attempt) else Attempt(each) for each in instruments]
+    if not any(each.looks_back for each in guarded):
+        return Lane(tokens, None, guarded)
+    refusal = loss_refusal(case.model, tokens, targets)
+    for each in guarded:
+        if refusal is not None and each.looks_back:
+            each.note = refusal
+    return Lane(tokens, targets if refusal is None else None, guarded)

@@ -12,15 +12,8 @@ from ctrans.fields import ACTIVATIONS, Attention, FeedForward, plain_attention
 from ctrans.norm import LayerNorm
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.stability.attention.block_norm import block_gain, block_norm
-from ctrans.stability.attention.bounds import (
-    attention_bound,
-    attention_layers,
-    attention_theta,
-    block_layers,
-    norm_slope,
-    sensitivity_growth,
-    step_bound,
-)
+from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, step_bound
+from ctrans.stability.attention.by_depth import attention_layers, block_layers, sensitivity_growth
 from ctrans.sublayer import Sublayer
 from ctrans.verify.attention_cases import BOUND_CASES, exceeds
 from solvers import ConfigError
@@ -232,7 +225,7 @@ def test_one_token_has_no_attention_path():
 def test_equal_tokens_read_each_other_evenly():
     model = small_model("pre", causal=False)
     x = noise(16).expand(1, 35, 16)
-    layer = attention_layers(model.depth, [x])[0]
+    layer = attention_layers(model.depth, model.depth.states(x))[0]
     assert layer.theta_max == pytest.approx([1 - 1 / 35**2] * 2, abs=1e-12)
     assert layer.theta_width <= 1e-12
 

@@ -5,7 +5,6 @@ import torch
 
 from ctrans.interop.imported import Imported
 from ctrans.stability.backward.parameter_gradients import gradient_norms
-from ctrans.stability.backward.sensitivity import trajectory
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
@@ -76,15 +75,6 @@ def test_an_imported_models_norms_are_those_of_autograd_through_all_of_it(family
         assert each.total == pytest.approx(norm(sublayer.parameters()), rel=1e-6)
         matrices = {name: p for name, p in sublayer.named_parameters() if p.dim() == 2}
         assert each.matrices == pytest.approx({name: norm([p]) for name, p in matrices.items()}, rel=1e-6)
-
-
-def test_states_that_are_known_are_not_computed_again():
-    model = small_model("pre")
-    states = trajectory(model.depth, model.embed(tokens()))
-    found = gradient_norms(model, tokens(), tokens(seed=1), states=states)
-    assert found == gradient_norms(model, tokens(), tokens(seed=1))
-    moved = gradient_norms(model, tokens(), tokens(seed=1), states=[*states[:-1], 2 * states[-1]])
-    assert moved.loss != found.loss
 
 
 def test_without_targets_there_is_no_gradient():

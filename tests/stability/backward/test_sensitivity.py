@@ -8,18 +8,11 @@ from hypothesis import strategies as st
 
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity, trajectory
-from ctrans.stability.weight_scaling import (
-    FACTORS,
-    SCALINGS,
-    WithEps,
-    carried,
-    scale_last,
-    scaled,
-    sensitivity_slope,
-    times,
-    weight_scaling,
-)
+from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity
+from ctrans.stability.backward.weight_slope import sensitivity_slope
+from ctrans.stability.carried import carried
+from ctrans.stability.forward.weight_growth import weight_growth
+from ctrans.stability.weight_scaling import FACTORS, SCALINGS, WithEps, scale_last, scaled, times
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from tests.helpers import NAMES, learned, small_model, tokens
@@ -43,7 +36,7 @@ def spectral(matrix):
 @settings(max_examples=25)
 def test_sublayer_sensitivity_is_the_dense_jacobians_largest_singular_value(placement, norm, initialisation, scale, seed):
     model = small_model(placement, norm=norm, initialisation=initialisation, scale=scale, depth=1)
-    states = trajectory(model.depth, model.embed(tokens(seed=seed, batch=2, length=5)))
+    states = model.depth.states(model.embed(tokens(seed=seed, batch=2, length=5)))
     for sublayer, x in zip(model.depth.sublayers, states, strict=False):
         found = sublayer_sensitivity(sublayer, x)
         exact = max(spectral(dense(sublayer.velocity, each)) for each in x)
@@ -55,7 +48,7 @@ def test_blocks_and_products_are_the_dense_ones(placement):
     model = small_model(placement, dt=0.7, width=8)
     x0 = model.embed(tokens(batch=1, length=4))[0]
     found = backward_sensitivity(model.depth, x0)
-    states = trajectory(model.depth, x0)
+    states = model.depth.states(x0)
     steps = [dense(lambda x, s=s: s.step(x, 0.7), x) for s, x in zip(model.depth.sublayers, states, strict=False)]
     blocks = [steps[i + 1] @ steps[i] for i in (0, 2, 4)]
     product = torch.eye(x0.numel(), dtype=x0.dtype)
@@ -207,7 +200,7 @@ def test_a_scaling_for_another_map_is_refused():
 @pytest.mark.parametrize(("placement", "expected"), [("pre", 1), ("peri", 0), ("output", 0), ("post", 0)])
 def test_the_state_follows_the_weights_unless_a_norm_holds_it(placement, expected):
     model = small_model(placement)
-    found = weight_scaling(model.depth, model.embed(tokens()))
+    found = weight_growth(model.depth, model.embed(tokens()))
     assert found.slope == pytest.approx(expected, abs=0.02)
     own = model.depth(model.embed(tokens())).abs().mean()
     assert found.mean_abs[0] == pytest.approx(float(own), rel=1e-12)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrans.report.files import to_json
-from ctrans.stability.backward.sensitivity import step_linearisations, trajectory
-from ctrans.stability.screening.case import Case, Finding, spread
+from ctrans.stability.screening.case import Finding, Plan, spread
 from ctrans.stability.screening.score import decades, geometric_mean, ingredient_score, overall, step_score
-from ctrans.stability.screening.screen import EFFORTS, STEPS, screen
+from ctrans.stability.screening.screen import EFFORTS, STEPS, screen, visits
+from ctrans.walk import Instrument
 from solvers import ConfigError, SolveError
 from tests.helpers import NAMES, small_model, tokens, unchecked
 
@@ -30,15 +30,16 @@ def screening(model, effort=TINY, **inputs):
 
 @functools.cache
 def of_placement(name):
-    """The screening of that placement's model, and the steps in the order in which they were done."""
+    """The screening of that placement's model, and how often it told its progress."""
     done = []
-    return screening(tiny(name), other=tokens(2, 8, seed=5), progress=done.append), done
+    return screening(tiny(name), other=tokens(2, 8, seed=5), progress=done.append), len(done)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_answers_for_every_placement(name):
     result, done = of_placement(name)
-    assert done == list(result.findings) == list(STEPS)
+    assert done == visits(tiny(name))
+    assert list(result.findings) == list(STEPS)
     assert all(finding.verdict not in ("n/a", "unknown") for finding in result.findings.values())
     assert result.score.missing == []
     assert 0 < result.score.value <= 1
@@ -67,13 +68,12 @@ def test_condition_numbers_are_those_of_the_dense_jacobian():
     text = tokens(1, 7)
     effort = dataclasses.replace(TINY, tolerance=1e-4)
     result = screen(model, text[:, :-1], text[:, 1:], effort).findings["backward"].result
-    states = trajectory(model.depth, model.embed(text[:, :-1]))
-    steps = step_linearisations(model.depth, states)
+    states = model.depth.states(model.embed(text[:, :-1]))
     x = states[0]
     jacobian = torch.autograd.functional.jacobian(model.depth, x).reshape(x.numel(), x.numel())
     exact = float(torch.linalg.matrix_norm(jacobian, 2) * x.norm() / states[-1].norm())
     assert result.condition[0] == pytest.approx(exact, rel=2e-3)
-    assert len(result.condition) == len(steps) // 2
+    assert len(result.condition) == model.depth.blocks
 
 
 def test_the_score_falls_with_every_ingredient_and_is_their_geometric_mean():
@@ -136,9 +136,11 @@ def test_a_zero_gain_stops_only_the_steps_that_need_its_inverse(name, where):
     findings = result.findings
     assert findings["forward"].score is not None
     assert findings["transport"].score is not None
+    assert findings["well-posedness"].score is not None
     if name == "post":
-        # certificates are for segments 0 and 3, slopes for 2 and 3
-        assert any("gamma[3] = 0" in note for note in [*findings["backward"].notes, findings["well-posedness"].why])
+        # the tangent space of segment 2 is not there, so neither is its sensitivity nor the slope of it
+        assert "gamma[3] = 0" in findings["backward"].result.sensitivity.sublayers[2].note
+        assert any("segment 2 is unknown" in note for note in findings["backward"].notes)
 
 
 def test_normalised_queries_and_keys_leave_out_the_attention_step_alone():
@@ -187,18 +189,51 @@ def test_the_same_seed_gives_the_same_screening():
 
 
 def test_a_step_that_fails_says_so_and_the_others_run(monkeypatch):
-    def fail(case: Case) -> Finding:
-        raise SolveError("it broke at t = 1")
+    class Breaks(Instrument):
+        def __init__(self, where):
+            self.where = where
 
-    monkeypatch.setitem(STEPS, "backward", dataclasses.replace(STEPS["backward"], run=fail))
-    result = screening(tiny("peri"))
-    assert (result.findings["backward"].verdict, result.findings["backward"].why) == ("n/a", "it broke at t = 1")
-    assert result.score.missing == ["backward"]
+        def begin(self, depth, x0):
+            self.fail("begin")
+
+        def forward(self, at):
+            self.fail("forward")
+
+        def backward(self, at):
+            self.fail("backward")
+
+        def figures(self):
+            self.fail("figures")
+
+        def fail(self, where):
+            if where == self.where:
+                raise SolveError(f"it broke in {where}")
+
+    def in_plan(case):
+        raise SolveError("it broke in plan")
+
+    def plan(where):
+        def breaks(case):
+            instrument = Breaks(where)
+            return Plan({"part": [instrument]}, lambda: Finding("fine", str(instrument.figures()), "it is"))
+
+        return breaks
+
+    places = ("begin", "forward", "backward", "figures")
+    for where, broken in {"plan": in_plan, **{where: plan(where) for where in places}}.items():
+        monkeypatch.setitem(STEPS, "backward", dataclasses.replace(STEPS["backward"], plan=broken))
+        result = screening(tiny("peri"))
+        assert (result.findings["backward"].verdict, result.findings["backward"].why) == ("n/a", f"it broke in {where}")
+        assert result.score.missing == ["backward"]
 
 
-def test_a_new_step_is_one_entry(monkeypatch):
-    monkeypatch.setitem(STEPS, "new", dataclasses.replace(STEPS["forward"], run=lambda case: Finding("fine", "1", "it is")))
-    assert screening(tiny("peri")).findings["new"].verdict == "fine"
+def test_targets_without_a_loss_stop_only_what_looks_back():
+    text = tokens(2, 8)
+    findings = screen(tiny("pre"), text, torch.full_like(text, -1), TINY).findings
+    assert "every target is -1" in findings["well-posedness"].why
+    assert findings["forward"].score is not None
+    assert findings["transport"].score is not None
+    assert any("every target is -1" in note for note in findings["backward"].notes)
 
 
 def test_shapes_that_do_not_fit_are_named():

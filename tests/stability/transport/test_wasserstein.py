@@ -10,19 +10,12 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from ctrans.norm import NORMS
+from ctrans.stability.carried import carried
+from ctrans.stability.transport.bounds import printed_transport_bound, token_spreads, transport_bound
 from ctrans.stability.transport.generalisation import generalisation_radius
-from ctrans.stability.transport.wasserstein import (
-    PERTURBATIONS,
-    adversarial_direction,
-    distances,
-    perturbed,
-    printed_transport_bound,
-    token_spreads,
-    transport,
-    transport_bound,
-    wasserstein,
-)
-from ctrans.stability.weight_scaling import carried
+from ctrans.stability.transport.perturbations import PERTURBATIONS, adversarial_direction, perturbed
+from ctrans.stability.transport.transport import distances, transport
+from ctrans.stability.transport.wasserstein import wasserstein
 from ctrans.verify.uncertainty import diverging
 from solvers import ConfigError, SolveError
 from tests.helpers import NAMES, small_model, tokens, unchecked

@@ -1,0 +1,116 @@
+"""How a command ends: what it found is written, shown and judged, in the same way by all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ctrans import __version__
+from ctrans.cli.reading import LookedAt
+from ctrans.cli.request import Request, WrittenRequest
+from ctrans.cli.subjects import resolved
+from ctrans.report.files import check_writable, to_json, write_atomic
+
+CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What a command found.
+
+    - `findings`: the result's own keys, after `command`, `options`, `environment` and `model`
+    - `page`: tables and texts in rich's markup, printed below each other
+    - `options`: what became of options, and options that are shown last
+    - `looked_at`: models and text, for commands that look at models
+    - `device`: what it was computed on
+    - `files`: what the directory gets beside the JSON: names, and what makes their content
+    - `said`: a sentence before the names of the files
+    - `failures`: what went wrong, a line each; the exit code is then 1
+    """
+
+    findings: Mapping[str, Any]
+    page: Sequence[str | Table]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    looked_at: LookedAt | None = None
+    device: torch.device = CPU
+    files: Mapping[str, Callable[[], bytes]] = dataclasses.field(default_factory=dict)
+    said: str = ""
+    failures: Sequence[str] = ()
+
+
+def directory_of(request: WrittenRequest) -> Path | None:
+    """Where files go: as asked, nowhere when the JSON goes to stdout, else out/<command>.
+
+    Called when all else about a request is checked and nothing is computed: ConfigError unless files can be written there.
+    """
+    directory = request.out if request.out is not None else None if request.quiet else Path("out") / request.command
+    check_json(request)
+    if directory is not None:
+        check_writable(directory)
+    return directory
+
+
+def check_json(request: Request) -> None:
+    """Raises ConfigError unless the JSON can be written where it was asked for."""
+    if request.json_path is not None and not request.quiet:
+        check_writable(Path(request.json_path).parent)
+
+
+def end(request: Request, directory: Path | None, ending: Ending) -> None:
+    """Writes files and JSON, prints page and places unless stdout is for the JSON, and exits with 1 where something failed."""
+    if directory is not None:
+        for name, make in ending.files.items():
+            write_atomic(directory / name, make())
+    models = ending.looked_at
+    shown = request.shown(**({} if models is None else resolved(models.found)), **ending.options)
+    about = {} if models is None else {"model": models.summary}
+    write_json(request, directory, {**result_of(request, shown, ending.device), **about, **ending.findings})
+    if not request.quiet:
+        _show(request, directory, ending)
+    for failure in ending.failures:
+        click.echo(f"ctrans: {failure}", err=True)
+    if ending.failures:
+        raise SystemExit(1)
+
+
+def result_of(request: Request, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """How every result begins: the command, its options, and what it depends on besides them."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    environment = {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+    return {"command": request.command, "options": options, "environment": environment}
+
+
+def write_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> None:
+    """Writes the result object into the directory, and wherever it was asked for."""
+    text = save_json(request, directory, result)
+    if request.quiet:
+        click.echo(text, nl=False)
+
+
+def save_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> str:
+    """The same, but not to stdout; gives the text."""
+    text = to_json(result) + "\n"
+    if directory is not None:
+        write_atomic(directory / f"{request.command}.json", text.encode())
+    if request.json_path is not None and not request.quiet:
+        write_atomic(Path(request.json_path), text.encode())
+    return text
+
+
+def _show(request: Request, directory: Path | None, ending: Ending) -> None:
+    console = Console()
+    if ending.looked_at is not None and ending.looked_at.words is not None:
+        console.print(ending.looked_at.words, highlight=False, markup=False, soft_wrap=True)
+    for part in ending.page:
+        console.print(part, highlight=False)
+    if directory is not None:
+        names = (f"{request.command}.json", *ending.files)
+        console.print(escape(ending.said + "Written: " + ", ".join(f"{directory}/{name}" for name in names)), soft_wrap=True)

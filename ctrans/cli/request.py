@@ -1,0 +1,150 @@
+"""What a user asks of a command: one frozen request, made once of click's parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+import click
+import torch
+from click.core import ParameterSource
+
+from solvers import ConfigError
+from solvers.errors import look_up
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What every command is asked.
+
+    - `command`: its name
+    - `options`: every option's value by name, in the order in which click has them: what results show
+    - `typed`: the names of the options that the user typed, and did not leave at their defaults
+    - `json_path`: where the result goes as one JSON object; "-" is stdout
+    """
+
+    command: str
+    options: Mapping[str, Any]
+    typed: frozenset[str]
+    json_path: str | None
+
+    unshown: ClassVar[frozenset[str]] = frozenset({"json_path"})
+    """Options that no result shows."""
+
+    @classmethod
+    def read(cls, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields' values, from click's parameters; those of other names are left out."""
+        return parameters
+
+    @property
+    def quiet(self) -> bool:
+        """Whether stdout is for the JSON alone."""
+        return self.json_path == "-"
+
+    def shown(self, **resolved: Any) -> dict[str, Any]:
+        """The options for JSON, with what became of some of them in their place, or at the end where they were none."""
+        values = {name: value for name, value in self.options.items() if name not in self.unshown}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in (values | resolved).items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WrittenRequest(Request):
+    """What a command is asked that writes files; `out` is their directory."""
+
+    out: Path | None
+
+    unshown: ClassVar[frozenset[str]] = Request.unshown | {"out"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelRequest(WrittenRequest):
+    """What a command is asked that looks at models on a text.
+
+    - `placements`, `norms`: as they were typed: "all" stands for a whole table
+    - `depth` to `seed`: the seeded models' architecture, as `GPTConfig` has it, and their weights
+    - `checkpoint`, `model`, `architecture`: where a model comes from that is not one of these; `stream` is whether weights are made
+      on demand, None where that is left to their size
+    - `file`, `text`, `ids`, `batch`: what it reads
+    """
+
+    placements: tuple[str, ...]
+    norms: tuple[str, ...]
+    depth: int
+    width: int
+    heads: int
+    context: int
+    dt: float
+    attention: str
+    ffn: str
+    initialisation: str
+    embedding_std: float
+    activation: str
+    seed: int
+    checkpoint: Path | None
+    model: Path | None
+    architecture: str | None
+    stream: bool | None
+    file: Path | None
+    text: str | None
+    ids: Path | None
+    batch: int
+    dtype: str
+    device: str
+
+    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"placements", "norms"}
+
+    @classmethod
+    def read(cls, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        # most commands take one norm, by an option of that name
+        return {**parameters, "norms": (parameters["norm"],)} if "norm" in parameters else parameters
+
+
+Asked = TypeVar("Asked", bound=Request)
+
+
+def request_of(kind: type[Asked], context: click.Context) -> Asked:
+    """The request of a command that is being called."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    values = {name: value for name, value in kind.read(context.params).items() if name in fields}
+    typed = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    options = MappingProxyType(dict(context.params))
+    return kind(command=str(context.command.name), options=options, typed=frozenset(typed), **values)
+
+
+def takes(kind: type[Asked]) -> Callable[[Callable[[Asked], None]], Callable[..., None]]:
+    """Makes a function of one request what click can call with all its options."""
+
+    def decorate(command: Callable[[Asked], None]) -> Callable[..., None]:
+        @click.pass_context
+        @functools.wraps(command)
+        def call(context: click.Context, /, **_: object) -> None:
+            command(request_of(kind, context))
+
+        return call
+
+    return decorate
+
+
+def get_dtype(name: str) -> torch.dtype:
+    """The dtype of that name; ConfigError otherwise."""
+    return look_up("dtype", name, DTYPES)
+
+
+def get_device(name: str) -> torch.device:
+    """The device of that name; ConfigError where this machine has none such."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"device {name!r} is not available here: use --device cpu, or install a torch that supports it"
+        ) from None
+    if device.type == "meta":
+        raise ConfigError("device 'meta' holds no numbers: use --device cpu")
+    return device

@@ -1,0 +1,233 @@
+"""Attention sensitivity by depth: theta, Emadi's bounds and S of every attention sublayer, and Lipschitz bounds of blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.fields import ShowsHeads, ShowsMatrices, plain_attention, spectral_norm
+from ctrans.stability.attention.block_norm import block_gain, gain_of_rows, one_for_each
+from ctrans.stability.attention.bounds import attention_bound, attention_theta, step_bound
+from ctrans.stability.backward.singular_values import Linearisation, compose, linearise
+from ctrans.sublayer import Sublayer
+from ctrans.walk import Instrument, Passage, observe
+from solvers import ConfigError
+
+ROWS = 8
+"""At how many tokens the local value of a map is measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionLayer:
+    """One attention sublayer at its state. Lists run over heads; theta over every row that reads something.
+
+    `theta_width` is the widest bracket, `masked` the number of rows that read nothing. `softmax_norm` is max theta/tau. `bound` is
+    theorem 5.1, `printed` its form without biases, `measured` the local value found at `ROWS` tokens, `ratio` bound over measured.
+    G = |W_O||W_Q||W_K||W_V|, B = sqrt(d) |U|_{inf,rms} of the map's input U, S = (theta/tau) B^2 G, and `log_sensitivity` the
+    three logarithms that add up to log S (Emadi, E.6). `stream` is B of the hidden state, which the paper's S grows with. Where
+    the state is not finite, `finite` is false and figures are nan.
+    """
+
+    index: int
+    finite: bool
+    theta_mean: list[float]
+    theta_max: list[float]
+    theta_min: list[float]
+    theta_width: float
+    masked: int
+    softmax_norm: float
+    value_path: float
+    attention_path: float
+    bound: float
+    printed: float
+    measured: float
+    ratio: float
+    G: float
+    B: float
+    stream: float
+    S: float
+    log_sensitivity: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockLayer:
+    """One block's step at its state: theorems 5.2, 5.3 with the norms' slopes there (`bound`), as printed with Lip(N) =
+    max|gamma|/sqrt(eps) everywhere (`printed`), the local value found, and bound over it.
+    """
+
+    index: int
+    bound: float
+    printed: float
+    measured: float
+    ratio: float
+
+
+class AttentionByDepth(Instrument):
+    """Theta, theorem 5.1, G and S of attention sublayers, each at the state that enters it.
+
+    `segments` are those that are looked at, all by default. Local values are measured on the first sequence. `padding` is true
+    where a token is padding and concerns theta alone. Raises ConfigError for attention that does not show its heads, and for
+    normalised queries and keys.
+    """
+
+    def __init__(
+        self,
+        segments: Collection[int] | None = None,
+        *,
+        padding: Bool[Tensor, "batch tokens"] | None = None,
+        seed: int = 0,
+    ):
+        self.segments, self.padding = segments, padding
+        self._generator = torch.Generator().manual_seed(seed)
+        self._layers: list[AttentionLayer] = []
+
+    def forward(self, at: Passage) -> None:
+        if at.sublayer.kind == "attention" and (self.segments is None or at.k in self.segments):
+            self._layers.append(_layer(at.k, at.sublayer, at.x.detach(), self.padding, self._generator))
+
+    def figures(self) -> list[AttentionLayer]:
+        return self._layers
+
+
+def attention_layers(
+    depth: Depth,
+    states: Sequence[Float[Tensor, "batch tokens width"]],
+    *,
+    padding: Bool[Tensor, "batch tokens"] | None = None,
+    seed: int = 0,
+) -> list[AttentionLayer]:
+    """`AttentionByDepth` along states that are known."""
+    found: list[AttentionLayer] = observe(depth, states, [AttentionByDepth(padding=padding, seed=seed)])[0]
+    return found
+
+
+class BlockBoundsByDepth(Instrument):
+    """Every block's Lipschitz bound at the state that enters it, for any placement: the product over its sublayers of
+    slope(N_state) (1 + h gain slope(N_out) L_f slope(N_in)). `pre` is theorem 5.2, `post` theorem 5.3, with step h.
+
+    `blocks` are those that are looked at, all by default. It keeps the graph of one block. Raises ConfigError for maps without a
+    Lipschitz bound.
+    """
+
+    def __init__(self, blocks: Collection[int] | None = None, *, iterations: int = 8, seed: int = 0):
+        self.blocks, self.iterations = blocks, iterations
+        self._generator = torch.Generator().manual_seed(seed)
+        self._layers: list[BlockLayer] = []
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._per_block = depth.per_block
+        self._start()
+
+    def forward(self, at: Passage) -> None:
+        block, place = divmod(at.k, self._per_block)
+        if self.blocks is not None and block not in self.blocks:
+            return
+        self._bounds.append(step_bound(at.sublayer, at.h, at.x.detach()))
+        self._printed.append(step_bound(at.sublayer, at.h, at.x.detach(), printed=True))
+        if place == 0:
+            first, self._rows = _looked_at(at.x.detach())
+            state = one_for_each(self._rows, first)
+        else:
+            state = self._graphs[-1].y
+        with plain_attention(at.sublayer):
+            self._graphs.append(linearise(lambda x: at.sublayer.step(x, at.h), state))
+        if place == self._per_block - 1:
+            measured = gain_of_rows(compose(self._graphs), self._rows, iterations=self.iterations, generator=self._generator)
+            bound = math.prod(self._bounds)
+            self._layers.append(BlockLayer(block, bound, math.prod(self._printed), measured, _ratio(bound, measured)))
+            self._start()
+
+    def figures(self) -> list[BlockLayer]:
+        return self._layers
+
+    def _start(self) -> None:
+        self._bounds: list[float] = []
+        self._printed: list[float] = []
+        self._graphs: list[Linearisation] = []
+
+
+def block_layers(
+    depth: Depth, states: Sequence[Float[Tensor, "batch tokens width"]], *, iterations: int = 8, seed: int = 0
+) -> list[BlockLayer]:
+    """`BlockBoundsByDepth` along states that are known."""
+    found: list[BlockLayer] = observe(depth, states, [BlockBoundsByDepth(iterations=iterations, seed=seed)])[0]
+    return found
+
+
+def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
+    """By how much each part of log S changes from the first attention layer to the last, finite ones (Emadi, E.6)."""
+    finite = [layer.log_sensitivity for layer in layers if layer.finite]
+    return {name: finite[-1][name] - finite[0][name] for name in finite[0]} if finite else {}
+
+
+def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, generator: torch.Generator) -> AttentionLayer:
+    field = sublayer.field
+    if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices)):
+        raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
+    u = x if sublayer.input_norm is None else sublayer.input_norm(x)
+    if not bool(torch.isfinite(u).all()):
+        return _broken(index, field.heads)
+    mass = attention_theta(field, u, padding)
+    # heads first, rows after; masked rows count in no figure
+    lower, upper, masked = (part.movedim(-2, 0).flatten(1) for part in (mass.lower, mass.upper, mass.masked))
+    highest = upper.amax(1)
+    lowest = torch.where(masked, math.inf, lower).amin(1)
+    mean = lower.sum(1) / (~masked).sum(1)
+    b, stream = (float(torch.linalg.vector_norm(state, dim=-1).max()) for state in (u, x))
+    # padding changes which rows count, not what the map itself does
+    whole = highest if padding is None else attention_theta(field, u).upper.movedim(-2, 0).flatten(1).amax(1)
+    paths = attention_bound(field, b, whole.tolist())
+    first, rows = _looked_at(u)
+    with plain_attention(sublayer):
+        measured = block_gain(sublayer.field, first, rows=rows, generator=generator)
+    product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices())
+    logs = {"theta": _log(float(highest.max()) / field.temperature), "B": 2 * _log(b), "G": _log(product)}
+    return AttentionLayer(
+        index=index,
+        finite=True,
+        theta_mean=mean.tolist(),
+        theta_max=highest.tolist(),
+        theta_min=lowest.tolist(),
+        theta_width=float(mass.width.max()),
+        masked=int(masked.sum()),
+        softmax_norm=float(highest.max()) / field.temperature,
+        value_path=paths.value,
+        attention_path=paths.attention,
+        bound=paths.bound,
+        printed=attention_bound(field, b, whole.tolist(), biases=False).bound,
+        measured=measured,
+        ratio=_ratio(paths.bound, measured),
+        G=product,
+        B=b,
+        stream=stream,
+        S=math.exp(sum(logs.values())),
+        log_sensitivity=logs,
+    )
+
+
+def _broken(index: int, heads: int) -> AttentionLayer:
+    """What is known of a layer whose state is not finite: nothing."""
+    unknown = [math.nan] * heads
+    figures = {field.name: math.nan for field in dataclasses.fields(AttentionLayer) if field.type == "float"}
+    lists = {"theta_mean": unknown, "theta_max": unknown, "theta_min": unknown}
+    return AttentionLayer(index=index, finite=False, masked=0, log_sensitivity={}, **lists, **figures)  # type: ignore[arg-type]  # by name
+
+
+def _looked_at(x: Tensor) -> tuple[Float[Tensor, "tokens width"], Int[Tensor, " rows"]]:
+    """The first sequence, and the output tokens at which local values are measured."""
+    first = x.flatten(0, -3)[0] if x.dim() > 2 else x
+    return first, torch.linspace(0, first.shape[0] - 1, min(ROWS, first.shape[0]), device=x.device).round().long()
+
+
+def _ratio(bound: float, measured: float) -> float:
+    return bound / measured if measured else math.inf
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf

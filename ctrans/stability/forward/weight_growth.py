@@ -1,0 +1,52 @@
+"""How the hidden state at the end of the depth follows the weights' scale."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.stability.carried import CarriedStates
+from ctrans.stability.forward.moments import moments
+from ctrans.stability.weight_scaling import FACTORS, log_slope
+from ctrans.walk import Instrument, Passage, walk_depth
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightGrowth:
+    """Moments of X_D with every sublayer's last linear map times c, and the slope of log MA against log c over the largest two.
+
+    Slope 1: the state follows the weights (`pre`). 0: the norms hold it (`peri`, `output`, and any norm around the state).
+    """
+
+    factors: list[float]
+    mean_abs: list[float]
+    variance: list[float]
+    slope: float
+
+
+class GrowthWithWeights(Instrument):
+    """MA and Var of X_D as functions of c, f_k -> c f_k in every segment, X_0 the lane's own; inf or nan where the state overflows."""
+
+    def __init__(self, factors: Sequence[float] = FACTORS):
+        self._factors = list(factors)
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._carried = CarriedStates([(c, x0) for c in self._factors])
+
+    def forward(self, at: Passage) -> None:
+        self._carried.forward(at)
+
+    def figures(self) -> WeightGrowth:
+        ends = [moments(x) for x in self._carried.figures()]
+        mean_abs = [end.mean_abs for end in ends]
+        return WeightGrowth(self._factors, mean_abs, [end.variance for end in ends], log_slope(self._factors[-2:], mean_abs[-2:]))
+
+
+def weight_growth(depth: Depth, x0: Float[Tensor, "*batch tokens width"], *, factors: Sequence[float] = FACTORS) -> WeightGrowth:
+    """`GrowthWithWeights` alone."""
+    found: WeightGrowth = walk_depth(depth, x0, [GrowthWithWeights(factors)])[0]
+    return found

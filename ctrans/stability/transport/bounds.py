@@ -1,0 +1,57 @@
+"""What a distance between terminal states cannot exceed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ctrans.depth import Depth
+from ctrans.fields import HasBound
+from ctrans.stability.forward.bounds import largest_gain, needs_map_bound, token_spread
+from ctrans.stability.transport.wasserstein import check_order
+
+
+def transport_bound(
+    depth: Depth, tokens: int, distance: float, p: int = 2, spreads: Sequence[float | None] | None = None
+) -> float | None:
+    """W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + m_p sqrt(n) sum_k h_k s_k, m_p = (nd)^max(0, 1/p - 1/2); None where there is no bound.
+
+    s_k bounds how far apart two tokens of segment k's velocity can be, see `token_spreads`, which are computed if they are not
+    given (theory, section 8; Kan, theorem 6, corrected by m_p). A norm around the state forgets what was before: there the
+    distance is at most m_p sqrt(n) s_k, with s_k of two tokens behind that norm.
+    """
+    check_order(p)
+    spreads = token_spreads(depth) if spreads is None else spreads
+    for sublayer, h, spread in zip(depth.sublayers, depth.lengths, spreads, strict=True):
+        norm = sublayer.state_norm or sublayer.output_norm or sublayer.input_norm
+        if norm is None or spread is None:
+            return None
+        factor = (tokens * norm.width) ** max(0.0, 1 / p - 1 / 2) * math.sqrt(tokens)
+        distance = factor * spread if sublayer.state_norm is not None else distance + factor * h * spread
+    return distance
+
+
+def token_spreads(depth: Depth) -> list[float | None]:
+    """`BoundsByDepth.spreads` without a walk: it reads off bounds of maps, which depend on the weights alone. Compute them once."""
+
+    def bound(k: int) -> float | None:
+        sublayer = depth.sublayers[k]
+        known = needs_map_bound(sublayer) and sublayer.input_norm is not None and isinstance(sublayer.field, HasBound)
+        return token_spread(sublayer, sublayer.field.bound() if known else None)
+
+    return [bound(k) for k in range(len(depth.sublayers))]
+
+
+def printed_transport_bound(depth: Depth, tokens: int, distance: float, p: int = 2) -> float | None:
+    """2^((p-1)/p) (C_hat W_p(mu_0, nu_0) + 4 dt D sqrt(nd) g_max): Kan, theorem 6 as printed (eq. 17); None but for output norms.
+
+    C_hat(p), which the paper leaves open, is 1 for p in {1, 2}: no entry-wise p-norm with p <= 2 is below the Frobenius norm.
+    False at p = 1, where the entry-wise norm can be sqrt(nd) times Frobenius (theory, section 8).
+    """
+    check_order(p)
+    norms = [sublayer.output_norm for sublayer in depth.sublayers if sublayer.state_norm is None]
+    outputs = [norm for norm in norms if norm is not None]
+    if len(outputs) < len(depth.sublayers):
+        return None
+    constant = 2 * depth.times[-1] * math.sqrt(tokens * outputs[0].width) * max(map(largest_gain, outputs))
+    return 2 ** ((p - 1) / p) * (distance + constant)

@@ -1,0 +1,121 @@
+"""What is done to inputs: tokens substituted, noise, the worst small direction, another text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.stability.backward.sensitivity import TOLERANCE, step_linearisations
+from ctrans.stability.backward.singular_values import compose, leading_singular
+from ctrans.walk import Model
+from solvers import ConfigError, SolveError
+from solvers.errors import look_up
+
+SIZE = 0.05
+"""Default size of a perturbation: the share of tokens, or the length relative to the input's."""
+AT_ONCE = 2**18
+"""Entries of hidden states linearised together when an adversarial direction is sought: about 1.5 GB for GPT-2's depth."""
+
+
+def adversarial_direction(
+    depth: Depth, x0: Float[Tensor, "batch tokens width"], *, tolerance: float = TOLERANCE
+) -> Float[Tensor, "batch tokens width"]:
+    """The unit right singular vector of J_{0:D} of each sequence: the small perturbation of X_0 that moves X_D the most.
+
+    Raises SolveError where a state is not finite, ConfigError where weights are made on demand: it needs them all at once.
+    """
+    if depth.streamed:
+        raise ConfigError(
+            "the worst direction needs all weights at once, and these are made on demand: choose noise or substitution"
+        )
+    at_once = max(1, AT_ONCE // x0[0].numel())
+    return torch.cat([_adversarial(depth, part, tolerance) for part in x0.split(at_once)])
+
+
+def _adversarial(depth: Depth, x0: Tensor, tolerance: float) -> Tensor:
+    steps = step_linearisations(depth, x0)
+    known = [step for step in steps if step is not None]
+    if len(known) < len(steps):
+        raise SolveError(f"the state is not finite at the start of segment {steps.index(None)}: there is no worst direction")
+    return leading_singular(compose(known), each=True, tolerance=tolerance).right.squeeze(-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerturbedSample:
+    """What is perturbed: a model and its tokens, by how much, and another text where one is given."""
+
+    model: Model
+    tokens: Int[Tensor, "batch tokens"]
+    size: float
+    other: Int[Tensor, "..."] | None
+    generator: torch.Generator
+
+    def embed(self) -> Float[Tensor, "batch tokens width"]:
+        return self.model.embed(self.tokens).detach()
+
+    def scale(self) -> float:
+        """The size in units of one entry."""
+        return self.size * float(self.embed().square().mean().sqrt())
+
+
+def _substitution(sample: PerturbedSample) -> Tensor:
+    """A share of the tokens of every sequence, at least one, replaced by tokens drawn from all of them."""
+    tokens = sample.tokens
+    count = min(max(1, round(sample.size * tokens.shape[1])), tokens.shape[1])
+    where = torch.rand(tokens.shape, generator=sample.generator).argsort(-1)[:, :count].to(tokens.device)
+    drawn = torch.randint(tokens.numel(), where.shape, generator=sample.generator).to(tokens.device)
+    return sample.model.embed(tokens.scatter(-1, where, tokens.flatten()[drawn])).detach()
+
+
+def _noise(sample: PerturbedSample) -> Tensor:
+    x = sample.embed()
+    return x + sample.scale() * torch.randn(x.shape, generator=sample.generator, dtype=x.dtype).to(x.device)
+
+
+def _adversary(sample: PerturbedSample) -> Tensor:
+    """As long as the noise is on average, in the worst direction."""
+    x = sample.embed()
+    return x + sample.scale() * math.sqrt(x[0].numel()) * adversarial_direction(sample.model.depth, x)
+
+
+def _text(sample: PerturbedSample) -> Tensor:
+    if sample.other is None or sample.other.shape != sample.tokens.shape:
+        shape = None if sample.other is None else tuple(sample.other.shape)
+        raise ConfigError(f"the other text has shape {shape}: give as many tokens as the first, {tuple(sample.tokens.shape)}")
+    return sample.model.embed(sample.other).detach()
+
+
+PERTURBATIONS: dict[str, Callable[[PerturbedSample], Tensor]] = {
+    "substitution": _substitution,
+    "noise": _noise,
+    "adversarial": _adversary,
+    "text": _text,
+}
+
+
+@torch.no_grad()
+def perturbed(
+    model: Model,
+    tokens: Int[Tensor, "batch tokens"],
+    perturbation: str,
+    *,
+    size: float = SIZE,
+    other: Int[Tensor, "..."] | None = None,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "batch tokens width"]:
+    """X_0 of the sequences perturbed.
+
+    "substitution" replaces that share of each sequence's tokens; "noise" adds Gaussian noise of that length relative to X_0;
+    "adversarial" as much in the top singular direction of each sequence's J_{0:D}; "text" takes the sequences of `other`.
+    Raises ConfigError for an unknown perturbation, a size that is not positive, or another text that does not fit.
+    """
+    perturb = look_up("perturbation", perturbation, PERTURBATIONS)
+    if not 0 < size < math.inf:
+        raise ConfigError(f"size = {size!r}: give a positive finite number, such as {SIZE}")
+    return perturb(PerturbedSample(model, tokens, size, other, generator or torch.Generator().manual_seed(0)))

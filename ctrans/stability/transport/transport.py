@@ -1,0 +1,88 @@
+"""How far uncertainty travels: distances between samples of inputs and of their terminal states, with their bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.stability.carried import carried
+from ctrans.stability.transport.bounds import printed_transport_bound, token_spreads, transport_bound
+from ctrans.stability.transport.perturbations import SIZE, perturbed
+from ctrans.stability.transport.wasserstein import ORDERS, wasserstein
+from ctrans.walk import Model
+from solvers.run import finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Transport:
+    """W_p between inputs and perturbed inputs (`before`) and between their terminal states (`after`), and what bounds `after`.
+
+    `amplification` is after/before and `used` after/bound. None where a state is not finite or no bound exists.
+    """
+
+    perturbation: str
+    p: int
+    before: float
+    after: float | None
+    bound: float | None
+    printed_bound: float | None
+
+    @property
+    def amplification(self) -> float | None:
+        return None if self.after is None or self.before == 0 else self.after / self.before
+
+    @property
+    def used(self) -> float | None:
+        return None if self.after is None or not self.bound else self.after / self.bound
+
+
+def transport(
+    model: Model,
+    tokens: Int[Tensor, "batch tokens"],
+    perturbation: str,
+    *,
+    size: float = SIZE,
+    other: Int[Tensor, "..."] | None = None,
+    orders: Sequence[int] = ORDERS,
+    generator: torch.Generator | None = None,
+) -> list[Transport]:
+    """W_p(mu_0, nu_0) and W_p(mu_D, nu_D) for mu the sequences of `tokens`, nu the same perturbed, through the discrete model.
+
+    Perturbations are those of `perturbed`, whose errors it has. For several, carry all of them through the depth together
+    (`ctrans.stability.carried`) and compare with `distances`.
+    """
+    x = model.embed(tokens).detach()
+    y = perturbed(model, tokens, perturbation, size=size, other=other, generator=generator)
+    end, other_end = carried(model.depth, [(1.0, x), (1.0, y)])
+    return distances(model.depth, perturbation, (x, y), (end, other_end), orders=orders)
+
+
+Pair = tuple[Float[Tensor, "batch tokens width"], Float[Tensor, "batch tokens width"]]
+
+
+def distances(
+    depth: Depth,
+    perturbation: str,
+    inputs: Pair,
+    ends: Pair,
+    *,
+    orders: Sequence[int] = ORDERS,
+    spreads: Sequence[float | None] | None = None,
+) -> list[Transport]:
+    """W_p between two samples of inputs and between their terminal states, with the bounds, for every p of `orders`.
+
+    `spreads` are the depth's `token_spreads` where these are known.
+    """
+    spreads = token_spreads(depth) if spreads is None else spreads
+    reached, tokens = all(map(finite, ends)), inputs[0].shape[1]
+    results = []
+    for p in orders:
+        before = wasserstein(*inputs, p)
+        bounds = transport_bound(depth, tokens, before, p, spreads), printed_transport_bound(depth, tokens, before, p)
+        results.append(Transport(perturbation, p, before, wasserstein(*ends, p) if reached else None, *bounds))
+    return results

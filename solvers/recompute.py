@@ -1,0 +1,163 @@
+"""Calls whose intermediate results are computed again on the way back, when autograd first asks for one of them.
+
+The function runs with its graph, through which derivatives are taken: parameters, captured tensors and whatever listens to
+gradients (DDP, FSDP) meet the same graph as without recomputation. Only the tensors that the graph would keep are thrown away and
+numbered as they come. When the first of them is wanted, the function runs again under the same autocast and with the same random
+numbers, up to the last of them, and what it saves this time is what was thrown away.
+
+The idea is that of `torch.utils.checkpoint`, which keeps more books: several backward passes at once, nested calls, any arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from solvers.errors import SolveError
+
+States = tuple[Tensor, ...]
+Advance = Callable[[Tensor], States]
+
+
+def recomputed(function: Advance, x: Tensor, hold: bool = False) -> States:
+    """function(x), of which autograd keeps x only. The function must do the same twice, else SolveError on the way back.
+
+    With `hold`, which is for a call whose turn is likely the next, it has its tensors until another call begins: then they need not be
+    computed again.
+    """
+    return _Call(function, x, hold).first(x)
+
+
+class _Turn(threading.local):
+    """The call that has its tensors: one at a time, so when the next one asks for its own, these have served."""
+
+    latest: weakref.ref[_Call] | None = None
+
+    def take(self, call: _Call) -> None:
+        before = None if self.latest is None else self.latest()
+        if before is not None and before is not call:
+            before.saved = {}
+        self.latest = weakref.ref(call)
+
+
+_TURN = _Turn()
+
+
+class _Complete(BaseException):
+    """All that is wanted was saved again. A field that catches its own exceptions must not catch this one."""
+
+
+class _Keep(torch.autograd.Function):
+    """A node that keeps a tensor: autograd notices there if it is changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        raise AssertionError("nothing depends on this node")
+
+
+class _Call:
+    def __init__(self, function: Advance, x: Tensor, hold: bool):
+        self.function, self.hold, self.running = function, hold, False
+        self.needs_gradient, self.device = x.requires_grad, x.device
+        self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x).grad_fn  # type: ignore[no-untyped-call]
+        self.autocast = [_autocast(device) for device in {x.device.type, "cpu"}]
+        self.thrown: list[tuple[torch.Size, torch.dtype]] = []
+        self.saved: dict[int, tuple[Tensor, int]] = {}
+        self.random: list[Tensor] | None = None
+
+    def first(self, x: Tensor) -> States:
+        _TURN.take(self)
+        before = _random(self.device)
+        self.running, kept = True, self.hold
+        with saved_tensors_hooks(self._throw, self._fetch):
+            states = self.function(x)
+        self.running = False
+        if not kept:
+            self.saved = {}
+        if not all(map(torch.equal, before, _random(self.device))):
+            self.random = before
+        return states
+
+    def _throw(self, tensor: Tensor) -> int:
+        place = len(self.thrown)
+        self.thrown.append((tensor.shape, tensor.dtype))
+        if self.hold:
+            self.saved[place] = (tensor.detach(), tensor._version)
+        return place
+
+    def _fetch(self, place: int) -> Tensor:
+        _TURN.take(self)
+        if place not in self.saved:
+            self.saved = {i: (tensor, tensor._version) for i, tensor in enumerate(self._again())}
+            self.hold |= self.running  # the function differentiates something itself, and will again
+        tensor, version = self.saved[place]
+        if tensor._version != version:
+            raise SolveError(
+                f"a tensor of shape {tuple(tensor.shape)} that the solve depends on was changed in place before its gradient was taken: "
+                "take the gradient first"
+            )
+        return tensor
+
+    def _again(self) -> list[Tensor]:
+        found: list[Tensor] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            if (tensor.shape, tensor.dtype) != self.thrown[len(found)]:
+                raise _different()
+            found.append(tensor.detach())
+            if len(found) == len(self.thrown):
+                raise _Complete
+            return found[-1]
+
+        with contextlib.ExitStack() as stack:
+            for settings in self.autocast:
+                stack.enter_context(torch.autocast(**settings))
+            if self.random is not None:
+                stack.callback(_set_random, self.device, _random(self.device))
+                _set_random(self.device, self.random)
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
+            stack.enter_context(contextlib.suppress(_Complete))
+            self.function(self.keeper.saved_tensors[0].detach().requires_grad_(self.needs_gradient))
+        if len(found) < len(self.thrown):
+            raise _different()
+        return found
+
+
+def _different() -> SolveError:
+    return SolveError(
+        "a field did something else when its steps were computed again for the gradient: it must do the same for the same time and "
+        "state, or use gradient='backprop'"
+    )
+
+
+def _autocast(device: str) -> dict[str, Any]:
+    return {
+        "device_type": device,
+        "dtype": torch.get_autocast_dtype(device),
+        "enabled": torch.is_autocast_enabled(device),
+        "cache_enabled": torch.is_autocast_cache_enabled(),
+    }
+
+
+def _random(device: torch.device) -> list[Tensor]:
+    """The states of the generators that a field may draw from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _set_random(device: torch.device, states: Sequence[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

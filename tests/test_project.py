@@ -1,0 +1,31 @@
+"""Facts about the project that stand in one place, where tools have them in several."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import ctrans
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_version_stands_in_the_package_alone():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "ctrans.__version__"}
+    # a literal, which setuptools reads without importing torch
+    assert re.search(rf'^__version__ = "{re.escape(ctrans.__version__)}"$', (ROOT / "ctrans" / "__init__.py").read_text(), re.M)
+    assert f"## [{ctrans.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_command_says_its_version_from_a_bare_source_tree():
+    done = subprocess.run([sys.executable, "-m", "ctrans", "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"ctrans, version {ctrans.__version__}\n"
+
+
+def test_pre_commit_runs_what_make_lint_runs():
+    (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    hooks = re.findall(r"^ +entry: (.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.M)
+    assert hooks == [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]

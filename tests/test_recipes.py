@@ -1,0 +1,214 @@
+"""The recipes of CONTRIBUTING.md, each done from outside the package: one entry in one table, and everything knows it.
+
+Every class below is what somebody would write who adds it; every test shows what picks it up without being told.
+"""
+
+import json
+import math
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from ctrans import GPT, GPTConfig
+from ctrans.cli import main
+from ctrans.fields import ATTENTIONS, FFNS, Matrix, TokenBound, plain_attention, spectral_norm
+from ctrans.norm import NORMS, Norm
+from ctrans.placement import PLACEMENTS, Placement
+from ctrans.stability.backward.sensitivity import sublayer_sensitivity
+from ctrans.stability.screening.case import Finding, Plan
+from ctrans.stability.screening.screen import STEPS, ScreeningStep, screen
+from ctrans.verify.convergence import substep_convergence
+from ctrans.walk import Instrument, walk
+from solvers import METHODS, RungeKutta, solve, tableau
+
+TEXT = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def model_with(**changes):
+    settings = {"vocab_size": 11, "context": 16, "depth": 2, "width": 16, "heads": 2, "initialisation": "xavier", "dt": 0.5}
+    return GPT(GPTConfig(**{**settings, "embedding_std": 1.0, **changes})).double().requires_grad_(False)
+
+
+def command(*arguments):
+    """The JSON of a command on a small model."""
+    small = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1", "--json", "-"]
+    result = CliRunner().invoke(main, [*arguments, *small])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def check_enrolled(model):
+    """What every map, norm and placement has to satisfy, by oracles that know nothing of it."""
+    x0 = model.embed(TEXT)
+    depth = model.depth
+    assert torch.equal(solve(depth.segments(), x0, method="euler", steps=1).x1, depth(x0))
+    later = TEXT.clone()
+    later[:, -1] = (later[:, -1] + 1) % 11
+    assert torch.equal(model(later)[0][:, :-1], model(TEXT)[0][:, :-1])
+    sublayer, x = depth.sublayers[0], x0[:1, :3]
+    with plain_attention(sublayer):
+        dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
+    assert sublayer_sensitivity(sublayer, x).value == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3)
+    screening = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick")
+    assert screening.findings["forward"].result.rms[-1] == pytest.approx(float(depth(x0[:, :-1]).square().mean().sqrt()))
+    return screening
+
+
+class RunningMean(nn.Module):
+    """f(x)_i = W_O mean over j <= i of W_V x_j: attention whose rows are uniform."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.value = nn.Linear(settings.width, settings.width, bias=False)
+        self.out = nn.Linear(settings.width, settings.width, bias=False)
+
+    def features(self, x):
+        counts = torch.arange(1, x.shape[-2] + 1, dtype=x.dtype, device=x.device).unsqueeze(-1)
+        return self.value(x).cumsum(-2) / counts
+
+    @property
+    def last(self):
+        return self.out
+
+    def forward(self, x):
+        return self.out(self.features(x))
+
+    def matrices(self):
+        yield Matrix(self.value.weight, "value")
+        yield Matrix(self.out.weight, "out")
+
+    def bound(self):
+        return TokenBound(spectral_norm(self.out.weight @ self.value.weight), 0.0)
+
+
+def test_a_new_attention_is_one_entry(monkeypatch):
+    monkeypatch.setitem(ATTENTIONS, "mean", RunningMean)
+    model = model_with(attention="mean", placement="pre")
+    screening = check_enrolled(model)
+    assert screening.findings["forward"].result.used <= 1
+    assert "does not show" in screening.findings["attention"].why
+    assert set(screening.findings["backward"].result.gradients.sublayers[0].matrices) == {"W_V", "W_O"}
+    found = command("simulate", "--attention", "mean", "--placement", "pre", "--no-reference")
+    assert found["placements"]["pre"]["bounds"] is not None
+
+
+class SquaredReLU(nn.Module):
+    """f(x) = W_2 max(W_1 x, 0)^2, which no affine function of |x| bounds: it does not say `bound`."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.up = nn.Linear(settings.width, settings.hidden_width, bias=settings.bias)
+        self.down = nn.Linear(settings.hidden_width, settings.width, bias=settings.bias)
+
+    def features(self, x):
+        return self.up(x).relu().square()
+
+    @property
+    def last(self):
+        return self.down
+
+    def forward(self, x):
+        return self.down(self.features(x))
+
+    def matrices(self):
+        yield Matrix(self.up.weight, "up")
+        yield Matrix(self.down.weight, "down")
+
+
+def test_a_new_ffn_is_one_entry(monkeypatch):
+    monkeypatch.setitem(FFNS, "squared-relu", SquaredReLU)
+    screening = check_enrolled(model_with(ffn="squared-relu", placement="pre"))
+    assert any("SquaredReLU does not say how large" in note for note in screening.findings["forward"].notes)
+    assert check_enrolled(model_with(ffn="squared-relu", placement="peri")).findings["forward"].result.used <= 1
+    assert command("simulate", "--ffn", "squared-relu", "--no-reference")["placements"]["peri"]["status"] == "success"
+
+
+def test_a_new_placement_is_one_entry(monkeypatch):
+    entry = Placement("pre_deep", True, False, False, "f(N_in X)/alpha", "X + dt v", "nowhere", "C7", "h", residual_gain=True)
+    monkeypatch.setitem(PLACEMENTS, entry.name, entry)
+    model = model_with(placement="pre_deep")
+    check_enrolled(model)
+    assert {sublayer.placement.name for sublayer in model.depth.sublayers} == {"pre_deep"}
+    assert model.depth.sublayers[0].gain == pytest.approx((2 * 2) ** -0.25)
+    assert list(command("simulate", "--placement", "all", "--no-reference")["placements"]) == list(PLACEMENTS)
+    assert substep_convergence("rk4", "pre_deep").order == pytest.approx(4, abs=0.15)
+
+
+class SphereNorm(Norm):
+    """z = sqrt(d) x/|x|: RMSNorm without gain, whose image is the sphere of radius sqrt(d)."""
+
+    centred = False
+
+    def __init__(self, width, eps=1e-5, bias=False):
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.register_buffer("ones", torch.ones(width))
+
+    @property
+    def gamma(self):
+        return self.ones
+
+    @property
+    def beta(self):
+        return torch.zeros_like(self.ones)
+
+    def forward(self, x):
+        return self.standardize(x)
+
+
+def test_a_new_norm_is_one_entry(monkeypatch):
+    monkeypatch.setitem(NORMS, "sphere", SphereNorm)
+    screening = check_enrolled(model_with(norm="sphere", placement="peri"))
+    assert screening.findings["well-posedness"].verdict == "well-posed"
+    norm, p = SphereNorm(16).double(), torch.randn(5, 16, dtype=torch.float64)
+    assert torch.allclose(norm.support(p), 4 * p.norm(dim=-1))
+    assert command("hjb-check", "--norm", "sphere", "--placement", "peri")["checks"]["sphere"][0]["agrees"]
+
+
+class Similarity(Instrument):
+    """The mean cosine between tokens of a sequence at the end of the depth: 1 where they have become one (rank collapse)."""
+
+    def forward(self, at):
+        self.x = at.y
+
+    def figures(self):
+        unit = nn.functional.normalize(self.x, dim=-1)
+        tokens = unit.shape[-2]
+        return float(((unit.sum(-2).square().sum(-1) - tokens) / (tokens * (tokens - 1))).mean())
+
+
+def plan_similarity(case):
+    similarity = Similarity()
+
+    def conclude():
+        value = similarity.figures()
+        verdict = "collapsed" if value > 0.9 else "apart"
+        return Finding(verdict, f"cos = {value:.2f}", "tokens end this close to each other", {"cosine": value}, result=value)
+
+    return Plan({"text": [similarity]}, conclude)
+
+
+def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch):
+    model = model_with(placement="pre")
+    (value,) = walk(model, TEXT, instruments=[Similarity()])
+    x = model.depth(model.embed(TEXT))
+    cosines = nn.functional.cosine_similarity(x.unsqueeze(-2), x.unsqueeze(-3), dim=-1)
+    pairs = [float(cosines[b, i, j]) for b in range(2) for i in range(9) for j in range(9) if i != j]
+    assert value == pytest.approx(sum(pairs) / len(pairs))
+    monkeypatch.setitem(STEPS, "similarity", ScreeningStep("do tokens collapse?", plan_similarity))
+    findings = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick").findings
+    assert findings["similarity"].verdict == "apart"
+    assert 0 < findings["similarity"].score <= 1
+    shown = command("screen", "--placement", "pre", "--quick")
+    (screening,) = shown["models"].values()
+    assert math.isfinite(screening["findings"]["similarity"]["result"])
+
+
+def test_a_new_solver_is_one_entry(monkeypatch):
+    ralston = RungeKutta(tableau(order=3, a=[[], ["1/2"], [0, "3/4"]], b=["2/9", "1/3", "4/9"]))
+    monkeypatch.setitem(METHODS, "ralston3", ralston)
+    assert substep_convergence("ralston3", "peri").order == pytest.approx(3, abs=0.15)
+    found = command("simulate", "--method", "ralston3", "--steps", "2", "--no-reference")
+    assert found["placements"]["peri"]["evaluations"] == 4 * 2 * 3
