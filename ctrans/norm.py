@@ -112,7 +112,8 @@ class Norm(nn.Module, abc.ABC):
         """
         gamma = self._invertible_gain()
         w = self.centre((y - self.beta) / gamma)
-        return self.beta + gamma * w * (math.sqrt(self.width) / torch.linalg.vector_norm(w, dim=-1, keepdim=True))
+        scale: Tensor = math.sqrt(self.width) / torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+        return self.beta + gamma * w * scale
 
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
         """J = diag(gamma)/sigma (C - x_hat x_hat'/d), the dense derivative dz/dx of each token; exact for eps > 0 too.
@@ -127,7 +128,8 @@ class Norm(nn.Module, abc.ABC):
 
     def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """max over the image of <p, z> = sqrt(d) |C(gamma * p)|_2 + <p, beta> for each token (eps = 0)."""
-        return math.sqrt(self.width) * torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1) + p @ self.beta
+        reach: Tensor = math.sqrt(self.width) * torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
+        return reach + p @ self.beta
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """argmax over the image of <p, z> = beta + sqrt(d) gamma * w/|w|, w = C(gamma * p) (eps = 0).
@@ -145,13 +147,15 @@ class Norm(nn.Module, abc.ABC):
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
         """Where C(gamma * p) = 0 to rounding (8 eps |gamma * p|): every point of the image maximises <p, z>."""
         scaled = self.gamma * p
-        tolerance = 8 * torch.finfo(p.dtype).eps * torch.linalg.vector_norm(scaled, dim=-1)
-        return torch.linalg.vector_norm(self.centre(scaled), dim=-1) <= tolerance
+        tolerance: Tensor = 8 * torch.finfo(p.dtype).eps * torch.linalg.vector_norm(scaled, dim=-1)
+        length: Tensor = torch.linalg.vector_norm(self.centre(scaled), dim=-1)
+        return length <= tolerance
 
     def _tie_direction(self, like: Tensor) -> Tensor:
         direction = torch.zeros(self.width, dtype=like.dtype, device=like.device)
         direction[:2] = direction.new_tensor([1.0, -1.0])[: self.width]
-        return direction / torch.linalg.vector_norm(direction)
+        length: Tensor = torch.linalg.vector_norm(direction)
+        return direction / length
 
     def _invertible_gain(self) -> Tensor:
         gamma = self.gamma

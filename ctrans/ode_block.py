@@ -30,7 +30,8 @@ class Called(nn.Module):
         self.field, self.context = field, context
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.field(x, **self.context)
+        y: Tensor = self.field(x, **self.context)
+        return y
 
 
 def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:

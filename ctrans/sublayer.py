@@ -58,7 +58,7 @@ class Sublayer(nn.Module):
         """The raw velocity r(X)."""
         if self.input_norm is not None:
             x = self.input_norm(x)
-        v = self.field(x)
+        v: Tensor = self.field(x)
         if self.output_norm is not None:
             v = self.output_norm(v)
         return v if self.gain == 1.0 else self.gain * v

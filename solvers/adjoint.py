@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from solvers.detached import Backward, Captured, Grads, attach, untraced, without_graph
+from solvers.capture import Captured, untraced, without_graph
+from solvers.chain import Backward, Chain, Found, Grads
 from solvers.errors import ConfigError, SolveError
 from solvers.march import Progress, march
 from solvers.method import Method
@@ -37,6 +40,9 @@ class AdjointError:
     state: float
 
 
+Report = Callable[[AdjointError], object]
+
+
 @dataclasses.dataclass(frozen=True)
 class Adjoint:
     """The gradient of the ODE's solution, by the same method backward: off by an error of the method's order.
@@ -49,7 +55,7 @@ class Adjoint:
     `report`, each backward pass is repeated more finely and `report(AdjointError)` called, at three times the cost.
     """
 
-    report: Callable[[AdjointError], object] | None = None
+    report: Report | None = None
     restore: bool = True
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
@@ -68,14 +74,29 @@ class Adjoint:
 
     @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
-        captured: Captured = {}
         starts: dict[int, Tensor] = {}
-        inside: dict[int, range] = {}
         noted = [k for k, s in enumerate(segments) if self.restore or k == 0 or s.enter is not None]
+        chain, found = Chain([x0]), Found(run)
+        captured: Captured = {}
+        owners: list[int] = []  # the segment of each saved state
+        report, first = self.report, 0
+        request = run.again(save="ends", steps=1 if run.save == "steps" else run.steps)
 
-        def done(k: int) -> None:
+        def done(k: int, x: Tensor) -> None:
+            nonlocal captured, first
             captured[k] = capture.take()
-            inside[k] = range(sum(map(len, inside.values())), len(run.saved) - 1)
+            owners.extend([k] * (len(run.saved) - 1 - len(owners)))
+            # a report compares all gradients together, so with one the whole way back is one node
+            if report is None or k == len(segments) - 1:
+                inside = found.take(x)
+                stops = list(zip(owners[found.count :], (saved.time for saved in inside), strict=False))
+                kept = [i for i in noted if first <= i <= k]
+                stretch = _Stretch(method, segments[first : k + 1], first, stops, kept, request, report)
+                back = partial(_backward, stretch, chain.baton)
+                states = chain.add([saved.x for saved in inside], [x], [starts.pop(i) for i in kept], captured, back)
+                found.put(states, chain.links[0])
+                capture.take()  # the links themselves: what was just made is nothing that a field depends on
+                captured, first = {}, k + 1
             if progress is not None:
                 progress(k)
 
@@ -83,25 +104,45 @@ class Adjoint:
             solution = march(method, _noting(segments, noted, starts), x0.detach(), run, done)
         if solution.status is not Status.SUCCESS:
             return solution
-        if run.save == "ends":
-            inside[len(segments) - 1] = range(1)
-        times = solution.times[1:]
-
-        def backward(state: Backward, kept: Sequence[Tensor], gradients: Grads) -> Tensor:
-            x1, *before = kept
-            stops = {k: [(times[i], gradients[i]) for i in places] for k, places in inside.items()}
-            way = _Way(method, segments, stops, dict(zip(noted, before, strict=True)))
-            request = run.again(save="ends", steps=1 if run.save == "steps" else run.steps)
-            a, misses = way.back(x1, state, request)
-            if self.report is not None:
-                self.report(AdjointError(way.error(x1, a, state, request), max(float(miss) for miss in misses)))
-            return a
-
-        keep = [solution.x1, *(starts[k] for k in noted)]
-        starts.clear()
+        outputs = chain.end(found.all(chain.links[0]), [solution.x1])
         run.saved = []
-        outputs = attach(solution.states[1:], keep, x0, captured, backward)
         return dataclasses.replace(solution, x1=outputs[-1], states=(x0, *outputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stretch:
+    """Segments from `first` on that are one node: when states inside were saved, and of which segments the start is kept."""
+
+    method: Method
+    segments: Sequence[Segment]
+    first: int
+    stops: Sequence[tuple[int, float]]
+    kept: Sequence[int]
+    request: Run
+    report: Report | None
+
+
+def _backward(
+    stretch: _Stretch,
+    baton: list[Sequence[Any]],
+    state: Backward,
+    kept: Sequence[Tensor],
+    inside: Grads,
+    after: Sequence[Tensor],
+) -> Sequence[Tensor]:
+    """dL/dx at the stretch's start from that at its end."""
+    stops: dict[int, list[tuple[float, Tensor | None]]] = {}
+    for (k, time), gradient in zip(stretch.stops, inside, strict=True):
+        stops.setdefault(k, []).append((time, gradient))
+    way = _Way(stretch.method, stretch.segments, stretch.first, stops, dict(zip(stretch.kept, kept, strict=True)))
+    x1, *step = baton[0]
+    run = stretch.request.again(controlled=2 * x1.numel(), step_size=step[0] if step else None)
+    x, a, misses = way.back(x1, after[0], state, run)
+    baton[0] = (x, run.step_size)  # an adaptive method takes its step from segment to segment on the way back too
+    if stretch.report is not None:
+        error = way.error(x1, after[0], a, state, stretch.request)
+        stretch.report(AdjointError(error, max(float(miss) for miss in misses)))
+    return (a,)
 
 
 def _noting(segments: Sequence[Segment], noted: Sequence[int], starts: dict[int, Tensor]) -> list[Segment]:
@@ -120,21 +161,24 @@ def _noting(segments: Sequence[Segment], noted: Sequence[int], starts: dict[int,
 
 @dataclasses.dataclass(frozen=True)
 class _Way:
-    """The way back: by segment the times at which gradients of saved states come in, and the states kept from its start."""
+    """The way back over segments, the first of which is number `first`.
+
+    By a segment's number: the times at which gradients of saved states come in, and the state kept from its start.
+    """
 
     method: Method
     segments: Sequence[Segment]
+    first: int
     stops: dict[int, list[tuple[float, Tensor | None]]]
     starts: dict[int, Tensor]
 
-    def back(self, x: Tensor, state: Backward, request: Run) -> tuple[Tensor, list[Tensor]]:
-        """a = dL/dx at the start, from the state at the end, and by how much each kept state was missed."""
-        a, misses = torch.zeros_like(x), []
-        run = request.again(controlled=2 * x.numel())
-        for k in range(len(self.segments) - 1, -1, -1):
-            segment = self.segments[k]
+    def back(self, x: Tensor, a: Tensor, state: Backward, run: Run) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """x and a = dL/dx at the start from those at the end, and by how much each kept state was missed."""
+        misses = []
+        for k in range(self.first + len(self.segments) - 1, self.first - 1, -1):
+            segment = self.segments[k - self.first]
             t: Time = segment.t1
-            for stop, gradient in reversed(self.stops[k]):
+            for stop, gradient in reversed(self.stops.get(k, [])):
                 if stop != float(t):
                     x, a = self._segment(k, t, stop, x, a, state, run)
                     t = stop
@@ -146,17 +190,17 @@ class _Way:
                 if segment.enter is not None:
                     entered, a = state.pull(k, segment.enter, x, a)
                 misses.append(torch.linalg.vector_norm(solved - entered) / _length(entered))
-        return a, misses
+        return x, a, misses
 
     def _segment(self, k: int, t1: Time, t0: Time, x: Tensor, a: Tensor, state: Backward, run: Run) -> tuple[Tensor, Tensor]:
         """(x, a) at t0 from (x, a) at t1, the parameters' integral added to the state's gradients."""
-        field, tensors = self.segments[k].field, state.captured[k]
+        field, tensors = self.segments[k - self.first].field, state.captured[k]
         shapes = [x.shape, x.shape, *(tensor.shape for tensor in tensors)]
         sizes = [math.prod(shape) for shape in shapes]
         used: set[int] = set()
 
         def augmented(t: Tensor, s: Tensor) -> Tensor:
-            x, a = (part.view(shape) for part, shape in zip(s[: 2 * sizes[0]].split(sizes[:2]), shapes[:2], strict=True))
+            x, a = (part.view(shape) for part, shape in zip(torch.split(s[: 2 * sizes[0]], sizes[:2]), shapes[:2], strict=True))
             v, pulled, parts = state.vjp(k, lambda x: field(t, x), x, a)
             used.update(i for i, part in enumerate(parts) if part is not None)
             rates = [v, -pulled, *(torch.zeros_like(z) if g is None else -g for z, g in zip(tensors, parts, strict=True))]
@@ -169,20 +213,21 @@ class _Way:
         solution = march(self.method, [Segment(t1, t0, augmented)], flat, run)
         if solution.status is not Status.SUCCESS:
             raise SolveError(f"the adjoint of segment {k}: {solution.message}", solution)
-        x, a, *sums = (part.view(shape) for part, shape in zip(solution.x1.split(sizes), shapes, strict=True))
+        x, a, *sums = (part.view(shape) for part, shape in zip(torch.split(solution.x1, sizes), shapes, strict=True))
         for i, (tensor, part) in enumerate(zip(tensors, sums, strict=True)):
             if i in used:
                 state.add(tensor, (scale * part).to(tensor.dtype))
         return x, scale * a
 
-    def error(self, x1: Tensor, a: Tensor, state: Backward, request: Run) -> float:
+    def error(self, x1: Tensor, a1: Tensor, a: Tensor, state: Backward, request: Run) -> float:
         """The relative error of all gradients together, by going the way again more finely."""
         finer = Backward(state.captured, state.tensors)
+        request = request.again(controlled=2 * x1.numel())
         if self.method.adaptive:
             again, factor = request.again(rtol=FINER * request.rtol, atol=FINER * request.atol), 1.0
         else:
             again, factor = request.again(steps=2 * request.steps), 2**self.method.order / (2**self.method.order - 1)
-        a_finer, _ = self.back(x1, finer, again)
+        _, a_finer, _ = self.back(x1, a1, finer, again)
         pairs = [(a, a_finer), *zip(state.gradients, finer.gradients, strict=True)]
         size = math.sqrt(sum(float(fine.square().sum()) for _, fine in pairs if fine is not None))
         gap = math.sqrt(sum(float((g - f).square().sum()) for g, f in pairs if g is not None and f is not None))

@@ -67,7 +67,9 @@ class Checkpoint:
             advance = partial(_advance, single, [piece for _, piece in group], request, record)
             # a compiler knows torch's own
             compiling = torch.compiler.is_compiling()
-            states = checkpoint(advance, x, use_reentrant=False) if compiling else recomputed(advance, x, end == len(parts))
+            opening = [i for i, (k, _) in enumerate(group) if i == 0 or group[i - 1][0] != k] if request.steps == 1 else [0]
+            last = end == len(parts)
+            states = checkpoint(advance, x, use_reentrant=False) if compiling else recomputed(advance, x, last, opening)
             x = states[-1]
             _add(run.stats, record.stats)
             if run.save == "steps":

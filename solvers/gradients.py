@@ -1,11 +1,13 @@
 """How a solve is differentiated: the table of kinds, and what `solve` asks of each.
 
-| kind         | differentiates                       | methods               | tensors kept of N steps | projections |
-| ------------ | ------------------------------------ | --------------------- | ----------------------- | ----------- |
-| `backprop`   | what was computed                    | all                   | every evaluation's      | yes         |
-| `checkpoint` | what was computed                    | all                   | O(sqrt N) steps'        | yes         |
-| `reversible` | what was computed, by its own scheme | own                   | two states              | no          |
-| `adjoint`    | the ODE, so up to the method's error | all                   | a state a segment       | on entering |
+| kind         | differentiates                       | methods                  | tensors kept of N steps | projections |
+| ------------ | ------------------------------------ | ------------------------ | ----------------------- | ----------- |
+| `backprop`   | what was computed                    | all                      | every evaluation's      | yes         |
+| `checkpoint` | what was computed                    | all                      | O(sqrt N) steps'        | yes         |
+| `reversible` | what was computed, by its own scheme | `HasReversibleForm`      | two states              | no          |
+| `adjoint`    | the ODE, so up to the method's error | all                      | a state a segment       | on entering |
+
+The last two give parameter gradients to autograd segment by segment.
 
 Fields that draw random numbers have `backprop` and `checkpoint`; so has half precision, with the adjoint. A scripted field, into
 which nothing looks, too. `torchdiffeq:scipy_solver` leaves torch and has the adjoint only. torchdiffeq's methods are recomputed
@@ -23,7 +25,7 @@ from torch import Tensor
 from solvers.adjoint import Adjoint
 from solvers.checkpoint import Checkpoint
 from solvers.errors import look_up
-from solvers.march import Progress, march
+from solvers.march import Progress, march, told
 from solvers.method import Method
 from solvers.reversible import Reversible
 from solvers.run import Run
@@ -65,7 +67,7 @@ class Backprop:
         return method
 
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
-        return march(method, segments, x0, run, progress)
+        return march(method, segments, x0, run, told(progress))
 
 
 GRADIENTS: dict[str, Gradient] = {

@@ -12,9 +12,11 @@ from solvers.segment import Segment
 from solvers.solution import Solution, Status
 
 Progress = Callable[[int], None]
+Done = Callable[[int, Tensor], None]
+"""(k, x): told that segment k is done and ends in x."""
 
 
-def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None = None) -> Solution:
+def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, done: Done | None = None) -> Solution:
     """The solution over the segments, with the states that `run.save` asks for; a failure becomes its status."""
     x, t = x0, segments[0].start
     run.keep(t, x0)
@@ -29,8 +31,8 @@ def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, pro
             t = segment.end
             if run.save == "segments":
                 run.keep(t, x)
-            if progress is not None:
-                progress(k)
+            if done is not None:
+                done(k, x)
         where = None
     except Stopped as stopped:
         status = stopped.status
@@ -42,3 +44,8 @@ def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, pro
             run.keep(t, x)
     times, states = tuple(s.time for s in run.saved), tuple(s.x for s in run.saved)
     return Solution(x, times, states, status, run.stats, where, None if status is Status.SUCCESS else t)
+
+
+def told(progress: Progress | None) -> Done | None:
+    """A caller's progress as what `march` calls."""
+    return None if progress is None else lambda k, x: progress(k)

@@ -3,7 +3,7 @@
 The function runs with its graph, through which derivatives are taken: parameters, captured tensors and whatever listens to
 gradients (DDP, FSDP) meet the same graph as without recomputation. Only the tensors that the graph would keep are thrown away and
 numbered as they come. When the first of them is wanted, the function runs again under the same autocast and with the same random
-numbers, up to the last of them, and what it saves this time is what was thrown away.
+numbers, and what it saves this time is what was thrown away.
 
 The idea is that of `torch.utils.checkpoint`, which keeps more books: several backward passes at once, nested calls, any arguments.
 """
@@ -26,13 +26,15 @@ States = tuple[Tensor, ...]
 Advance = Callable[[Tensor], States]
 
 
-def recomputed(function: Advance, x: Tensor, hold: bool = False) -> States:
+def recomputed(function: Advance, x: Tensor, hold: bool = False, checked: Sequence[int] = (0,)) -> States:
     """function(x), of which autograd keeps x only. The function must do the same twice, else SolveError on the way back.
 
+    `checked` are the places of states of which it is asked whether they are made with the same parameters both times; each is looked
+    at from the state before it.
     With `hold`, which is for a call whose turn is likely the next, it has its tensors until another call begins: then they need not be
     computed again.
     """
-    return _Call(function, x, hold).first(x)
+    return _Call(function, x, hold, checked).first(x)
 
 
 class _Turn(threading.local):
@@ -51,7 +53,7 @@ _TURN = _Turn()
 
 
 class _Complete(BaseException):
-    """All that is wanted was saved again. A field that catches its own exceptions must not catch this one."""
+    """What a call has thrown away so far was saved again. A field that catches its own exceptions must not catch this one."""
 
 
 class _Keep(torch.autograd.Function):
@@ -68,14 +70,15 @@ class _Keep(torch.autograd.Function):
 
 
 class _Call:
-    def __init__(self, function: Advance, x: Tensor, hold: bool):
-        self.function, self.hold, self.running = function, hold, False
+    def __init__(self, function: Advance, x: Tensor, hold: bool, checked: Sequence[int]):
+        self.function, self.hold, self.checked, self.running = function, hold, checked, False
         self.needs_gradient, self.device = x.requires_grad, x.device
         self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x).grad_fn  # type: ignore[no-untyped-call]
         self.autocast = [_autocast(device) for device in {x.device.type, "cpu"}]
         self.thrown: list[tuple[torch.Size, torch.dtype]] = []
         self.saved: dict[int, tuple[Tensor, int]] = {}
         self.random: list[Tensor] | None = None
+        self.parameters: set[int] = set()
 
     def first(self, x: Tensor) -> States:
         _TURN.take(self)
@@ -83,7 +86,7 @@ class _Call:
         self.running, kept = True, self.hold
         with saved_tensors_hooks(self._throw, self._fetch):
             states = self.function(x)
-        self.running = False
+        self.running, self.parameters = False, self._parameters(x, states)
         if not kept:
             self.saved = {}
         if not all(map(torch.equal, before, _random(self.device))):
@@ -114,10 +117,10 @@ class _Call:
         found: list[Tensor] = []
 
         def keep(tensor: Tensor) -> Tensor:
-            if (tensor.shape, tensor.dtype) != self.thrown[len(found)]:
+            if len(found) == len(self.thrown) or (tensor.shape, tensor.dtype) != self.thrown[len(found)]:
                 raise _different()
             found.append(tensor.detach())
-            if len(found) == len(self.thrown):
+            if self.running and len(found) == len(self.thrown):
                 raise _Complete
             return found[-1]
 
@@ -130,10 +133,36 @@ class _Call:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
             stack.enter_context(contextlib.suppress(_Complete))
-            self.function(self.keeper.saved_tensors[0].detach().requires_grad_(self.needs_gradient))
+            x = self.keeper.saved_tensors[0].detach().requires_grad_(self.needs_gradient)
+            states = self.function(x)
+        if self.running:
+            return found
         if len(found) < len(self.thrown):
             raise _different()
+        if self._parameters(x, states) != self.parameters:
+            raise SolveError(
+                "a field uses other tensors when its steps are computed again for the gradient than the first time: were its weights "
+                "exchanged for one call (torch.func.functional_call)? Take the gradient within it, or use gradient='backprop'"
+            )
         return found
+
+    def _parameters(self, alias: Tensor, states: States) -> set[int]:
+        """The leaves that the checked states depend on, apart from the states before them."""
+        x = self.keeper.saved_tensors[0]
+        starts = [states[i].grad_fn for i in self.checked]
+        # without the parameters' graph, if they have one, the states end the search: the function's x both times, and its results
+        ends = {x.grad_fn, *(states[i - 1].grad_fn for i in self.checked if i)}
+        found: set[int] = set()
+        while starts:
+            node = starts.pop()
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                found.add(id(leaf))
+            elif node is not None:
+                following = {before for before, _ in node.next_functions} - ends
+                ends |= following
+                starts += following
+        return found - {id(x), id(alias)}
 
 
 def _different() -> SolveError:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from solvers.detached import Backward, Captured, Grads, attach, untraced, without_graph
+from solvers.capture import untraced, without_graph
+from solvers.chain import Backward, Chain, Found, Grads
 from solvers.errors import ConfigError
 from solvers.march import Progress, march
 from solvers.method import HasReversibleForm, Method, ReversibleForm
@@ -66,10 +67,17 @@ class Reversible:
                 "keep the state in float32 (autocast does), or use gradient='checkpoint'"
             )
         scheme = self.scheme(method)
-        captured: Captured = {}
+        chain, found = Chain([x0, x0]), Found(run)
 
-        def done(k: int) -> None:
-            captured[k] = capture.take()
+        def done(k: int, x: Tensor) -> None:
+            assert run.partner is not None, "every segment leaves a partner"
+            inside = found.take(x)
+            steps, run.trace = run.trace, []
+            captured = {k: capture.take()}
+            before = run.stats.accepted - len(steps)
+            back = partial(_backward, scheme, k, steps, [saved.steps - before for saved in inside], chain.baton, run.again())
+            found.put(chain.add([saved.x for saved in inside], [x, run.partner], [], captured, back), chain.links[0])
+            capture.take()  # the links themselves: what was just made is nothing that a field depends on
             if progress is not None:
                 progress(k)
 
@@ -78,34 +86,30 @@ class Reversible:
         if solution.status is not Status.SUCCESS:
             return solution
         assert run.partner is not None, "every segment leaves a partner"
-        place = {id(segment): k for k, segment in enumerate(segments)}
-        steps = [(place[id(step.segment)], step) for step in run.trace]
-        saved_after = [saved.steps for saved in run.saved[1:]]
-
-        def backward(state: Backward, kept: Sequence[Tensor], gradients: Grads) -> Tensor:
-            return _backward(scheme, steps, saved_after, state, kept, gradients, run.again())
-
-        outputs = attach(solution.states[1:], [solution.x1, run.partner], x0, captured, backward)
+        outputs = chain.end(found.all(chain.links[0]), [solution.x1, run.partner])
         run.partner, run.saved = None, []
         return dataclasses.replace(solution, x1=outputs[-1], states=(x0, *outputs))
 
 
 def _backward(
     scheme: ReversibleForm,
-    steps: Sequence[tuple[int, Step]],
+    k: int,
+    steps: Sequence[Step],
     saved_after: Sequence[int],
+    baton: list[Sequence[Any]],
+    run: Run,
     state: Backward,
     kept: Sequence[Tensor],
-    gradients: Grads,
-    run: Run,
-) -> Tensor:
-    """dL/dx0 from the last pair, one step at a time; gradients of saved states come in where they were saved."""
-    pair, cotangents = (kept[0], kept[1]), (torch.zeros_like(kept[0]), torch.zeros_like(kept[1]))
-    waiting = list(zip(saved_after, gradients, strict=True))
+    inside: Grads,
+    after: Sequence[Tensor],
+) -> Sequence[Tensor]:
+    """dL/dy and dL/dz at segment k's start from those at its end; gradients of saved states come in where they were saved."""
+    pair, cotangents = (baton[0][0], baton[0][1]), (after[0], after[1])
+    waiting = list(zip(saved_after, inside, strict=True))
     for i in range(len(steps), 0, -1):
         while waiting and waiting[-1][0] == i:
             gradient = waiting.pop()[1]
             cotangents = cotangents if gradient is None else (cotangents[0] + gradient, cotangents[1])
-        k, step = steps[i - 1]
-        pair, cotangents = scheme.undo(step, pair, cotangents, partial(state.pull, k), run)
-    return cotangents[0] + cotangents[1]
+        pair, cotangents = scheme.undo(steps[i - 1], pair, cotangents, partial(state.pull, k), run)
+    baton[0] = pair
+    return cotangents

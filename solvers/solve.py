@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solvers.errors import SolveError, unknown
 from solvers.gradients import Gradient, get_gradient
-from solvers.march import march
+from solvers.march import march, told
 from solvers.method import Method
 from solvers.request import check_problem, check_solver
 from solvers.run import Run, Save, finite
@@ -62,7 +62,7 @@ def solve(
     if torch.is_grad_enabled():
         solution = kind.integrate(chosen, segments, x0, run, progress)
     else:
-        solution = march(kind.scheme(chosen), segments, x0, run, progress)
+        solution = march(kind.scheme(chosen), segments, x0, run, told(progress))
     if solution.status is Status.SUCCESS and not finite(solution.x1):
         with torch.no_grad():
             replay = march(kind.scheme(chosen), segments, x0, run.again(watch=True))

@@ -17,7 +17,7 @@ from ctrans.fields import ATTENTIONS, FFNS, Matrix, TokenBound, plain_attention,
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
-from ctrans.stability.screening.case import Finding, Plan
+from ctrans.stability.screening.case import Finding, StepPlan
 from ctrans.stability.screening.screen import STEPS, ScreeningStep, screen
 from ctrans.verify.convergence import substep_convergence
 from ctrans.walk import Instrument, walk
@@ -187,7 +187,7 @@ def plan_similarity(case):
         verdict = "collapsed" if value > 0.9 else "apart"
         return Finding(verdict, f"cos = {value:.2f}", "tokens end this close to each other", {"cosine": value}, result=value)
 
-    return Plan({"text": [similarity]}, conclude)
+    return StepPlan({"text": [similarity]}, conclude)
 
 
 def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch):

@@ -61,7 +61,7 @@ def test_imports_only_lead_to_earlier_rooms(path):
 def test_every_module_of_ctrans_is_in_a_room():
     for path in sorted((ROOT / "ctrans").iterdir()):
         name = path.stem if path.suffix == ".py" else path.name
-        assert name in {*ROOMS, "__init__", "__main__", "__pycache__"}, f"{name} is in no room"
+        assert name in {*ROOMS, "__init__", "__main__", "__pycache__", "py.typed"}, f"{name} is in no room"
 
 
 def test_files_are_one_idea_long():

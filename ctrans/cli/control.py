@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import find, settle_threads
@@ -70,7 +70,7 @@ def command(request: ControlRequest) -> None:
             p = costate(model, tokens, targets, form="continuous", rtol=request.rtol, atol=request.atol)
             readings[subject.name] = maximum_principle(model.depth, p)
             advance(subject.name)
-    ending = Ending(
+    ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
         findings={"placements": readings},

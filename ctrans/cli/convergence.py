@@ -10,7 +10,7 @@ from typing import ClassVar
 import click
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import WrittenRequest, takes
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
@@ -89,7 +89,7 @@ def command(request: ConvergenceRequest) -> None:
         for word, job in jobs:
             advance(word)
             results.append(job())
-    ending = Ending(
+    ending = CommandEnding(
         options={"norm": request.norm, "seed": request.seed},
         findings={"results": [{**vars(r), "order": r.order} for r in results]},
         files={"convergence.png": lambda: png(convergence_figure(results))},

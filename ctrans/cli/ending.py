@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ending:
+class CommandEnding:
     """What a command found.
 
     - `findings`: the result's own keys, after `command`, `options`, `environment` and `model`
@@ -64,7 +64,7 @@ def check_json(request: Request) -> None:
         check_writable(Path(request.json_path).parent)
 
 
-def end(request: Request, directory: Path | None, ending: Ending) -> None:
+def end(request: Request, directory: Path | None, ending: CommandEnding) -> None:
     """Writes files and JSON, prints page and places unless stdout is for the JSON, and exits with 1 where something failed."""
     if directory is not None:
         for name, make in ending.files.items():
@@ -105,7 +105,7 @@ def save_json(request: Request, directory: Path | None, result: Mapping[str, Any
     return text
 
 
-def _show(request: Request, directory: Path | None, ending: Ending) -> None:
+def _show(request: Request, directory: Path | None, ending: CommandEnding) -> None:
     console = Console()
     if ending.looked_at is not None and ending.looked_at.words is not None:
         console.print(ending.looked_at.words, highlight=False, markup=False, soft_wrap=True)

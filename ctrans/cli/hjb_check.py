@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import click
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, settle_threads
@@ -100,7 +100,7 @@ def command(request: HJBCheckRequest) -> None:
             check = check_model(subject.model(dtype, device), tokens, targets, remedy, progress=progress)
             checks[norm].append(dataclasses.replace(check, placement=subject.name))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
-    ending = Ending(
+    ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
         findings={

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, Text, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, settle_threads
@@ -136,7 +136,7 @@ def command(request: ScreenRequest) -> None:
             results[name] = screen(
                 model, tokens, targets, effort, other=other, seed=request.seed, trained=subject.trained, progress=told
             )
-    ending = Ending(
+    ending = CommandEnding(
         options={"placements": _placements(found), "compare": request.compare, "quick": request.quick},
         looked_at=LookedAt(request, found, text, tokens),
         device=device,

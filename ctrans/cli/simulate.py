@@ -10,7 +10,7 @@ import click
 import torch
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import find, settle_threads
@@ -101,7 +101,7 @@ def command(request: SimulateRequest) -> None:
                 )
             )
     title = found[0].title
-    ending = Ending(
+    ending = CommandEnding(
         options={"reference": request.reference},
         looked_at=LookedAt(request, found, text, tokens),
         device=device,

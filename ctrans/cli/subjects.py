@@ -25,8 +25,8 @@ from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.text import VOCABULARY
 from ctrans.norm import NORMS
 from ctrans.placement import placements_in
-from ctrans.stability.model import Described
 from ctrans.threads import choose_threads, flops
+from ctrans.walk import Described
 from ctrans.weights.on_demand import too_large_to_stay
 from solvers import ConfigError
 

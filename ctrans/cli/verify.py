@@ -9,7 +9,7 @@ from typing import ClassVar
 import click
 
 from ctrans.cli import options
-from ctrans.cli.ending import Ending, directory_of, end
+from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import WrittenRequest, takes
 from ctrans.depth import check_count
 from ctrans.report.files import write_atomic
@@ -79,7 +79,7 @@ def command(request: VerifyRequest) -> None:
     if request.markdown is not None:
         write_atomic(request.markdown, (between_markers(page, table) or f"{START}\n\n{table}\n{END}\n").encode())
     sections = dict.fromkeys(r.section for r in results)
-    ending = Ending(
+    ending = CommandEnding(
         options={"only": list(request.only), "cases": request.cases, "seed": request.seed},
         findings={
             "holds": not violated,

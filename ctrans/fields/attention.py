@@ -50,7 +50,8 @@ class Attention(nn.Module):
         self.plain = False
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        return self.out(self.features(x))
+        y: Tensor = self.out(self.features(x))
+        return y
 
     @property
     def last(self) -> nn.Linear:

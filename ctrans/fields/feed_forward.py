@@ -50,7 +50,8 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        return self.down(self.features(x))
+        y: Tensor = self.down(self.features(x))
+        return y
 
     @property
     def last(self) -> nn.Linear:

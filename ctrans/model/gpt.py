@@ -76,7 +76,8 @@ class GPT(nn.Module):
             raise ConfigError(f"{length} tokens exceed the context of {self.config.context}: shorten the text or raise context")
         self._check_range("tokens", tokens)
         positions = torch.arange(length, device=tokens.device)
-        return self.token_embedding(tokens) + self.position_embedding(positions)
+        x0: Tensor = self.token_embedding(tokens) + self.position_embedding(positions)
+        return x0
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state."""

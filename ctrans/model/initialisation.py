@@ -39,7 +39,7 @@ def _deepnorm(role: Role, blocks: float) -> float:
 
 def _path_length(role: Role, blocks: float) -> float:
     """N^(-1/m), m maps in the path, so that a block's sensitivity is O(1/N) (Emadi, theorem 6.2)."""
-    return blocks ** (-1 / PATH_LENGTH[role])
+    return float(blocks ** (-1 / PATH_LENGTH[role]))
 
 
 def _uniform_attention(role: Role, blocks: float) -> float:

@@ -38,7 +38,8 @@ class Times(nn.Module):
         self.field, self.c = field, c
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        return self.c * self.field(x)
+        y: Tensor = self.field(x)
+        return self.c * y
 
 
 class WithEps(Norm):

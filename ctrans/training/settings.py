@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -135,11 +135,16 @@ def attached_gradients() -> str:
 
 def from_saved(settings: Mapping[str, Any]) -> TrainConfig:
     """The settings that a checkpoint holds; ConfigError with the nearest name for a key that is none."""
-    names = [field.name for field in dataclasses.fields(TrainConfig)]
-    for key in settings:
-        if key not in names:
-            raise unknown("training setting", key, names)
+    check_names(settings)
     return TrainConfig(**settings)
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Raises ConfigError with the nearest name for one that no setting has."""
+    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    for name in given:
+        if name not in names:
+            raise unknown("training setting", name, names)
 
 
 def number(value: object) -> bool:

@@ -25,7 +25,7 @@ from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, processes
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, check_continues, resumed, with_settings
-from ctrans.training.settings import TrainConfig
+from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 
 Begin = Callable[[Processes], tuple[TrainingRun, Progress]]
@@ -123,6 +123,7 @@ def resume(
 
     The rest is as `train` has it. Raises ConfigError where there is no run, a checkpoint is damaged, or a setting contradicts it.
     """
+    check_names(changes)
     planned = plan_to_resume(out, changes, data, parallel=parallel)
     return carry_out_plan(planned, device=device, observe=observe)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctrans.fields import Attention, FeedForward, spectral_norm
+from ctrans.fields import Attention, spectral_norm
 from ctrans.model.gpt import GPT
 from ctrans.norm import RMSNorm
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
@@ -219,7 +219,6 @@ def feed_forward(generator: torch.Generator) -> Trial:
     """|f(x)| <= |W_2||W_1||x| without biases, with them their terms."""
     made = model(generator, "none", bias=bool(one_of(generator, (0, 1))))
     ffn = made.depth.sublayers[1].field
-    assert isinstance(ffn, FeedForward), "the second sublayer is an FFN"
     x = size(generator, -2, 2) * noise(generator, 4, made.config.width)
     outer, inner = spectral_norm(ffn.down.weight), spectral_norm(ffn.up.weight)
     offsets = [0.0 if b is None else float(b.norm()) for b in (ffn.up.bias, ffn.down.bias)]

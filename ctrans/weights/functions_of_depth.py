@@ -36,7 +36,8 @@ class Basis:
     def coefficients(self, count: int) -> Float[Tensor, "count count"]:
         """V^-1 with V[k, j] = phi_j(s_k): c = V^-1 theta(s)."""
         values = torch.tensor([self.functions(s, count) for s in self.knots(count)], dtype=torch.float64)
-        return torch.linalg.inv(values)
+        inverse: Tensor = torch.linalg.inv(values)
+        return inverse
 
 
 def constant(s: Fraction, count: int) -> list[float]:

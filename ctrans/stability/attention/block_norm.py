@@ -14,7 +14,8 @@ from solvers.segment import Map
 
 def block_norm(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
     """|X|_{inf,rms} = max_i |x_i|_2 / sqrt(d), the root mean square of the largest token."""
-    return torch.linalg.vector_norm(x, dim=-1).amax(-1) / math.sqrt(x.shape[-1])
+    lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return lengths.amax(-1) / math.sqrt(x.shape[-1])
 
 
 def block_gain(

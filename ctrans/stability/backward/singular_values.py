@@ -195,7 +195,8 @@ class _Space:
     def direction(self, tolerance: float) -> Tensor:
         """The residual of each problem's first wanted Ritz vector that is not good enough."""
         poor = self.errors > tolerance * self.values
-        return self.residuals[torch.arange(len(poor), device=poor.device), poor.int().argmax(-1)]
+        worst: Tensor = self.residuals[torch.arange(len(poor), device=poor.device), poor.int().argmax(-1)]
+        return worst
 
     def converged(self, tolerance: float, each: bool) -> bool:
         values, errors = self.values[~self.bad], self.errors[~self.bad]
@@ -228,7 +229,8 @@ class _Space:
         before = self.history[0]
         if self.size == self.basis.shape[2] or len(self.history) <= LAG or before.shape != self.values.shape:
             return torch.zeros_like(self.values)
-        return (self.values - before).clamp(min=0) * (self.products / 2 / LAG)
+        grown: Tensor = (self.values - before).clamp(min=0)
+        return grown * (self.products / 2 / LAG)
 
     def _restart(self) -> None:
         keep = max(self.basis.shape[1] // 2, self.count)

@@ -295,4 +295,5 @@ def _slopes(norm: Norm | None, v: Tensor) -> Tensor:
 def _printed_slopes(norm: Norm | None, v: Tensor) -> Tensor:
     if norm is None:
         return v.new_ones(v.shape[:-1])
-    return norm.gamma.abs().max() * math.sqrt(v.shape[-1]) / torch.linalg.vector_norm(v, dim=-1)
+    lengths: Tensor = torch.linalg.vector_norm(v, dim=-1)
+    return norm.gamma.abs().max() * math.sqrt(v.shape[-1]) / lengths

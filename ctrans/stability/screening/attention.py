@@ -19,7 +19,7 @@ from ctrans.stability.attention.by_depth import (
     sensitivity_growth,
 )
 from ctrans.stability.initialisation.theory import SLOPES, LastLayer, Setting, gains, last_layer_bound
-from ctrans.stability.screening.case import Case, Finding, Plan, found, spread
+from ctrans.stability.screening.case import Case, Finding, StepPlan, found, spread
 from ctrans.stability.screening.score import decades
 from ctrans.walk import Attempt, Instrument, PassageBack
 from solvers import ConfigError, SolveError
@@ -38,7 +38,7 @@ class AttentionStep:
     growth: dict[str, float]
 
 
-def plan_attention(case: Case) -> Plan:
+def plan_attention(case: Case) -> StepPlan:
     """Theta, theorem 5.1 and S = (theta/tau) B^2 G by layer, and the block bounds 5.2 and 5.3 (theory, section 9).
 
     The ingredient is by how many decades S grows from the middle of the depth to the last attention layer: the first layers show
@@ -52,7 +52,7 @@ def plan_attention(case: Case) -> Plan:
     layers = AttentionByDepth(chosen, seed=case.seed)
     blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
     instruments = [layers, blocks] if case.effort.blocks else [layers]
-    return Plan({"part": instruments}, lambda: _conclude_attention(case, layers, blocks))
+    return StepPlan({"part": instruments}, lambda: _conclude_attention(case, layers, blocks))
 
 
 def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: Attempt) -> Finding:
@@ -116,7 +116,7 @@ class LastLayerGradient(Instrument):
         return self._found
 
 
-def plan_initialisation(case: Case) -> Plan:
+def plan_initialisation(case: Case) -> StepPlan:
     """Kim's proposition 3.1 measured; Xiong's lemma 2 and theorem 1 where they apply (theory, section 10). Not scored."""
     if case.trained:
         raise ConfigError("these weights come from a file, and the theory of initialisation speaks of freshly drawn ones alone")
@@ -126,7 +126,7 @@ def plan_initialisation(case: Case) -> Plan:
             "the theory of initialisation speaks of weights that ctrans drew for maps of its own, not of another library's"
         )
     last = LastLayerGradient()
-    return Plan({"part": [last]}, lambda: _conclude_initialisation(config, last.figures()))
+    return StepPlan({"part": [last]}, lambda: _conclude_initialisation(config, last.figures()))
 
 
 def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:

@@ -14,7 +14,7 @@ from ctrans.stability.backward.parameter_gradients import Gradients, ParameterGr
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, Sensitivities, SensitivityByDepth
 from ctrans.stability.backward.weight_slope import Slope, SlopeAt
 from ctrans.stability.carried import CarriedStates
-from ctrans.stability.screening.case import Case, Finding, Plan, attempt, exponent, found, largest, three
+from ctrans.stability.screening.case import Case, Finding, StepPlan, attempt, exponent, found, largest, three
 from ctrans.stability.screening.forward import run_away, weights_verdict
 from ctrans.stability.screening.score import decades
 from ctrans.stability.transport.generalisation import GeneralisationRadius, generalisation_radius
@@ -49,7 +49,7 @@ class BackwardStep:
     slopes: list[Slope]
 
 
-def plan_backward(case: Case) -> Plan:
+def plan_backward(case: Case) -> StepPlan:
     """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation scale (theory, section 7).
 
     Ingredients: the mean slope of log |dv/dX| against log c; decades of the largest condition number of the blocks looked
@@ -61,7 +61,7 @@ def plan_backward(case: Case) -> Plan:
     rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator))
     gradients = Attempt(ParameterGradients())
     slopes = _slopes(case)
-    return Plan(
+    return StepPlan(
         {"text": [gradients], "part": [jacobians, rates, *(slope for _, slope in slopes)]},
         lambda: _conclude_backward(case, jacobians, rates, gradients, slopes),
     )
@@ -146,7 +146,7 @@ class TransportStep:
 
 
 @torch.no_grad()
-def plan_transport(case: Case) -> Plan:
+def plan_transport(case: Case) -> StepPlan:
     """Kan's step 4: W_p between terminal states of perturbed inputs, over that between the inputs (theory, section 8).
 
     Ingredients: the exponent of the distance in the weights, and decades of the largest relative growth of a distance.
@@ -155,7 +155,7 @@ def plan_transport(case: Case) -> Plan:
     x, inputs = case.model.embed(tokens), _perturbed(case, tokens, notes)
     far = [(c, state) for c in LARGE for state in (x, inputs["substitution"])]
     ends = CarriedStates([(1.0, x), *((1.0, y) for y in inputs.values()), *far])
-    return Plan({"text": [ends]}, lambda: _conclude_transport(case, tokens, x, inputs, ends.figures(), notes))
+    return StepPlan({"text": [ends]}, lambda: _conclude_transport(case, tokens, x, inputs, ends.figures(), notes))
 
 
 def _conclude_transport(

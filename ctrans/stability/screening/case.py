@@ -78,7 +78,7 @@ CERTIFIED_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """What a step asks: instruments by the lane they look at, and what it concludes from them when the walk is done.
 
     An instrument that cannot speak of a model raises ConfigError or SolveError, and so does `conclude` then; put it into an

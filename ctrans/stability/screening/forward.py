@@ -15,7 +15,7 @@ from ctrans.stability.forward.growth_law import GrowthLaw, growth_law
 from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.stability.forward.single_entries import DataVariance, Massive, MassiveByDepth, VarianceOverInputs
 from ctrans.stability.forward.weight_growth import GrowthWithWeights, WeightGrowth
-from ctrans.stability.screening.case import Case, Finding, Plan, attempt, exponent, found, spread
+from ctrans.stability.screening.case import Case, Finding, StepPlan, attempt, exponent, found, spread
 from ctrans.stability.screening.score import decades
 from ctrans.walk import Attempt, Instrument, Model, Passage, PassageBack, Turn
 from solvers import SolveError, Status
@@ -66,7 +66,7 @@ class Certificates(Instrument):
         return ModelCheck(", ".join(names), self._loss, self._tokens, tuple(self._found))
 
 
-def plan_well_posedness(case: Case) -> Plan:
+def plan_well_posedness(case: Case) -> StepPlan:
     """Kan's step 1: is the Hamiltonian finite?
 
     The ingredient is the largest k of sup -<P, f> ~ R^k with weights bounded by R: 0 where H is finite, 1 where it is not.
@@ -74,7 +74,7 @@ def plan_well_posedness(case: Case) -> Plan:
     count = len(case.model.depth.sublayers)
     chosen = spread(count, case.effort.certified)
     certificates = Certificates(chosen, case.batch("certified")[0].numel())
-    return Plan({"certified": [certificates]}, lambda: _conclude_well_posedness(certificates.figures(), len(chosen), count))
+    return StepPlan({"certified": [certificates]}, lambda: _conclude_well_posedness(certificates.figures(), len(chosen), count))
 
 
 def _conclude_well_posedness(check: ModelCheck, chosen: int, count: int) -> Finding:
@@ -119,7 +119,7 @@ class ForwardStep:
     scaling: WeightGrowth | None
 
 
-def plan_forward(case: Case) -> Plan:
+def plan_forward(case: Case) -> StepPlan:
     """Kan's step 2: moments, bounds and growth laws by depth, and under scaled weights (theory, section 6).
 
     Ingredients: the exponent of mean|X_D| in the weights; and by how many decades RMS grows from the input, or from 1, the size
@@ -127,7 +127,9 @@ def plan_forward(case: Case) -> Plan:
     """
     each, massive, scaling = MomentsByDepth(), MassiveByDepth(), Attempt(GrowthWithWeights())
     data = Attempt(VarianceOverInputs(case.bounds.figures))
-    return Plan({"text": [each, massive, data], "part": [scaling]}, lambda: _conclude_forward(case, each, massive, data, scaling))
+    return StepPlan(
+        {"text": [each, massive, data], "part": [scaling]}, lambda: _conclude_forward(case, each, massive, data, scaling)
+    )
 
 
 def _conclude_forward(

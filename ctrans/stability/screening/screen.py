@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ctrans.stability.screening.attention import plan_attention, plan_initialisation
 from ctrans.stability.screening.backward import plan_backward, plan_transport
-from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, Plan
+from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.score import Score, overall
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, walk_lanes
@@ -30,7 +30,7 @@ class ScreeningStep:
     """A step of the workflow: what it asks, the instruments and the conclusion that answer it, and whether the score counts it."""
 
     question: str
-    plan: Callable[[Case], Plan]
+    plan: Callable[[Case], StepPlan]
     scored: bool = True
 
 
@@ -112,7 +112,7 @@ def visits(model: DescribedModel) -> int:
     return 2 * len(model.depth.sublayers)
 
 
-def _planned(step: ScreeningStep, case: Case) -> Plan | Finding:
+def _planned(step: ScreeningStep, case: Case) -> StepPlan | Finding:
     """The step's plan; a finding where it says that it cannot handle the model."""
     try:
         return step.plan(case)
@@ -120,7 +120,7 @@ def _planned(step: ScreeningStep, case: Case) -> Plan | Finding:
         return Finding("n/a", "–", str(error))
 
 
-def _concluded(plan: Plan, guards: Mapping[int, Attempt]) -> Finding:
+def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> Finding:
     """The plan's conclusion, unless one of the instruments that it cannot do without could not speak of the model."""
     required = [each for instruments in plan.instruments.values() for each in instruments if not isinstance(each, Attempt)]
     refused = next((note for each in required if (note := guards[id(each)].note) is not None), None)
@@ -132,11 +132,11 @@ def _concluded(plan: Plan, guards: Mapping[int, Attempt]) -> Finding:
         return Finding("n/a", "–", str(error))
 
 
-def _lanes(case: Case, plans: Mapping[str, Plan | Finding]) -> list[Lane]:
+def _lanes(case: Case, plans: Mapping[str, StepPlan | Finding]) -> list[Lane]:
     """The lanes of the walk with everyone's instruments, each guarded. Lanes of the same tokens are one."""
     wanted: dict[LaneName, list[Instrument]] = {"text": [case.reach, case.bounds]}
     for plan in plans.values():
-        if isinstance(plan, Plan):
+        if isinstance(plan, StepPlan):
             for name, instruments in plan.instruments.items():
                 wanted.setdefault(name, []).extend(instruments)
     if "certified" in wanted and case.batch("certified")[0].shape == case.batch("part")[0].shape:

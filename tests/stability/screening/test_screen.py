@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrans.report.files import to_json
-from ctrans.stability.screening.case import Finding, Plan, spread
+from ctrans.stability.screening.case import Finding, StepPlan, spread
 from ctrans.stability.screening.score import decades, geometric_mean, ingredient_score, overall, step_score
 from ctrans.stability.screening.screen import EFFORTS, STEPS, screen, visits
 from ctrans.walk import Instrument
@@ -215,7 +215,7 @@ def test_a_step_that_fails_says_so_and_the_others_run(monkeypatch):
     def plan(where):
         def breaks(case):
             instrument = Breaks(where)
-            return Plan({"part": [instrument]}, lambda: Finding("fine", str(instrument.figures()), "it is"))
+            return StepPlan({"part": [instrument]}, lambda: Finding("fine", str(instrument.figures()), "it is"))
 
         return breaks
 

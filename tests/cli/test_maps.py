@@ -1,0 +1,89 @@
+"""`--attention` and `--ffn`: a new kind is one entry of its table."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ctrans.cli import main
+from ctrans.fields import ATTENTIONS, FFNS, Attention, FeedForward
+from ctrans.model.checkpoint import load
+
+SIZES = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "6"]
+
+
+class Warm(Attention):
+    """Softmax attention at twice the temperature."""
+
+    def __init__(self, settings):
+        super().__init__(settings.width, settings.heads, temperature=2 * settings.temperature)
+
+
+class Narrow(FeedForward):
+    """An MLP of half the features."""
+
+    def __init__(self, settings):
+        super().__init__(settings.width, settings.hidden_width // 2, activation=settings.activation)
+
+
+@pytest.fixture(autouse=True)
+def kinds(monkeypatch):
+    monkeypatch.setitem(ATTENTIONS, "warm", Warm)
+    monkeypatch.setitem(FFNS, "narrow", Narrow)
+
+
+def run(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args], prog_name="ctrans")
+
+
+def result(*args):
+    done = run(*args, "--json", "-")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("command", "more"), [("simulate", ["--no-reference"]), ("control", []), ("hjb-check", []), ("screen", ["--quick"])]
+)
+def test_every_command_takes_a_new_kind(command, more):
+    own, plain = (
+        result(command, *SIZES, "--batch", "1", "--placement", "peri", *more, *kind)
+        for kind in (["--attention", "warm", "--ffn", "narrow"], [])
+    )
+    assert (own["options"]["attention"], own["options"]["ffn"]) == ("warm", "narrow")
+    assert (plain["options"]["attention"], plain["options"]["ffn"]) == ("softmax", "mlp")
+    key = {"hjb-check": "checks", "screen": "models"}.get(command, "placements")
+    assert own[key] != plain[key]
+
+
+def test_kinds_are_compared():
+    found = result("screen", *SIZES, "--batch", "1", "--quick", "--compare", "attention=all", "--compare", "ffn=mlp,narrow")
+    assert set(found["models"]) == {
+        f"peri, attention {attention}, ffn {ffn}" for attention in ATTENTIONS for ffn in ("mlp", "narrow")
+    }
+
+
+def test_a_new_kind_is_trained_and_found_again(tmp_path):
+    few = ["--batch", "2", "--iterations", "2", "--eval-windows", "2"]
+    kept = result("train", "--attention", "warm", "--ffn", "narrow", *SIZES, *few, "--out", tmp_path)
+    assert (kept["model"]["attention"], kept["model"]["ffn"]) == ("warm", "narrow")
+    assert isinstance(load(tmp_path).depth.sublayers[0].field, Warm)
+    assert result("simulate", "--checkpoint", tmp_path, "--batch", "1")["options"]["attention"] == "warm"
+    contradicted = run("train", "--resume", "--attention", "softmax", "--out", tmp_path)
+    assert (contradicted.exit_code, "--attention softmax contradicts" in contradicted.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["simulate", "--attention", "sofmax"], "unknown attention 'sofmax': did you mean 'softmax'"),
+        (["train", "--ffn", "mpl"], "unknown ffn 'mpl': did you mean 'mlp'"),
+        (["screen", "--compare", "attention=warn"], "did you mean 'warm'"),
+        (["simulate", "--checkpoint", "x", "--attention", "softmax"], "--checkpoint brings its own attention"),
+    ],
+)
+def test_a_mistake_is_one_line(args, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run(*args)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+    assert words in done.stderr

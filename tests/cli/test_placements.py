@@ -1,0 +1,126 @@
+"""Placements on the command line: mixed ones by their spelling, and an eighth one from its entry alone."""
+
+import dataclasses
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ctrans.cli import main
+from ctrans.placement import PLACEMENTS, Placement
+from ctrans.report.hjb_check_report import SMALLEST, mark_size
+from ctrans.report.placement_style import colour, equation, marker
+
+SMALL = ["--depth", "3", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]
+QUICK = {"simulate": ["--no-reference"], "control": [], "hjb-check": [], "screen": ["--quick"]}
+MIXED = ["post/pre", "pre*1+peri*2", "output/none*2+deepnorm"]
+
+
+def run(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args], prog_name="ctrans")
+
+
+def result(*args):
+    done = run(*args, "--json", "-")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    return json.loads(done.stdout)
+
+
+def names(command, found):
+    """Under which names the result has its models."""
+    if command == "hjb-check":
+        return [check["placement"] for check in found["checks"]["layernorm"]]
+    return list(found["models" if command == "screen" else "placements"])
+
+
+@pytest.mark.parametrize("command", QUICK)
+def test_mixed_placements_are_looked_at_under_the_names_that_were_typed(command, tmp_path):
+    chosen = ["--compare", f"placement={','.join(MIXED)}"] if command == "screen" else [f"--placement={name}" for name in MIXED]
+    norm = ["--norm", "layernorm"] if command == "hjb-check" else []
+    done = run(command, *chosen, *norm, *SMALL, *QUICK[command], "--out", tmp_path)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert names(command, json.loads((tmp_path / f"{command}.json").read_text())) == MIXED
+    assert (tmp_path / f"{command}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_segment_is_judged_by_its_own_placement():
+    found = result("control", "--placement", "pre/peri", *SMALL)["placements"]["pre/peri"]
+    assert found["placements"] == ["pre", "peri"] * 3
+    assert found["measures"] == ["cosine", "gap"] * 3
+    (check,) = result("hjb-check", "--placement", "pre/peri", "--norm", "rmsnorm", *SMALL)["checks"]["rmsnorm"]
+    verdicts = [segment["certificate"]["verdict"] for segment in check["segments"]]
+    assert verdicts == ["degenerate", "well-posed"] * 3
+    assert check["verdict"] == "degenerate"
+    assert check["agrees"]
+
+
+def test_two_equal_names_are_the_plain_placement():
+    plain, mixed = (result("simulate", "--placement", name, *SMALL)["placements"][name] for name in ("peri", "peri/peri"))
+    for each in (plain, mixed):
+        each.pop("seconds")
+        each.pop("placement")
+    assert plain == mixed
+
+
+def test_mixed_placements_are_trained(tmp_path):
+    few = ["--batch", "2", "--iterations", "2", "--eval-windows", "2"]
+    sizes = ["--depth", "2", "--width", "8", "--heads", "2", "--context", "6"]
+    kept = result("train", "--placement", "post*1+pre*1", *sizes, *few, "--out", tmp_path)
+    assert kept["model"]["placement"] == "post*1+pre*1"
+    assert "post*1+pre*1" in result("simulate", "--checkpoint", tmp_path, "--batch", "1")["placements"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["simulate", "--placement", "post/per"], "did you mean 'peri'"),
+        (["simulate", "--placement", "post*2+pre*2"], "is of 4 blocks and the model has 3: make them agree"),
+        (["simulate", "--placement", "post/"], "two as post/pre for attention and FFN"),
+        (["screen", "--compare", "placement=pre,post/per"], "did you mean 'peri'"),
+        (["hjb-check", "--placement", "post/pre", "--weight-decay", "0.1"], "placement 'post' projects"),
+        (["train", "--placement", "post*1+pre*2", "--eval-depth", "6"], "it has no other depth"),
+    ],
+)
+def test_a_mistake_is_one_line(args, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run(*args, *SMALL)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_convergence_measures_steps_of_mixed_placements_and_says_that_it_knows_no_limit_of_their_depth(tmp_path):
+    (row,) = result("convergence", "--placement", "post/pre", "--method", "euler", "--limit", "substeps")["results"]
+    assert (row["placement"], row["order"]) == ("post/pre", pytest.approx(1, abs=0.15))
+    refused = run("convergence", "--placement", "post/pre", "--out", tmp_path)
+    assert (refused.exit_code, "choose --limit substeps" in refused.stderr) == (2, True)
+
+
+DAMPED = dataclasses.replace(PLACEMENTS["pre_post"], name="damped", residual_gain=True, colour="C7", marker="<")
+EVERYWHERE = Placement("everywhere", True, True, True, "tangent part of N_out f(N_in X)", "N(X + dt N_out f(N_in X))", "nobody")
+
+
+@pytest.mark.parametrize("command", QUICK)
+@pytest.mark.parametrize("eighth", [DAMPED, EVERYWHERE], ids=lambda placement: placement.name)
+def test_an_eighth_placement_is_one_entry(eighth, command, tmp_path, monkeypatch):
+    monkeypatch.setitem(PLACEMENTS, eighth.name, eighth)
+    done = run(command, "--placement", "peri", "--placement", eighth.name, *SMALL, *QUICK[command], "--out", tmp_path)
+    if (command, eighth) == ("control", EVERYWHERE):  # nobody knows its Hamiltonian
+        assert (done.exit_code, "no closed form is known" in done.stderr) == (2, True)
+        return
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    kept = json.loads((tmp_path / f"{command}.json").read_text())
+    assert eighth.name in (kept["not_applicable"] if command == "hjb-check" and eighth is EVERYWHERE else json.dumps(kept))
+    assert (tmp_path / f"{command}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_eighth_placement_is_measured_and_drawn_by_its_entry(tmp_path, monkeypatch):
+    monkeypatch.setitem(PLACEMENTS, DAMPED.name, DAMPED)
+    args = ["--placement", "damped", "--method", "euler", "--limit", "substeps", "--out", tmp_path]
+    assert run("convergence", *args).exit_code == 0
+    assert (colour("damped"), marker("damped")) == ("C7", "<")
+    assert equation("damped").startswith(DAMPED.step)
+    assert (colour("post/pre"), marker("post/pre")) == ("0.4", "*")
+    for k in range(20):
+        monkeypatch.setitem(PLACEMENTS, f"another {k}", DAMPED)
+    assert mark_size("another 19") == SMALLEST > 0
