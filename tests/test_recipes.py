@@ -13,7 +13,7 @@ from torch import nn
 
 from ctrans import GPT, GPTConfig
 from ctrans.cli import main
-from ctrans.fields import ATTENTIONS, FFNS, AffineBound, Matrix, plain_attention, spectral_norm
+from ctrans.fields import ATTENTIONS, FFNS, Matrix, TokenBound, plain_attention, spectral_norm
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
@@ -80,7 +80,7 @@ class RunningMean(nn.Module):
         yield Matrix(self.out.weight, "out")
 
     def bound(self):
-        return AffineBound(spectral_norm(self.out.weight @ self.value.weight), 0.0)
+        return TokenBound(spectral_norm(self.out.weight @ self.value.weight), 0.0)
 
 
 def test_a_new_attention_is_one_entry(monkeypatch):

@@ -3,9 +3,8 @@
 from ctrans.fields.attention import Attention, plain_attention
 from ctrans.fields.feed_forward import ACTIVATIONS, Activation, FeedForward
 from ctrans.fields.protocols import (
-    AffineBound,
     EndsLinear,
-    HasAffineBound,
+    HasBound,
     HasLipschitz,
     HasPlainPath,
     HasTemperature,
@@ -14,10 +13,13 @@ from ctrans.fields.protocols import (
     Matrix,
     MixesTokens,
     Role,
+    SaysWhyNot,
     Scalable,
     ShowsHeads,
     ShowsMatrices,
+    TokenBound,
     mixes_tokens,
+    why_not,
 )
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapSettings
@@ -28,11 +30,10 @@ __all__ = [
     "FFNS",
     "FIELDS",
     "Activation",
-    "AffineBound",
     "Attention",
     "EndsLinear",
     "FeedForward",
-    "HasAffineBound",
+    "HasBound",
     "HasLipschitz",
     "HasPlainPath",
     "HasTemperature",
@@ -42,10 +43,13 @@ __all__ = [
     "Matrix",
     "MixesTokens",
     "Role",
+    "SaysWhyNot",
     "Scalable",
     "ShowsHeads",
     "ShowsMatrices",
+    "TokenBound",
     "mixes_tokens",
     "plain_attention",
     "spectral_norm",
+    "why_not",
 ]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.protocols import AffineBound, HasPlainPath, HeadMatrices, Matrix
+from ctrans.fields.protocols import HasPlainPath, HeadMatrices, Matrix, TokenBound
 from ctrans.fields.scale import scale_linear
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.norm import RMSNorm
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         yield Matrix(value, "value")
         yield Matrix(self.out.weight, "out")
 
-    def bound(self) -> AffineBound:
+    def bound(self) -> TokenBound:
         """|f(x)_i| <= sum_h |W_O,h W_V,h|_2 max_j |x_j| + |W_O b_V + b_O|.
 
         Attention rows are convex weights, so a head's average is no longer than its longest value (theory, section 6).
@@ -90,9 +90,9 @@ class Attention(nn.Module):
         # |W_O W_V|_2 = |W_O L|_2 with L L' = W_V W_V', L as small as the head
         gain = sum(spectral_norm(out @ torch.linalg.qr(value.T, mode="r").R.T) for out, value in heads)
         if self.qkv.bias is None:
-            return AffineBound(gain, 0.0)
+            return TokenBound(gain, 0.0)
         offset = out @ self.qkv.bias.detach().chunk(3)[2].double() + self.out.bias.detach().double()
-        return AffineBound(gain, float(torch.linalg.vector_norm(offset)))
+        return TokenBound(gain, float(torch.linalg.vector_norm(offset)))
 
     @property
     def normalised_scores(self) -> bool:

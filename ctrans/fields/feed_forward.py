@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.protocols import AffineBound, Matrix
+from ctrans.fields.protocols import Matrix, TokenBound
 from ctrans.fields.scale import scale_linear
 from ctrans.fields.spectral_norm import spectral_norm
 from solvers.errors import look_up
@@ -66,13 +67,13 @@ class FeedForward(nn.Module):
         yield Matrix(self.up.weight, "up")
         yield Matrix(self.down.weight, "down")
 
-    def bound(self) -> AffineBound:
+    def bound(self) -> TokenBound:
         """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z)."""
         outer = spectral_norm(self.down.weight)
-        return AffineBound(outer * spectral_norm(self.up.weight), outer * _length(self.up.bias) + _length(self.down.bias))
+        return TokenBound(outer * spectral_norm(self.up.weight), outer * _length(self.up.bias) + _length(self.down.bias))
 
-    def lipschitz(self, *, printed: bool = False) -> float:
-        """L = Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope; `printed` takes 1)."""
+    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius (Emadi, proof of theorem 5.2, with phi's own slope; `printed` takes 1)."""
         slope = 1.0 if printed else ACTIVATIONS[self.activation].slope
         return slope * spectral_norm(self.down.weight) * spectral_norm(self.up.weight)
 

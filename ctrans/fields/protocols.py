@@ -7,17 +7,19 @@ it, and they say so; each of them is exact for the map's weights as they are.
 | ---------------- | -------------------------------------------------------- | ---------------------------------------------- |
 | `EndsLinear`     | f(x) = last(features(x))                                 | Hamiltonians over weights, scaling, last layer |
 | `ShowsMatrices`  | its weight matrices with their roles                     | initialisation, gradients by matrix            |
-| `HasAffineBound` | abs(f(x)_i) <= gain max_j abs(x_j) + offset              | forward and transport bounds                   |
-| `HasLipschitz`   | a Lipschitz constant that holds at every input           | block bounds                                   |
+| `HasBound`       | how long f(x)_i can be where no abs(x_j) exceeds r       | forward and transport bounds                   |
+| `HasLipschitz`   | a Lipschitz constant for inputs up to a length           | block bounds                                   |
 | `ShowsHeads`     | attention's rows, and the matrices of each head          | theta, Emadi's bounds                          |
 | `HasTemperature` | the temperature of its softmax, which may be set         | temperature warm-up                            |
 | `HasPlainPath`   | a path with forward-mode and second derivatives          | every Jacobian                                 |
 | `Scalable`       | copies of it with weights inside times c                 | sensitivities against the weights' scale       |
 | `MixesTokens`    | whether an output token depends on other input tokens    | the size of a Jacobian's problem               |
+| `SaysWhyNot`     | why it has fewer of these than others                    | messages                                       |
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -40,21 +42,35 @@ class Matrix(NamedTuple):
         return self.role in ("out", "down")
 
 
-class AffineBound(NamedTuple):
-    """abs(f(x)_i) <= gain max_j abs(x_j) + offset for every token i: how large a map's output tokens can be."""
+class TokenBound(NamedTuple):
+    """abs(f(x)_i) <= gain r + offset + curvature r^2 for every token i, wherever no input token x_j is longer than r.
+
+    An affine bound has no curvature; a gated FFN, which multiplies two linear maps of x, has no affine one.
+    """
 
     gain: float
     offset: float
+    curvature: float = 0.0
+
+    def at(self, radius: float) -> float:
+        """How long an output token can be where no input token is longer than `radius`."""
+        # no product with a radius that may be infinite where there is no curvature
+        return self.offset + radius * (self.gain + (self.curvature * radius if self.curvature else 0.0))
 
 
 class HeadMatrices(NamedTuple):
-    """One head: queries Q x + q_0, keys K x + .., values V x + .., and the columns of W_O that it writes through."""
+    """One head: queries Q x + q_0, keys K x + k_0, values V x + .., and the columns of W_O that it writes through.
+
+    k_0 is None where it shifts the scores of a row alike, which the softmax does not see. It is given where positions turn the keys
+    (rotary embeddings) or something not linear acts on the scores (soft-capping).
+    """
 
     query: Float[Tensor, "head width"]
     key: Float[Tensor, "head width"]
     value: Float[Tensor, "head width"]
     out: Float[Tensor, "width head"]
     query_offset: Float[Tensor, " head"] | None
+    key_offset: Float[Tensor, " head"] | None = None
 
 
 @runtime_checkable
@@ -75,23 +91,28 @@ class ShowsMatrices(Protocol):
 
 
 @runtime_checkable
-class HasAffineBound(Protocol):
+class HasBound(Protocol):
     """A map that knows how large its output can be. Raises ConfigError where its weights do not tell."""
 
-    def bound(self) -> AffineBound: ...
+    def bound(self) -> TokenBound: ...
 
 
 @runtime_checkable
 class HasLipschitz(Protocol):
-    """A map with a Lipschitz constant in the largest token, abs(f(x) - f(y))_i <= L max_j abs(x_j - y_j), for all x and y."""
+    """A map with a Lipschitz constant in the largest token, abs(f(x) - f(y))_i <= L max_j abs(x_j - y_j)."""
 
-    def lipschitz(self, *, printed: bool = False) -> float:
-        """L; `printed` takes the slope of the activation as 1, as the papers do."""
+    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """L for all x and y whose tokens are no longer than `radius`, inf where there is none; `printed` takes the slope of the
+        activation as 1, as the papers do.
+        """
 
 
 @runtime_checkable
 class ShowsHeads(Protocol):
-    """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its temperature."""
+    """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its temperature.
+
+    Queries and keys may be turned by their positions first, and scores may pass a function of slope at most 1 (soft-capping).
+    """
 
     @property
     def heads(self) -> int: ...
@@ -101,7 +122,7 @@ class ShowsHeads(Protocol):
 
     @property
     def normalised_scores(self) -> bool:
-        """Whether a norm acts on queries and keys, so that scores are not bilinear in the input."""
+        """Whether scores are not bilinear in the input, because a norm acts on queries and keys, or are not known to be."""
 
     def probabilities(self, x: Tensor) -> Float[Tensor, "*batch heads tokens tokens"]: ...
 
@@ -143,3 +164,15 @@ class MixesTokens(Protocol):
 def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
     """What the map says of itself, else what maps of its kind do."""
     return field.mixes_tokens if isinstance(field, MixesTokens) else kind == "attention"
+
+
+@runtime_checkable
+class SaysWhyNot(Protocol):
+    """A map that may lack protocols which others of its kind have, and says why: in a sentence without a full stop, or ""."""
+
+    why_not: str
+
+
+def why_not(field: object) -> str:
+    """Why the map has fewer protocols than others of its kind: ": its reason", to go on after a sentence, or ""."""
+    return f": {field.why_not}" if isinstance(field, SaysWhyNot) and field.why_not else ""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ctrans.interop.chain import Chain
 from solvers import ConfigError
 
 ATTENTION_PATHS: tuple[tuple[str, ...], ...] = (
@@ -41,91 +39,6 @@ class Anatomy:
     blocks: str | None = None
     attention: str | Sequence[str] | None = None
     ffn: str | Sequence[str] | None = None
-
-
-@runtime_checkable
-class TransposedLinear(Protocol):
-    """A linear map that keeps its weight as (in, out): GPT-2's `Conv1D`."""
-
-    nx: int
-    nf: int
-
-
-class Chain(nn.Module):
-    """f(x) = stage_k(.. stage_1(x, **context)), the first output of stages that return several (attention with its weights).
-
-    Once `find_last` has seen it act, f(x) = last(features(x)) for its last linear map.
-    """
-
-    def __init__(self, stages: Sequence[nn.Module]):
-        super().__init__()
-        self.stages = nn.ModuleList(stages)
-        self.ending: str | None = None
-
-    def forward(self, x: Tensor, **context: Any) -> Tensor:
-        first, *others = self.stages
-        x = _first(first(x, **context))
-        for stage in others:
-            x = _first(stage(x))
-        return x
-
-    @property
-    def last(self) -> nn.Linear:
-        """The linear map that acts last, sharing the model's weight. Raises ConfigError where something else does."""
-        linear: Any = self.get_submodule(self._ending())
-        return _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
-
-    def features(self, x: Tensor, **context: Any) -> Tensor:
-        """What the last linear map is applied to. Raises ConfigError as `last` does."""
-        with _acting({self._ending(): self.get_submodule(self._ending())}) as seen:
-            self(x, **context)
-        return seen[-1][1]
-
-    def find_last(self, x: Tensor, **context: Any) -> None:
-        """Runs f once, without dropout, to see which linear map gives its output."""
-        with _acting({name: part for name, part in self.named_modules() if is_linear(part)}) as seen:
-            output = self(x, **context)
-        self.ending = seen[-1][0] if seen and torch.equal(seen[-1][2], output) else None
-
-    def _ending(self) -> str:
-        if self.ending is None:
-            names = " then ".join(type(stage).__name__ for stage in self.stages)
-            raise ConfigError(
-                f"{names} does not end in one linear map, as experts and gates after it do not: it has no last weights"
-            )
-        return self.ending
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether it computes W x + b by a weight of its own."""
-    return isinstance(module, (nn.Linear, TransposedLinear))
-
-
-def _as_linear(module: Any) -> nn.Linear:
-    """The same map as torch has it: its weight and bias are views, so that what changes one changes both."""
-    linear = nn.Linear(module.nx, module.nf, bias=False, device="meta")
-    linear.weight = nn.Parameter(module.weight.detach().T, requires_grad=module.weight.requires_grad)
-    linear.bias = nn.Parameter(module.bias.detach(), requires_grad=module.bias.requires_grad)
-    return linear
-
-
-@contextlib.contextmanager
-def _acting(parts: dict[str, nn.Module]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-    """Inside, notes which of the parts act, in order, with what goes in and what comes out."""
-    seen: list[tuple[str, Tensor, Tensor]] = []
-    handles = [
-        part.register_forward_hook(lambda _, args, output, name=name: seen.append((name, args[0], output)))
-        for name, part in parts.items()
-    ]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
 
 
 def find_blocks(model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:

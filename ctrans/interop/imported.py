@@ -6,20 +6,21 @@ head) is the model itself, run with its blocks passing their state on.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.depth import Depth
-from ctrans.interop.anatomy import Anatomy, Chain, find_blocks
+from ctrans.interop.anatomy import Anatomy, find_blocks
+from ctrans.interop.attention_in_model import attention_in_model
+from ctrans.interop.attention_reading import AttentionReading, read_attention
 from ctrans.interop.block_calls import Call, evaluating, intercepted, recorded, recorded_until
+from ctrans.interop.contexts import Contexts, showing_rows
+from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.inputs import example_of, main_input, stand_in
 from ctrans.interop.norms import AdaptedNorm
 from ctrans.interop.recognise import ROLES, Structure, alike, make_of, recognise
@@ -28,71 +29,8 @@ from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Solution
 
-REMEMBERED = 8
-"""For how many shapes of the state the contexts are kept."""
 OUTPUTS = ("logits", "prediction_logits", "last_hidden_state")
 """What a head's output is called, in order of preference."""
-
-
-class Contexts:
-    """What a model gives its blocks besides the state (masks, rotary embeddings), for states of any shape.
-
-    A copy of a field goes on asking the same model; only a copy of the model with its fields asks the copy.
-    """
-
-    def __init__(self, model: nn.Module, anatomy: Anatomy):
-        self.model, self.anatomy = model, anatomy
-        self._known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-
-    def of(self, block: int, x: Tensor) -> dict[str, Any]:
-        """The context of that block for the state x (batch, tokens, width)."""
-        # kernels differ in what masks they are given
-        key = (x.shape, x.dtype, x.device, getattr(self.model.config, "_attn_implementation", None))
-        if key not in self._known:
-            blocks = find_blocks(self.model, self.anatomy)
-            like = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-            with torch.no_grad():
-                calls = recorded_until(blocks, len(blocks) - 1, lambda: self.model(**stand_in(self.model, like)))
-            if len(self._known) == REMEMBERED:
-                del self._known[next(iter(self._known))]
-            self._known[key] = [call.context for call in calls]
-        return self._known[key][block]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
-        model = memo.get(id(self.model))
-        return self if model is None else Contexts(model, self.anatomy)
-
-
-class AttentionInModel(nn.Module):
-    """f(x): a model's attention module, given for any x what the model would give it.
-
-    The fused kernel is used unless `plain` is set, which forward-mode and second derivatives need.
-    """
-
-    attention: Chain
-
-    def __init__(self, attention: Chain, block: int, contexts: Contexts):
-        super().__init__()
-        self.attention, self.block, self.contexts = attention, block, contexts
-        self.plain = False
-
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        return self._given(self.attention, x).reshape(x.shape)
-
-    @property
-    def last(self) -> nn.Linear:
-        """The last linear map: f(x) = last(features(x)). Raises ConfigError where attention does not end in one."""
-        return self.attention.last
-
-    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
-        """What the last linear map is applied to: the heads' averages, side by side."""
-        return self._given(self.attention.features, x).reshape(*x.shape[:-1], -1)
-
-    def _given(self, function: Callable[..., Tensor], x: Tensor) -> Tensor:
-        """The function of the states (batch, tokens, width), in the context that the model gives the block."""
-        states = x.reshape(-1, *x.shape[-2:])
-        with sdpa_kernel(SDPBackend.MATH) if self.plain else contextlib.nullcontext():
-            return function(states, **self.contexts.of(self.block, states))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +38,8 @@ class Architecture:
     """What was seen in a model: printing it says so in a line.
 
     `norm` is "layernorm" or "rmsnorm" by what the norms compute, `norms` describes them. `context` is the longest sequence, None
-    where the model does not say. How the weights were once drawn, no model says: `initialisation` is None.
+    where the model does not say. How the weights were once drawn, no model says: `initialisation` is None. `unread` says what of its
+    attention and FFN could not be read, so that some instruments cannot speak of it.
     """
 
     model: str
@@ -115,11 +54,13 @@ class Architecture:
     context: int | None
     dt: float
     initialisation: None = None
+    unread: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return (
             f"{self.model} ({self.family}): {self.blocks} blocks of width {self.width}, placement {self.placement}, "
             f"attention {self.attention}, FFN {self.ffn}, norms {', '.join(self.norms) or 'none'}"
+            f"{''.join(f'; {said}' for said in self.unread)}"
         )
 
 
@@ -136,12 +77,11 @@ class Imported(nn.Module):
         self.anatomy = Anatomy() if anatomy is None else anatomy
         self.model = model
         blocks = find_blocks(model, self.anatomy)
+        contexts, each = Contexts(model, self.anatomy), not has_weights_on_demand(model)
         with evaluating(model):
             calls = recorded(blocks, lambda: model(**example_of(model)))
-            structures = _structures(blocks, calls, self.anatomy, each=not has_weights_on_demand(model))
-        contexts = Contexts(model, self.anatomy)
-        for i, structure in enumerate(structures):
-            structure.attention.field = AttentionInModel(structure.attention.field, i, contexts)
+            structures = _structures(blocks, calls, self.anatomy, each=each)
+            _say_what_they_are(blocks, structures, calls[0].x, contexts, each=each)
         self.depth = Depth([part for structure in structures for part in structure.sublayers], dt)
         self.config = _architecture(model, blocks, structures, calls[0].x.shape[-1], self.depth.dt)
 
@@ -235,6 +175,21 @@ def _seen(block: nn.Module, call: Call, anatomy: Anatomy) -> Structure:
     return structure
 
 
+def _say_what_they_are(
+    blocks: list[nn.Module], structures: list[Structure], like: Tensor, contexts: Contexts, *, each: bool
+) -> None:
+    """Puts maps that say what they are in the place of the blocks' modules; read from each block, or from the first of its make."""
+    known: dict[object, tuple[AttentionReading | str, FeedForwardReading | str]] = {}
+    for i, (block, structure) in enumerate(zip(blocks, structures, strict=True)):
+        attention, ffn, key = structure.attention, structure.ffn, i if each else make_of(block)
+        if key not in known:
+            with showing_rows(contexts.model):
+                known[key] = read_attention(attention.field, like, contexts.of(i, like)), read_ffn(ffn.field, like)
+        read_as, ffn_read_as = known[key]
+        attention.field = attention_in_model(attention.field, i, contexts, read_as)
+        ffn.field = ffn_in_model(ffn.field, ffn_read_as)
+
+
 def _architecture(model: nn.Module, blocks: list[nn.Module], structures: list[Structure], width: int, dt: float) -> Architecture:
     config: Any = model.config
     norms = list(dict.fromkeys(norm for s in structures for part in s.sublayers for norm in _norms(part)))
@@ -255,7 +210,19 @@ def _architecture(model: nn.Module, blocks: list[nn.Module], structures: list[St
         width=width,
         context=getattr(config, "max_position_embeddings", None),
         dt=dt,
+        unread=_unread(structures),
     )
+
+
+def _unread(structures: list[Structure]) -> tuple[str, ...]:
+    """What of attention and FFN is not shown and why, each said once."""
+    said = (
+        f"{name}: {part.field.why_not}"
+        for structure in structures
+        for name, part in (("attention", structure.attention), ("FFN", structure.ffn))
+        if part.field.why_not
+    )
+    return tuple(dict.fromkeys(said))
 
 
 def _norms(sublayer: Sublayer) -> list[AdaptedNorm]:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.interop.rounding import unit
 from ctrans.norm import Norm, check_norm
 
 EPS_NAMES = ("eps", "variance_epsilon")
@@ -71,8 +72,7 @@ def as_norm(module: nn.Module) -> AdaptedNorm | None:
             return None
         norms = [AdaptedNorm(module, form) for form in _forms(module)]
         nearest = min(norms, key=lambda norm: _miss(norm, x, z))
-        tolerance = 64 * max(torch.finfo(z.dtype).eps, torch.finfo(torch.float32).eps)
-        return nearest if _miss(nearest, x, z) <= tolerance else None
+        return nearest if _miss(nearest, x, z) <= 64 * unit(z.dtype) else None
 
 
 def _forms(module: nn.Module) -> Iterator[Form]:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.fields import Kind
-from ctrans.interop.anatomy import Anatomy, Chain, fields
+from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.block_calls import Call
+from ctrans.interop.chain import Chain
 from ctrans.interop.norms import AdaptedNorm, as_norm
+from ctrans.interop.rounding import tolerance
 from ctrans.ode_block import in_context
-from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -69,9 +70,7 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy) -> Structure:
         ((float((_output(structure, x, call) - expected).norm() / expected.norm()), structure) for structure in structures),
         key=lambda miss: miss[0],
     )
-    # what is in float32 even where the model's numbers are finer decides how close the two can be
-    tolerance = math.sqrt(max(torch.finfo(x.dtype).eps, torch.finfo(torch.float32).eps))
-    if misses and misses[0][0] <= tolerance:
+    if misses and misses[0][0] <= tolerance(x.dtype):
         return misses[0][1]
     nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g}" for miss, structure in misses[:2])
     raise ConfigError(
@@ -176,6 +175,8 @@ def _assignments(order: Sequence[tuple[str, AdaptedNorm | Kind | None]]) -> Iter
 
 
 def _placement(sublayer: Sublayer) -> str:
-    on = tuple(getattr(sublayer, role) is not None for role in ROLES)
-    names = [p.name for p in PLACEMENTS.values() if (p.input_norm, p.output_norm, p.state_norm) == on]
-    return names[0] if names else "+".join(role for role, there in zip(ROLES, on, strict=True) if there)
+    """The placement's name, or the norms' where no placement has them, as with norms that nothing but a foreign block has."""
+    try:
+        return sublayer.placement.name
+    except ConfigError:
+        return "+".join(role for role in ROLES if getattr(sublayer, role) is not None)

@@ -14,7 +14,7 @@ import transformers
 from ctrans.control import costate
 from ctrans.control.model_check import Remedy, check_model, check_segment
 from ctrans.interop import from_transformers, to_nanogpt
-from ctrans.interop.anatomy import Chain
+from ctrans.interop.chain import Chain
 from ctrans.interop.open_model import open_model
 from ctrans.interop.tokens import find_tokeniser, read_ids
 from ctrans.model.config import GPTConfig

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.fields import HasLipschitz, ShowsHeads, spectral_norm
+from ctrans.fields import HasLipschitz, ShowsHeads, spectral_norm, why_not
 from ctrans.norm import Norm
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
 from ctrans.sublayer import Sublayer
@@ -60,24 +60,27 @@ def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> F
 
 
 def attention_bound(attention: ShowsHeads, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
-    """|W_O| sum_h (|V_h| + theta_h/tau B (2 B |Q_h| + |b_Q,h|) |K_h| |V_h| / sqrt(d_h)), theta_h the largest of head h's rows.
+    """|W_O| sum_h (|V_h| + theta_h/tau B ((2 B |Q_h| + |b_Q,h|) |K_h| + |Q_h| |b_K,h|) |V_h| / sqrt(d_h)), theta_h the largest of
+    head h's rows.
 
-    B = max_i |u_i|_2 of the inputs. Theorem 5.1 has no b_Q, and with it is false (`biases=False` gives that form). Offsets of keys
-    and values do not enter: they shift a row's scores alike, and meet changes of attention that sum to zero. Raises ConfigError
-    for normalised queries and keys, for which the theorem says nothing.
+    B = max_i |u_i|_2 of the inputs. Theorem 5.1 has no offsets, and with them is false (`biases=False` gives that form). Those of
+    values do not enter: they meet changes of attention that sum to zero. Those of keys shift a row's scores alike and do not enter
+    either, but where positions turn the keys, or scores are capped (`HeadMatrices`). Rotations do not change the norms of Q and K, and
+    a cap of slope at most 1 makes no change of scores larger, so the theorem holds with both. Raises ConfigError for normalised
+    queries and keys, for which it says nothing.
     """
     if attention.normalised_scores:
-        raise ConfigError("theorem 5.1 does not cover qk_norm: its bound is for queries and keys linear in the input")
+        raise ConfigError(
+            f"theorem 5.1 does not cover qk_norm: its bound is for queries and keys linear in the input{why_not(attention)}"
+        )
     value_path = attention_path = 0.0
     outs = []
     for largest, head in zip(theta, attention.head_matrices(), strict=True):
         norm_q, norm_k, norm_v = (spectral_norm(matrix) for matrix in (head.query, head.key, head.value))
-        offset = head.query_offset if biases else None
-        own = 0.0 if offset is None else float(torch.linalg.vector_norm(offset.detach().double()))
+        q_0, k_0 = (_length(offset) if biases else 0.0 for offset in (head.query_offset, head.key_offset))
         value_path += norm_v
-        attention_path += (
-            largest / attention.temperature * b * (2 * b * norm_q + own) * norm_k * norm_v / math.sqrt(len(head.query))
-        )
+        scores = b * ((2 * b * norm_q + q_0) * norm_k + norm_q * k_0) / math.sqrt(len(head.query))
+        attention_path += largest / attention.temperature * scores * norm_v
         outs.append(head.out)
     out = spectral_norm(torch.cat(outs, 1))
     return Pathways(out * value_path, out * attention_path)
@@ -111,11 +114,16 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
 
 def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
     """L_f of the sublayer's map at its input U: theorem 5.1, or the FFN's weights."""
-    field = sublayer.field
+    field, largest = sublayer.field, float(torch.linalg.vector_norm(u, dim=-1).max())
     if isinstance(field, ShowsHeads):
         theta = attention_theta(field, u, tolerance=1e-3).upper.movedim(-2, 0).flatten(1).amax(1)
-        largest = float(torch.linalg.vector_norm(u, dim=-1).max())
         return attention_bound(field, largest, theta.tolist(), biases=not printed).bound
     if isinstance(field, HasLipschitz):
-        return field.lipschitz(printed=printed)
-    raise ConfigError(f"no Lipschitz bound is known for a field of type {type(field).__name__}: it does not say `lipschitz()`")
+        return field.lipschitz(largest, printed=printed)
+    raise ConfigError(
+        f"no Lipschitz bound is known for a field of type {type(field).__name__}: it does not say `lipschitz()`{why_not(field)}"
+    )
+
+
+def _length(offset: Tensor | None) -> float:
+    return 0.0 if offset is None else float(torch.linalg.vector_norm(offset.detach().double()))

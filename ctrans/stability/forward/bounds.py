@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import AffineBound, HasAffineBound
+from ctrans.fields import HasBound, TokenBound, why_not
 from ctrans.norm import Norm
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
@@ -42,10 +42,10 @@ class _Measured:
     sublayer: Sublayer
     h: float
     sigma: float
-    bound: AffineBound | None
+    bound: TokenBound | None
     unknown: str = ""
 
-    def known(self) -> AffineBound:
+    def known(self) -> TokenBound:
         if self.bound is None:
             raise ConfigError(self.unknown)
         return self.bound
@@ -58,8 +58,9 @@ class BoundsByDepth(Instrument):
     its velocity: g + b behind an output norm; without one |f|/sqrt(d) from the norms of the weights at the largest input, which
     behind an input norm does not depend on X, so that growth is linear. A norm around the state sets the bound to g + b.
     With `none` the input's bound is the state's own r, and |f| <= a r + c compounds: to r + h (a r + c) in the discrete model, to
-    e^(ah) r + c (e^(ah) - 1)/a in the ODE (Gronwall). `discrete` says which of the two; where norms stand they are one. The ODE's
-    bounds are for its exact solution: an integrator can exceed them by its own error, and a norm around the state then too.
+    e^(ah) r + c (e^(ah) - 1)/a in the ODE (Gronwall), where a map that grows with r^2, as a gated FFN, has none. `discrete` says which
+    of the two; where norms stand they are one. The ODE's bounds are for its exact solution: an integrator can exceed them by its own
+    error, and a norm around the state then too.
 
     Seed: Kan, theorem 4 for output norms without state norm; theorem 3 with eq. 82 for `pre`, its D_i taken as sigma of each
     token along the states given (as printed it drops sqrt(d)), with the same step for FFN sublayers. The states are only used
@@ -99,17 +100,17 @@ def forward_bounds(
     return found
 
 
-def map_bound(sublayer: Sublayer) -> AffineBound:
-    """|f(x)_i| <= gain max_j |x_j| + offset for the sublayer's map; ConfigError where the map does not say (`bound`)."""
-    if not isinstance(sublayer.field, HasAffineBound):
+def map_bound(sublayer: Sublayer) -> TokenBound:
+    """How long the output tokens of the sublayer's map can be; ConfigError where the map does not say (`bound`)."""
+    if not isinstance(sublayer.field, HasBound):
         raise ConfigError(
             f"no bound is known: {type(sublayer.field).__name__} does not say how large its output can be, as a method bound() -> "
-            "AffineBound would, and no norm acts after it"
+            f"TokenBound would, and no norm acts after it{why_not(sublayer.field)}"
         )
     return sublayer.field.bound()
 
 
-def token_spread(sublayer: Sublayer, bound: AffineBound | None) -> float | None:
+def token_spread(sublayer: Sublayer, bound: TokenBound | None) -> float | None:
     """`BoundsByDepth.spreads` of one sublayer, with its map's bound where that is known."""
     if sublayer.state_norm is not None:
         return 2 * math.sqrt(sublayer.state_norm.width) * largest_gain(sublayer.state_norm)
@@ -118,7 +119,7 @@ def token_spread(sublayer: Sublayer, bound: AffineBound | None) -> float | None:
     if sublayer.input_norm is None or bound is None:
         return None
     norm = sublayer.input_norm
-    return 2 * sublayer.gain * (bound.gain * _level(norm) * math.sqrt(norm.width) + bound.offset)
+    return 2 * sublayer.gain * bound.at(_level(norm) * math.sqrt(norm.width))
 
 
 def needs_map_bound(sublayer: Sublayer) -> bool:
@@ -137,7 +138,7 @@ def _measure(at: Passage) -> _Measured:
     return _Measured(at.sublayer, at.h, sigma, *_bound_of(at.sublayer))
 
 
-def _bound_of(sublayer: Sublayer) -> tuple[AffineBound | None, str]:
+def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
     """The map's bound where it is needed, and why it is not known."""
     if not needs_map_bound(sublayer):
         return None, ""
@@ -177,12 +178,19 @@ def _gained(segment: _Measured, radius: float, width: int, discrete: bool) -> fl
     sublayer, h = segment.sublayer, segment.h
     if sublayer.output_norm is not None:
         return h * sublayer.gain * _level(sublayer.output_norm) * math.sqrt(width)
-    gain, offset = (sublayer.gain * value for value in segment.known())
+    bound = segment.known()
     if sublayer.input_norm is not None:
-        return h * (gain * _level(sublayer.input_norm) * math.sqrt(width) + offset)
+        return h * sublayer.gain * bound.at(_level(sublayer.input_norm) * math.sqrt(width))
+    if discrete:
+        return h * sublayer.gain * bound.at(radius)
+    if bound.curvature:
+        raise ConfigError(
+            f"no bound is known for the ODE: {type(sublayer.field).__name__} can grow with the square of its input, which no norm bounds"
+        )
+    gain = sublayer.gain * bound.gain
     with np.errstate(over="ignore"):
-        clock = h if discrete or gain == 0 else float(np.expm1(gain * h)) / gain
-    return clock * (gain * radius + offset)
+        clock = h if gain == 0 else float(np.expm1(gain * h)) / gain
+    return clock * sublayer.gain * bound.at(radius)
 
 
 def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float] | None:
@@ -198,11 +206,11 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
         worst = max(map(largest_gain, outputs)) + max(map(_offset, outputs))
         lengths = torch.tensor([segment.h for segment in segments], dtype=torch.float64)
         return [start + t * math.sqrt(entries) * worst for t in (0.0, *lengths.cumsum(0).tolist())]
-    if outputs or len(inputs) < len(sublayers):
-        return None
+    if outputs or len(inputs) < len(sublayers) or any(segment.known().curvature for segment in segments):
+        return None  # the theorem is for maps with an affine bound
     values = [start]
     for segment, norm in zip(segments[:reached], inputs, strict=False):
-        gain, constant = segment.known()
+        gain, constant, _ = segment.known()
         rows = math.sqrt(tokens) if segment.sublayer.kind == "attention" else 1.0
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
         values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ctrans.depth import Depth
-from ctrans.fields import HasAffineBound
+from ctrans.fields import HasBound
 from ctrans.stability.forward.bounds import largest_gain, needs_map_bound, token_spread
 from ctrans.stability.transport.wasserstein import check_order
 
@@ -36,7 +36,7 @@ def token_spreads(depth: Depth) -> list[float | None]:
 
     def bound(k: int) -> float | None:
         sublayer = depth.sublayers[k]
-        known = needs_map_bound(sublayer) and sublayer.input_norm is not None and isinstance(sublayer.field, HasAffineBound)
+        known = needs_map_bound(sublayer) and sublayer.input_norm is not None and isinstance(sublayer.field, HasBound)
         return token_spread(sublayer, sublayer.field.bound() if known else None)
 
     return [bound(k) for k in range(len(depth.sublayers))]

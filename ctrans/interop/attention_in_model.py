@@ -1,0 +1,174 @@
+"""A foreign model's attention as a map, which says of itself what its module was seen to compute."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ctrans.fields import HeadMatrices, Matrix, TokenBound, spectral_norm
+from ctrans.interop.attention_reading import AttentionReading, rows_of
+from ctrans.interop.chain import Chain, acting
+from ctrans.interop.contexts import Contexts, showing_rows
+
+
+class AttentionInModel(nn.Module):
+    """f(x): a model's attention module, given for any x what the model would give it.
+
+    The fused kernel is used unless `plain` is set, which forward-mode and second derivatives need. `why_not` says why it shows no
+    more of itself, if it does not.
+    """
+
+    attention: Chain
+    mixes_tokens = True
+
+    def __init__(self, attention: Chain, block: int, contexts: Contexts, why_not: str = ""):
+        super().__init__()
+        self.attention, self.block, self.contexts, self.why_not = attention, block, contexts, why_not
+        self.plain = False
+
+    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        return self._given(self.attention, x).reshape(x.shape)
+
+    @property
+    def last(self) -> nn.Linear:
+        """The last linear map: f(x) = last(features(x)). Raises ConfigError where attention does not end in one."""
+        return self.attention.last
+
+    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
+        """What the last linear map is applied to: the heads' averages, side by side."""
+        return self._given(self.attention.features, x).reshape(*x.shape[:-1], -1)
+
+    def _given(self, function: Callable[..., Tensor], x: Tensor) -> Tensor:
+        """The function of the states (batch, tokens, width), in the context that the model gives the block."""
+        states = x.reshape(-1, *x.shape[-2:])
+        with sdpa_kernel(SDPBackend.MATH) if self.plain else contextlib.nullcontext():
+            return function(states, **self.contexts.of(self.block, states))
+
+
+class AttentionWithValues(AttentionInModel):
+    """f(x)_i = sum_h O_h sum_j a_hij (V_g x_j + b_v,g) + b_o: attention rows a_h >= 0 of known values, g the group of head h."""
+
+    def __init__(self, attention: Chain, block: int, contexts: Contexts, reading: AttentionReading):
+        super().__init__(attention, block, contexts, reading.why_not)
+        self.reading = reading
+
+    @property
+    def heads(self) -> int:
+        return self.reading.heads
+
+    def matrices(self) -> Iterator[Matrix]:
+        """W_Q, W_K, W_V, where heads share keys and values smaller than W_Q, and W_O: views of the module's own weights."""
+        yield Matrix(self.reading.query.weight(self.attention), "query")
+        yield Matrix(self.reading.key.weight(self.attention), "key")
+        yield Matrix(self.reading.value.weight(self.attention), "value")
+        yield Matrix(self.reading.out.weight(self.attention), "out")
+
+    def bound(self) -> TokenBound:
+        """|f(x)_i| <= gain max_j |x_j| + |W_O b_V + b_o|, gain = min(sum_h |O_h V_g|_2, |W_O|_2 (sum_h |V_g|_2^2)^(1/2)).
+
+        A row's entries are at least 0 and sum to at most 1, so that y_h = sum_j a_hij x_j is no longer than r = max_j |x_j|. Then
+        |sum_h O_h V_g y_h| <= sum_h |O_h V_g|_2 r; and as the heads stand side by side, also |W_O|_2 times the length of all V_g y_h
+        together. Where rows sum to 1, the offsets of values come through as sum_h O_h b_v,g = W_O b_V. Where part of a row is lost to
+        a sink, each head's comes through in part: then the offset is sum_h |O_h b_v,g| + |b_o|.
+        """
+        # |O V|_2 = |O L|_2 with L L' = V V', L as small as the head
+        factors = [torch.linalg.qr(value.detach().double().T, mode="r").R.T for value in self._groups(self._value)]
+        values = [spectral_norm(factor) for factor in factors]
+        each, together, offsets = 0.0, 0.0, []
+        bias = self.reading.value.bias(self.attention)
+        biases = None if bias is None else bias.detach().double().chunk(self.reading.groups)
+        for head, out in enumerate(self._out.detach().chunk(self.heads, dim=1)):
+            group, out = self._group(head), out.double()
+            each += spectral_norm(out @ factors[group])
+            together += values[group] ** 2
+            if biases is not None:
+                offsets.append(out @ biases[group])
+        gain = min(each, spectral_norm(self._out) * math.sqrt(together))
+        last = self.reading.out.bias(self.attention)
+        if last is not None:
+            offsets.append(last.detach().double())
+        if not offsets:
+            return TokenBound(gain, 0.0)
+        lengths = torch.linalg.vector_norm(torch.stack(offsets), dim=-1)
+        whole = torch.linalg.vector_norm(torch.stack(offsets).sum(0))
+        return TokenBound(gain, float(whole if self.reading.whole_rows else lengths.sum()))
+
+    def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
+        """The rows a_h as the library returns them."""
+        states = x.reshape(-1, *x.shape[-2:])
+        with showing_rows(self.contexts.model), acting({"": self.attention.stages[0]}) as seen:
+            self.attention.stages[0](states, **self.contexts.of(self.block, states))
+        rows = rows_of(seen[0].y)
+        assert rows is not None  # as was seen when it was read
+        return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])
+
+    @property
+    def _value(self) -> Tensor:
+        return self.reading.value.weight(self.attention)
+
+    @property
+    def _out(self) -> Tensor:
+        return self.reading.out.weight(self.attention)
+
+    def _groups(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return rows.chunk(self.reading.groups)
+
+    def _group(self, head: int) -> int:
+        return head * self.reading.groups // self.heads
+
+
+class AttentionWithHeads(AttentionWithValues):
+    """The same with rows that sum to 1, of softmax over j of <q_i, k_j>/(tau sqrt(d_h)), q = R_i (Q x + b_q), k = R_j (K x + b_k).
+
+    R_i are rotations by position, or nothing; the scores may pass a soft-cap c tanh(./c). As |R Q|_2 = |Q|_2, and a cap has slope at
+    most 1, Emadi's theorem 5.1 holds with the matrices as they are; but the offsets of keys then count (`HeadMatrices`).
+    """
+
+    @property
+    def temperature(self) -> float:
+        """tau = 1/(scale sqrt(d_h)), 1 where the scale is the usual one; nan where scores are not bilinear."""
+        scale = self.reading.scale
+        return math.nan if scale is None else 1 / (scale * math.sqrt(self._head))
+
+    @property
+    def normalised_scores(self) -> bool:
+        """Whether scores are something else than <Q x, K x> times a number: `why_not` says what."""
+        return self.reading.scale is None
+
+    def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
+        """The attention rows of each head; row i weighs the tokens that token i reads.
+
+        Libraries round them to float32, whatever the model computes in; they are made to sum to 1 in the model's numbers.
+        """
+        rows = self.rows(x)
+        return rows / rows.sum(-1, keepdim=True)
+
+    def head_matrices(self) -> Iterator[HeadMatrices]:
+        """Q_h, K_g, V_g, the columns of W_O for each head, its part of b_Q, and of b_K where that counts."""
+        reading, chain = self.reading, self.attention
+        keys, values = self._groups(reading.key.weight(chain)), self._groups(self._value)
+        q_0, k_0 = reading.query.bias(chain), reading.key.bias(chain) if reading.key_offsets else None
+        query_offsets = [None] * self.heads if q_0 is None else q_0.chunk(self.heads)
+        key_offsets = [None] * reading.groups if k_0 is None else k_0.chunk(reading.groups)
+        queries, outs = reading.query.weight(chain).chunk(self.heads), self._out.chunk(self.heads, dim=1)
+        for head, (query, out, offset) in enumerate(zip(queries, outs, query_offsets, strict=True)):
+            group = self._group(head)
+            yield HeadMatrices(query, keys[group], values[group], out, offset, key_offsets[group])
+
+    @property
+    def _head(self) -> int:
+        return (self.reading.query.stop - self.reading.query.start) // self.heads
+
+
+def attention_in_model(attention: Chain, block: int, contexts: Contexts, reading: AttentionReading | str) -> AttentionInModel:
+    """The map with all that its reading shows; a reading that is a text says why it shows nothing."""
+    if isinstance(reading, str):
+        return AttentionInModel(attention, block, contexts, reading)
+    kind = AttentionWithHeads if reading.whole_rows else AttentionWithValues
+    return kind(attention, block, contexts, reading)

@@ -1,0 +1,250 @@
+"""Where a foreign attention keeps the matrices of its heads, and what its scores are: read from what it computes, not from names.
+
+The module is run on random states, in the library's way that returns the attention rows a_h. What its linear maps are is told by
+their order and shapes, and a reading counts only if it gives back what came out:
+
+- values: heads' averages equal sum_j a_hij (V_g x_j + b_v), g the group of head h. Then f(x)_i = sum_h O_h (that) + b_o, as its
+  last linear map was seen to act on them;
+- scores: log a_hij equals, but for a constant in each row, scale <Q_h x_i + b_q, K_g x_j + b_k>, through c tanh(./c) where a
+  soft-cap c is known. Rotary positions are set to one and the same for all tokens, at which rotations R cancel: <R q, R k> = <q, k>.
+  That a rotation in the middle of the text does cancel shows that it is one (up to a factor, which becomes part of the scale).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ctrans.interop.block_calls import OWN_ERRORS
+from ctrans.interop.chain import Acting, Chain, Projection, acting, is_linear
+from ctrans.interop.norms import as_norm
+from ctrans.interop.rounding import tolerance
+
+ROTARY = "position_embeddings"
+"""The argument by which blocks are given cosines and sines, each (batch, tokens, head)."""
+SCALES = ("scaling", "scale", "softmax_scale")
+"""Attributes that hold the factor of the scores."""
+SOFT_CAPS = ("attn_logit_softcapping", "logit_softcapping")
+"""Attributes that hold a soft-cap."""
+FAINT, STRONG = 0.3, 3.0
+"""Sizes of scores: at the first a soft-cap does not show, at the second it does, and rows still have all their digits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionReading:
+    """Where Q, K, V and O are, with `heads` heads of which `heads // groups` share a key and a value.
+
+    `whole_rows` says whether rows sum to 1. `scale` is that of bilinear scores, None where they are something else; `key_offsets`
+    whether the offsets of keys can change the rows. `why_not` says what is not as in other attentions, or "".
+    """
+
+    query: Projection
+    key: Projection
+    value: Projection
+    out: Projection
+    heads: int
+    groups: int
+    whole_rows: bool
+    scale: float | None
+    key_offsets: bool
+    why_not: str
+
+
+class _UnreadableError(Exception):
+    """Why an attention cannot be read."""
+
+
+def read_attention(chain: Chain, like: Tensor, context: Mapping[str, Any]) -> AttentionReading | str:
+    """The reading of an attention in a context in which it returns its rows, for states as `like`; or why there is none.
+
+    The model is to be in eval mode and the chain's last linear map found.
+    """
+    try:
+        return _read(chain, torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like), dict(context))
+    except _UnreadableError as reason:
+        return str(reason)
+    except OWN_ERRORS as error:
+        return f"it does not run in the way that shows its rows ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+
+
+def rows_of(output: Any) -> Tensor | None:
+    """The attention rows (batch, heads, tokens, tokens) among what a module returns, if they are."""
+    returned = output[1:] if isinstance(output, tuple) else ()
+    return next(
+        (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3]), None
+    )
+
+
+def _read(chain: Chain, x: Tensor, context: dict[str, Any]) -> AttentionReading:
+    first = chain.stages[0]
+    with acting(chain.linear_maps()) as seen, acting({"": first}) as whole:
+        chain(x, **context)
+    rows = rows_of(whole[0].y)
+    if rows is None:
+        raise _UnreadableError(f"{type(first).__name__} does not return its rows")
+    if chain.ending is None:
+        raise _UnreadableError(f"{type(first).__name__} does not end in one linear map")
+    *inner, last = seen
+    heads, features = rows.shape[1], last.x.shape[-1]
+    head = features // heads
+    if features % heads:
+        raise _UnreadableError(f"its {features} features are not of {heads} equal heads")
+    close = tolerance(x.dtype)
+    candidates = list(_candidates(inner, x, heads, head))
+    reading = [each for each in candidates if _miss(_averages(chain, each[2], x, rows, head), last.x) <= close]
+    if not reading:
+        raise _UnreadableError(
+            "its heads' averages are not those of values linear in its input"
+            if candidates
+            else f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads"
+        )
+    cap = next((float(cap) for name in SOFT_CAPS if isinstance(cap := getattr(first, name, None), (int, float))), None)
+    scores = _Scores(chain, x, _at_one_position(context), rows > 0, head, cap)
+    fits = ((each, scale) for each in reading if (scale := scores.scale(*each[:2])) is not None)
+    (query, key, value), scale = next(fits, (reading[0], None))
+    sums_to_one = bool(((rows.sum(-1) - 1).abs() <= close).all()) and not _other_parameters(chain)
+    return AttentionReading(
+        query=query,
+        key=key,
+        value=value,
+        out=Projection(last.path, 0, last.y.shape[-1]),
+        heads=heads,
+        groups=(value.stop - value.start) // head,
+        whole_rows=sums_to_one,
+        scale=scale,
+        key_offsets=ROTARY in context or cap is not None,
+        why_not=_why_not(chain, sums_to_one, scale),
+    )
+
+
+def _candidates(inner: Sequence[Acting], x: Tensor, heads: int, head: int) -> Iterator[tuple[Projection, Projection, Projection]]:
+    """What may be queries, keys and values by their shapes: three linear maps in any order, or one map's rows in this order."""
+    if not all(torch.equal(part.x, x) for part in inner):
+        return
+    wholes = [Projection(part.path, 0, part.y.shape[-1]) for part in inner]
+    if len(wholes) == 1:
+        groups, odd = divmod(wholes[0].stop // head - heads, 2)
+        if groups > 0 and not odd and wholes[0].stop % head == 0 and heads % groups == 0:
+            query, key, value = wholes[0].cut([heads * head, groups * head, groups * head])
+            yield query, key, value
+    elif len(wholes) == 3:
+        for query, key, value in itertools.permutations(wholes):
+            if query.stop == heads * head and key.stop == value.stop and heads * head % key.stop == 0 and key.stop % head == 0:
+                yield query, key, value
+
+
+def _by_head(z: Tensor, heads: int, head: int) -> Tensor:
+    """(batch, tokens, groups * head) as (batch, heads, tokens, head), each group once for every head that shares it."""
+    parts = z.unflatten(-1, (-1, head)).transpose(1, 2)
+    return parts.repeat_interleave(heads // parts.shape[1], dim=1)
+
+
+def _averages(chain: Chain, value: Projection, x: Tensor, rows: Tensor, head: int) -> Tensor:
+    """The heads' averages, side by side: sum_j a_hij (V x_j + b_v)."""
+    values = _by_head(F.linear(x, value.weight(chain), value.bias(chain)), rows.shape[1], head)
+    return (rows @ values).transpose(1, 2).flatten(-2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scores:
+    """The scores of an attention as its rows show them: their logarithms, of which only differences within a row are known."""
+
+    chain: Chain
+    x: Tensor
+    context: dict[str, Any]
+    visible: Tensor
+    head: int
+    cap: float | None
+
+    def scale(self, query: Projection, key: Projection) -> float | None:
+        """The factor of <Q x_i + b_q, K x_j + b_k> in the scores, or None where these are something else.
+
+        It is fitted at states so small that a cap does not show, and has to give back the rows at larger ones. Where the module
+        says it, it is taken as said; otherwise rounded up, so that bounds with it hold.
+        """
+        small, large = (self._state_size(query, key, target * math.sqrt(self.head)) for target in (FAINT, STRONG))
+        if not 0 < small < large < math.inf:
+            return None
+        close, faint = tolerance(self.x.dtype), self._centred(self._products(query, key, small))
+        fitted = float((faint * self._observed(small)).sum() / faint.square().sum())
+        scale = max((said for said in self._said() if abs(said - fitted) <= close * said), default=fitted * (1 + close))
+        scores = scale * self._products(query, key, large)
+        capped = scores if self.cap is None else self.cap * torch.tanh(scores / self.cap)
+        return scale if scale > 0 and _miss(self._centred(capped), self._observed(large)) <= 2 * close else None
+
+    def _said(self) -> list[float]:
+        """What the scale may be by what the module says of it, and by custom; with what rotary tables put on top."""
+        said = [getattr(self.chain.stages[0], name, None) for name in SCALES]
+        factors = [float(each) for each in said if isinstance(each, (int, float)) and not isinstance(each, bool)]
+        stretch = 1.0
+        if ROTARY in self.context:
+            cosines, sines = self.context[ROTARY]
+            stretch = float((cosines.double().square() + sines.double().square()).max())
+        return [factor * more for factor in (*factors, self.head**-0.5) for more in {1.0, stretch}]
+
+    def _state_size(self, query: Projection, key: Projection, target: float) -> float:
+        """t for which the products of t x differ within rows by about as much as `target`."""
+        t = 1.0
+        for _ in range(60):
+            products = self._centred(self._products(query, key, t))
+            size = float((products.square().sum() / self.visible.sum()).sqrt())
+            t *= math.sqrt(target / max(size, 1e-30))
+        return t
+
+    def _products(self, query: Projection, key: Projection, t: float) -> Tensor:
+        """<Q t x_i + b_q, K t x_j + b_k> for every head."""
+        q, k = (self._projected(each, t) for each in (query, key))
+        return q @ k.transpose(-1, -2)
+
+    def _projected(self, projection: Projection, t: float) -> Tensor:
+        bias = projection.bias(self.chain)
+        z = t * F.linear(self.x, projection.weight(self.chain)).double()
+        return _by_head(z if bias is None else z + bias.double(), self.visible.shape[1], self.head)
+
+    def _observed(self, t: float) -> Tensor:
+        with acting({"": self.chain.stages[0]}) as seen:
+            self.chain(t * self.x, **self.context)
+        rows = rows_of(seen[0].y)
+        assert rows is not None  # it has returned them before
+        return self._centred(torch.where(self.visible, rows.double(), 1.0).log())
+
+    def _centred(self, scores: Tensor) -> Tensor:
+        """Scores less their mean over what a row reads, 0 elsewhere."""
+        kept = torch.where(self.visible, scores, 0.0)
+        return torch.where(self.visible, scores - kept.sum(-1, keepdim=True) / self.visible.sum(-1, keepdim=True), 0.0)
+
+
+def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
+    """The same with the last token's rotary position for all tokens."""
+    if ROTARY not in context:
+        return context
+    return context | {ROTARY: tuple(part[..., -1:, :].expand_as(part) for part in context[ROTARY])}
+
+
+def _other_parameters(chain: Chain) -> bool:
+    """Whether it has weights that are no part of a linear map or norm, such as sinks."""
+    known = {
+        p for part in chain.modules() if is_linear(part) or as_norm(part) is not None for p in part.parameters(recurse=False)
+    }
+    return any(parameter not in known for parameter in chain.parameters())
+
+
+def _why_not(chain: Chain, sums_to_one: bool, scale: float | None) -> str:
+    if not sums_to_one:
+        return "its rows do not sum to 1, as part of each goes to a sink, and theta is of whole rows"
+    if scale is not None:
+        return ""
+    norms = [path.rpartition(".")[2] for path, part in chain.named_modules() if as_norm(part) is not None]
+    return f"norms act on its queries and keys ({', '.join(norms)})" if norms else "its scores are not <Q x, K x> times a number"
+
+
+def _miss(found: Tensor, expected: Tensor) -> float:
+    size = float(expected.norm())
+    return float((found - expected).norm()) / size if size > 0 else math.inf

@@ -1,0 +1,141 @@
+"""Modules of a model that act one after the other as one map, and the linear maps inside of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from solvers import ConfigError
+
+
+@runtime_checkable
+class TransposedLinear(Protocol):
+    """A linear map that keeps its weight as (in, out): GPT-2's `Conv1D`."""
+
+    nx: int
+    nf: int
+
+
+class Acting(NamedTuple):
+    """One call of a part: its path, what went in and what came out."""
+
+    path: str
+    x: Tensor
+    y: Any
+
+
+class Chain(nn.Module):
+    """f(x) = stage_k(.. stage_1(x, **context)), the first output of stages that return several (attention with its weights).
+
+    Once `find_last` has seen it act, f(x) = last(features(x)) for its last linear map.
+    """
+
+    def __init__(self, stages: Sequence[nn.Module], ending: str | None = None):
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+        self.ending = ending
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        first, *others = self.stages
+        x = _first(first(x, **context))
+        for stage in others:
+            x = _first(stage(x))
+        return x
+
+    @property
+    def last(self) -> nn.Linear:
+        """The linear map that acts last, sharing the model's weight. Raises ConfigError where something else does."""
+        linear: Any = self.get_submodule(self._ending())
+        return _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
+
+    def features(self, x: Tensor, **context: Any) -> Tensor:
+        """What the last linear map is applied to. Raises ConfigError as `last` does."""
+        with acting({self._ending(): self.get_submodule(self._ending())}) as seen:
+            self(x, **context)
+        return seen[-1].x
+
+    def find_last(self, x: Tensor, **context: Any) -> None:
+        """Runs f once, without dropout, to see which linear map gives its output."""
+        with acting(self.linear_maps()) as seen:
+            output = self(x, **context)
+        self.ending = seen[-1].path if seen and torch.equal(seen[-1].y, output) else None
+
+    def linear_maps(self) -> dict[str, nn.Module]:
+        """Every linear map inside, by its path."""
+        return {path: part for path, part in self.named_modules() if is_linear(part)}
+
+    def _ending(self) -> str:
+        if self.ending is None:
+            names = " then ".join(type(stage).__name__ for stage in self.stages)
+            raise ConfigError(
+                f"{names} does not end in one linear map, as experts and gates after it do not: it has no last weights"
+            )
+        return self.ending
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it computes W x + b by a weight of its own."""
+    return isinstance(module, (nn.Linear, TransposedLinear))
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """W x + b with W the rows `start` .. `stop` of the linear map at `path`: all of it, or the part of a map that several share.
+
+    It says where the weights are and holds none; `chain` is the map in which they are.
+    """
+
+    path: str
+    start: int
+    stop: int
+
+    def weight(self, chain: nn.Module) -> Float[Tensor, "out in"]:
+        """W, a view of the module's own weight."""
+        module: Any = chain.get_submodule(self.path)
+        whole: Tensor = module.weight
+        if isinstance(module, TransposedLinear):
+            whole = whole.T
+        return whole[self.start : self.stop]
+
+    def bias(self, chain: nn.Module) -> Float[Tensor, " out"] | None:
+        """b, a view of the module's own bias, or None."""
+        bias: Tensor | None = getattr(chain.get_submodule(self.path), "bias", None)
+        return None if bias is None else bias[self.start : self.stop]
+
+    def cut(self, parts: Sequence[int]) -> list[Projection]:
+        """Its rows in parts of those sizes."""
+        ends = [self.start + sum(parts[: i + 1]) for i in range(len(parts))]
+        return [Projection(self.path, end - size, end) for size, end in zip(parts, ends, strict=True)]
+
+
+@contextlib.contextmanager
+def acting(parts: Mapping[str, nn.Module]) -> Iterator[list[Acting]]:
+    """Inside, notes which of the parts act, in order, with what goes in and what comes out."""
+    seen: list[Acting] = []
+    handles = [
+        part.register_forward_hook(lambda _, args, output, path=path: seen.append(Acting(path, args[0], output)))
+        for path, part in parts.items()
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _as_linear(module: Any) -> nn.Linear:
+    """The same map as torch has it: its weight and bias are views, so that what changes one changes both."""
+    linear = nn.Linear(module.nx, module.nf, bias=False, device="meta")
+    linear.weight = nn.Parameter(module.weight.detach().T, requires_grad=module.weight.requires_grad)
+    linear.bias = nn.Parameter(module.bias.detach(), requires_grad=module.bias.requires_grad)
+    return linear
+
+
+def _first(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output

@@ -1,0 +1,44 @@
+"""The bound on the spectral norm of large matrices: never below it, and close to it."""
+
+import pytest
+import torch
+
+from ctrans.fields.spectral_norm import EXACT, SLACK, spectral_norm, upper_bound
+
+MATRICES = {
+    "gaussian": lambda g: torch.randn(300, 170, generator=g),
+    "of low rank": lambda g: torch.randn(170, 4, generator=g) @ torch.randn(4, 300, generator=g),
+    "of equal singular values": lambda g: torch.linalg.qr(torch.randn(300, 170, generator=g)).Q,
+    "with one direction that stands out": lambda g: torch.eye(170) + torch.outer(*torch.randn(2, 170, generator=g)),
+    "of a crowded spectrum": lambda g: torch.diag(1 - torch.linspace(0, 1e-3, 170)),
+    "zero": lambda g: torch.zeros(170, 180),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_bound_lies_above_the_largest_singular_value_and_not_far(name, dtype):
+    m = MATRICES[name](torch.Generator().manual_seed(3)).to(dtype)
+    exact = float(torch.linalg.svdvals(m.double())[0])
+    assert exact <= upper_bound(m) <= (1 + 2 * SLACK) * exact
+    assert upper_bound(m.T) >= exact
+
+
+def test_large_matrices_get_the_bound_and_small_ones_their_norm():
+    m = torch.randn(EXACT + 6, EXACT + 1, generator=torch.Generator().manual_seed(0))
+    exact = float(torch.linalg.matrix_norm(m.double(), 2))
+    assert exact < spectral_norm(m) <= (1 + SLACK) * exact
+    assert spectral_norm(m[:, :EXACT]) == pytest.approx(float(torch.linalg.matrix_norm(m[:, :EXACT].double(), 2)), rel=1e-9)
+
+
+def test_a_matrix_that_is_not_finite_has_no_finite_norm():
+    for value in (float("nan"), float("inf"), -float("inf")):
+        m = torch.ones(3, 4)
+        m[1, 2] = value
+        assert spectral_norm(m) == float("inf")
+
+
+def test_the_random_numbers_of_others_are_left_alone():
+    before = torch.get_rng_state()
+    upper_bound(torch.ones(5, 4))
+    assert torch.equal(torch.get_rng_state(), before)
