@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ctrans.interop.chain import Chain
+from ctrans.interop.module_chain import ModuleChain
 from solvers import ConfigError
 
 ATTENTION_PATHS: tuple[tuple[str, ...], ...] = (
@@ -62,7 +62,7 @@ def find_blocks(model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
     return list(next(iter(fitting.values())))
 
 
-def fields(block: nn.Module, anatomy: Anatomy) -> tuple[Chain, Chain]:
+def fields(block: nn.Module, anatomy: Anatomy) -> tuple[ModuleChain, ModuleChain]:
     """The block's attention and FFN. Raises ConfigError, listing its parts, where one is not found."""
     attention = _modules(block, anatomy.attention, ATTENTION_PATHS)
     ffn = _modules(block, anatomy.ffn, FFN_PATHS)
@@ -70,7 +70,7 @@ def fields(block: nn.Module, anatomy: Anatomy) -> tuple[Chain, Chain]:
         missing = " and ".join(what for what, found in (("attention", attention), ("FFN", ffn)) if found is None)
         parts = ", ".join(f"{name} ({type(part).__name__})" for name, part in block.named_children())
         raise ConfigError(f"no {missing} found in {type(block).__name__}, which has {parts}: name them by anatomy=Anatomy(...)")
-    return Chain(attention), Chain(ffn)
+    return ModuleChain(attention), ModuleChain(ffn)
 
 
 def _modules(block: nn.Module, given: str | Sequence[str] | None, known: tuple[tuple[str, ...], ...]) -> list[nn.Module] | None:

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.fields import HeadMatrices, Matrix, TokenBound, spectral_norm
 from ctrans.interop.attention_reading import AttentionReading, rows_of
-from ctrans.interop.chain import Chain, acting
 from ctrans.interop.contexts import Contexts, showing_rows
+from ctrans.interop.module_chain import ModuleChain, acting
 
 
 class AttentionInModel(nn.Module):
@@ -24,10 +24,10 @@ class AttentionInModel(nn.Module):
     more of itself, if it does not.
     """
 
-    attention: Chain
+    attention: ModuleChain
     mixes_tokens = True
 
-    def __init__(self, attention: Chain, block: int, contexts: Contexts, why_not: str = ""):
+    def __init__(self, attention: ModuleChain, block: int, contexts: Contexts, why_not: str = ""):
         super().__init__()
         self.attention, self.block, self.contexts, self.why_not = attention, block, contexts, why_not
         self.plain = False
@@ -54,7 +54,7 @@ class AttentionInModel(nn.Module):
 class AttentionWithValues(AttentionInModel):
     """f(x)_i = sum_h O_h sum_j a_hij (V_g x_j + b_v,g) + b_o: attention rows a_h >= 0 of known values, g the group of head h."""
 
-    def __init__(self, attention: Chain, block: int, contexts: Contexts, reading: AttentionReading):
+    def __init__(self, attention: ModuleChain, block: int, contexts: Contexts, reading: AttentionReading):
         super().__init__(attention, block, contexts, reading.why_not)
         self.reading = reading
 
@@ -166,7 +166,9 @@ class AttentionWithHeads(AttentionWithValues):
         return (self.reading.query.stop - self.reading.query.start) // self.heads
 
 
-def attention_in_model(attention: Chain, block: int, contexts: Contexts, reading: AttentionReading | str) -> AttentionInModel:
+def attention_in_model(
+    attention: ModuleChain, block: int, contexts: Contexts, reading: AttentionReading | str
+) -> AttentionInModel:
     """The map with all that its reading shows; a reading that is a text says why it shows nothing."""
     if isinstance(reading, str):
         return AttentionInModel(attention, block, contexts, reading)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ctrans.interop.block_calls import OWN_ERRORS
-from ctrans.interop.chain import Acting, Chain, Projection, acting, is_linear
+from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting, is_linear
 from ctrans.interop.norms import as_norm
 from ctrans.interop.rounding import tolerance
 
@@ -61,7 +61,7 @@ class _UnreadableError(Exception):
     """Why an attention cannot be read."""
 
 
-def read_attention(chain: Chain, like: Tensor, context: Mapping[str, Any]) -> AttentionReading | str:
+def read_attention(chain: ModuleChain, like: Tensor, context: Mapping[str, Any]) -> AttentionReading | str:
     """The reading of an attention in a context in which it returns its rows, for states as `like`; or why there is none.
 
     The model is to be in eval mode and the chain's last linear map found.
@@ -82,7 +82,7 @@ def rows_of(output: Any) -> Tensor | None:
     )
 
 
-def _read(chain: Chain, x: Tensor, context: dict[str, Any]) -> AttentionReading:
+def _read(chain: ModuleChain, x: Tensor, context: dict[str, Any]) -> AttentionReading:
     first = chain.stages[0]
     with acting(chain.linear_maps()) as seen, acting({"": first}) as whole:
         chain(x, **context)
@@ -142,11 +142,11 @@ def _candidates(inner: Sequence[Acting], x: Tensor, heads: int, head: int) -> It
 
 def _by_head(z: Tensor, heads: int, head: int) -> Tensor:
     """(batch, tokens, groups * head) as (batch, heads, tokens, head), each group once for every head that shares it."""
-    parts = z.unflatten(-1, (-1, head)).transpose(1, 2)
+    parts: Tensor = z.unflatten(-1, (-1, head)).transpose(1, 2)
     return parts.repeat_interleave(heads // parts.shape[1], dim=1)
 
 
-def _averages(chain: Chain, value: Projection, x: Tensor, rows: Tensor, head: int) -> Tensor:
+def _averages(chain: ModuleChain, value: Projection, x: Tensor, rows: Tensor, head: int) -> Tensor:
     """The heads' averages, side by side: sum_j a_hij (V x_j + b_v)."""
     values = _by_head(F.linear(x, value.weight(chain), value.bias(chain)), rows.shape[1], head)
     return (rows @ values).transpose(1, 2).flatten(-2)
@@ -156,7 +156,7 @@ def _averages(chain: Chain, value: Projection, x: Tensor, rows: Tensor, head: in
 class _Scores:
     """The scores of an attention as its rows show them: their logarithms, of which only differences within a row are known."""
 
-    chain: Chain
+    chain: ModuleChain
     x: Tensor
     context: dict[str, Any]
     visible: Tensor
@@ -228,7 +228,7 @@ def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
     return context | {ROTARY: tuple(part[..., -1:, :].expand_as(part) for part in context[ROTARY])}
 
 
-def _other_parameters(chain: Chain) -> bool:
+def _other_parameters(chain: ModuleChain) -> bool:
     """Whether it has weights that are no part of a linear map or norm, such as sinks."""
     known = {
         p for part in chain.modules() if is_linear(part) or as_norm(part) is not None for p in part.parameters(recurse=False)
@@ -236,7 +236,7 @@ def _other_parameters(chain: Chain) -> bool:
     return any(parameter not in known for parameter in chain.parameters())
 
 
-def _why_not(chain: Chain, sums_to_one: bool, scale: float | None) -> str:
+def _why_not(chain: ModuleChain, sums_to_one: bool, scale: float | None) -> str:
     if not sums_to_one:
         return "its rows do not sum to 1, as part of each goes to a sink, and theta is of whole rows"
     if scale is not None:

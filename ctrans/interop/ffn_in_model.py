@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, spectral_norm
-from ctrans.interop.chain import Acting, Chain, Projection, acting
+from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting
 from ctrans.interop.rounding import unit
 
 KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
@@ -36,10 +36,10 @@ class FeedForwardReading:
     activation: str
 
 
-class FeedForwardInModel(Chain):
+class FeedForwardInModel(ModuleChain):
     """f(x): a model's FFN. `why_not` says why it shows no more of itself, if it does not."""
 
-    def __init__(self, chain: Chain, why_not: str = ""):
+    def __init__(self, chain: ModuleChain, why_not: str = ""):
         super().__init__(list(chain.stages), chain.ending)
         self.why_not = why_not
 
@@ -47,7 +47,7 @@ class FeedForwardInModel(Chain):
 class PlainFeedForward(FeedForwardInModel):
     """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi one of `KNOWN`."""
 
-    def __init__(self, chain: Chain, reading: FeedForwardReading):
+    def __init__(self, chain: ModuleChain, reading: FeedForwardReading):
         super().__init__(chain)
         self.reading = reading
 
@@ -75,7 +75,7 @@ class GatedFeedForward(FeedForwardInModel):
     b_g, w = W_u x + b_u, |a|_r = max over entries k of |(row k of the matrix)| r + |b_k|, and |phi(z)| <= |z| throughout.
     """
 
-    def __init__(self, chain: Chain, reading: FeedForwardReading):
+    def __init__(self, chain: ModuleChain, reading: FeedForwardReading):
         super().__init__(chain)
         assert reading.gate is not None
         self.reading, self.gate = reading, reading.gate
@@ -135,14 +135,15 @@ class GatedFeedForward(FeedForwardInModel):
 
     def _parts(self, projection: Projection) -> tuple[Tensor, ...]:
         weight = projection.weight(self).detach()
-        return weight.split(max(AT_ONCE // weight.shape[1], 1))
+        parts: tuple[Tensor, ...] = weight.split(max(AT_ONCE // weight.shape[1], 1))
+        return parts
 
     def _offsets(self, projection: Projection) -> Tensor:
         bias, weight = projection.bias(self), projection.weight(self)
         return weight.new_zeros(len(weight), dtype=torch.float64) if bias is None else bias.detach().double()
 
 
-def read_ffn(chain: Chain, like: Tensor) -> FeedForwardReading | str:
+def read_ffn(chain: ModuleChain, like: Tensor) -> FeedForwardReading | str:
     """What the FFN computes, seen at random states as `like`; or why it is not known.
 
     Of its linear maps the last is W_d, and the others act on x: one is W_u, two are a gate and W_u in either order, and one with
@@ -170,14 +171,14 @@ def read_ffn(chain: Chain, like: Tensor) -> FeedForwardReading | str:
     return reading
 
 
-def ffn_in_model(chain: Chain, reading: FeedForwardReading | str) -> FeedForwardInModel:
+def ffn_in_model(chain: ModuleChain, reading: FeedForwardReading | str) -> FeedForwardInModel:
     """The map with all that its reading shows; a reading that is a text says why it shows nothing."""
     if isinstance(reading, str):
         return FeedForwardInModel(chain, reading)
     return PlainFeedForward(chain, reading) if reading.gate is None else GatedFeedForward(chain, reading)
 
 
-def _seen(chain: Chain, x: Tensor) -> tuple[list[Acting], Acting]:
+def _seen(chain: ModuleChain, x: Tensor) -> tuple[list[Acting], Acting]:
     with acting(chain.linear_maps()) as seen:
         chain(x)
     return seen[:-1], seen[-1]
@@ -198,7 +199,8 @@ def _candidates(inner: list[Acting], hidden: int) -> Iterator[tuple[Projection |
 
 def _value(projection: Projection, inner: list[Acting]) -> Tensor:
     """What came out of the projection."""
-    return next(part.y for part in inner if part.path == projection.path)[..., projection.start : projection.stop]
+    whole: Tensor = next(part.y for part in inner if part.path == projection.path)
+    return whole[..., projection.start : projection.stop]
 
 
 def _product(first: tuple[float, float], second: tuple[float, float]) -> TokenBound:

@@ -75,7 +75,8 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
     for name, have, want in sorted(seen["mismatched_keys"]):
         raise ConfigError(f"{str(directory)!r} does not fit its {CONFIG}: {name} is {tuple(have)}, expected {tuple(want)}")
     check_all_blocks(directory, model, seen["unexpected_keys"])
-    return model.eval()
+    evaluated: nn.Module = model.eval()
+    return evaluated
 
 
 def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:
@@ -120,11 +121,11 @@ def _checked(directory: Path) -> tuple[dict[str, Any], Any]:
     return settings, transformers
 
 
-def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> Any:
+def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> nn.Module:
     """A model of that config in eval mode and without gradients, of the class that the settings name or of the default family."""
     kind = model_class(settings, import_transformers())
     with torch.random.fork_rng(devices=[]):
-        model = default.from_config(config, dtype=dtype) if kind is None else kind._from_config(config, dtype=dtype)
+        model: nn.Module = default.from_config(config, dtype=dtype) if kind is None else kind._from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 

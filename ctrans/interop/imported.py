@@ -117,7 +117,7 @@ class Imported(nn.Module):
 
         with intercepted(self._blocks(), instead):
             output = self.model(**stand_in(self.model, states.detach()), return_dict=True)
-        result = next((output[name] for name in OUTPUTS if name in output), None)
+        result: Tensor | None = next((output[name] for name in OUTPUTS if name in output), None)
         if result is None:
             raise ConfigError(
                 f"{self.config.model} gives {', '.join(output)}, and known here are {', '.join(OUTPUTS)}: take the family's class with "
@@ -134,7 +134,8 @@ class Imported(nn.Module):
     @property
     def vocabulary(self) -> int:
         """How many tokens the model embeds."""
-        return self.model.get_input_embeddings().num_embeddings
+        count: int = self.model.get_input_embeddings().num_embeddings
+        return count
 
     def _blocks(self) -> list[nn.Module]:
         return find_blocks(self.model, self.anatomy)

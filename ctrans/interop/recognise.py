@@ -19,7 +19,7 @@ from ctrans.depth import Depth
 from ctrans.fields import Kind
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.block_calls import Call
-from ctrans.interop.chain import Chain
+from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, as_norm
 from ctrans.interop.rounding import tolerance
 from ctrans.ode_block import in_context
@@ -83,7 +83,7 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
     """The structure of a block of the same make as one whose structure is known, without running it."""
     paths, parts = {part: path for path, part in first.named_modules()}, dict(block.named_modules())
 
-    def same(sublayer: Sublayer, field: Chain) -> Sublayer:
+    def same(sublayer: Sublayer, field: ModuleChain) -> Sublayer:
         norms = {role: norm for role in ROLES if (norm := getattr(sublayer, role)) is not None}
         own: Roles = {role: AdaptedNorm(parts[paths[norm.module]], norm.form) for role, norm in norms.items()}
         return Sublayer(field, sublayer.kind, **own)
@@ -132,10 +132,11 @@ def _telling_state(block: nn.Module, call: Call) -> Tensor:
 
 
 def _output(structure: Structure, x: Tensor, call: Call) -> Tensor:
-    return in_context(Depth(structure.sublayers, 1.0), call.context)(x)
+    output: Tensor = in_context(Depth(structure.sublayers, 1.0), call.context)(x)
+    return output
 
 
-def _order(block: nn.Module, chains: Sequence[Chain], x: Tensor, call: Call) -> list[tuple[str, AdaptedNorm | Kind | None]]:
+def _order(block: nn.Module, chains: Sequence[ModuleChain], x: Tensor, call: Call) -> list[tuple[str, AdaptedNorm | Kind | None]]:
     """What acts in the block outside attention and FFN, and these, in order: (name, norm, kind or, for anything else, None)."""
     kinds: dict[nn.Module, Kind] = {chains[0].stages[0]: "attention", chains[1].stages[0]: "ffn"}
     inside = {part for chain in chains for stage in chain.stages for part in stage.modules()}

@@ -14,7 +14,7 @@ import transformers
 from ctrans.control import costate
 from ctrans.control.model_check import Remedy, check_model, check_segment
 from ctrans.interop import from_transformers, to_nanogpt
-from ctrans.interop.chain import Chain
+from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model
 from ctrans.interop.tokens import find_tokeniser, read_ids
 from ctrans.model.config import GPTConfig
@@ -83,7 +83,7 @@ def test_a_map_that_ends_in_something_else_names_no_last_weights():
         def forward(self, x):
             return self.body(x) * self.gate(x).sigmoid()
 
-    chain = Chain([Gated()])
+    chain = ModuleChain([Gated()])
     chain.find_last(torch.randn(1, 2, 4))
     for ask in (lambda: chain.last, lambda: chain.features(torch.randn(1, 2, 4))):
         with pytest.raises(ConfigError, match="Gated does not end in one linear map"):
@@ -99,7 +99,7 @@ def test_the_last_linear_map_is_the_one_that_acts_last_whatever_the_order_of_reg
         def forward(self, x):
             return self.down(self.up(x).relu())
 
-    chain = Chain([Backwards(), torch.nn.Dropout()]).eval()
+    chain = ModuleChain([Backwards(), torch.nn.Dropout()]).eval()
     chain.find_last(torch.randn(1, 2, 4))
     assert chain.last is chain.stages[0].down
 

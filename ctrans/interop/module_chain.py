@@ -30,7 +30,7 @@ class Acting(NamedTuple):
     y: Any
 
 
-class Chain(nn.Module):
+class ModuleChain(nn.Module):
     """f(x) = stage_k(.. stage_1(x, **context)), the first output of stages that return several (attention with its weights).
 
     Once `find_last` has seen it act, f(x) = last(features(x)) for its last linear map.
@@ -138,4 +138,5 @@ def _as_linear(module: Any) -> nn.Linear:
 
 
 def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
+    first: Tensor = output[0] if isinstance(output, tuple) else output
+    return first
