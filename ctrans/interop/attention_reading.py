@@ -61,13 +61,19 @@ class _UnreadableError(Exception):
     """Why an attention cannot be read."""
 
 
-def read_attention(chain: ModuleChain, like: Tensor, context: Mapping[str, Any]) -> AttentionReading | str:
-    """The reading of an attention in a context in which it returns its rows, for states as `like`; or why there is none.
+def random_states(like: Tensor) -> Tensor:
+    """The states at which an attention is read: of that shape, type and device, always the same."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
 
-    The model is to be in eval mode and the chain's last linear map found.
+
+def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Mapping[str, Any]) -> AttentionReading | str:
+    """The reading of an attention whose output at the states x is `expected`; or why there is none.
+
+    It is called where the library returns rows, with the context that goes with that. The model is to be in eval mode and the chain's
+    last linear map found.
     """
     try:
-        return _read(chain, torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like), dict(context))
+        return _read(chain, x, expected, dict(context))
     except _UnreadableError as reason:
         return str(reason)
     except OWN_ERRORS as error:
@@ -82,21 +88,22 @@ def rows_of(output: Any) -> Tensor | None:
     )
 
 
-def _read(chain: ModuleChain, x: Tensor, context: dict[str, Any]) -> AttentionReading:
-    first = chain.stages[0]
+def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, Any]) -> AttentionReading:
+    first, close = chain.stages[0], tolerance(x.dtype)
     with acting(chain.linear_maps()) as seen, acting({"": first}) as whole:
-        chain(x, **context)
+        output = chain(x, **context)
     rows = rows_of(whole[0].y)
     if rows is None:
         raise _UnreadableError(f"{type(first).__name__} does not return its rows")
     if chain.ending is None:
         raise _UnreadableError(f"{type(first).__name__} does not end in one linear map")
+    if not _miss(output, expected) <= close:
+        raise _UnreadableError(f"{type(first).__name__} computes something else where it returns its rows")
     *inner, last = seen
     heads, features = rows.shape[1], last.x.shape[-1]
     head = features // heads
     if features % heads:
         raise _UnreadableError(f"its {features} features are not of {heads} equal heads")
-    close = tolerance(x.dtype)
     candidates = list(_candidates(inner, x, heads, head))
     reading = [each for each in candidates if _miss(_averages(chain, each[2], x, rows, head), last.x) <= close]
     if not reading:
@@ -186,7 +193,8 @@ class _Scores:
         stretch = 1.0
         if ROTARY in self.context:
             cosines, sines = self.context[ROTARY]
-            stretch = float((cosines.double().square() + sines.double().square()).max())
+            lengths = float((cosines.double().square() + sines.double().square()).max())
+            stretch = 1.0 if abs(lengths - 1) <= tolerance(cosines.dtype) else lengths
         return [factor * more for factor in (*factors, self.head**-0.5) for more in {1.0, stretch}]
 
     def _state_size(self, query: Projection, key: Projection, target: float) -> float:

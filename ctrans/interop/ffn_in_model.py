@@ -143,8 +143,8 @@ class GatedFeedForward(FeedForwardInModel):
         return weight.new_zeros(len(weight), dtype=torch.float64) if bias is None else bias.detach().double()
 
 
-def read_ffn(chain: ModuleChain, like: Tensor) -> FeedForwardReading | str:
-    """What the FFN computes, seen at random states as `like`; or why it is not known.
+def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
+    """What the FFN computes, seen at those random states, as large as tells activations apart; or why it is not known.
 
     Of its linear maps the last is W_d, and the others act on x: one is W_u, two are a gate and W_u in either order, and one with
     twice the rows is both. Of these and the known activations, what gives W_d its input is the reading. The model is to be in eval
@@ -152,7 +152,6 @@ def read_ffn(chain: ModuleChain, like: Tensor) -> FeedForwardReading | str:
     """
     if chain.ending is None:
         return "it does not end in one linear map"
-    x = torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
     inner, _ = _seen(chain, x)
     if not inner or not all(torch.equal(part.x, x) for part in inner):
         return f"the {len(inner)} linear maps before its last do not all act on its input"

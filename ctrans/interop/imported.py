@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy, find_blocks
 from ctrans.interop.attention_in_model import attention_in_model
-from ctrans.interop.attention_reading import AttentionReading, read_attention
+from ctrans.interop.attention_reading import AttentionReading, random_states, read_attention
 from ctrans.interop.block_calls import Call, evaluating, intercepted, recorded, recorded_until
 from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
@@ -181,11 +181,13 @@ def _say_what_they_are(
 ) -> None:
     """Puts maps that say what they are in the place of the blocks' modules; read from each block, or from the first of its make."""
     known: dict[object, tuple[AttentionReading | str, FeedForwardReading | str]] = {}
+    x = random_states(like)
     for i, (block, structure) in enumerate(zip(blocks, structures, strict=True)):
         attention, ffn, key = structure.attention, structure.ffn, i if each else make_of(block)
         if key not in known:
+            output = attention.field(x, **contexts.of(i, x))
             with showing_rows(contexts.model):
-                known[key] = read_attention(attention.field, like, contexts.of(i, like)), read_ffn(ffn.field, like)
+                known[key] = read_attention(attention.field, x, output, contexts.of(i, x)), read_ffn(ffn.field, x)
         read_as, ffn_read_as = known[key]
         attention.field = attention_in_model(attention.field, i, contexts, read_as)
         ffn.field = ffn_in_model(ffn.field, ffn_read_as)
