@@ -79,7 +79,8 @@ def minimise(
 
 def project(w: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:
     """w / max(|w|, 1), the nearest point of the unit ball."""
-    return w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp(min=1)
+    inside: Tensor = w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp(min=1)
+    return inside
 
 
 def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows starts rank"]:

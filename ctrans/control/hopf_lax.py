@@ -38,7 +38,8 @@ class BallImage:
 
     def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         """H(P) = sup over velocities in V of -<P, v> = sum_j |M' p_j| - <p_j, c>."""
-        return (torch.linalg.vector_norm(P @ self.map, dim=-1) - P @ self.centre).sum(-1)
+        values: Tensor = (torch.linalg.vector_norm(P @ self.map, dim=-1) - P @ self.centre).sum(-1)
+        return values
 
 
 def velocity_hull(norm: Norm) -> BallImage:

@@ -26,7 +26,8 @@ from ctrans.control.secular_equation import in_ball
 
 def frobenius(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch 1 1"]:
     """|X|_F of each matrix, with its axes kept."""
-    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return norms
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most
 
 def _on_sphere(x: Tensor) -> Tensor:
     """x scaled to |x|^2 = d."""
-    return x * (math.sqrt(x.shape[-1]) / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
+    found: Tensor = x * (math.sqrt(x.shape[-1]) / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
+    return found
 
 
 def on_ellipsoid(generator: torch.Generator) -> Trial:
@@ -94,7 +95,8 @@ def _steepness(chosen: Norm, x: Tensor) -> Tensor:
 
 
 def _autograd(chosen: Norm, x: Tensor) -> Tensor:
-    return torch.autograd.functional.jacobian(chosen, x)
+    found: Tensor = torch.autograd.functional.jacobian(chosen, x)
+    return found
 
 
 def jacobian_of_scaled(generator: torch.Generator) -> Trial:

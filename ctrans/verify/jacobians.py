@@ -48,7 +48,8 @@ def feed_forward_jacobian(ffn: FeedForward, x: Float[Tensor, "tokens width"]) ->
     z = ffn.up(x).detach().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(ACTIVATIONS[ffn.activation](z).sum(), z)
-    return (ffn.down.weight * slope.unsqueeze(-2)) @ ffn.up.weight
+    jacobian: Tensor = (ffn.down.weight * slope.unsqueeze(-2)) @ ffn.up.weight
+    return jacobian
 
 
 def _of_attention(field: Attention, x: Tensor) -> Tensor:
@@ -79,7 +80,8 @@ def sublayer_jacobian(sublayer: Sublayer, x: Float[Tensor, "tokens width"]) -> F
         jacobian = torch.einsum("jdiw,iwe->jdie", jacobian, sublayer.input_norm.jacobian(x))
     if sublayer.output_norm is not None:
         jacobian = torch.einsum("jcd,jdiw->jciw", sublayer.output_norm.jacobian(sublayer.field(z)), jacobian)
-    return sublayer.gain * jacobian
+    scaled: Tensor = sublayer.gain * jacobian
+    return scaled
 
 
 @torch.no_grad()

@@ -83,7 +83,8 @@ def _far_below_eps(generator: torch.Generator, expected: float) -> Trial:
 
 
 def _dense(function: Map, x: Tensor) -> Tensor:
-    return torch.autograd.functional.jacobian(function, x).reshape(x.numel(), x.numel())
+    dense: Tensor = torch.autograd.functional.jacobian(function, x).reshape(x.numel(), x.numel())
+    return dense
 
 
 def products(generator: torch.Generator) -> Trial:
