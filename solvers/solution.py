@@ -45,9 +45,9 @@ class Solution:
     `segment` and `time` then say where it broke (they are None after success).
     """
 
-    x1: Float[Tensor, "*state"]
+    x1: Float[Tensor, " *state"]
     times: tuple[float, ...]
-    states: tuple[Float[Tensor, "*state"], ...]
+    states: tuple[Float[Tensor, " *state"], ...]
     status: Status
     stats: Stats
     segment: int | None = None

@@ -23,7 +23,7 @@ SAVE = ("ends", "segments", "steps")
 
 def solve(
     segments: Sequence[Segment],
-    x0: Float[Tensor, "*state"],
+    x0: Float[Tensor, " *state"],
     *,
     method: str | Method = "euler",
     steps: int = 1,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ctrans.interop.imported import Imported
+from ctrans.stability.backward.parameter_gradients import NAMES as MATRICES
 from ctrans.stability.backward.parameter_gradients import gradient_norms
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
@@ -73,8 +74,12 @@ def test_an_imported_models_norms_are_those_of_autograd_through_all_of_it(family
     assert found.rest == pytest.approx(norm(set(model.parameters()) - inside), rel=1e-6)
     for each, sublayer in zip(found.sublayers, model.depth.sublayers, strict=True):
         assert each.total == pytest.approx(norm(sublayer.parameters()), rel=1e-6)
-        matrices = {name: p for name, p in sublayer.named_parameters() if p.dim() == 2}
-        assert each.matrices == pytest.approx({name: norm([p]) for name, p in matrices.items()}, rel=1e-6)
+        matrices = [p for p in sublayer.parameters() if p.dim() == 2]
+        # several matrices may stand in one parameter, as GPT-2's queries, keys and values
+        assert math.hypot(*each.matrices.values()) == pytest.approx(norm(matrices), rel=1e-6)
+        assert each.matrices.keys() <= set(MATRICES.values())
+        alone = {MATRICES[m.role]: m.weight for m in sublayer.field.matrices() if any(m.weight is p for p in matrices)}
+        assert {name: each.matrices[name] for name in alone} == pytest.approx({n: norm([p]) for n, p in alone.items()}, rel=1e-6)
 
 
 def test_without_targets_there_is_no_gradient():
