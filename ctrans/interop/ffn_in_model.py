@@ -6,9 +6,11 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, spectral_norm
@@ -37,11 +39,21 @@ class FeedForwardReading:
 
 
 class FeedForwardInModel(ModuleChain):
-    """f(x): a model's FFN. `why_not` says why it shows no more of itself, if it does not."""
+    """f(x): a model's FFN, given states (batch, tokens, width) as the model would, whatever the leading dimensions of x.
+
+    `why_not` says why it shows no more of itself, if it does not.
+    """
 
     def __init__(self, chain: ModuleChain, why_not: str = ""):
         super().__init__(list(chain.stages), chain.ending)
         self.why_not = why_not
+
+    def forward(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch width"]:
+        return super().forward(x.reshape(-1, *x.shape[-2:]), **context).reshape(x.shape)
+
+    def features(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch features"]:
+        """What the last linear map is applied to. Raises ConfigError as `last` does."""
+        return super().features(x, **context).reshape(*x.shape[:-1], -1)
 
 
 class PlainFeedForward(FeedForwardInModel):

@@ -185,9 +185,10 @@ def _say_what_they_are(
     for i, (block, structure) in enumerate(zip(blocks, structures, strict=True)):
         attention, ffn, key = structure.attention, structure.ffn, i if each else make_of(block)
         if key not in known:
+            ffn_seen = read_ffn(ffn.field, x)  # first, as its weights are still there where they come on demand
             output = attention.field(x, **contexts.of(i, x))
             with showing_rows(contexts.model):
-                known[key] = read_attention(attention.field, x, output, contexts.of(i, x)), read_ffn(ffn.field, x)
+                known[key] = read_attention(attention.field, x, output, contexts.of(i, x)), ffn_seen
         read_as, ffn_read_as = known[key]
         attention.field = attention_in_model(attention.field, i, contexts, read_as)
         ffn.field = ffn_in_model(ffn.field, ffn_read_as)

@@ -1,12 +1,15 @@
 """What is read of a foreign attention: rows, values, bounds and theorem 5.1, against the library's own numbers and worst inputs."""
 
 import copy
+import json
 import math
 
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 
+from ctrans.cli import main
 from ctrans.fields import HasBound, HasLipschitz, MixesTokens, SaysWhyNot, ShowsHeads, ShowsMatrices, spectral_norm
 from ctrans.interop import from_transformers
 from ctrans.stability.attention.balanced_mass import balanced_mass
@@ -261,3 +264,21 @@ def test_values_that_are_not_linear_are_said_and_nothing_is_shown():
     attention = from_transformers(model).depth.sublayers[0].field
     assert not isinstance(attention, (ShowsHeads, ShowsMatrices, HasBound))
     assert "maps before the last are not queries, keys and values" in attention.why_not or "linear" in attention.why_not
+
+
+@pytest.mark.parametrize("streamed", ["--stream", "--no-stream"])
+def test_commands_show_bounds_and_theta_of_an_architecture(streamed, tmp_path):
+    transformers.LlamaConfig(**{**TEXT, "vocab_size": 256}).save_pretrained(tmp_path)
+    shared = ["--architecture", str(tmp_path), streamed, "--tokens", "8", "--batch", "2", "--json", "-"]
+    found = {}
+    for name, more in (("simulate", ["--no-reference"]), ("screen", ["--quick"])):
+        result = CliRunner().invoke(main, [name, *shared, *more, "--out", str(tmp_path)])
+        assert result.exit_code == 0, result.output
+        answer = json.loads(result.stdout)
+        (found[name],) = answer["placements" if name == "simulate" else "models"].values()
+    assert all(0 < share <= 1 for share in found["simulate"]["used"])
+    findings = found["screen"]["findings"]
+    assert 0 < findings["forward"]["result"]["used"] <= 1
+    layers = findings["attention"]["result"]["layers"]
+    assert all(0 < max(layer["theta_max"]) <= 1 and layer["ratio"] > 1 for layer in layers)
+    assert all(each["bound"] is not None for each in findings["transport"]["result"]["distances"])

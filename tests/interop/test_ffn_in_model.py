@@ -14,7 +14,7 @@ from ctrans.stability.forward.bounds import forward_bounds
 from ctrans.stability.forward.moments import moments
 from ctrans.stability.transport.bounds import token_spreads
 from tests.helpers import learned
-from tests.interop.models import FAMILIES, TEXT, inputs, made
+from tests.interop.models import FAMILIES, TEXT
 from tests.interop.test_attention_in_model import NORMALISED, opened
 from tests.interop.worst_inputs import longest_output
 
@@ -137,4 +137,6 @@ def test_experts_are_said_to_be_unread():
     assert imported.depth.sublayers[1].field.why_not == "it does not end in one linear map"
     assert imported.config.unread == ("FFN: it does not end in one linear map",)
     assert isinstance(imported.depth.sublayers[0].field, HasBound)
-    assert imported(inputs(made("llama")))[0].isfinite().all()
+    x = torch.randn(2, 3, 5, 32)
+    field = imported.depth.sublayers[1].field
+    assert torch.allclose(field(x)[1], field(x[1]), atol=1e-6)
