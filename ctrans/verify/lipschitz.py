@@ -56,7 +56,7 @@ def _biased(generator: torch.Generator) -> tuple[Attention, Tensor, list[float],
 def looseness(generator: torch.Generator) -> Trial:
     """Bound over measured at width 32 and Xavier weights: at least 10."""
     made = model(generator, "pre", spread=0, width=32, depth=1)
-    (layer,) = attention_layers(made.depth, [noise(generator, 1, 8, 32)], seed=below(generator, 2**31))
+    (layer,) = attention_layers(made.depth, made.depth.states(noise(generator, 1, 8, 32))[:2], seed=below(generator, 2**31))
     return worst(
         at_most(layer.measured, layer.bound, f"the local value, {described(made)}"),
         at_most(10.0, layer.ratio, f"bound over local value at d = 32 is {layer.ratio:.0f}"),
@@ -106,14 +106,13 @@ def _block(generator: torch.Generator, placement: str) -> Trial:
 
 
 def _only_block(made: GPT, x: Tensor, generator: torch.Generator) -> BlockLayer:
-    states = [x, made.depth.sublayers[0].step(x, made.config.dt)]
-    return block_layers(made.depth, states, iterations=2, seed=below(generator, 2**31))[0]
+    return block_layers(made.depth, made.depth.states(x), iterations=2, seed=below(generator, 2**31))[0]
 
 
 def attribution(generator: torch.Generator) -> Trial:
     """log S = log theta/tau + 2 log B + log G."""
     made = model(generator, one_of(generator, ("pre", "peri")), depth=1)
-    (layer,) = attention_layers(made.depth, [state(generator, made, tokens=4)], seed=0)
+    (layer,) = attention_layers(made.depth, made.depth.states(state(generator, made, tokens=4))[:2], seed=0)
     product = layer.softmax_norm * layer.B**2 * layer.G
     return equal(math.exp(sum(layer.log_sensitivity.values())), product, f"S against (theta/tau) B^2 G, {described(made)}")
 

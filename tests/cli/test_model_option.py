@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 
 from ctrans.cli import main
@@ -14,7 +15,8 @@ from ctrans.interop import to_nanogpt
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from tests.interop.models import VOCABULARY, made
+from tests.helpers import learned
+from tests.interop.models import TEXT, VOCABULARY, made
 from tests.interop.test_continuous import tupled
 from tests.interop.test_hugging_face import index_alone
 from tests.interop.test_open_model import save_tokenizer
@@ -40,6 +42,9 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for name in ("gpt2", "bert", "gemma3", "vit"):
         made(name).save_pretrained(root / name)
+    # experts, whose maps show no bound
+    experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**TEXT, num_local_experts=4))
+    learned(experts.eval(), 0.1).save_pretrained(root / "mixtral")
     tupled().save_pretrained(root / "gptj")
     save_tokenizer(root / "gpt2")
     config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
@@ -83,7 +88,7 @@ def test_what_was_recognised_is_said_before_the_figures(models, tmp_path):
 
 
 def test_a_model_without_bounds_says_so_and_is_drawn(models, tmp_path):
-    result = run("simulate", "--model", models / "gpt2", "--out", tmp_path, "--context", 8)
+    result = run("simulate", "--model", models / "mixtral", "--out", tmp_path, "--context", 8)
     assert result.exit_code == 0, result.output
     assert "no bound is known" in result.stdout
     kept = json.loads((tmp_path / "simulate.json").read_text())["placements"]["pre"]

@@ -7,7 +7,7 @@ import torch
 
 from ctrans.norm import Norm
 from ctrans.report.verify_report import END, START, between_markers, markdown_table, summary
-from ctrans.stability.transport import wasserstein as transport
+from ctrans.stability.transport import bounds
 from ctrans.verify import lipschitz, uncertainty
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, find, generator_of, verify, worst
 from ctrans.verify.table import SECTIONS, STATEMENTS, select, verify_all
@@ -159,9 +159,7 @@ def test_a_wrong_jacobian_of_the_norm_is_seen(monkeypatch):
 
 
 def test_a_transport_bound_without_its_factor_is_seen(monkeypatch):
-    monkeypatch.setattr(
-        uncertainty, "transport_bound", lambda depth, tokens, w, p=2: transport.transport_bound(depth, tokens, w, 2)
-    )
+    monkeypatch.setattr(uncertainty, "transport_bound", lambda depth, tokens, w, p=2: bounds.transport_bound(depth, tokens, w, 2))
     assert verify(STATEMENTS["theorem-6-attained"], 20).verdict == "violated"
 
 
