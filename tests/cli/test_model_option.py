@@ -88,7 +88,7 @@ def test_what_was_recognised_is_said_before_the_figures(models, tmp_path):
 
 
 def test_a_model_without_bounds_says_so_and_is_drawn(models, tmp_path):
-    result = run("simulate", "--model", models / "mixtral", "--out", tmp_path, "--context", 8)
+    result = run("simulate", "--model", models / "mixtral", "--ids", models / "ids.npy", "--out", tmp_path, "--context", 8)
     assert result.exit_code == 0, result.output
     assert "no bound is known" in result.stdout
     kept = json.loads((tmp_path / "simulate.json").read_text())["placements"]["pre"]

@@ -76,7 +76,7 @@ def test_a_benchmark_imports_torch_after_it_set_how_threads_wait(path):
         )
         for name in names:
             lines.setdefault(str(name).split(".")[0], node.lineno)
-    assert lines["wait_passively"] < lines["torch"]
+    assert lines["wait_passively"] < lines.get("torch", lines["benchmarks"])  # whose record imports it
 
 
 @pytest.mark.parametrize("placement", NAMES)
