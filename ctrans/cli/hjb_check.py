@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS, get_placement
 from ctrans.report import hjb_figure
 from ctrans.report.files import png, write_atomic
-from ctrans.report.hjb_check_report import check_figure, check_notes, check_table, key
+from ctrans.report.hjb_check_report import check_figure, check_notes, evidence_table, key, verdict_table
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 from solvers.request import check_solver
@@ -47,7 +48,24 @@ PDE_POINTS = 41
     metavar="NAME",
     help=f"Repeatable; all, or {options.one_of(NORMS)}.",
 )
-@click.option("--weight-decay", type=float, metavar="LAM", help="Remedy: running cost LAM/2 |W|^2 of each last linear map.")
+@click.option(
+    "--weight-decay",
+    type=float,
+    metavar="LAM",
+    help="What LAM/2 |W|^2 of every matrix, as in training, makes of H where no output norm bounds it: compare it with lam*.",
+)
+@click.option(
+    "--last-map-decay",
+    type=float,
+    metavar="LAM",
+    help="Remedy: running cost LAM/2 |W|^2 of each last linear map alone, what feeds it being fixed.",
+)
+@click.option(
+    "--gain-decay",
+    type=float,
+    metavar="LAM",
+    help="Remedy: running cost LAM/2 (|gamma|^2 + |beta|^2) of each output norm's trained gains and offsets.",
+)
 @click.option("--kinetic", type=float, metavar="LAM", help="Remedy: running cost LAM/2 |f|^2 of each velocity.")
 @click.option("--pde", is_flag=True, help="Also solve the HJB equation in the plane, and draw it: hjb-pde.png. Half a minute.")
 @options.size_options
@@ -60,20 +78,22 @@ PDE_POINTS = 41
 def command(
     placements: tuple[str, ...], norms: tuple[str, ...], pde: bool, out: Path | None, json_path: str | None, **settings: Any
 ) -> None:
-    """Certify whether training is a well-posed optimal-control problem, for each placement of normalisation.
+    """Is the Hamiltonian of training finite, and under which assumptions? For each placement of normalisation.
 
     A GPT, seeded or your own, reads real text; at every segment the Hamiltonian H(P) = sup of -<P, f> over the velocities that
-    the placement allows is computed in closed form at the costate P, and checked by ascents that do not know the formula. H = inf
-    means that the best velocity runs away: training is degenerate, and a running cost mends it. Exit code 1 if any evidence
-    disagrees with its verdict. The directory gets hjb-check.json and hjb-check.png.
+    the placement allows is computed in closed form at the costate P, for the ODE and for the discrete step, and checked by
+    ascents that do not know the formula. H = inf means that the best velocity runs away. Behind a norm H is finite for bounded
+    gains: with gains trained it grows as they do, and a decay of them or a kinetic cost mends that. Exit code 1 if any
+    evidence disagrees with its verdict. The directory gets hjb-check.json and hjb-check.png.
 
     \b
     ctrans hjb-check
     ctrans hjb-check --placement pre --weight-decay 0.1
+    ctrans hjb-check --placement peri --gain-decay 0.1
     ctrans hjb-check --kinetic 0.1 --file book.txt
     ctrans hjb-check --model models/gemma --context 32
     """
-    remedy = Remedy(settings["weight_decay"], settings["kinetic"])
+    remedy = Remedy(**{field.name: settings[field.name] for field in dataclasses.fields(Remedy)})
     if pde and json_path == "-" and out is None:
         raise ConfigError("--pde draws a picture, and with --json - nothing is written: add --out DIRECTORY")
     dtype, device = options.get_dtype(settings["dtype"]), options.get_device(settings["device"])
@@ -110,7 +130,7 @@ def command(
         console = Console()
         say_model(console, wanted, text, tokens)
         for norm, found in checks.items():
-            console.print(check_table(norm, found, refused))
+            console.print(verdict_table(norm, found, refused), evidence_table(found), sep="\n\n")
             console.print("", check_notes(found), "", sep="\n", highlight=False)
         console.print(key(refused), "", sep="\n", highlight=False)
         files = ["hjb-check.json", "hjb-check.png"] + ["hjb-pde.png"] * pde
@@ -132,7 +152,7 @@ def _refused(wanted: Sequence[Subject], remedy: Remedy) -> dict[str, str]:
 
 
 def _summary(check: ModelCheck) -> dict[str, Any]:
-    properties = ("verdict", "agrees", "failures", "evidence")
+    properties = ("verdict", "step_verdict", "agrees", "failures", "evidence", "step_evidence", "threshold")
     return {**vars(check), **{name: getattr(check, name) for name in properties}, "largest": check.largest.segment}
 
 

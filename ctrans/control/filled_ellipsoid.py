@@ -35,7 +35,7 @@ class FilledImage(VelocitySet):
 
     @property
     def verdict(self) -> Verdict:
-        return "well-posed"
+        return self.image.verdict
 
     def check(self, P: Tensor) -> None:
         self.image.check(P)

@@ -126,6 +126,7 @@ def assemble(model: GPT, state: State, data: Data, store: Store, parallel: Paral
         learning_rate=config.learning_rate,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
+        decay_gains=config.decay_gains,
         device=processes.device,
     )
     return Run(model, module, optimiser, data, config, store, state, parallel, processes)

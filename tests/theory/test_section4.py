@@ -13,8 +13,8 @@ from ctrans.control import (
     EllipsoidSlice,
     FrobeniusBall,
     KineticCost,
+    LastMapDecay,
     TangentSpace,
-    WeightDecay,
     WholeSpace,
     admissible_set,
     certify,
@@ -149,7 +149,7 @@ def test_a_ball_of_the_last_weights_has_a_value_proportional_to_its_radius():
 def test_weight_decay_on_the_last_weights_has_a_finite_value():
     """New: |h'P|^2/(2 lam), attained at W* = -P'h/lam."""
     h, P = numbers(4, 8, seed=2), numbers(4, 6)
-    decay = WeightDecay(h, 0.3)
+    decay = LastMapDecay(h, 0.3)
     assert math.isclose(float(decay.support(P)), float((h.mT @ P).square().sum()) / 0.6, rel_tol=1e-13)
     assert torch.allclose(decay.weights(P), -P.mT @ h / 0.3)
     assert abs(certify(decay, P).velocities.gap) < 1e-12
