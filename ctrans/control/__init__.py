@@ -1,9 +1,11 @@
 """Training as optimal control: admissible velocities, Hamiltonian, costate, and certificates that the problem is well-posed."""
 
 from ctrans.control.admissible import VERDICTS, AdmissibleSet, GainSlope, Supremum, Verdict
+from ctrans.control.attained import Attained, attained
 from ctrans.control.bounded_growth import Growth, Witness
 from ctrans.control.certificate import Certificate, VelocityAscent, WeightAscent, certify
 from ctrans.control.costate import Costate, costate
+from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
 from ctrans.control.ellipsoids import Ellipsoid, EllipsoidSlice, ellipsoid_value
 from ctrans.control.filled_ellipsoid import FilledImage
 from ctrans.control.gain_decay import GainDecay
@@ -19,8 +21,10 @@ from ctrans.control.step_image import StepImage
 __all__ = [
     "VERDICTS",
     "AdmissibleSet",
+    "Attained",
     "Certificate",
     "Costate",
+    "DecayThreshold",
     "Ellipsoid",
     "EllipsoidSlice",
     "FilledImage",
@@ -40,9 +44,11 @@ __all__ = [
     "WholeSpace",
     "Witness",
     "admissible_set",
+    "attained",
     "boxed_value",
     "certify",
     "costate",
+    "decay_threshold",
     "ellipsoid_value",
     "gain_slope",
     "gap_of_rank",

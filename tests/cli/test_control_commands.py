@@ -102,7 +102,10 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
 def test_control_writes_table_json_and_picture(tmp_path):
     result = run("control", "--placement", "pre", "--placement", "peri", *SMALL, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    kept = strict((tmp_path / "control.json").read_text())["placements"]
+    kept = strict((tmp_path / "control.json").read_text())
+    assert max(kept["attained"]["pre"]["identity"] + kept["attained"]["peri"]["identity"]) < 1e-12
+    assert "what training attains" in result.stdout
+    kept = kept["placements"]
     assert (tmp_path / "control.png").read_bytes().startswith(PICTURE)
     assert all(gap > 0 for gap in kept["peri"]["gap"])
     assert kept["pre"]["gap"] == [None, None]
