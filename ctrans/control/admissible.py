@@ -161,7 +161,8 @@ def nowhere(y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tok
 
 def length(x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
     """|x_j|_2 of each row."""
-    return torch.linalg.vector_norm(x, dim=-1)
+    lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return lengths
 
 
 def ratio(part: Float[Tensor, "*shape"], whole: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:

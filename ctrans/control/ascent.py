@@ -124,7 +124,8 @@ def evened(P: Float[Tensor, "tokens width"], raw: Float[Tensor, "*starts tokens 
     """raw_j sqrt(|p_j|/max |p|), at least 1/1000 of raw_j: lengths at which a norm curves the payoff equally in all tokens."""
     size = torch.linalg.vector_norm(P, dim=-1, keepdim=True)
     largest = size.amax()
-    return raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(SMALL)
+    evener: Tensor = raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(SMALL)
+    return evener
 
 
 def _slope(payoff: Map, z: Tensor) -> tuple[Tensor, Tensor]:

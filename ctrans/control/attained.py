@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -124,7 +125,8 @@ class _Step:
 
     @functools.cached_property
     def velocity(self) -> Tensor:
-        return self.sublayer(self.x)
+        made: Tensor = self.sublayer(self.x)
+        return made
 
     @property
     def work(self) -> float:
@@ -197,7 +199,8 @@ class _Step:
         radius = frobenius(theta)
 
         def payoff(z: Tensor) -> Tensor:
-            pieces = [piece.reshape(shape) for piece, shape in zip(z.flatten().split(counts), shapes, strict=True)]
+            flat, ends = z.flatten(), list(itertools.accumulate(counts, initial=0))
+            pieces = [flat[a:b].reshape(shape) for (a, b), shape in zip(itertools.pairwise(ends), shapes, strict=True)]
             return -self.h * (self.p * self._made_by(dict(zip(names, pieces, strict=True)))).sum().reshape(1)
 
         def within(z: Tensor) -> Tensor:

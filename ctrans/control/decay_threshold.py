@@ -191,7 +191,8 @@ def climb_factors(path: Path, P: Float[Tensor, "tokens width"], decay: float, se
     unit = float(z.norm())
 
     def payoff(z: Tensor) -> Tensor:
-        inner, outer = (part.reshape(shape) for part, shape in zip(z.flatten().split(counts), shapes, strict=True))
+        flat, first = z.flatten(), counts[0]
+        inner, outer = flat[:first].reshape(shapes[0]), flat[first:].reshape(shapes[1])
         return (-(P * path.velocity(inner, outer)).sum() - decay / 2 * z.square().sum()).reshape(1)
 
     values, radii, reached = [], [unit * 10**decade for decade in DECADES], z.unsqueeze(0)

@@ -81,7 +81,8 @@ class FilledImage(VelocitySet):
     def _velocity(self, u: Tensor) -> Tensor:
         """norm(x) at the x with x_hat = u: undoing the norm makes its inside as easy to reach as its edge."""
         inside = 1 - u.square().mean(-1, keepdim=True)
-        return self.image.norm(u * (self.image.norm.eps / inside).sqrt())
+        velocity: Tensor = self.image.norm(u * (self.image.norm.eps / inside).sqrt())
+        return velocity
 
     def _into_ball(self, u: Tensor) -> Tensor:
         largest = 1 - max(CLOSENESS, ROUNDING * torch.finfo(u.dtype).eps)

@@ -27,7 +27,8 @@ class NearestTarget:
     targets: tuple[tuple[float, ...], ...] = ((-0.9, 0.5), (0.8, -0.6))
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        return torch.linalg.vector_norm(x.unsqueeze(-2) - x.new_tensor(self.targets), dim=-1).amin(-1)
+        distances: Tensor = torch.linalg.vector_norm(x.unsqueeze(-2) - x.new_tensor(self.targets), dim=-1)
+        return distances.amin(-1)
 
 
 @dataclasses.dataclass(frozen=True)

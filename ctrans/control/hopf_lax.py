@@ -38,7 +38,8 @@ class BallImage:
 
     def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         """H(P) = sup over velocities in V of -<P, v> = sum_j |M' p_j| - <p_j, c>."""
-        return (torch.linalg.vector_norm(P @ self.map, dim=-1) - P @ self.centre).sum(-1)
+        values: Tensor = (torch.linalg.vector_norm(P @ self.map, dim=-1) - P @ self.centre).sum(-1)
+        return values
 
 
 def velocity_hull(norm: Norm) -> BallImage:
@@ -79,7 +80,8 @@ def hopf_lax(
         return terminal(x)
     rows = (x + remaining * velocities.centre.to(x)).reshape(-1, x.shape[-1])
     reach = remaining * velocities.map.to(x)
-    return torch.cat([minimise(terminal, piece, reach, starts) for piece in rows.split(ROWS)]).reshape(x.shape[:-1])
+    pieces = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+    return torch.cat([minimise(terminal, piece, reach, starts) for piece in pieces]).reshape(x.shape[:-1])
 
 
 def _check(terminal: Terminal, x: Tensor, remaining: float, velocities: BallImage, starts: int) -> None:

@@ -26,7 +26,8 @@ from ctrans.control.secular_equation import in_ball
 
 def frobenius(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch 1 1"]:
     """|X|_F of each matrix, with its axes kept."""
-    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    size: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ class FrobeniusBall(LastMap, VelocitySet):
         pull = self.map.pull(y)
         curvature = self.map.svd[1].square().expand(pull.shape)
         z = in_ball(curvature.flatten(-2), -pull.flatten(-2), self.radius)
-        return self.map.velocity(z.unflatten(-1, pull.shape[-2:]))
+        return self.map.velocity(z.reshape(pull.shape))
 
     def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
         return nowhere(y)

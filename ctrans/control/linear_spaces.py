@@ -129,7 +129,8 @@ class TangentSpace(LinearSpace):
         """An orthonormal basis of the span of u_j/gamma and, for LayerNorm, 1/gamma."""
         u = self.norm.coordinates(self.state)
         columns = [u, torch.ones_like(u)] if self.norm.centred else [u]
-        return torch.linalg.qr(torch.stack(columns, -1) / self.norm.gamma.unsqueeze(-1)).Q.detach()
+        basis: Tensor = torch.linalg.qr(torch.stack(columns, -1) / self.norm.gamma.unsqueeze(-1)).Q.detach()
+        return basis
 
     @property
     def _trivial(self) -> bool:

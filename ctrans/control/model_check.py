@@ -297,7 +297,8 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
 
 def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
     """T'P, T being what the placement does to a raw output: the identity, or the (oblique) projection of `Norm.tangent`."""
-    return torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
+    pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
+    return pulled
 
 
 def decayed_growth(decay: LastMapDecay, P: Float[Tensor, "tokens width"]) -> Growth:

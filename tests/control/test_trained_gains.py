@@ -242,7 +242,7 @@ def test_no_weights_come_nearer_to_h_than_is_proven(seed, tokens, width, rank, n
     found = certify(image, P, features=h, pairs=8).weights
     assert found.proven <= found.gap + 1e-9
     free = width - 1 if norm.centred else width
-    if (tokens - rank) * free >= tokens:
+    if (tokens - rank) * free >= 2 * tokens:  # with just as many it may be as small as rounding
         assert found.proven > 0
 
 
