@@ -12,12 +12,14 @@ from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import find, settle_threads
+from ctrans.control.attained import Attained, attained
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.report.control_figure import control_figure
-from ctrans.report.control_report import control_table
+from ctrans.report.control_report import attained_table, control_table
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
+from solvers import ConfigError
 from solvers.request import check_solver
 
 SMALLER: dict[str, Any] = {"depth": 6, "context": 64, "batch": 2}
@@ -43,12 +45,13 @@ class ControlRequest(ModelRequest):
 @options.json_option
 @takes(ControlRequest)
 def command(request: ControlRequest) -> None:
-    """See by depth how far a GPT, seeded or your own, is from what the optimal control would do on a real text.
+    """See by depth what a GPT, seeded or your own, leaves of the maximum principle on a real text.
 
     The costate P = dL/dX solves the adjoint ODE backward from the loss of the next token. By segment: its norm, the drift of
-    <P, v>, which the ODE conserves, and Pontryagin's gap H(P) + <P, v> >= 0 with the alignment of the layer's velocity v with
-    the optimal one. Where no output norm bounds the velocities H is infinite, and the alignment is cos(-P, v). The directory
-    gets control.json and control.png.
+    <P, v>, which the ODE conserves, and the gap H(P) + <P, v> >= 0 to velocities that were free at each token, with the
+    alignment of the layer's velocity v with the best of them. Where no output norm bounds the velocities H is infinite, and the
+    alignment is cos(-P, v). Weights are shared: a second table has what they leave, and the identity that makes alignment 0,
+    not 1, what training attains. The directory gets control.json and control.png.
 
     \b
     ctrans control
@@ -64,17 +67,28 @@ def command(request: ControlRequest) -> None:
     settle_threads(found, tokens, get_dtype(request.dtype))
     directory = directory_of(request)
     readings: dict[str, MaximumPrinciple] = {}
+    trained: dict[str, Attained | str] = {}
     with progress_bar("control", len(found)) as advance:
         for subject in found:
             model = subject.model(dtype, device)
             p = costate(model, tokens, targets, form="continuous", rtol=request.rtol, atol=request.atol)
             readings[subject.name] = maximum_principle(model.depth, p)
+            try:
+                trained[subject.name] = attained(model, tokens, targets)
+            except ConfigError as error:
+                trained[subject.name] = str(error)
             advance(subject.name)
+    page: list[Any] = []
+    for name, reading in readings.items():
+        page += [control_table(name, reading), ""]
+        found_by_training = trained[name]
+        if not isinstance(found_by_training, str):
+            page += [attained_table(name, found_by_training), ""]
     ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
-        findings={"placements": readings},
+        findings={"placements": readings, "attained": trained},
         files={"control.png": lambda: png(control_figure(readings))},
-        page=[part for name, reading in readings.items() for part in (control_table(name, reading), "")],
+        page=page,
     )
     end(request, directory, ending)

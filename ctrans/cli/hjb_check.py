@@ -21,7 +21,7 @@ from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import get_placement
 from ctrans.report import hjb_figure
 from ctrans.report.files import png
-from ctrans.report.hjb_check_report import check_figure, check_notes, check_table, key
+from ctrans.report.hjb_check_report import check_figure, check_notes, evidence_table, key, verdict_table
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 from solvers.request import check_solver
@@ -35,6 +35,8 @@ class HJBCheckRequest(ModelRequest):
     """What `hjb-check` is asked: remedies, and whether to solve the HJB equation too."""
 
     weight_decay: float | None
+    last_map_decay: float | None
+    gain_decay: float | None
     kinetic: float | None
     pde: bool
 
@@ -52,7 +54,24 @@ class HJBCheckRequest(ModelRequest):
     metavar="NAME",
     help=f"Repeatable; all, or {options.one_of(NORMS)}.",
 )
-@click.option("--weight-decay", type=float, metavar="LAM", help="Remedy: running cost LAM/2 |W|^2 of each last linear map.")
+@click.option(
+    "--weight-decay",
+    type=float,
+    metavar="LAM",
+    help="What LAM/2 |W|^2 of every matrix, as in training, makes of H where no output norm bounds it: compare it with lam*.",
+)
+@click.option(
+    "--last-map-decay",
+    type=float,
+    metavar="LAM",
+    help="Remedy: running cost LAM/2 |W|^2 of each last linear map alone, what feeds it being fixed.",
+)
+@click.option(
+    "--gain-decay",
+    type=float,
+    metavar="LAM",
+    help="Remedy: running cost LAM/2 (|gamma|^2 + |beta|^2) of each output norm's trained gains and offsets.",
+)
 @click.option("--kinetic", type=float, metavar="LAM", help="Remedy: running cost LAM/2 |f|^2 of each velocity.")
 @click.option("--pde", is_flag=True, help="Also solve the HJB equation in the plane, and draw it: hjb-pde.png. Half a minute.")
 @options.size_options
@@ -65,20 +84,22 @@ class HJBCheckRequest(ModelRequest):
 @options.json_option
 @takes(HJBCheckRequest)
 def command(request: HJBCheckRequest) -> None:
-    """Certify whether training is a well-posed optimal-control problem, for each placement of normalisation.
+    """Is the Hamiltonian of training finite, and under which assumptions? For each placement of normalisation.
 
     A GPT, seeded or your own, reads real text; at every segment the Hamiltonian H(P) = sup of -<P, f> over the velocities that
-    the placement allows is computed in closed form at the costate P, and checked by ascents that do not know the formula. H = inf
-    means that the best velocity runs away: training is degenerate, and a running cost mends it. Exit code 1 if any evidence
-    disagrees with its verdict. The directory gets hjb-check.json and hjb-check.png.
+    the placement allows is computed in closed form at the costate P, for the ODE and for the discrete step, and checked by
+    ascents that do not know the formula. H = inf means that the best velocity runs away. Behind a norm H is finite for bounded
+    gains: with gains trained it grows as they do, and a decay of them or a kinetic cost mends that. Exit code 1 if any
+    evidence disagrees with its verdict. The directory gets hjb-check.json and hjb-check.png.
 
     \b
     ctrans hjb-check
     ctrans hjb-check --placement pre --weight-decay 0.1
+    ctrans hjb-check --placement peri --gain-decay 0.1
     ctrans hjb-check --kinetic 0.1 --file book.txt
     ctrans hjb-check --model models/gemma --context 32
     """
-    remedy = Remedy(request.weight_decay, request.kinetic)
+    remedy = Remedy(**{field.name: getattr(request, field.name) for field in dataclasses.fields(Remedy)})
     if request.pde and request.quiet and request.out is None:
         raise ConfigError("--pde draws a picture, and with --json - nothing is written: add --out DIRECTORY")
     dtype, device = get_dtype(request.dtype), get_device(request.device)
@@ -110,7 +131,7 @@ def command(request: HJBCheckRequest) -> None:
         },
         files=_pictures(checks, study),
         page=[
-            *(part for norm, row in checks.items() for part in (check_table(norm, row, refused), "", check_notes(row), "")),
+            *(part for norm, row in checks.items() for part in _tables(norm, row, refused)),
             *(key(refused), ""),
         ],
         failures=[f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures],
@@ -127,8 +148,13 @@ def _refused(found: Sequence[Subject], remedy: Remedy) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
+def _tables(norm: str, row: Sequence[ModelCheck], refused: Mapping[str, str]) -> list[Any]:
+    """What the terminal shows of the checks with one norm."""
+    return [verdict_table(norm, row, refused), "", evidence_table(row), "", check_notes(row), ""]
+
+
 def _summary(check: ModelCheck) -> dict[str, Any]:
-    properties = ("verdict", "agrees", "failures", "evidence")
+    properties = ("verdict", "step_verdict", "agrees", "failures", "evidence", "step_evidence", "threshold")
     return {**vars(check), **{name: getattr(check, name) for name in properties}, "largest": check.largest.segment}
 
 

@@ -1,38 +1,56 @@
 """Training as optimal control: admissible velocities, Hamiltonian, costate, and certificates that the problem is well-posed."""
 
-from ctrans.control.admissible import AdmissibleSet, Verdict
+from ctrans.control.admissible import VERDICTS, AdmissibleSet, GainSlope, Supremum, Verdict
+from ctrans.control.attained import Attained, attained
 from ctrans.control.bounded_growth import Growth, Witness
 from ctrans.control.certificate import Certificate, VelocityAscent, WeightAscent, certify
 from ctrans.control.costate import Costate, costate
+from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
 from ctrans.control.ellipsoids import Ellipsoid, EllipsoidSlice, ellipsoid_value
 from ctrans.control.filled_ellipsoid import FilledImage
+from ctrans.control.gain_decay import GainDecay
+from ctrans.control.gain_slope import boxed_value, gain_slope
 from ctrans.control.kinetic_cost import KineticCost
-from ctrans.control.last_map import FrobeniusBall, WeightDecay
+from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.linear_spaces import TangentSpace, WholeSpace
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
+from ctrans.control.rank_gap import gap_of_rank
 from ctrans.control.set_of_placement import admissible_set
+from ctrans.control.step_image import StepImage
 
 __all__ = [
+    "VERDICTS",
     "AdmissibleSet",
+    "Attained",
     "Certificate",
     "Costate",
+    "DecayThreshold",
     "Ellipsoid",
     "EllipsoidSlice",
     "FilledImage",
     "FrobeniusBall",
+    "GainDecay",
+    "GainSlope",
     "Growth",
     "KineticCost",
+    "LastMapDecay",
     "MaximumPrinciple",
+    "StepImage",
+    "Supremum",
     "TangentSpace",
     "VelocityAscent",
     "Verdict",
     "WeightAscent",
-    "WeightDecay",
     "WholeSpace",
     "Witness",
     "admissible_set",
+    "attained",
+    "boxed_value",
     "certify",
     "costate",
+    "decay_threshold",
     "ellipsoid_value",
+    "gain_slope",
+    "gap_of_rank",
     "maximum_principle",
 ]

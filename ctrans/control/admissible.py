@@ -1,11 +1,11 @@
-"""What an admissible set answers: its Hamiltonian, the velocity that attains it, and how far a velocity is from optimal."""
+"""What a supremum over velocities answers: its value, what attains it, what that is worth, and how a certificate climbs to it."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,15 +14,39 @@ from torch import Tensor
 from ctrans.control.ascent import Chart
 from solvers import ConfigError
 
-Verdict = Literal["well-posed", "degenerate"]
+Verdict = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
+"""What is known of H(P), each word saying what it assumes; from the strongest to the weakest.
+
+- `well-posed`: finite for every costate, whatever the weights, gains and offsets are trained to
+- `well-posed for bounded gains`: finite for the output norm's (of a discrete step: the state norm's) gains and offsets as they are;
+  it grows in proportion to them, so that where they are trained without decay or bound the supremum over them is infinite
+- `well-posed, the rest fixed`: finite where only the maps that pay are free, and what feeds them is taken as it is
+- `open`: no ascent found it infinite, and no bound proves it finite
+- `degenerate`: infinite, for almost all costates or (under weight decay) at this one
+"""
+
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 ROUNDING = 32
 """A quantity counts as zero below ROUNDING machine epsilons times the size of what it was computed from."""
 
 
+@dataclasses.dataclass(frozen=True)
+class GainSlope:
+    """max H over |gamma|^2 + |beta|^2 <= R^2, per R, between `lower`, which gains attain, and the proven bound `upper`.
+
+    `gain` is kappa, from gains alone, and `offset` |sum_j p_j|, 0 where the norm has no offset: lower^2 = gain^2 + offset^2.
+    """
+
+    gain: float
+    offset: float
+    lower: float
+    upper: float
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class AdmissibleSet(abc.ABC):
-    """H(P) = sup over the admissible velocities f of -<P, f> - cost(f) (Kan, eq. 55).
+class Supremum(abc.ABC):
+    """H(P) = sup over what is free of -<P, f> - cost, f the velocity (Kan, eq. 55).
 
     P is the costate and f a velocity, both of shape (*batch, tokens, width); row j belongs to token j. Everything is
     batched, follows P's dtype and device, and is differentiable in P: the gradient of H is -maximizer(P) wherever that is
@@ -37,7 +61,7 @@ class AdmissibleSet(abc.ABC):
     @property
     @abc.abstractmethod
     def verdict(self) -> Verdict:
-        """`well-posed` where H is finite and attained for every costate, `degenerate` where it is +inf for almost all."""
+        """Whether H is finite, and what is assumed for it. A norm with eps > 0 comes as near to its H as one likes, and attains it not."""
 
     @abc.abstractmethod
     def check(self, P: Tensor) -> None:
@@ -49,15 +73,11 @@ class AdmissibleSet(abc.ABC):
 
     @abc.abstractmethod
     def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """A velocity that attains H(P); where several do, the one that the set's rule picks."""
+        """A velocity of the closed set that attains H(P); where several do, the one that the set's rule picks."""
 
     @abc.abstractmethod
     def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
         """For which tokens more than one velocity attains H(P)."""
-
-    @abc.abstractmethod
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
-        """How far f is from the set, as a dimensionless violation of its equations; 0 on it."""
 
     @abc.abstractmethod
     def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
@@ -66,6 +86,19 @@ class AdmissibleSet(abc.ABC):
     @abc.abstractmethod
     def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
         """The same problem in free coordinates, through the model's own modules: what a certificate climbs on."""
+
+    def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:
+        """What H(P) is proven not to exceed: H(P) itself, but where that is the best that was found."""
+        return float(self.support(P))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdmissibleSet(Supremum):
+    """A supremum over a set of velocities."""
+
+    @abc.abstractmethod
+    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        """How far f is from the set, as a dimensionless violation of its equations; 0 on it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,6 +118,10 @@ class VelocitySet(AdmissibleSet):
         self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
     ) -> Float[Tensor, "*batch"]:
         """The KKT residual of f for -<P, f> - kinetic/2 |f|^2 over the set."""
+
+    def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope | None:
+        """How fast H grows with the gains and offsets of the norm that makes the set; None where none does."""
+        return None
 
 
 def check_costate(

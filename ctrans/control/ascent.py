@@ -34,12 +34,23 @@ def free(z: Tensor, f: Tensor) -> float:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Gains:
+    """A norm's gains and offsets as they are, whether it has offsets to train, and the velocity of a raw output with others."""
+
+    gamma: Float[Tensor, " width"]
+    beta: Float[Tensor, " width"]
+    has_offset: bool
+    velocity: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Chart:
     """Maximise -<P, f> - cost(z, f) over z, f = velocity(z): problems side by side, `axes` being those of one problem in z.
 
     `shape` is z's, without leading axes for different starts. `project` returns coordinates to where they are allowed. An
     ascent starts at random with standard deviation `spread`. `degree` is k in velocity(c z) ~ c^k velocity(z) for large c
-    where z is a sublayer's raw output, and None where it is not.
+    where z is a sublayer's raw output, and None where it is not. `raw` undoes `velocity` there: a raw output with the velocity
+    f, so large that no eps shows. `gains` are those of the norm that makes the velocity, where there is one.
     """
 
     P: Float[Tensor, "tokens width"]
@@ -50,6 +61,8 @@ class Chart:
     cost: Callable[[Tensor, Tensor], Tensor | float] = free
     project: Map = unchanged
     spread: float = 1.0
+    raw: Map = unchanged
+    gains: Gains | None = None
 
     def payoff(self, z: Float[Tensor, "*starts rows columns"]) -> Float[Tensor, "*problems"]:
         """-<P, f> - cost of each problem, at most its part of H."""
@@ -111,8 +124,8 @@ def evened(P: Float[Tensor, "tokens width"], raw: Float[Tensor, "*starts tokens 
     """raw_j sqrt(|p_j|/max |p|), at least 1/1000 of raw_j: lengths at which a norm curves the payoff equally in all tokens."""
     size = torch.linalg.vector_norm(P, dim=-1, keepdim=True)
     largest = size.amax()
-    evened_raw: Tensor = raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(SMALL)
-    return evened_raw
+    evener: Tensor = raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(SMALL)
+    return evener
 
 
 def _slope(payoff: Map, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -73,14 +73,14 @@ def minimise(
     problems = Problems(cost, base, map)
     w = starting_points(problems, starts)
     repeated = Problems(cost, base.repeat_interleave(starts, 0), map)
-    w = descend(repeated, w.flatten(0, 1)).unflatten(0, w.shape[:2])
+    w = descend(repeated, w.flatten(0, 1)).reshape(w.shape)
     return search(problems, _take(w, problems(w).argmin(-1)))
 
 
 def project(w: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:
     """w / max(|w|, 1), the nearest point of the unit ball."""
-    inside: Tensor = w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp(min=1)
-    return inside
+    nearest: Tensor = w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp(min=1)
+    return nearest
 
 
 def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows starts rank"]:
@@ -89,7 +89,8 @@ def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows star
     If there are fewer than `starts`, the lowest of the other points fill up.
     """
     rank = problems.map.shape[-1]
-    sobol = torch.quasirandom.SobolEngine(rank).draw(SAMPLES_PER_START * starts, dtype=torch.float64)
+    sobol_points: Callable[..., Tensor] = torch.quasirandom.SobolEngine(rank).draw  # type: ignore[no-untyped-call, unused-ignore]
+    sobol = sobol_points(SAMPLES_PER_START * starts, dtype=torch.float64)
     points = project(2 * sobol - 1).to(problems.base)
     near = torch.cdist(points, points).topk(NEIGHBOURS + 1, largest=False).indices
     values = finite_values(problems.cost, problems.base.unsqueeze(1) + points @ problems.map.T)

@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import AdmissibleSet, Verdict, check_costate, length, ratio
+from ctrans.control.admissible import GainSlope, Supremum, VelocitySet, Verdict, check_costate, length, ratio
 from ctrans.control.ascent import STEPS, Chart, ascend, evened
 from ctrans.control.bounded_growth import Growth, Witness, growth, witness
+from ctrans.control.ellipsoids import NormImage
 from ctrans.control.last_map import Features
 from ctrans.control.linear_spaces import LinearSpace
+from ctrans.control.rank_gap import gap_of_rank
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.norm import NORMS, Norm
 from solvers import ConfigError
@@ -24,7 +26,8 @@ PAIRS = 2
 WEIGHT_STEPS = 200
 """With fewer features than tokens an ascent over weights converges slowly; where it stops is a lower bound in any case."""
 LINEAR, SATURATED = 0.01, 0.05
-"""How far a growth exponent may be from 1 where H is infinite, and from 0 where it is finite."""
+"""How far a growth exponent may be from 1 where H is infinite; and from 0 where it is finite, or from 1 with gains trained, where ascents
+over weights and gains together are not done after the steps that they have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +49,15 @@ class VelocityAscent:
 class WeightAscent:
     """The best -<P, f> - cost(f) found over actual weights W of the last linear map, the placement making f of h W'.
 
-    `gap` is (H - best)/|H|: 0 where the rank of the features is the number of tokens. With a smaller rank it is positive for
-    almost all P if (tokens - rank)(d - 1) >= tokens. A layer narrower than that can still attain H, as a norm leaves the
-    lengths of the rows of h W' free.
+    `gap` is (H - best)/|H|: 0 where the rank of the features is the number of tokens. With a smaller rank the best that was found
+    is a bound from below, so that the least gap lies between `proven`, which no weights can undercut (see `gap_of_rank`), and
+    `gap`. `proven` is 0 where nothing is proven: an output norm leaves the lengths of the rows of h W' free, so that weights can
+    attain H where (tokens - rank)(d - 1) < tokens.
     """
 
     best: float
     gap: float
+    proven: float
     rank: int
     tokens: int
     steps: int
@@ -62,7 +67,9 @@ class WeightAscent:
 class Certificate:
     """A verdict on one costate with its evidence, in plain numbers (`dataclasses.asdict`); H is inf where degenerate.
 
-    `eps` is the machine epsilon of the computation. Evidence that does not apply to the set is None.
+    `eps` is the machine epsilon of the computation, and `ceiling` what H is proven not to exceed where its maximiser is the best
+    that was found. `growth` is that with a bound on the weights, `gained` that with one bound on the weights and the norm's gains
+    and offsets together; `gain_slope` is what the latter should grow by. Evidence that does not apply to the set is None.
     """
 
     words: str
@@ -75,6 +82,14 @@ class Certificate:
     weights: WeightAscent | None = None
     growth: Growth | None = None
     witness: Witness | None = None
+    ceiling: float | None = None
+    gained: Growth | None = None
+    gain_slope: GainSlope | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether H is finite for every costate under what the verdict assumes."""
+        return self.verdict != "degenerate"
 
     @property
     def agrees(self) -> bool:
@@ -89,14 +104,20 @@ class Certificate:
         if self.kkt is not None:
             found["the closed form's maximiser satisfies the KKT conditions"] = self.kkt <= self.eps ** (2 / 3)
         if self.velocities is not None:
-            found["the best velocity found has the closed form's value"] = abs(self.velocities.gap) <= small
+            if self.ceiling is None:
+                found["the best velocity found has the closed form's value"] = abs(self.velocities.gap) <= small
+            else:
+                above = self.ceiling + small * abs(self.ceiling)
+                found["no velocity found exceeds the proven bound"] = max(self.velocities.best, self.hamiltonian) <= above
             found["different starts find one maximiser, ties apart"] = self.velocities.uniqueness <= math.sqrt(small)
         if self.weights is not None:
-            largest = small if self.weights.rank == self.weights.tokens else math.inf
-            found["the best weights found have the value that their rank allows"] = -small <= self.weights.gap <= largest
+            least, most = (-small, small) if self.weights.rank == self.weights.tokens else (self.weights.proven - small, math.inf)
+            found["the best weights found have a value that their rank allows"] = least <= self.weights.gap <= most
         if self.growth is not None:
             k, error = (1, LINEAR) if self.hamiltonian == math.inf else (0, SATURATED)
             found[f"the value grows like R^{k} with a bound R"] = abs(self.growth.exponent - k) <= error
+        if self.gained is not None:
+            found["with gains trained, the value grows like R^1"] = abs(self.gained.exponent - 1) <= SATURATED
         if self.witness is not None:
             found["the witness velocities are admissible"] = self.witness.residual <= small
         return found
@@ -104,7 +125,7 @@ class Certificate:
 
 @torch.no_grad()
 def certify(
-    admissible: AdmissibleSet | str,
+    admissible: Supremum | str,
     P: Float[Tensor, "tokens width"],
     *,
     features: Float[Tensor, "tokens features"] | None = None,
@@ -117,8 +138,9 @@ def certify(
 
     A finite H gets a KKT residual and an ascent over velocities, from `pairs` pairs of random starts; an infinite one its
     growth with a bound, and the witness of it. `features`, on which the last linear map acts, add the ascent over its weights
-    and make the bound one on them. They are not used where every token ties, for sets of weights, which have their own, and
-    for a kinetic cost on a norm's image: its best velocities need inputs so near 0 that an ascent over weights finds them badly.
+    and make the bound one on them; and where H is finite for bounded gains, the growth with a bound on weights and gains together.
+    They are not used where they are zero or every token ties, for sets of weights, which have their own, and for a kinetic cost
+    on a norm's image: its best velocities need inputs so near 0 that an ascent over weights finds them badly.
 
     The name of a placement stands for its admissible set, `norm` being the norm around its velocities: a module, or a name in
     `NORMS` of a fresh one (LayerNorm if None); a norm around the state needs the `state` X too.
@@ -139,24 +161,33 @@ def certify(
     last_map = None
     if features is not None and chart.degree is not None:
         check_costate(features, P.dtype, tokens=len(P), what="feature matrix")
-        last_map = Features(features)
+        last_map = Features(features) if bool(features.any()) else None
     if isinstance(admissible, LinearSpace) and value == math.inf:
         bound = last_map or Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
         grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
         return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
-    best = admissible.maximizer(P)
+    best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
+    velocities, likely = climb_velocities(chart, value, ties, pairs, generator)
     summary = dataclasses.replace(
         summary,
         kkt=float(admissible.kkt(P, best)),
-        velocities=climb_velocities(chart, value, ties, pairs, generator),
+        velocities=velocities,
+        ceiling=None if ceiling <= value * (1 + math.sqrt(summary.eps)) else ceiling,
     )
     if last_map is None or bool(ties.all()):
         return summary
-    weights = climb_weights(chart, last_map, value, pairs, generator)
-    return dataclasses.replace(summary, weights=weights, growth=growth(chart, last_map, best, generator))
+    weights = climb_weights(chart, last_map, value, pairs, generator, likely)
+    if isinstance(admissible, NormImage):
+        weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), value))
+    summary = dataclasses.replace(summary, weights=weights, growth=growth(chart, last_map, best, generator, likely=likely))
+    slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
+    if slope is None or slope.lower == 0:
+        return summary
+    gained = growth(chart, last_map, best, generator, likely=likely, gains=chart.gains)
+    return dataclasses.replace(summary, gained=gained, gain_slope=slope)
 
 
-def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | None) -> AdmissibleSet:
+def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | None) -> Supremum:
     if norm is None or isinstance(norm, str):
         norm = look_up("norm", norm or "layernorm", NORMS)(P.shape[-1]).to(P).requires_grad_(False)
     return admissible_set(norm, placement, state=state)
@@ -165,8 +196,8 @@ def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | 
 @torch.no_grad()
 def climb_velocities(
     chart: Chart, value: float, ties: Bool[Tensor, " tokens"], pairs: int, generator: torch.Generator
-) -> VelocityAscent:
-    """Ascent over the chart's velocities from pairs of random starts, against H = `value`."""
+) -> tuple[VelocityAscent, Float[Tensor, "tokens width"]]:
+    """Ascent over the chart's velocities from pairs of random starts, against H = `value`; and the coordinates of the best."""
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
     # where all tokens tie there is nothing to climb but rounding
     found = ascend(chart.payoff, start, chart.axes, chart.project, steps=0 if bool(ties.all()) else STEPS)
@@ -174,27 +205,42 @@ def climb_velocities(
     best, first = payoffs.max(0)
     near = payoffs >= best - math.sqrt(torch.finfo(best.dtype).eps) * best.abs()
     velocities = chart.velocity(found.z)
-    top = velocities[first.expand(len(ties)), torch.arange(len(ties), device=ties.device)]
+    rows = torch.arange(len(ties), device=ties.device)
+    top = velocities[first.expand(len(ties)), rows]
+    likely = found.z[first.expand(len(ties)), rows]
     apart = torch.where(near, length(velocities - top), 0.0).amax(0)
     distance = ratio(apart, length(top).amax())
-    return VelocityAscent(
+    ascent = VelocityAscent(
         best=float(best.sum()),
-        gap=_gap(value, float(best.sum())),
+        gap=_share(value - float(best.sum()), value),
         uniqueness=float(torch.where(ties, 0.0, distance).amax()),
         tied=float(torch.where(ties, distance, 0.0).amax()),
         steps=found.steps,
     )
+    return ascent, likely
 
 
 @torch.no_grad()
-def climb_weights(chart: Chart, features: Features, value: float, pairs: int, generator: torch.Generator) -> WeightAscent:
-    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z, against H = `value`."""
+def climb_weights(
+    chart: Chart,
+    features: Features,
+    value: float,
+    pairs: int,
+    generator: torch.Generator,
+    likely: Float[Tensor, "tokens width"] | None = None,
+) -> WeightAscent:
+    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z, against H = `value`.
+
+    One more start is the weights whose raw output comes nearest to `likely`, what an ascent over velocities ended at.
+    """
     u = features.svd[0]
     raw = chart.spread * evened(chart.P, _starts(chart.P, chart.shape, pairs, generator))
+    if likely is not None:
+        raw = torch.cat([raw, likely.unsqueeze(0)])
     found = ascend(lambda z: chart.payoff(u @ z).sum(-1), u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS)
     W = features.weights(features.coordinates(u @ found.z[found.best.argmax()]))
     best = float(chart.payoff(features.h @ W.mT).sum())
-    return WeightAscent(best, _gap(value, best), features.rank, len(u), found.steps)
+    return WeightAscent(best, _share(value - best, value), 0.0, features.rank, len(u), found.steps)
 
 
 def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, "starts rows width"]:
@@ -202,5 +248,5 @@ def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Gene
     return torch.cat([half, -half])
 
 
-def _gap(value: float, best: float) -> float:
-    return (value - best) / (abs(value) or 1.0)
+def _share(part: float, value: float) -> float:
+    return part / (abs(value) or 1.0)

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, VelocitySet, Verdict, check_costate, length, ratio
-from ctrans.control.ascent import Chart
+from ctrans.control.admissible import ROUNDING, GainSlope, VelocitySet, Verdict, check_costate, length, ratio
+from ctrans.control.ascent import Chart, Gains
+from ctrans.control.gain_slope import gain_slope, has_offset
 from ctrans.control.secular_equation import on_sphere
 from ctrans.norm import Norm
 from solvers import ConfigError
@@ -19,6 +20,8 @@ from solvers import ConfigError
 CLOSENESS = 1e-11
 """A norm with eps keeps |u|^2 below d by a share eps/variance: ascents begin at inputs where that is 1e-11, below what they
 are to certify."""
+VARIANCES = 1e5
+"""How many times eps the variance of an input is that counts as typical: eps then takes a share of 5e-6 from the norm's output."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +44,7 @@ class NormImage(VelocitySet):
 
     @property
     def verdict(self) -> Verdict:
-        return "well-posed"
+        return "well-posed for bounded gains"
 
     def check(self, P: Tensor) -> None:
         check_costate(P, self.norm.gamma.dtype, width=self.norm.width)
@@ -80,10 +83,21 @@ class NormImage(VelocitySet):
         eta = -ratio((u * slope).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
         return torch.maximum(ratio(length(slope + eta * u), scale).amax(-1), self.residual(f))
 
+    def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope:
+        return gain_slope(self.norm, P)
+
     def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
         self.check(P)
         spread = math.sqrt(max(1.0, self.norm.eps / CLOSENESS))
-        return Chart(P, P.shape, axes=(-1,), degree=0, velocity=self.norm, spread=spread)
+        gains = Gains(self.norm.gamma, self.norm.beta, has_offset(self.norm), self._with_gains)
+        return Chart(P, P.shape, axes=(-1,), degree=0, velocity=self.norm, spread=spread, raw=self._input, gains=gains)
+
+    def _input(self, f: Tensor) -> Tensor:
+        """x with norm(x) = f but for a share 1/VARIANCES of it."""
+        return math.sqrt(max(1.0, VARIANCES * self.norm.eps)) * self.point(f)
+
+    def _with_gains(self, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        return gamma * self.norm.standardize(x) + beta
 
     def quadratic(self, y: Float[Tensor, "*batch tokens width"]) -> tuple[Tensor, Tensor, Tensor]:
         """A, b and an orthonormal basis Q with |beta + gamma * Q s - y|^2/2 = s'As/2 + b's + constant, A diagonal."""

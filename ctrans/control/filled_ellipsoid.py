@@ -35,7 +35,7 @@ class FilledImage(VelocitySet):
 
     @property
     def verdict(self) -> Verdict:
-        return "well-posed"
+        return self.image.verdict
 
     def check(self, P: Tensor) -> None:
         self.image.check(P)
@@ -81,8 +81,8 @@ class FilledImage(VelocitySet):
     def _velocity(self, u: Tensor) -> Tensor:
         """norm(x) at the x with x_hat = u: undoing the norm makes its inside as easy to reach as its edge."""
         inside = 1 - u.square().mean(-1, keepdim=True)
-        point: Tensor = self.image.norm(u * (self.image.norm.eps / inside).sqrt())
-        return point
+        velocity: Tensor = self.image.norm(u * (self.image.norm.eps / inside).sqrt())
+        return velocity
 
     def _into_ball(self, u: Tensor) -> Tensor:
         largest = 1 - max(CLOSENESS, ROUNDING * torch.finfo(u.dtype).eps)

@@ -80,7 +80,8 @@ def hopf_lax(
         return terminal(x)
     rows = (x + remaining * velocities.centre.to(x)).reshape(-1, x.shape[-1])
     reach = remaining * velocities.map.to(x)
-    return torch.cat([minimise(terminal, piece, reach, starts) for piece in rows.split(ROWS)]).reshape(x.shape[:-1])
+    pieces = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+    return torch.cat([minimise(terminal, piece, reach, starts) for piece in pieces]).reshape(x.shape[:-1])
 
 
 def _check(terminal: Terminal, x: Tensor, remaining: float, velocities: BallImage, starts: int) -> None:

@@ -1,4 +1,4 @@
-"""The last linear map f = h W' at fixed features h: its weights in a Frobenius ball, or paid for by weight decay."""
+"""The last linear map f = h W' at fixed features h: its weights in a Frobenius ball, or paid for by a decay of theirs alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ctrans.control.secular_equation import in_ball
 
 def frobenius(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch 1 1"]:
     """|X|_F of each matrix, with its axes kept."""
-    norms: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    return norms
+    size: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,6 +90,8 @@ class Features:
 class LastMap(AdmissibleSet):
     """Velocities f = h W' of the last linear map at fixed features h; each batch element has weights of its own.
 
+    Finite only as long as h is: what makes the features, trained without bound, makes the best velocity grow again.
+
     To share weights over a batch, flatten it into the tokens. For a map with a bias, append a column of ones to h.
     """
 
@@ -102,7 +104,7 @@ class LastMap(AdmissibleSet):
 
     @property
     def verdict(self) -> Verdict:
-        return "well-posed"
+        return "well-posed, the rest fixed"
 
     @abc.abstractmethod
     def weights(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch width features"]:
@@ -154,7 +156,7 @@ class FrobeniusBall(LastMap, VelocitySet):
         pull = self.map.pull(y)
         curvature = self.map.svd[1].square().expand(pull.shape)
         z = in_ball(curvature.flatten(-2), -pull.flatten(-2), self.radius)
-        return self.map.velocity(z.unflatten(-1, pull.shape[-2:]))
+        return self.map.velocity(z.reshape(pull.shape))
 
     def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
         return nowhere(y)
@@ -178,25 +180,28 @@ class FrobeniusBall(LastMap, VelocitySet):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WeightDecay(LastMap):
-    """{h W' : any W} with running cost lam/2 |W|_F^2: H(P) = |h'P|_F^2/(2 lam), attained by W* = -P'h/lam alone."""
+class LastMapDecay(LastMap):
+    """{h W' : any W} with running cost lam/2 |W|_F^2: H(P) = |h'P|_F^2/(2 lam), attained by W* = -P'h/lam alone.
 
-    weight_decay: float
+    That takes the features h as they are. Where what makes them decays too, as in training, see `decay_threshold`.
+    """
+
+    last_map_decay: float
 
     def __post_init__(self) -> None:
-        check_positive("weight_decay", self.weight_decay)
+        check_positive("last_map_decay", self.last_map_decay)
 
     @property
     def words(self) -> str:
-        return f"f = h W', any W; running cost {self.weight_decay:g}/2 |W|_F^2"
+        return f"f = h W', any W; running cost {self.last_map_decay:g}/2 |W|_F^2"
 
     def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         self.check(P)
-        return (self.features.mT @ P).square().sum((-2, -1)) / (2 * self.weight_decay)
+        return (self.features.mT @ P).square().sum((-2, -1)) / (2 * self.last_map_decay)
 
     def weights(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch width features"]:
         self.check(P)
-        return P.mT @ self.features / -self.weight_decay
+        return P.mT @ self.features / -self.last_map_decay
 
     def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
         self.check(P)
@@ -208,7 +213,7 @@ class WeightDecay(LastMap):
     def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         """Stationarity in W: P'h + lam W = 0, relative to |h'P|."""
         pull = self.map.pull(P)
-        error = frobenius(pull + self.weight_decay * self.map.coordinates(f))
+        error = frobenius(pull + self.last_map_decay * self.map.coordinates(f))
         return torch.maximum(ratio(error, frobenius(pull))[..., 0, 0], self.residual(f))
 
     def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
@@ -216,4 +221,4 @@ class WeightDecay(LastMap):
         return dataclasses.replace(self.map.chart(P), cost=self._cost)
 
     def _cost(self, z: Tensor, f: Tensor) -> Tensor:
-        return self.weight_decay / 2 * z.square().sum((-2, -1))
+        return self.last_map_decay / 2 * z.square().sum((-2, -1))

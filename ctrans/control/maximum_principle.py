@@ -1,4 +1,4 @@
-"""Pontryagin's maximum principle by depth: how far each layer's velocity is from what the optimal control would do."""
+"""The maximum principle by depth, token by token: how far each layer's velocity is from the best of those that its norm allows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
     """g = H(P) + <P, v> >= 0 and a = (<P, beta> - <P, v>)/(<P, beta> + H(P)) of each segment; a = cos(-P, v) where H is +inf.
 
     v is the layer's velocity at the segment's start, P the costate there, H(P) = sup -<P, f> over the velocities f that the
-    output norm allows, beta their centre; g = 0 is Pontryagin's condition. a is the share of the steepest allowed descent of L
+    output norm allows at its gains, beta their centre. So g is what velocities that were free at each state and token would gain,
+    to first order; g = 0 would be Pontryagin's condition for them. Weights are shared by all tokens and data, and training them
+    leads elsewhere: to <P, v> = 0, or a little below with decay (see `attained`). a is the share of the steepest allowed descent of L
     that the layer achieves: g = (1 - a)(H + <P, beta>), 1 at the maximiser and -1 opposite to it. It is the mean over tokens of
     cos(u_j, u*_j), weighted with |C(gamma * p_j)|, u and u* being v and the maximiser as points of the norm's sphere. With eps
     > 0 v stays inside the set, and a below 1.

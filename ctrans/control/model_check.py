@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.control.admissible import AdmissibleSet, Verdict, check_positive
+from ctrans.control.admissible import VERDICTS, Supremum, Verdict, check_positive
 from ctrans.control.ascent import Chart, unchanged
 from ctrans.control.bounded_growth import Growth, growth
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.costate import Costate, costate
-from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
-from ctrans.control.last_map import WeightDecay
+from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, path_of, with_evidence
+from ctrans.control.ellipsoids import IMAGES, EllipsoidSlice, ellipsoid_value
+from ctrans.control.filled_ellipsoid import FilledImage
+from ctrans.control.kinetic_cost import KineticCost
+from ctrans.control.last_map import LastMapDecay
 from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.set_of_placement import admissible_set
+from ctrans.control.step_image import StepImage
 from ctrans.fields import EndsLinear
 from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
@@ -28,9 +33,17 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """A running cost that makes H finite: lam/2 |W|_F^2 of the last linear map, or lam/2 |f|^2 of the velocity; or none."""
+    """What velocities or weights cost: each is lam in lam/2 times a square; or none.
+
+    - `weight_decay`: of all matrices, as in training. No remedy but above the threshold of `DecayThreshold`
+    - `last_map_decay`: of the last linear map alone, what feeds it being fixed
+    - `gain_decay`: of an output norm's gains and offsets
+    - `kinetic`: of the velocity
+    """
 
     weight_decay: float | None = None
+    last_map_decay: float | None = None
+    gain_decay: float | None = None
     kinetic: float | None = None
 
     def __post_init__(self) -> None:
@@ -38,13 +51,21 @@ class Remedy:
             if value is not None:
                 check_positive(name, value)
 
+    @property
+    def of_sets(self) -> dict[str, float]:
+        """Those that an admissible set takes."""
+        return {name: value for name, value in vars(self).items() if value is not None and name != "weight_decay"}
+
 
 @dataclasses.dataclass(frozen=True)
 class SegmentCheck:
     """The certificate of one segment at its start; norms and sums run over all tokens of the batch.
 
     `slope` is |h'T'P|_F where the placement makes a velocity T(h W') of weights W by a linear T, without running cost: the best
-    value with |W|_F <= R is then slope * R. `ellipsoid` is Kan's printed value of H, for LayerNorm's image only: H there is at most that.
+    value with |W|_F <= R is then slope * R (|T'P| R, R a bound on the raw output, where `blind`: h'T'P is zero and the last map can
+    move nothing). `ellipsoid` is Kan's printed value of H, for LayerNorm's image only: H there is at most that. `threshold` is the
+    decay of both factors at which H turns from infinite to zero, for a linear T and a map that shows its factors; `weight_decay`
+    is the one asked about. `step` is the certificate of the discrete step where that has a set of its own.
     """
 
     segment: int
@@ -54,6 +75,34 @@ class SegmentCheck:
     certificate: Certificate
     slope: float | None
     ellipsoid: float | None
+    blind: bool = False
+    threshold: DecayThreshold | None = None
+    weight_decay: float | None = None
+    step: Certificate | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The certificate's, or what weight decay makes of it: a bounded set does not ask what the weights are."""
+        if self.weight_decay is None or self.certificate.verdict != "degenerate":
+            return self.certificate.verdict
+        return "open" if self.threshold is None else self.threshold.verdict(self.weight_decay)
+
+    @property
+    def step_verdict(self) -> Verdict:
+        """That of the discrete step."""
+        return self.verdict if self.step is None else self.step.verdict
+
+    @property
+    def failures(self) -> list[str]:
+        """The findings that do not support the verdicts, each with its segment; empty where all agree."""
+        parts = {"": self.certificate.findings, ", step": {} if self.step is None else self.step.findings}
+        parts[", decay"] = {} if self.threshold is None else self.threshold.findings
+        return [
+            f"segment {self.segment} ({self.kind}{part}): does not hold: {finding}"
+            for part, findings in parts.items()
+            for finding, holds in findings.items()
+            if not holds
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,19 +121,30 @@ class ModelCheck:
 
     @property
     def verdict(self) -> Verdict:
-        """`well-posed` where it is so on every segment: one velocity that may run away is enough to degenerate training."""
-        verdicts = {segment.certificate.verdict for segment in self.segments}
-        return "well-posed" if verdicts == {"well-posed"} else "degenerate"
+        """The weakest of the segments', for the ODE: one velocity that may run away is enough to degenerate training."""
+        return max((segment.verdict for segment in self.segments), key=VERDICTS.index)
+
+    @property
+    def step_verdict(self) -> Verdict:
+        """The same for the discrete model."""
+        return max((segment.step_verdict for segment in self.segments), key=VERDICTS.index)
+
+    @property
+    def finite(self) -> bool:
+        """Whether H is finite on every segment of the ODE, under what the verdict assumes."""
+        return self.verdict not in ("open", "degenerate")
+
+    @property
+    def threshold(self) -> DecayThreshold | None:
+        """The largest of the segments', which a decay must exceed for all; None where a segment has none."""
+        found = [segment.threshold for segment in self.segments]
+        known = [threshold for threshold in found if threshold is not None]
+        return max(known, key=lambda threshold: threshold.lower) if len(known) == len(found) else None
 
     @property
     def failures(self) -> list[str]:
-        """The findings that do not support the verdict, each with its segment; empty where all agree."""
-        return [
-            f"segment {segment.segment} ({segment.kind}): does not hold: {finding}"
-            for segment in self.segments
-            for finding, holds in segment.certificate.findings.items()
-            if not holds
-        ]
+        """The findings that do not support the verdicts, each with its segment; empty where all agree."""
+        return [failure for segment in self.segments for failure in segment.failures]
 
     @property
     def agrees(self) -> bool:
@@ -93,28 +153,41 @@ class ModelCheck:
 
     @property
     def evidence(self) -> dict[str, float | None]:
-        """The weakest evidence over all segments; None where it does not apply.
+        """The weakest evidence for the ODE's verdict over all segments (see `weakest`)."""
+        return weakest(segment.certificate for segment in self.segments)
 
-        `gap` is (H - best)/|H| of the ascent over velocities, `weights` of that over the last map's weights, `kkt` the residual
-        of the closed form's maximiser, `uniqueness` the distance between maximisers from different starts, `exponent` the k of
-        value ~ R^k that is farthest from what its segment's verdict says: 1 where H is infinite, else 0.
-        """
-        certificates = [segment.certificate for segment in self.segments]
-        grown = [(c.growth.exponent, float(c.verdict == "degenerate")) for c in certificates if c.growth is not None]
-        return {
-            "gap": max((c.velocities.gap for c in certificates if c.velocities is not None), key=abs, default=None),
-            "weights": max((c.weights.gap for c in certificates if c.weights is not None), key=abs, default=None),
-            "kkt": max((c.kkt for c in certificates if c.kkt is not None), default=None),
-            "uniqueness": max((c.velocities.uniqueness for c in certificates if c.velocities is not None), default=None),
-            "exponent": max(grown, key=lambda each: abs(each[0] - each[1]), default=(None, 0.0))[0],
-        }
+    @property
+    def step_evidence(self) -> dict[str, float | None] | None:
+        """The same for the discrete step, where that has a set of its own."""
+        steps = [segment.step for segment in self.segments if segment.step is not None]
+        return weakest(steps) if steps else None
+
+
+def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
+    """The weakest evidence of some certificates; None where it does not apply.
+
+    `gap` is (H - best)/|H| of the ascent over velocities, `weights` of that over the last map's weights, `kkt` the residual of the
+    closed form's maximiser, `uniqueness` the distance between maximisers from different starts, `exponent` the k of value ~ R^k
+    that is farthest from what its verdict says, `gained` the same with gains trained too.
+    """
+    given = list(certificates)
+    grown = [(c.growth.exponent, 0.0 if math.isfinite(c.hamiltonian) else 1.0) for c in given if c.growth is not None]
+    gained = [c.gained.exponent for c in given if c.gained is not None]
+    return {
+        "gap": max((c.velocities.gap for c in given if c.velocities is not None), key=abs, default=None),
+        "weights": max((c.weights.gap for c in given if c.weights is not None), key=abs, default=None),
+        "kkt": max((c.kkt for c in given if c.kkt is not None), default=None),
+        "uniqueness": max((c.velocities.uniqueness for c in given if c.velocities is not None), default=None),
+        "exponent": max(grown, key=lambda pair: abs(pair[0] - pair[1]))[0] if grown else None,
+        "gained": max(gained, key=lambda k: abs(k - 1), default=None),
+    }
 
 
 def refusal(placement: Placement, remedy: Remedy) -> str | None:
     """Why a placement's admissible set takes no such remedy, before there is a model; None where it does."""
     one = torch.ones(1, 2)
     try:
-        _admissible(RMSNorm(2), placement, one, one, remedy)
+        _admissible(RMSNorm(2), placement, one, one, remedy.of_sets)
     except ConfigError as error:
         return str(error)
     return None
@@ -131,25 +204,34 @@ def check_model(
     """H(P) = sup of -<P, f> over what each segment's placement allows, with its certificate, P the continuous costate there.
 
     P and X are taken at the segment's start, the text's sequences side by side: one set of weights serves them all. The last
-    linear map acts on its features of X, with a column of ones where it has a bias. `progress(k)` follows the segments.
-    Raises ConfigError for a remedy that a placement does not take (see `refusal`), and as `costate` does.
+    linear map acts on its features of X, with a column of ones where it has a bias. Where a norm stands around the state the
+    discrete step has a set of its own, certified at the discrete model's costates; for all other placements the step's
+    velocities are the ODE's. Ascents over both factors that decay are made on the segment whose lam* is largest. `progress(k)`
+    follows the segments. Raises ConfigError for a remedy that a placement does not take (see `refusal`), and as `costate` does.
 
     >>> check_model(model, tokens[:, :-1], tokens[:, 1:]).verdict
     """
-    found = costate(model, tokens, targets, form="continuous")
     remedy = Remedy() if remedy is None else remedy
+    sublayers = list(model.depth.sublayers)
+    found = costate(model, tokens, targets, form="continuous")
+    around = any(sublayer.state_norm is not None for sublayer in sublayers)
+    discrete = costate(model, tokens, targets) if around else None
     segments = []
-    for k, sublayer in enumerate(model.depth.sublayers):
-        segments.append(check_segment(sublayer, found, k, remedy))
+    for k, (sublayer, dt) in enumerate(zip(sublayers, model.depth.lengths, strict=True)):
+        segment = check_segment(sublayer, found, k, remedy)
+        if discrete is not None and sublayer.state_norm is not None:
+            segment = dataclasses.replace(segment, step=check_step(sublayer, discrete, k, dt, remedy))
+        segments.append(segment)
         if progress is not None:
             progress(k)
-    names = {sublayer.placement.name for sublayer in model.depth.sublayers}
-    return ModelCheck(", ".join(sorted(names)), found.loss, tokens.numel(), tuple(segments))
+    names = {sublayer.placement.name for sublayer in sublayers}
+    check = ModelCheck(", ".join(sorted(names)), found.loss, tokens.numel(), tuple(segments))
+    return _climbed(check, sublayers, found)
 
 
 @torch.no_grad()
 def check_segment(sublayer: Sublayer, found: Costate, k: int, remedy: Remedy) -> SegmentCheck:
-    """The certificate of segment k, whose sublayer is given, at the costate found there."""
+    """The certificate of segment k of the ODE, whose sublayer is given, at the costate found there."""
     return check_at(sublayer, *found.starts[k], segment=k, time=found.times[k], remedy=remedy)
 
 
@@ -163,31 +245,70 @@ def check_at(
     time: float,
     remedy: Remedy,
 ) -> SegmentCheck:
-    """The certificate of a sublayer at a state and its costate, which segment `segment` meets at depth-time `time`."""
+    """The certificate of a sublayer at a state and its costate, which segment `segment` meets at depth-time `time`.
+
+    A gain g behind an output norm makes the velocity g f of the norm's f: H(P) is the norm's own at g P.
+    """
+    start, costate_norm = x, float(p.norm())
     h = last_features(sublayer, x).flatten(0, -2)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
-    norm = sublayer.state_norm if sublayer.output_norm is None else sublayer.output_norm
-    admissible = _admissible(norm, sublayer.placement, x, h, remedy)
-    certificate = certify(admissible, p, features=h)
-    if isinstance(admissible, WeightDecay) and certificate.hamiltonian > 0:
+    norm, costs = sublayer.state_norm, remedy.of_sets
+    if sublayer.output_norm is not None:
+        norm, p = sublayer.output_norm, sublayer.gain * p
+        costs |= {name: value * sublayer.gain**2 for name, value in costs.items() if name == "kinetic"}
+    admissible = _admissible(norm, sublayer.placement, x, h, costs)
+    pulled = pulled_back(admissible, p) if isinstance(admissible, LinearSpace) else None
+    slope = None if pulled is None else float((h.mT @ pulled).norm())
+    blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
+    if blind and pulled is not None:
+        slope = float(pulled.norm())
+    certificate = certify(admissible, p, features=None if blind else h)
+    if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0:
         certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))
-    slope = float((h.mT @ pulled_back(admissible, p)).norm()) if isinstance(admissible, LinearSpace) else None
-    printed = float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None
-    return SegmentCheck(segment, sublayer.kind, time, float(p.norm()), certificate, slope, printed)
+    if sublayer.output_norm is not None and sublayer.gain != 1:
+        certificate = dataclasses.replace(certificate, words=f"{sublayer.gain:g} f, {certificate.words}")
+    return SegmentCheck(
+        segment=segment,
+        kind=sublayer.kind,
+        time=time,
+        costate_norm=costate_norm,
+        certificate=certificate,
+        slope=slope,
+        ellipsoid=float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None,
+        blind=blind,
+        threshold=None if pulled is None else _threshold(sublayer, start, sublayer.gain * pulled),
+        weight_decay=remedy.weight_decay,
+    )
+
+
+@torch.no_grad()
+def check_step(sublayer: Sublayer, found: Costate, k: int, dt: float, remedy: Remedy) -> Certificate:
+    """The certificate of step k of the discrete model, N(X + dt r) with N around the state, at the costate of the step's end."""
+    norm = sublayer.state_norm
+    assert norm is not None, "a step has a set of its own where a norm stands around the state"
+    state, p = found.states[k].flatten(0, -2), found.costates[k + 1].flatten(0, -2)
+    image = IMAGES[norm.centred](norm)
+    kinetic = remedy.kinetic
+    velocities = StepImage(image if kinetic is None or norm.eps == 0 else FilledImage(image), state, dt)
+    h = last_features(sublayer, found.states[k]).flatten(0, -2)
+    return certify(velocities if kinetic is None else KineticCost(velocities, kinetic), p, features=h)
 
 
 def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
-    """h with r(X) = gain * N_out(h W'): the last linear map's input, and a column of ones where W holds a bias."""
+    """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, and a column of ones where W holds a bias.
+
+    A gain with no norm behind it is in h.
+    """
     field = sublayer.field
     if not isinstance(field, EndsLinear):
         raise ConfigError(
             f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it `features(x)` and "
             "`last`, with field(x) = last(features(x))"
         )
-    h = field.features(x if sublayer.input_norm is None else sublayer.input_norm(x))
+    h = field.features(_input(sublayer, x))
     if field.last.bias is not None:
         h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
-    return sublayer.gain * h
+    return h if sublayer.output_norm is not None else sublayer.gain * h
 
 
 def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
@@ -196,25 +317,57 @@ def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[T
     return pulled
 
 
-def decayed_growth(decay: WeightDecay, P: Float[Tensor, "tokens width"]) -> Growth:
+def decayed_growth(decay: LastMapDecay, P: Float[Tensor, "tokens width"]) -> Growth:
     """max of -<P, h W'> - lam/2 |W|_F^2 over |W|_F <= R for growing R, by ascent: it saturates once R lets W* in."""
     u, _, inverse, _ = decay.map.svd
 
     def cost(raw: Tensor, f: Tensor) -> Tensor:
         """lam/2 <f_j, ((h h')^+ f)_j>: token j's part of lam/2 |W|^2, W the least weights with h W' = f."""
-        return decay.weight_decay / 2 * (f * (u @ (inverse * decay.map.coordinates(f)))).sum(-1)
+        return decay.last_map_decay / 2 * (f * (u @ (inverse * decay.map.coordinates(f)))).sum(-1)
 
     chart = Chart(P, P.shape, axes=(-1,), degree=1, velocity=unchanged, cost=cost)
     return growth(chart, decay.map, decay.maximizer(P), torch.Generator().manual_seed(0))
 
 
-def _admissible(norm: Norm | None, placement: Placement, x: Tensor, h: Tensor, remedy: Remedy) -> AdmissibleSet:
-    free = not (placement.output_norm or placement.state_norm)
+def _input(sublayer: Sublayer, x: Tensor) -> Tensor:
+    return x if sublayer.input_norm is None else sublayer.input_norm(x)
+
+
+def _threshold(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
+    """lam* at the costate of the raw output; None for a map that does not show its factors."""
+    try:
+        path = path_of(sublayer.field, _input(sublayer, x))
+    except ConfigError:
+        return None
+    biased = any(name.endswith("bias") for name, _ in sublayer.field.named_parameters())
+    return decay_threshold(path, raw_costate, bias=biased, gains=sublayer.input_norm is not None)
+
+
+@torch.no_grad()
+def _climbed(check: ModelCheck, sublayers: list[Sublayer], found: Costate) -> ModelCheck:
+    """The check with ascents over both factors on the segment whose threshold is largest."""
+    known = [segment for segment in check.segments if segment.threshold is not None and segment.threshold.lower > 0]
+    if not known:
+        return check
+    top = max(known, key=lambda segment: -math.inf if segment.threshold is None else segment.threshold.lower)
+    assert top.threshold is not None, "it was chosen for its threshold"
+    sublayer, (x, p) = sublayers[top.segment], found.starts[top.segment]
+    space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {})
+    assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
+    raw_costate = sublayer.gain * pulled_back(space, p.flatten(0, -2))
+    climbed = with_evidence(top.threshold, path_of(sublayer.field, _input(sublayer, x)), raw_costate)
+    segments = list(check.segments)
+    segments[top.segment] = dataclasses.replace(top, threshold=climbed)
+    return dataclasses.replace(check, segments=tuple(segments))
+
+
+def _admissible(norm: Norm | None, placement: Placement, x: Tensor, h: Tensor | None, costs: Mapping[str, float]) -> Supremum:
     return admissible_set(
         norm,
         placement,
         state=x if placement.state_norm else None,
-        features=h if free and remedy.weight_decay is not None else None,
-        weight_decay=remedy.weight_decay,
-        kinetic=remedy.kinetic,
+        features=h if "last_map_decay" in costs and not (placement.output_norm or placement.state_norm) else None,
+        last_map_decay=costs.get("last_map_decay"),
+        gain_decay=costs.get("gain_decay"),
+        kinetic=costs.get("kinetic"),
     )

@@ -8,11 +8,12 @@ from typing import TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import AdmissibleSet, VelocitySet
+from ctrans.control.admissible import Supremum, VelocitySet
 from ctrans.control.ellipsoids import IMAGES
 from ctrans.control.filled_ellipsoid import FilledImage
+from ctrans.control.gain_decay import GainDecay
 from ctrans.control.kinetic_cost import KineticCost
-from ctrans.control.last_map import FrobeniusBall, WeightDecay
+from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.linear_spaces import TangentSpace, WholeSpace
 from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
@@ -28,24 +29,28 @@ def admissible_set(
     state: Float[Tensor, "*batch tokens width"] | None = None,
     features: Float[Tensor, "*batch tokens features"] | None = None,
     radius: float | None = None,
-    weight_decay: float | None = None,
+    last_map_decay: float | None = None,
+    gain_decay: float | None = None,
     kinetic: float | None = None,
-) -> AdmissibleSet:
+) -> Supremum:
     """The velocities that a placement allows: its output norm's image, the tangent space of its state norm's, or all.
 
     `norm` is that norm (None where the placement has neither); a tangent space also needs the `state` X. Remedies for what is
-    unbounded: `radius` keeps |W|_F of the last linear map, which acts on `features`, within a ball, or `weight_decay` charges
-    lam/2 |W|_F^2 for it; `kinetic` charges lam/2 |f|^2 in any placement. DeepNorm's division by alpha changes no tangent space.
+    unbounded: `radius` keeps |W|_F of the last linear map, which acts on `features`, within a ball, or `last_map_decay` charges
+    lam/2 |W|_F^2 for it, both at fixed features; `gain_decay` charges lam/2 (|gamma|^2 + |beta|^2) for an output norm's trained
+    gains and offsets; `kinetic` charges lam/2 |f|^2 in any placement. DeepNorm's division by alpha changes no tangent space.
 
     >>> admissible_set(LayerNorm(768), "peri").support(P)
 
     Raises ConfigError, naming the placement, where what it needs is missing or options contradict it or each other.
     """
     placement = get_placement(placement) if isinstance(placement, str) else placement
-    weights = {"features": features, "radius": radius, "weight_decay": weight_decay}
-    _check_options(placement, state, weights, kinetic)
-    if weight_decay is not None:
-        return WeightDecay(_given(placement, features, "features, what its last linear map acts on"), weight_decay)
+    weights = {"features": features, "radius": radius, "last_map_decay": last_map_decay}
+    _check_options(placement, state, weights, gain_decay, kinetic)
+    if last_map_decay is not None:
+        return LastMapDecay(_given(placement, features, "features, what its last linear map acts on"), last_map_decay)
+    if gain_decay is not None:
+        return GainDecay(_given(placement, norm, "norm, its output norm"), gain_decay)
     velocities: VelocitySet
     if placement.output_norm:
         norm = _given(placement, norm, "norm, its output norm")
@@ -68,7 +73,9 @@ def _given(placement: Placement, value: Given | None, what: str) -> Given:
     return value
 
 
-def _check_options(placement: Placement, state: Tensor | None, weights: Mapping[str, object], kinetic: float | None) -> None:
+def _check_options(
+    placement: Placement, state: Tensor | None, weights: Mapping[str, object], gain_decay: float | None, kinetic: float | None
+) -> None:
     """ConfigError for the first contradiction."""
     given = [name for name, value in weights.items() if value is not None]
     contradictions = (
@@ -79,15 +86,27 @@ def _check_options(placement: Placement, state: Tensor | None, weights: Mapping[
         (state is not None and not placement.state_norm, "allows the same velocities at every state: leave state out"),
         (
             bool(given) and placement.output_norm,
-            f"has an output norm, which removes the scale of the last linear map: leave {', '.join(given)} out; kinetic applies",
+            f"has an output norm, which removes the scale of the last linear map: leave {', '.join(given)} out; gain_decay and "
+            "kinetic apply",
         ),
         (
             bool(given) and placement.state_norm,
             f"projects what its last linear map gives on a tangent space: leave {', '.join(given)} out; kinetic applies",
         ),
-        (given == ["features"], "was given features but no bound on the map that acts on them: add radius or weight_decay"),
-        ("radius" in given and "weight_decay" in given, "was given radius and weight_decay, which is a soft radius: choose one"),
-        ("weight_decay" in given and kinetic is not None, "was given two running costs, weight_decay and kinetic: choose one"),
+        (given == ["features"], "was given features but no bound on the map that acts on them: add radius or last_map_decay"),
+        (
+            "radius" in given and "last_map_decay" in given,
+            "was given radius and last_map_decay, which is a soft radius: choose one",
+        ),
+        (
+            gain_decay is not None and not placement.output_norm,
+            "has no output norm whose gains could decay: leave gain_decay out; kinetic applies",
+        ),
+        (
+            "last_map_decay" in given and kinetic is not None,
+            "was given two running costs, last_map_decay and kinetic: choose one",
+        ),
+        (gain_decay is not None and kinetic is not None, "was given two running costs, gain_decay and kinetic: choose one"),
     )
     for found, message in contradictions:
         if found:

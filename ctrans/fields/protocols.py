@@ -13,6 +13,7 @@ it, and they say so; each of them is exact for the map's weights as they are.
 | `HasTemperature` | the temperature of its softmax, which may be set         | temperature warm-up                            |
 | `HasPlainPath`   | a path with forward-mode and second derivatives          | every Jacobian                                 |
 | `Scalable`       | copies of it with weights inside times c                 | sensitivities against the weights' scale       |
+| `HasUnits`       | f(x) = sum over units of out_k phi(<in_k, x> + b_k) + b  | the decay that keeps weights from running away |
 | `MixesTokens`    | whether an output token depends on other input tokens    | the size of a Jacobian's problem               |
 | `SaysWhyNot`     | why it has fewer of these than others                    | messages                                       |
 """
@@ -151,6 +152,19 @@ class Scalable(Protocol):
     def scalings(self) -> Mapping[str, bool]: ...
 
     def scaled(self, name: str, c: float) -> nn.Module: ...
+
+
+@runtime_checkable
+class HasUnits(Protocol):
+    """A map of one hidden layer of units, phi the entry `activation` of `ACTIVATIONS`."""
+
+    activation: str
+
+    @property
+    def up(self) -> nn.Linear: ...
+
+    @property
+    def last(self) -> nn.Linear: ...
 
 
 @runtime_checkable

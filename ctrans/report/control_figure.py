@@ -39,8 +39,8 @@ def control_figure(readings: Mapping[str, MaximumPrinciple]) -> Figure:
         sizes.plot([], [], dash, color=colour, label=name)
     sizes.set(title="costate", ylabel=r"$|P| = |\partial L/\partial X|$", yscale="log")
     show_at_least_a_decade(sizes)
-    gaps.set(title="gap to the optimal control", ylabel=r"$g = H(P) + \langle P, v\rangle$")
-    alignments.set(title="alignment with the optimal control", ylabel=r"$a$;  $\cos(-P, v)$ where $H = +\infty$")
+    gaps.set(title="gap to free velocities, token by token", ylabel=r"$g = H(P) + \langle P, v\rangle$")
+    alignments.set(title="alignment with them (0 at a critical point)", ylabel=r"$a$;  $\cos(-P, v)$ where $H = +\infty$")
     _scale_gaps(gaps, readings)
     _centre_on_zero(alignments)
     for axes in (sizes, gaps, alignments):
@@ -71,7 +71,7 @@ def _scale_gaps(axes: Axes, readings: Mapping[str, MaximumPrinciple]) -> None:
 
 
 def _centre_on_zero(axes: Axes) -> None:
-    """Zero in the middle: agreement with the optimal control above it, opposition below."""
+    """Zero in the middle: descent of the loss above it, ascent below."""
     axes.axhline(0, color=GREY, linewidth=0.8)
     reach = min(1.05, 1.1 * max(abs(limit) for limit in axes.get_ylim()))
     axes.set_ylim(-reach, reach)

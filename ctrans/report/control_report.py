@@ -8,6 +8,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from ctrans.control.attained import Attained
 from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.report.placement_style import equation
 from ctrans.report.simulate_report import number
@@ -43,8 +44,36 @@ def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table
     return table
 
 
+def attained_table(name: str, found: Attained, rows: int = 12) -> Table:
+    """What the shared weights leave, a row for each segment, thinned to about that many. Fits 80 columns."""
+    table = Table(
+        title=f"{name}, discrete model: what training attains",
+        caption="dt<P,v> = <th, dL/dth>, th the last factor: 0 at a critical point. Left of the loss, to first order: by velocities "
+        "free at each token; by th within its norm; by all parameters within theirs, found, and its first-order condition",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.title_style, table.title_justify, table.caption_justify = "bold", "left", "left"
+    columns: dict[str, Callable[[int], str]] = {
+        "seg": str,
+        "sublayer": lambda k: found.kinds[k],
+        "dt<P,v>": lambda k: number(found.work[k]),
+        "<th,dL/dth>": lambda k: number(found.radial[k]),
+        "free": lambda k: "inf" if found.pointwise_gap[k] is None else number(found.pointwise_gap[k]),
+        "last": lambda k: number(found.last_gap[k]),
+        "all": lambda k: number(found.shared_gap[k]),
+        "condition": lambda k: number(found.first_order[k]),
+    }
+    for column in columns:
+        table.add_column(column, justify="left" if column == "sublayer" else "right", no_wrap=True)
+    for k in sorted(set(np.linspace(0, len(found.times) - 1, min(rows, len(found.times))).round().astype(int).tolist())):
+        table.add_row(*(value(k) for value in columns.values()))
+    return table
+
+
 ALIGNMENTS = {
-    "gap": "share of the steepest allowed descent that v achieves, 1 where optimal",
-    "cosine": "cos(-P, v); no velocity is optimal",
+    "gap": "share of the steepest descent that v achieves of what its norm allows token by token",
+    "cosine": "cos(-P, v); velocities have no bound",
 }
 """What the alignment is, by the measure it was taken with."""

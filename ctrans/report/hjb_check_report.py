@@ -53,6 +53,15 @@ def found(segment: SegmentCheck) -> float | None:
     return None if certificate.growth is None else certificate.growth.values[-1]
 
 
+def decay(check: ModelCheck) -> str:
+    """lam*, from what was found to what is proven where these differ, or a dash."""
+    threshold = check.threshold
+    if threshold is None:
+        return "–"
+    low, high = f"{threshold.lower:.2g}", f"{threshold.upper:.2g}"
+    return low if low == high else f"{low}..{high}"
+
+
 COLUMNS: dict[str, Callable[[ModelCheck], str]] = {
     "seg": lambda c: str(c.largest.segment),
     "H": lambda c: size(c.largest.certificate.hamiltonian),
@@ -63,39 +72,63 @@ COLUMNS: dict[str, Callable[[ModelCheck], str]] = {
     "KKT": lambda c: power(c.evidence["kkt"]),
     "apart": lambda c: power(c.evidence["uniqueness"]),
     "R^k": lambda c: exponent(c.evidence["exponent"]),
+    "g^k": lambda c: exponent(c.evidence["gained"]),
+    "lam*": decay,
 }
 
 KEY = (
-    "At the segment (seg) with the largest costate: H in closed form; the best an ascent found (degenerate: within the largest "
-    "bound R tried); Kan's printed value for LayerNorm. The worst of all segments: gap from H to the best velocities and to the "
-    "best last-layer weights W, KKT residual of the maximiser, how far apart maximisers from different starts are, k of "
-    "value ~ R^k with |W| <= R."
+    "ODE: each segment's velocities with its own norm; step: what X_k+1 - X_k can be. Well-posed for bounded gains: H is finite "
+    "for the norm's gains and offsets as they are, and grows in proportion to them; where they are trained without decay or "
+    "bound, the supremum over them is infinite. The rest fixed: finite where only the maps that pay are free. Degenerate: H is "
+    "infinite. Of the ODE, at the segment (seg) with the largest costate: H in closed form; the best an ascent found (degenerate: "
+    "within the largest bound R tried); Kan's printed value for LayerNorm. The worst of all segments: gap from H to the best "
+    "velocities and to the best last-layer weights W, KKT residual of the maximiser, how far apart maximisers from different "
+    "starts are; k of value ~ R^k with |W| <= R, and with W, gains and offsets bounded by R together (g^k). lam*: with every "
+    "matrix decaying less, H is infinite on some segment; with more, it is finite on all, at these attention rows and input "
+    "gains and without biases (found..proven)."
 )
 
 
-def check_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, str]) -> Table:
-    """A row for each placement, those that do not take the remedy last. Fits 80 columns."""
-    title = f"{norm}: {len(checks[0].segments)} segments, {checks[0].tokens} tokens"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    table.title_style, table.title_justify = "bold", "left"
-    for name in ("placement", "verdict"):
+def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, str]) -> Table:
+    """Both verdicts of each placement, those that do not take the remedy last. Fits 80 columns."""
+    table = _table(f"{norm}: {len(checks[0].segments)} segments, {checks[0].tokens} tokens")
+    for name in ("placement", "ODE", "step"):
         table.add_column(name, no_wrap=True)
-    for name in COLUMNS:
+    for c in checks:
+        doubt = "" if c.agrees else "?"
+        table.add_row(c.placement, c.verdict + doubt, c.step_verdict + doubt)
+    for placement in refused:
+        table.add_row(placement, "n/a", "n/a")
+    return table
+
+
+def evidence_table(checks: Sequence[ModelCheck]) -> Table:
+    """What stands behind the ODE's verdicts, a row for each placement. Fits 80 columns."""
+    table = _table(None)
+    table.add_column("placement", no_wrap=True)
+    # a column is for those who have something in it
+    columns = {name: cell for name, cell in COLUMNS.items() if any(cell(c) != "–" for c in checks)}
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for c in checks:
-        table.add_row(c.placement, c.verdict if c.agrees else f"{c.verdict}?", *(cell(c) for cell in COLUMNS.values()))
-    for placement in refused:
-        table.add_row(placement, "n/a")
+        table.add_row(c.placement, *(cell(c) for cell in columns.values()))
+    return table
+
+
+def _table(title: str | None) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.title_style, table.title_justify = "bold", "left"
     return table
 
 
 def check_notes(checks: Sequence[ModelCheck]) -> str:
-    """The admissible sets in words, each with the models that have a segment with it, and where velocities tie."""
+    """The admissible sets in words, each with the models that have a segment with it; what a weight decay does; where velocities tie."""
     sets: dict[str, list[str]] = {}
     for c in checks:
         for words in dict.fromkeys(segment.certificate.words for segment in c.segments):
             sets.setdefault(words, []).append(c.placement)
     lines = [f"{', '.join(names)}: {words}" for words, names in sets.items()]
+    lines += [line for c in checks for line in decay_notes(c)]
     for c in checks:
         ties = sum(segment.certificate.ties for segment in c.segments)
         if ties:
@@ -103,6 +136,27 @@ def check_notes(checks: Sequence[ModelCheck]) -> str:
                 f"{c.placement}: a tie, more than one velocity is optimal, for {ties} of {len(c.segments) * c.tokens} tokens"
             )
     return escape("\n".join(lines))
+
+
+def decay_notes(check: ModelCheck) -> list[str]:
+    """What the weight decay asked about does to a placement without a bound, and what no weight decay mends."""
+    threshold, asked = check.threshold, check.largest.weight_decay
+    if asked is None or threshold is None:
+        return []
+    lines = []
+    if asked < threshold.lower:
+        lines.append(
+            f"a decay of {asked:g} is {threshold.lower / asked:.3g} times too small for a finite H: lam* is {decay(check)}"
+        )
+    elif asked < threshold.upper:
+        lines.append(f"a decay of {asked:g} is between the lam* that was found and what is proven to suffice: {decay(check)}")
+    else:
+        lines.append(f"a decay of {asked:g} keeps both factors from running away: lam* is {decay(check)}")
+    if threshold.bias > 0:
+        lines.append(f"biases that do not decay make H infinite whatever it is, as |sum_j p_j| = {threshold.bias:.2g} is not 0")
+    if threshold.gains:
+        lines.append("so do the input norm's gains: trained, they are a third factor, and the value grows like R^3")
+    return [f"{check.placement}: {line}" for line in lines]
 
 
 def key(refused: Mapping[str, str]) -> str:
@@ -113,8 +167,8 @@ def key(refused: Mapping[str, str]) -> str:
 def check_figure(checks: Mapping[str, Sequence[ModelCheck]]) -> Figure:
     """The best value with |W|_F <= R against R, one panel for each norm, at the segment with the largest costate.
 
-    Found by ascent solid, closed forms dashed. R is in units of the R_0 at which velocities have the size of the optimal one,
-    or root mean square 1 where there is none.
+    Found by ascent solid, closed forms dashed. R is in units of the R_0 that makes the optimal velocity out of the features, well
+    above eps, or velocities of root mean square 1 where there is none. Gains are as they are.
     """
     figure = Figure(figsize=(6.4 * len(checks), 5.2), layout="constrained")
     panels = figure.subplots(1, len(checks), sharey=True, squeeze=False)[0]
@@ -127,7 +181,7 @@ def check_figure(checks: Mapping[str, Sequence[ModelCheck]]) -> Figure:
     show_at_least_a_decade(panels[0])
     panels[0].set_ylabel(r"best $-\langle P, f\rangle$ with $|W|_F \leq R$, less any running cost")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4 * len(checks), frameon=False)
-    figure.suptitle("Well-posed: saturates at H. Degenerate: grows with R")
+    figure.suptitle("At gains as they are. Bounded: saturates at H. Degenerate: grows with R")
     return figure
 
 

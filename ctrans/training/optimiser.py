@@ -1,4 +1,4 @@
-"""Optimisers by name; weight decay acts on matrices only."""
+"""Optimisers by name; weight decay acts on matrices, and on gains, offsets and biases where that is asked for."""
 
 from __future__ import annotations
 
@@ -38,17 +38,22 @@ def make_optimiser(
     betas: tuple[float, float],
     weight_decay: float,
     device: torch.device,
+    decay_gains: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimiser of that name for the parameters that need a gradient. ConfigError with the nearest name otherwise."""
     make = look_up("optimiser", name, OPTIMISERS)
-    return make(decay_groups([p for p in parameters if p.requires_grad], weight_decay), learning_rate, betas, device)
+    groups = decay_groups([p for p in parameters if p.requires_grad], weight_decay, decay_gains)
+    return make(groups, learning_rate, betas, device)
 
 
-def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
-    """Two groups: matrices, which decay, and vectors (gains, offsets, biases), which do not."""
+def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_gains: bool = False) -> Groups:
+    """Two groups: matrices, which decay, and vectors (gains, offsets, biases), which do so with `decay_gains` only.
+
+    Behind an output norm it is the gains that must be held: the norm removes the scale of the matrices before it.
+    """
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for parameter in parameters:
         (matrices if parameter.dim() >= 2 else vectors).append(parameter)
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": weight_decay * decay_gains}]
     return [group for group in groups if group["params"]]

@@ -128,6 +128,7 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
         learning_rate=config.learning_rate,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
+        decay_gains=config.decay_gains,
         device=processes.device,
     )
     return TrainingRun(model, module, optimiser, data, config, store, state, parallel, processes)

@@ -27,6 +27,7 @@ class TrainConfig:
     linear over `warmup` iterations, then a cosine to `min_learning_rate` (a tenth if None) at `iterations`. `temperature_start`
     decays geometrically to the model's own temperature over `temperature_steps`. `kinetic` is the lam of lam/2 int |v|^2 dt.
     Steps, tolerances and `gradient` are those of `solvers.solve`; euler with one step and backprop is the discrete model.
+    `decay_gains` makes norms' gains and offsets, and biases, decay like matrices.
     A run has diverged when a loss or gradient is not finite, or when `patience` evaluations in a row lie more than `margin`
     nats above the first. Each field is checked when the object is made: ConfigError names the value and the fix.
     """
@@ -39,6 +40,7 @@ class TrainConfig:
     min_learning_rate: float | None = None
     warmup: int = 100
     weight_decay: float = 0.1
+    decay_gains: bool = False
     beta1: float = 0.9
     beta2: float = 0.99
     clip: float = 1.0
@@ -72,7 +74,7 @@ class TrainConfig:
             _check(name, getattr(self, name), lambda value: value == 0 or positive(value), "a finite number of at least 0")
         for name in ("beta1", "beta2"):
             _check(name, getattr(self, name), lambda value: number(value) and 0 <= value < 1, "a number in [0, 1)")
-        for name in ("compile", "theta"):
+        for name in ("compile", "theta", "decay_gains"):
             _check(name, getattr(self, name), lambda value: isinstance(value, bool), "True or False")
         low = self.min_learning_rate
         if low is not None:
@@ -122,7 +124,7 @@ class TrainConfig:
 MAY_CHANGE = frozenset(
     {
         *("iterations", "save_every", "eval_every", "eval_windows", "theta", "margin", "patience"),
-        *("learning_rate", "min_learning_rate", "warmup", "weight_decay", "clip"),
+        *("learning_rate", "min_learning_rate", "warmup", "weight_decay", "decay_gains", "clip"),
     }
 )
 """What a resumed run may set anew: what leaves the weights alone, and what a run that diverged needs less of."""

@@ -106,8 +106,8 @@ def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "l
         depth = model.depth.refine(blocks // KNOTS, "linear")
         if symmetric:
             return solve(depth.symmetric().segments(continuous=True), x0, method="rk4").x1
-        last: Tensor = depth(x0)
-        return last
+        end: Tensor = depth(x0)
+        return end
 
     errors = _errors(exact, [partial(end, n) for n in BLOCKS])
     return Convergence("depth", "symmetric" if symmetric else "plain", placement, BLOCKS, errors, 2 if symmetric else 1)

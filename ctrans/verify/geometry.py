@@ -15,8 +15,8 @@ from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most
 
 def _on_sphere(x: Tensor) -> Tensor:
     """x scaled to |x|^2 = d."""
-    found: Tensor = x * (math.sqrt(x.shape[-1]) / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
-    return found
+    on_sphere: Tensor = x * (math.sqrt(x.shape[-1]) / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
+    return on_sphere
 
 
 def on_ellipsoid(generator: torch.Generator) -> Trial:
@@ -95,8 +95,8 @@ def _steepness(chosen: Norm, x: Tensor) -> Tensor:
 
 
 def _autograd(chosen: Norm, x: Tensor) -> Tensor:
-    found: Tensor = torch.autograd.functional.jacobian(chosen, x)
-    return found
+    dense: Tensor = torch.autograd.functional.jacobian(chosen, x)  # type: ignore[no-untyped-call, unused-ignore]
+    return dense
 
 
 def jacobian_of_scaled(generator: torch.Generator) -> Trial:

@@ -15,6 +15,7 @@ from ctrans.control import (
     certify,
     ellipsoid_value,
 )
+from ctrans.control.ellipsoids import IMAGES
 from ctrans.norm import Norm
 from ctrans.verify.draws import below, noise, norm, size
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, holds_if, worst
@@ -92,7 +93,7 @@ def layernorm_slice(generator: torch.Generator) -> Trial:
 
 
 def _attained(chosen: Norm, P: Tensor, value: Tensor, best: Tensor, generator: torch.Generator) -> Trial:
-    image = admissible_set(chosen, "peri")
+    image = IMAGES[chosen.centred](chosen)
     scale = (P.norm(dim=-1) * best.norm(dim=-1)).sum()
     others = chosen(noise(generator, 30, *P.shape))
     above = float((-(P * others).sum((-2, -1))).max() - value) / float(scale)

@@ -21,8 +21,10 @@ def attention_jacobian(attention: Attention, x: Float[Tensor, "tokens width"]) -
     """
     tokens, width = x.shape
     q, k, v = (part.unflatten(-1, (attention.heads, -1)).transpose(0, 1) for part in attention.qkv(x).chunk(3, dim=-1))
-    to_q, to_k, to_v = (part.unflatten(0, (attention.heads, -1)) for part in attention.qkv.weight.chunk(3))
-    out = attention.out.weight.unflatten(1, (attention.heads, -1))  # width, heads, head
+    parts = attention.qkv.weight.chunk(3)
+    to_q, to_k, to_v = (part.reshape(attention.heads, -1, part.shape[-1]) for part in parts)
+    weight = attention.out.weight
+    out = weight.reshape(len(weight), attention.heads, -1)  # width, heads, head
     a = attention.probabilities(x)
     dq, dk = _after_norm(attention.query_norm, q, to_q), _after_norm(attention.key_norm, k, to_k)  # heads, tokens, head, width
     q, k = attention.query_norm(q), attention.key_norm(k)
@@ -48,8 +50,8 @@ def feed_forward_jacobian(ffn: FeedForward, x: Float[Tensor, "tokens width"]) ->
     z = ffn.up(x).detach().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(ACTIVATIONS[ffn.activation](z).sum(), z)
-    jacobian: Tensor = (ffn.down.weight * slope.unsqueeze(-2)) @ ffn.up.weight
-    return jacobian
+    product: Tensor = (ffn.down.weight * slope.unsqueeze(-2)) @ ffn.up.weight
+    return product
 
 
 def _of_attention(field: Attention, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from ctrans.control import FrobeniusBall, WeightDecay, admissible_set
+from ctrans.control import FrobeniusBall, LastMapDecay, admissible_set
 from ctrans.control.certificate import climb_weights
 from ctrans.control.last_map import Features
 from ctrans.norm import NORMS, Norm
@@ -35,7 +35,7 @@ def ball(generator: torch.Generator) -> Trial:
 def decay(generator: torch.Generator) -> Trial:
     """H = |h'P|^2/(2 lam), attained by W* = -P'h/lam: -<P, h W*'> - lam/2 |W*|^2 = H."""
     h, P, lam = noise(generator, 4, 6), noise(generator, 4, 5), size(generator, -3, 2)
-    allowed = WeightDecay(h, lam)
+    allowed = LastMapDecay(h, lam)
     best = -P.mT @ h / lam
     attained = -(P * (h @ best.mT)).sum() - lam / 2 * best.square().sum()
     return worst(
@@ -113,10 +113,10 @@ STATEMENTS: tuple[Statement, ...] = (
         Check(ball, 1e-12),
     ),
     Statement(
-        "weight-decay",
+        "last-map-decay",
         4,
         "ctrans, on Kan, section 3.2",
-        "pre with cost lam/2 |W|^2: H = |h'P|^2/(2 lam), attained at -P'h/lam",
+        "pre with cost lam/2 |W|^2 of the last map, its features fixed: H = |h'P|^2/(2 lam), attained at -P'h/lam",
         Check(decay, 1e-12),
     ),
     Statement(

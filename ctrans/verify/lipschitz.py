@@ -15,6 +15,7 @@ from ctrans.norm import Norm
 from ctrans.stability.attention.block_norm import block_gain
 from ctrans.stability.attention.bounds import attention_bound, attention_theta
 from ctrans.stability.attention.by_depth import BlockLayer, attention_layers, block_layers
+from ctrans.stability.attention.local_bound import local_attention_bound
 from ctrans.verify.draws import below, between, described, model, noise, one_of, state
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
 from ctrans.verify.theta import bounded
@@ -61,6 +62,33 @@ def looseness(generator: torch.Generator) -> Trial:
         at_most(layer.measured, layer.bound, f"the local value, {described(made)}"),
         at_most(10.0, layer.ratio, f"bound over local value at d = 32 is {layer.ratio:.0f}"),
     )
+
+
+def local_form(generator: torch.Generator) -> Trial:
+    """Local value <= the form with radii: random attention of any size, bias and mask, and in one case of 20 the biased one."""
+    if below(generator, CONSTRUCTED):
+        made = model(generator, "none", depth=1, spread=between(generator, 0, 1))
+        module, x = made.depth.sublayers[0].field, state(generator, made, tokens=1 + below(generator, 6))
+    else:
+        module, x, _, _ = _biased(generator)
+        x = x.unsqueeze(0)
+    with plain_attention(module):
+        measured = block_gain(module, x[0], iterations=3, generator=generator)
+    return at_most(
+        measured, local_attention_bound(module, x), f"{x.shape[-2]} tokens: the local value against the form with radii"
+    )
+
+
+def local_is_sharper(generator: torch.Generator) -> Trial:
+    """At width 32 and Xavier weights it is at most a quarter of theorem 5.1's bound."""
+    made = model(generator, "pre", spread=0, width=32, depth=1)
+    x = noise(generator, 1, 8, 32)
+    (layer,) = attention_layers(made.depth, made.depth.states(x)[:2], seed=below(generator, 2**31))
+    sublayer = made.depth.sublayers[0]
+    assert sublayer.input_norm is not None, "pre has one"
+    local = local_attention_bound(sublayer.field, sublayer.input_norm(x))
+    words = f"{local / layer.measured:.3g} times the local value, theorem 5.1 {layer.ratio:.3g} times"
+    return at_most(local, layer.bound / 4, f"d = 32: {words}")
 
 
 def pre_block_as_printed(generator: torch.Generator) -> Trial:
@@ -166,6 +194,20 @@ STATEMENTS: tuple[Statement, ...] = (
         "ctrans",
         "theorem 5.1 is sound and loose: at least ten times the local value at d = 32",
         Check(looseness, 0.0, 0.02),
+    ),
+    Statement(
+        "theorem-5.1-local",
+        9,
+        "ctrans, on Emadi, theorem 5.1",
+        "sum_h |W_h V_h| + theta_h/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q| |K_h|), rad an enclosing ball's radius",
+        Check(local_form),
+    ),
+    Statement(
+        "theorem-5.1-sharper",
+        9,
+        "ctrans",
+        "at d = 32 that form is at most a quarter of theorem 5.1's",
+        Check(local_is_sharper, 0.0, 0.05),
     ),
     Statement(
         "theorem-5.2",

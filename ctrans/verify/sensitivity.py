@@ -83,8 +83,8 @@ def _far_below_eps(generator: torch.Generator, expected: float) -> Trial:
 
 
 def _dense(function: Map, x: Tensor) -> Tensor:
-    dense: Tensor = torch.autograd.functional.jacobian(function, x).reshape(x.numel(), x.numel())
-    return dense
+    dense: Tensor = torch.autograd.functional.jacobian(function, x)  # type: ignore[no-untyped-call, unused-ignore]
+    return dense.reshape(x.numel(), x.numel())
 
 
 def products(generator: torch.Generator) -> Trial:
@@ -139,7 +139,7 @@ def _attention(generator: torch.Generator) -> tuple[Attention, Tensor]:
 def proposition_11(generator: torch.Generator) -> Trial:
     """d f(X)/dX in closed form against autograd, entry by entry: 1 to 3 heads, causal or not, queries and keys normalised or not."""
     attention, x = _attention(generator)
-    exact = torch.autograd.functional.jacobian(attention, x)
+    exact: Tensor = torch.autograd.functional.jacobian(attention, x)  # type: ignore[no-untyped-call, unused-ignore]
     return equal(attention_jacobian(attention, x), exact, f"the closed form against autograd, {attention.heads} heads")
 
 

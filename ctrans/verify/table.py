@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from ctrans.verify import (
+    adjoint,
     costates,
+    critical,
     dynamics,
     geometry,
     growth,
@@ -18,8 +20,10 @@ from ctrans.verify import (
     projection,
     sensitivity,
     theta,
+    trained,
     uncertainty,
     value_function,
+    variants,
 )
 from ctrans.verify.statement import Result, Statement, verify
 from solvers import ConfigError
@@ -44,10 +48,14 @@ MODULES = (
     hamiltonian,
     kinetic,
     last_map,
+    trained,
+    variants,
     value_function,
     costates,
+    critical,
     growth,
     sensitivity,
+    adjoint,
     uncertainty,
     theta,
     lipschitz,

@@ -19,8 +19,10 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     assert not (tmp_path / "hjb-pde.png").exists()
     for norm in ("layernorm", "rmsnorm"):
         verdicts = {check["placement"]: check["verdict"] for check in kept["checks"][norm]}
-        assert [name for name, verdict in verdicts.items() if verdict == "well-posed"] == ["peri", "output"]
+        assert [name for name, verdict in verdicts.items() if verdict == "well-posed for bounded gains"] == ["peri", "output"]
         assert len(verdicts) == 7
+        steps = {check["placement"]: check["step_verdict"] for check in kept["checks"][norm]}
+        assert [name for name, verdict in steps.items() if verdict == "degenerate"] == ["none", "pre"]
     peri = next(check for check in kept["checks"]["layernorm"] if check["placement"] == "peri")
     certificate = peri["segments"][0]["certificate"]
     assert certificate["velocities"]["best"] == pytest.approx(certificate["hamiltonian"], rel=1e-8)
@@ -34,16 +36,39 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
 
 
 def test_hjb_check_says_for_which_placements_a_remedy_means_nothing():
-    result = run("hjb-check", "--placement", "pre", "--placement", "peri", "--weight-decay", "0.1", *SMALL, "--json", "-")
+    result = run("hjb-check", "--placement", "pre", "--placement", "peri", "--last-map-decay", "0.1", *SMALL, "--json", "-")
     kept = strict(result.stdout)
     (row,) = kept["checks"]["rmsnorm"]
-    assert (result.exit_code, row["placement"], row["verdict"]) == (0, "pre", "well-posed")
-    assert "kinetic applies" in kept["not_applicable"]["peri"]
+    assert (result.exit_code, row["placement"], row["verdict"]) == (0, "pre", "well-posed, the rest fixed")
+    assert "kinetic apply" in kept["not_applicable"]["peri"]
+
+
+def test_weight_decay_as_trained_is_compared_with_its_threshold(tmp_path):
+    small, large = (
+        run("hjb-check", "--placement", "pre", "--norm", "rmsnorm", "--weight-decay", decay, *SMALL, "--out", tmp_path)
+        for decay in ("0.1", "1e4")
+    )
+    assert (small.exit_code, large.exit_code) == (0, 0)
+    assert "times too small for a finite H" in small.stdout
+    assert "degenerate" in small.stdout
+    assert "keeps both factors from running away" in large.stdout
+    assert "well-posed, the rest fixed" in large.stdout
+    assert "the value grows like R^3" in " ".join(large.stdout.split())
+    (row,) = strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"]
+    assert row["threshold"]["lower"] < 1e4 <= row["segments"][0]["weight_decay"]
+
+
+def test_decay_of_gains_makes_peri_well_posed_without_a_condition():
+    result = run("hjb-check", "--placement", "peri", "--placement", "pre", "--gain-decay", "0.1", *SMALL, "--json", "-")
+    kept = strict(result.stdout)
+    assert result.exit_code == 0, result.stderr
+    assert [row["verdict"] for rows in kept["checks"].values() for row in rows] == ["well-posed"] * 2
+    assert "gains could decay" in kept["not_applicable"]["pre"]
 
 
 def test_a_table_shows_a_refused_remedy_as_not_applicable(tmp_path):
     wanted = ["--placement", "pre", "--placement", "post", "--norm", "rmsnorm"]
-    result = run("hjb-check", *wanted, "--weight-decay", "0.1", *SMALL, "--out", tmp_path)
+    result = run("hjb-check", *wanted, "--last-map-decay", "0.1", *SMALL, "--out", tmp_path)
     assert result.exit_code == 0
     assert "n/a: placement 'post'" in result.stdout
 
@@ -70,14 +95,17 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     assert result.exit_code == 1
     assert result.stderr.startswith("ctrans: rmsnorm, peri, segment 0 (attention): does not hold")
     assert "KKT" in result.stderr
-    assert "well-posed?" in result.stdout
+    assert "well-posed for bounded gains?" in result.stdout
     assert strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"][0]["agrees"] is False
 
 
 def test_control_writes_table_json_and_picture(tmp_path):
     result = run("control", "--placement", "pre", "--placement", "peri", *SMALL, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    kept = strict((tmp_path / "control.json").read_text())["placements"]
+    kept = strict((tmp_path / "control.json").read_text())
+    assert max(kept["attained"]["pre"]["identity"] + kept["attained"]["peri"]["identity"]) < 1e-12
+    assert "what training attains" in result.stdout
+    kept = kept["placements"]
     assert (tmp_path / "control.png").read_bytes().startswith(PICTURE)
     assert all(gap > 0 for gap in kept["peri"]["gap"])
     assert kept["pre"]["gap"] == [None, None]
@@ -112,9 +140,11 @@ def test_json_to_stdout_is_alone_there(name, tmp_path, monkeypatch):
         (["hjb-check", "--kinetic", "nan"], "kinetic = nan"),
         (["hjb-check", "--kinetic", "inf"], "kinetic = inf"),
         (["hjb-check", "--kinetic", "much"], "'much' is not a valid float"),
-        (["hjb-check", "--kinetic", "1", "--weight-decay", "1"], "two running costs"),
-        (["hjb-check", "--placement", "peri", "--weight-decay", "1"], "kinetic applies"),
-        (["hjb-check", "--placement", "post", "--placement", "deepnorm", "--weight-decay", "1"], "tangent space"),
+        (["hjb-check", "--kinetic", "1", "--last-map-decay", "1"], "two running costs"),
+        (["hjb-check", "--placement", "peri", "--last-map-decay", "1"], "kinetic apply"),
+        (["hjb-check", "--placement", "pre", "--gain-decay", "1"], "no output norm whose gains could decay"),
+        (["hjb-check", "--placement", "peri", "--kinetic", "1", "--gain-decay", "1"], "two running costs"),
+        (["hjb-check", "--placement", "post", "--placement", "deepnorm", "--last-map-decay", "1"], "tangent space"),
         (["hjb-check", "--pde", "--json", "-"], "add --out DIRECTORY"),
         (["hjb-check", "--text", "x"], "at least two tokens"),
         (["hjb-check", "--text", "ab", "--file", "x"], "choose one of"),

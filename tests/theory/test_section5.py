@@ -10,8 +10,6 @@ import pytest
 import scipy.integrate
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ctrans.control.costate import costate
@@ -20,7 +18,6 @@ from ctrans.depth import Depth
 from ctrans.fields import Attention, FeedForward
 from ctrans.norm import NORMS, Norm
 from ctrans.sublayer import Sublayer
-from ctrans.verify.costates import reading_of
 from solvers import METHODS, Segment, solve
 
 WIDTH, TOKENS, VOCABULARY = 6, 4, 5
@@ -161,65 +158,6 @@ def test_conserved_product_does_not_show_an_error_of_the_state_it_is_computed_on
     assert float((carried.x1[1] - exact).norm() / exact.norm()) > 0.01
     assert float((products.max() - products.min()) / products.abs().max()) < 1e-10
     assert float((result.costates[0] - exact).norm() / exact.norm()) < 1e-8
-
-
-def draw(seed: int, kind: str, eps: float = 0.0, tokens: int = TOKENS) -> tuple[Norm, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return make_norm(kind, generator, eps), *torch.randn(2, tokens, WIDTH, dtype=torch.float64, generator=generator)
-
-
-SEEDS, KINDS = st.integers(0, 10**6), st.sampled_from(sorted(NORMS))
-
-
-@settings(max_examples=100, deadline=None)
-@given(seed=SEEDS, kind=KINDS, eps=st.sampled_from([0.0, 1e-5, 0.1]), size=st.floats(-8, 8))
-def test_gap_is_never_negative_and_alignment_stays_in_its_range(seed: int, kind: str, eps: float, size: float) -> None:
-    norm, raw, p = draw(seed, kind, eps)
-    reading = reading_of(norm, raw, 10**size * p)
-    scale = abs(reading.hamiltonian[0]) + abs(reading.product[0])
-    assert reading.gap[0] >= -1e-13 * scale
-    assert abs(reading.alignment[0]) <= 1 + 1e-13
-    steepest = reading.hamiltonian[0] + 10**size * (p @ norm.beta).sum().item()
-    assert reading.gap[0] == pytest.approx((1 - reading.alignment[0]) * steepest, abs=1e-12 * scale)
-
-
-@settings(max_examples=50, deadline=None)
-@given(seed=SEEDS, kind=KINDS, sign=st.sampled_from([1, -1]))
-def test_alignment_is_one_at_the_maximiser_and_minus_one_opposite(seed: int, kind: str, sign: int) -> None:
-    """Opposite is on the other side of beta, so that both ends hold only with the formula's signs of <P, beta>."""
-    norm, _, p = draw(seed, kind)
-    reading = reading_of(norm, -sign * norm.gamma * p, p)
-    assert reading.alignment[0] == pytest.approx(sign, abs=1e-12)
-    if sign == 1:
-        assert abs(reading.gap[0]) < 1e-12 * reading.hamiltonian[0]
-
-
-@settings(max_examples=50, deadline=None)
-@given(seed=SEEDS, kind=KINDS)
-def test_alignment_of_one_token_is_the_cosine_on_the_norms_sphere(seed: int, kind: str) -> None:
-    norm, raw, p = draw(seed, kind, tokens=1)
-    u, best = norm.coordinates(norm(raw)), norm.coordinates(norm.maximizer(-p))
-    assert reading_of(norm, raw, p).alignment[0] == pytest.approx(F.cosine_similarity(u, best).item(), abs=1e-12)
-
-
-@settings(max_examples=50, deadline=None)
-@given(seed=SEEDS, kind=KINDS)
-def test_alignment_of_several_tokens_is_the_mean_cosine_weighted_with_the_steepness(seed: int, kind: str) -> None:
-    """Corrected: "the cosine" holds for one token only."""
-    norm, raw, p = draw(seed, kind)
-    u, best = norm.coordinates(norm(raw)), norm.coordinates(norm.maximizer(-p))
-    cosines, weights = F.cosine_similarity(u, best), norm.centre(norm.gamma * p).norm(dim=-1)
-    weighted = ((weights * cosines).sum() / weights.sum()).item()
-    assert reading_of(norm, raw, p).alignment[0] == pytest.approx(weighted, abs=1e-12)
-
-
-def test_alignment_of_several_tokens_is_not_the_plain_cosine() -> None:
-    norm, _, p = draw(0, "rmsnorm")
-    p[1:] *= 0.05
-    raw = norm.gamma * p * torch.tensor([-1, 1, 1, -1], dtype=torch.float64).unsqueeze(-1)
-    u, best = norm.coordinates(norm(raw)), norm.coordinates(norm.maximizer(-p))
-    assert F.cosine_similarity(u.flatten(), best.flatten(), dim=0).item() == pytest.approx(0, abs=1e-12)
-    assert reading_of(norm, raw, p).alignment[0] > 0.8
 
 
 def test_gap_and_alignment_are_reported_by_depth() -> None:

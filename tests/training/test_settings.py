@@ -92,6 +92,19 @@ def test_only_matrices_decay(name):
     assert torch.equal(model.bias, before["bias"])
 
 
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_gains_offsets_and_biases_decay_where_that_is_asked_for(name):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)).double()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    kwargs = {"learning_rate": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.5, "device": torch.device("cpu")}
+    optimiser = make_optimiser(name, model.parameters(), decay_gains=True, **kwargs)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    for parameter, was in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), (1 - 0.1 * 0.5) * was)
+
+
 def test_adamw_takes_the_papers_first_two_steps():
     parameter = torch.nn.Parameter(torch.tensor([[2.0, -1.0]], dtype=torch.float64))
     optimiser = make("adamw", [parameter], 0.01)

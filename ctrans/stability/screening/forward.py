@@ -82,7 +82,7 @@ def _conclude_well_posedness(check: ModelCheck, chosen: int, count: int) -> Find
     k = max(exponents)
     top = check.largest.certificate
     gaps = [abs(s.certificate.velocities.gap) for s in check.segments if s.certificate.velocities is not None]
-    size = f"H is finite, ascents come within {max(gaps):.0e} of it" if check.verdict == "well-posed" else "H is infinite"
+    size = f"H is finite, ascents come within {max(gaps):.0e} of it" if check.finite else "H is infinite"
     why = (
         f"velocities: {top.words}; {size}, and the best value grows like R^{exponent(k)} with a bound R on the weights, as "
         f"certified on {chosen} of {count} segments"
@@ -96,7 +96,7 @@ def _exponent(segment: SegmentCheck) -> float:
     grown = segment.certificate.growth
     if grown is not None:
         return max(grown.exponent, 0.0)
-    return 0.0 if segment.certificate.verdict == "well-posed" else 1.0
+    return 0.0 if segment.certificate.finite else 1.0
 
 
 @dataclasses.dataclass(frozen=True)

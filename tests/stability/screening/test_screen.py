@@ -52,7 +52,7 @@ def test_theorys_verdicts_tell_placements_apart():
     assert {name: f["well-posedness"].verdict for name, f in findings.items()} == {
         "none": "degenerate",
         "pre": "degenerate",
-        "peri": "well-posed",
+        "peri": "well-posed for bounded gains",
         "post": "degenerate",
     }
     assert findings["peri"]["forward"].verdict == findings["post"]["forward"].verdict == "held"

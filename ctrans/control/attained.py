@@ -1,0 +1,214 @@
+"""What training attains: at a critical point <P, v> = 0, and the maximum principle holds for shared weights, not for each token.
+
+A sublayer's raw velocity r is linear in its last factor theta: the last linear map with its bias, or the output norm's gains and
+offsets. So <theta, dL/dtheta> = h <P, r> over a step of length h, P the gradient at the sum X + h r. Where the loss is stationary
+in theta, <P, r> is therefore 0, and with it the alignment: a trained layer does not point along its steepest allowed descent. With a
+decay lam/2 |theta|^2 in the loss, h <P, r> = -lam |theta|^2 (the part of theta that decays). AdamW's decoupled decay is no such
+term: its fixed points are others.
+
+Weights are shared by all tokens and data, so that Pontryagin's principle for them maximises over theta the sum over tokens and
+mean over data of -<P, r_theta>: the mean-field principle (P holds the mean). What a sublayer leaves of that within the norm that its
+parameters have is its shared gap. It is 0 where the gradient of the loss points against the parameters, as it does at a
+minimum with decay, or vanishes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ctrans.control.ascent import ascend
+from ctrans.control.costate import Costate, costate
+from ctrans.control.last_map import frobenius
+from ctrans.control.set_of_placement import admissible_set
+from ctrans.fields import EndsLinear
+from ctrans.norm import Norm
+from ctrans.sublayer import Sublayer
+from ctrans.walk import Model
+from solvers import ConfigError
+
+Parameters = dict[str, Tensor]
+
+STEPS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Attained:
+    """One entry per segment of the discrete model; sums run over all tokens, the mean over data is in P. Every field suits JSON.
+
+    - `work`: h <P, r>, the first-order change of the loss by the sublayer's own step, P being that at X + h r
+    - `radial`: <theta, dL/dtheta> of the last factor, by autograd; `identity` is |work - radial|/(h |P||r|), rounding
+    - `stationarity`: (work + lam |theta|^2)/(h |P||r|), lam the decay of those parts of theta that decay: 0 at a critical point
+    - `pointwise_gap`: h (H(P) + <P, r>), what velocities that are free at each state and token would gain to first order; None
+      where H is infinite
+    - `last_gap`: h times what the last factor alone would gain within |theta| <= its present norm, sqrt(|theta|^2 |dL/dtheta|^2)
+      + work, exactly
+    - `shared_gap`: what an ascent found that all parameters of the sublayer together would gain within their present norm, in
+      sum over tokens and mean over data: a bound from below
+    - `first_order`: R |g| + <theta, g>, g = dL/dtheta of all of them and R = |theta|: what that gap is to first order, 0 exactly
+      where its first-order condition holds
+    """
+
+    loss: float
+    times: list[float]
+    kinds: list[str]
+    placements: list[str]
+    work: list[float]
+    radial: list[float]
+    identity: list[float]
+    stationarity: list[float]
+    pointwise_gap: list[float | None]
+    last_gap: list[float]
+    shared_gap: list[float]
+    first_order: list[float]
+
+
+@torch.no_grad()
+def attained(
+    model: Model,
+    tokens: Int[Tensor, "*batch tokens"],
+    targets: Int[Tensor, "..."],
+    *,
+    weight_decay: float = 0.0,
+    decay_gains: bool = False,
+) -> Attained:
+    """How much of the maximum principle a model's parameters leave, segment by segment, on one text.
+
+    `weight_decay` is lam of a loss with lam/2 times the squares of all matrices in it, and of all vectors with `decay_gains`.
+    Raises ConfigError for a map that does not name its last linear map, for weights on demand, which are nobody's parameters, and
+    as `costate` does.
+
+    >>> attained(model, tokens[:, :-1], tokens[:, 1:]).work
+    """
+    if model.depth.streamed:
+        raise ConfigError("weights on demand are made for one pass and are not trained: load the model as a whole")
+    found = costate(model, tokens, targets)
+    sublayers = list(model.depth.sublayers)
+    steps = [_Step.of(sublayer, found, k, h) for k, (sublayer, h) in enumerate(zip(sublayers, model.depth.lengths, strict=True))]
+    decays = {1: weight_decay * decay_gains, 2: weight_decay}
+    return Attained(
+        loss=found.loss,
+        times=list(model.depth.times[:-1]),
+        kinds=[sublayer.kind for sublayer in sublayers],
+        placements=[sublayer.placement.name for sublayer in sublayers],
+        work=[step.work for step in steps],
+        radial=[step.radial for step in steps],
+        identity=[abs(step.work - step.radial) / step.size for step in steps],
+        stationarity=[(step.work + step.decayed(decays)) / step.size for step in steps],
+        pointwise_gap=[step.pointwise_gap for step in steps],
+        last_gap=[step.last_gap for step in steps],
+        shared_gap=[step.shared_gap for step in steps],
+        first_order=[step.first_order for step in steps],
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Step:
+    """A sublayer at its input X with the gradient P at X + h r, and the gradient of h <P, r> in each of its parameters."""
+
+    sublayer: Sublayer
+    x: Tensor
+    p: Tensor
+    h: float
+
+    @classmethod
+    def of(cls, sublayer: Sublayer, found: Costate, k: int, h: float) -> _Step:
+        x, p = found.states[k], found.costates[k + 1]
+        if sublayer.state_norm is not None:
+            p = torch.func.vjp(sublayer.state_norm, x + h * sublayer(x))[1](p)[0]
+        return cls(sublayer, x, p, h)
+
+    @functools.cached_property
+    def velocity(self) -> Tensor:
+        made: Tensor = self.sublayer(self.x)
+        return made
+
+    @property
+    def work(self) -> float:
+        return self.h * float((self.p * self.velocity).sum())
+
+    @property
+    def size(self) -> float:
+        return self.h * float(self.p.norm() * self.velocity.norm()) or 1.0
+
+    @functools.cached_property
+    def parameters(self) -> Parameters:
+        """All that the raw velocity depends on."""
+        names = [name for name, _ in self.sublayer.named_parameters() if not name.startswith("state_norm.")]
+        return {name: self.sublayer.get_parameter(name).detach() for name in names}
+
+    @functools.cached_property
+    def gradients(self) -> Parameters:
+        """dL/dtheta of this step's parameters."""
+        pull: Callable[[Tensor], tuple[Parameters]] = torch.func.vjp(self._made_by, self.parameters)[1]
+        return pull(self.h * self.p)[0]
+
+    @functools.cached_property
+    def last(self) -> Parameters:
+        """The last factor by name, as the velocity is linear in it: gains and offsets, or the last linear map."""
+        norm: Norm | None = self.sublayer.output_norm
+        if norm is not None:
+            names = [name for name in self.parameters if name.startswith("output_norm.")]
+            offset = norm.beta.data_ptr()
+            return {name: norm.beta if self.parameters[name].data_ptr() == offset else norm.gamma for name in names}
+        field = self.sublayer.field
+        if not isinstance(field, EndsLinear):
+            raise ConfigError(
+                f"the {self.sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it "
+                "`features(x)` and `last`, with field(x) = last(features(x))"
+            )
+        (prefix,) = (name for name, module in self.sublayer.named_modules() if module is field.last)
+        return {name: value for name, value in self.parameters.items() if name.startswith(f"{prefix}.")}
+
+    @property
+    def radial(self) -> float:
+        return sum(float((value * self.gradients[name]).sum()) for name, value in self.last.items())
+
+    def decayed(self, decays: dict[int, float]) -> float:
+        """lam |theta|^2 over the parts of the last factor, with the decay of what has so many axes."""
+        return sum(decays[min(value.dim(), 2)] * float(value.square().sum()) for value in self.last.values())
+
+    @property
+    def last_gap(self) -> float:
+        theta, slope = (torch.cat([part[name].flatten() for name in self.last]).norm() for part in (self.last, self.gradients))
+        return float(theta * slope) + self.radial
+
+    @property
+    def first_order(self) -> float:
+        theta, slope = (torch.cat([part.flatten() for part in parts.values()]) for parts in (self.parameters, self.gradients))
+        return float(theta.norm() * slope.norm() + (theta * slope).sum())
+
+    @property
+    def pointwise_gap(self) -> float | None:
+        norm = self.sublayer.output_norm
+        if norm is None:
+            return None
+        scaled = self.sublayer.gain * self.p
+        return self.h * float(admissible_set(norm, self.sublayer.placement).support(scaled).sum()) + self.work
+
+    @property
+    def shared_gap(self) -> float:
+        names, parts = zip(*self.parameters.items(), strict=True)
+        counts, shapes = [part.numel() for part in parts], [part.shape for part in parts]
+        theta = torch.cat([part.flatten() for part in parts]).reshape(1, -1, 1)
+        radius = frobenius(theta)
+
+        def payoff(z: Tensor) -> Tensor:
+            flat, ends = z.flatten(), list(itertools.accumulate(counts, initial=0))
+            pieces = [flat[a:b].reshape(shape) for (a, b), shape in zip(itertools.pairwise(ends), shapes, strict=True)]
+            return -self.h * (self.p * self._made_by(dict(zip(names, pieces, strict=True)))).sum().reshape(1)
+
+        def within(z: Tensor) -> Tensor:
+            return z / (frobenius(z) / radius).clamp_min(1)
+
+        return float(ascend(payoff, theta, (-2, -1), within, STEPS).best) + self.work
+
+    def _made_by(self, parameters: Parameters) -> Tensor:
+        made: Tensor = torch.func.functional_call(self.sublayer, parameters, (self.x,))
+        return made

@@ -1,0 +1,209 @@
+"""Weight decay as it is trained: it acts on both factors of a path, and makes H zero or infinite.
+
+Where f = A X V'O' and both V and O decay, sup over them of -<P, f> - lam/2 (|V|^2 + |O|^2) is 0 if lam >= lam* and infinite if
+lam < lam*, for the value is homogeneous of degree 2 like its cost. With one bound |V|^2 + |O|^2 <= R^2 it is R^2/2 (lam* - lam), or
+0. The least cost of a product M = O V is lam times its nuclear norm, so that lam* is the dual norm |(A X)'P|_2; of several heads
+the largest. Units a phi(<w, x>) with a positively homogeneous phi have lam* = max over |w| = 1 of |P'phi(X w)|; any other phi of
+our table grows like c max(z, 0), and what it does at small z adds something finite.
+
+That is at fixed attention rows and input gains, without biases. A bias that does not decay makes H infinite for every lam unless
+sum_j p_j = 0. Trained input gains do too: undecayed they scale lam*, and decayed the path has three factors and grows like R^3,
+against a cost that grows like R^2.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.control.admissible import Verdict, length, ratio
+from ctrans.control.ascent import ascend
+from ctrans.control.last_map import frobenius
+from ctrans.fields import ACTIVATIONS, HasUnits, ShowsHeads
+from solvers import ConfigError
+
+STARTS = 16
+"""Directions of a unit that are tried at random, beside those along which X and P have most in common."""
+DECADES = (0.0, 2.0, 3.0)
+"""Bounds from the size of factors with entries of 1/sqrt(width) on."""
+STEPS = 40
+UNITS = 16
+"""So many units climb: each grows by itself, so that their number matters only as a number of starts."""
+BELOW, ABOVE = 0.9, 1.1
+"""Decays, in lam*, at which both factors climb."""
+GROWS = 80.0
+"""By how much a value that is infinite grows at least in the last decade of R, of the hundredfold that it should."""
+VANISHES = 0.01
+"""What a value that is zero may be at most, as a share of lam* R^2/2: GELU's, finite where small inputs pay, is only small."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Path(abc.ABC):
+    """A map's path of two factors from its input X, which stay as they are at every other place."""
+
+    @abc.abstractmethod
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the inner factors and of the outer ones."""
+
+    @abc.abstractmethod
+    def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
+        """What the factors make of X."""
+
+    @abc.abstractmethod
+    def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
+        """lam* from below, by factors that were found, and from above."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ValuePath(Path):
+    """f = sum_h A_h X V_h'O_h' at fixed attention rows A_h: `mixed` holds A_h X."""
+
+    mixed: Float[Tensor, "heads tokens width"]
+    head: int
+
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        heads, _, width = self.mixed.shape
+        return (heads, self.head, width), (heads, width, self.head)
+
+    def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
+        return (self.mixed @ inner.mT @ outer.mT).sum(0)
+
+    def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
+        """max_h |(A_h X)'P|_2, exactly."""
+        found = float(torch.linalg.matrix_norm(self.mixed.mT @ P, 2).amax())
+        return found, found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UnitsPath(Path):
+    """f = phi(X W_1')W_2': units a phi(<w, x>)."""
+
+    x: Float[Tensor, "tokens width"]
+    activation: str
+    units: int
+    out: int
+
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (self.units, self.x.shape[-1]), (self.out, self.units)
+
+    def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
+        return ACTIVATIONS[self.activation](self.x @ inner.mT) @ outer.mT
+
+    def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
+        """The best of some ascents of c |P'max(X w, 0)| over |w| = 1, and c (|P'X|_2 + |P|_2|X|_2)/2."""
+        growth = ACTIVATIONS[self.activation].at_infinity
+        shared = P.mT @ self.x
+        _, _, vt = torch.linalg.svd(shared, full_matrices=False)
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(STARTS, self.x.shape[-1], generator=generator, dtype=P.dtype).to(P.device)
+        directions = torch.cat([vt[:STARTS], -vt[:STARTS], noise, self.x[length(P).topk(min(STARTS, len(P))).indices]])
+
+        def project(w: Tensor) -> Tensor:
+            return ratio(w, length(w).unsqueeze(-1))
+
+        found = ascend(lambda w: length((self.x @ w.mT).clamp_min(0).mT @ P), project(directions), (-1,), project, steps=200)
+        above = (torch.linalg.matrix_norm(shared, 2) + torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)) / 2
+        return growth * float(found.best.amax()), growth * float(above)
+
+
+@dataclasses.dataclass(frozen=True)
+class Climb:
+    """The best -<P, f> - decay/2 |factors|^2 that ascents over both factors found for growing bounds, |factors| <= R."""
+
+    decay: float
+    radii: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecayThreshold:
+    """lam* of one segment: with decays of both factors below it H is infinite, above it zero (finite, for GELU and its like).
+
+    `lower` is attained by factors that were found, `upper` is proven. `bias` is |sum_j p_j| where a bias is added to the path,
+    else 0: undecayed it makes H infinite whatever the decay. `gains` says whether an input norm's gains scale the path: trained,
+    they make H infinite whatever the decay. `below` and `above` are ascents at .9 and 1.1 lam*, where they were made.
+    """
+
+    lower: float
+    upper: float
+    bias: float
+    gains: bool
+    below: Climb | None = None
+    above: Climb | None = None
+
+    def verdict(self, decay: float) -> Verdict:
+        """What a decay of that size makes of H, with rows, input gains and biases as they are."""
+        if decay < self.lower:
+            return "degenerate"
+        return "well-posed, the rest fixed" if decay >= self.upper else "open"
+
+    @property
+    def findings(self) -> dict[str, bool]:
+        """What the ascents should show, in words, and whether they do."""
+        if self.lower == 0 or self.below is None or self.above is None:
+            return {}
+        before, last = self.below.values[-2:]
+        share = self.above.values[-1] / (self.lower * self.above.radii[-1] ** 2 / 2)
+        return {
+            f"with a decay of {BELOW} lam* the value grows like R^2": before > 0 and last / before >= GROWS,
+            f"with a decay of {ABOVE} lam* it vanishes": share <= VANISHES,
+        }
+
+
+def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
+    """The path of two factors of a map at its input x. Raises ConfigError for a map that shows none."""
+    if isinstance(field, ShowsHeads):
+        mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
+        return ValuePath(mixed, x.shape[-1] // field.heads)
+    if isinstance(field, HasUnits):
+        return UnitsPath(x.flatten(0, -2), field.activation, min(UNITS, field.up.out_features), field.last.out_features)
+    raise ConfigError(
+        f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known: give it "
+        "`probabilities(x)` and `heads`, or `up`, `activation` and `last`"
+    )
+
+
+@torch.no_grad()
+def decay_threshold(path: Path, P: Float[Tensor, "tokens width"], *, bias: bool = False, gains: bool = False) -> DecayThreshold:
+    """lam* of a path at the costate P of its output."""
+    lower, upper = path.threshold(P)
+    return DecayThreshold(lower, upper, float(P.sum(0).norm()) if bias else 0.0, gains)
+
+
+def with_evidence(threshold: DecayThreshold, path: Path, P: Float[Tensor, "tokens width"]) -> DecayThreshold:
+    """The threshold with ascents over both factors below and above it."""
+    below, above = (climb_factors(path, P, share * threshold.lower) for share in (BELOW, ABOVE))
+    return dataclasses.replace(threshold, below=below, above=above)
+
+
+@torch.no_grad()
+def climb_factors(path: Path, P: Float[Tensor, "tokens width"], decay: float, seed: int = 0) -> Climb:
+    """max of -<P, f> - decay/2 |factors|^2 over |factors| <= R by ascent, for each R from where the one before ended."""
+    shapes = path.shapes()
+    counts = [math.prod(shape) for shape in shapes]
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(sum(counts), 1, generator=generator, dtype=P.dtype).to(P.device) / math.sqrt(P.shape[-1])
+    unit = float(z.norm())
+
+    def payoff(z: Tensor) -> Tensor:
+        flat, first = z.flatten(), counts[0]
+        inner, outer = flat[:first].reshape(shapes[0]), flat[first:].reshape(shapes[1])
+        return (-(P * path.velocity(inner, outer)).sum() - decay / 2 * z.square().sum()).reshape(1)
+
+    values, radii, reached = [], [unit * 10**decade for decade in DECADES], z.unsqueeze(0)
+    for radius in radii:
+
+        def within(z: Tensor, radius: float = radius) -> Tensor:
+            return z / (frobenius(z) / radius).clamp_min(1)
+
+        stretched = reached * (radius / frobenius(reached).clamp_min(torch.finfo(P.dtype).tiny))
+        found = ascend(payoff, stretched, (-2, -1), within, STEPS)
+        # at zero nothing climbs: what got there starts anew, larger
+        reached = found.z if float(found.best) > 0 else stretched
+        values.append(max(float(found.best), 0.0))
+    return Climb(decay, tuple(radii), tuple(values))

@@ -1,0 +1,100 @@
+"""Decay of an output norm's gains and offsets: with it H is finite though they are trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.admissible import Supremum, Verdict, check_positive, length, ratio
+from ctrans.control.ascent import Chart
+from ctrans.control.ellipsoids import IMAGES, NormImage
+from ctrans.control.gain_slope import best_gains, gain_slope, has_offset
+from ctrans.norm import Norm
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GainDecay(Supremum):
+    """sup over u, gamma and beta of -<P, beta + gamma * u_j> - lam/2 (|gamma|^2 + |beta|^2), u_j any point of the norm's sphere.
+
+    H(P) = (kappa^2 + |sum_j p_j|^2)/(2 lam), kappa the maximum of sqrt(d) sum_j |C(gamma * p_j)| over |gamma| = 1 (see
+    `gain_slope`; without the second term where the norm has no offset). The gains that attain it are kappa/lam times the best
+    ones, the offset is -sum_j p_j/lam. For LayerNorm the best gains are those found, which are proven best where
+    `gain_slope`'s bounds meet.
+    """
+
+    norm: Norm
+    gain_decay: float
+
+    def __post_init__(self) -> None:
+        check_positive("gain_decay", self.gain_decay)
+
+    @property
+    def image(self) -> NormImage:
+        """The norm's image at its own gains, whose coordinates serve here too."""
+        return IMAGES[self.norm.centred](self.norm)
+
+    @property
+    def words(self) -> str:
+        return f"{self.image.words}, any gamma and beta; running cost {self.gain_decay:g}/2 (|gamma|^2 + |beta|^2)"
+
+    @property
+    def verdict(self) -> Verdict:
+        return "well-posed"
+
+    def check(self, P: Tensor) -> None:
+        self.image.check(P)
+
+    def gains(self, P: Float[Tensor, "*batch tokens width"]) -> tuple[Tensor, Tensor]:
+        """gamma and beta that attain H, of shape (*batch, 1, width)."""
+        self.check(P)
+        best = best_gains(self.norm, P.detach()).unsqueeze(-2)
+        kappa = math.sqrt(self.norm.width) * length(self.norm.centre(best * P)).sum(-1)[..., None, None]
+        drift = P.sum(-2, keepdim=True) if has_offset(self.norm) else torch.zeros_like(best)
+        return kappa / self.gain_decay * best, -drift / self.gain_decay
+
+    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        gamma, beta = self.gains(P)
+        return self.gain_decay / 2 * (gamma.square() + beta.square()).sum((-2, -1))
+
+    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        gamma, beta = self.gains(P)
+        w = self.norm.centre(gamma * P)
+        return beta - math.sqrt(self.norm.width) * gamma * ratio(w, length(w).unsqueeze(-1))
+
+    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        gamma, _ = self.gains(P)
+        return self.norm.ties(gamma * P / torch.where(self.norm.gamma == 0, 1.0, self.norm.gamma))
+
+    def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        """lam gamma = -sum_j p_j * u_j at the gains and points that make f, and how far f is from theirs; relative."""
+        gamma, beta = self.gains(P)
+        w = self.norm.centre(gamma * P)
+        u = -math.sqrt(self.norm.width) * ratio(w, length(w).unsqueeze(-1))
+        off = ratio((f - beta - gamma * u).flatten(-2).norm(dim=-1), f.flatten(-2).norm(dim=-1))
+        error = (self.gain_decay * gamma + (P * u).sum(-2, keepdim=True)).norm(dim=(-2, -1))
+        return torch.maximum(off, ratio(error, self.gain_decay * gamma.norm(dim=(-2, -1))))
+
+    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+        """Rows of raw output, then gamma, then beta."""
+        self.check(P)
+        inner, n = self.image.chart(P), len(P)
+        offset = float(has_offset(self.norm))
+
+        def velocity(z: Tensor) -> Tensor:
+            return self._velocity(z[..., :n, :], z[..., n : n + 1, :], offset * z[..., n + 1 :, :])
+
+        def cost(z: Tensor, f: Tensor) -> Tensor:
+            return self.gain_decay / 2 * z[..., n:, :].square().sum((-2, -1))
+
+        shape = (n + 2, P.shape[-1])
+        return Chart(P, shape, axes=(-2, -1), degree=None, velocity=velocity, cost=cost, spread=inner.spread)
+
+    def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:
+        return gain_slope(self.norm, P).upper ** 2 / (2 * self.gain_decay)
+
+    def _velocity(self, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        return beta + gamma * self.norm.standardize(x)

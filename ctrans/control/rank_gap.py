@@ -1,0 +1,53 @@
+"""What weights must lose behind an output norm where the features have fewer dimensions than there are tokens: a proven bound.
+
+Let w_j = C(gamma * p_j), u*_j = -w_j/|w_j| the best direction of token j, u_j the direction that weights give it, e_j = u_j - u*_j.
+The value lost is sqrt(d) sum_j |w_j|(1 - <u_j, u*_j>) >= sqrt(d)/2 sum_j |w_j||e_j|^2 (eps shortens u_j, and >= still holds). The raw
+output has rows t_j u_j with some t_j >= 0 and columns in the range of h, so with M the projection off that range
+M diag(t) (U* + E) = 0. With G = M * (U* U*') entry by entry, t'G t = |M diag(t) U*|^2 <= max_j(t_j^2/|w_j|) sum_j |w_j||e_j|^2, hence
+
+    sum_j |w_j||e_j|^2 >= min over j of min over t with t_j^2 = |w_j| of t'G t = min_j |w_j|/(G^-1)_jj.
+
+Other tokens can only add to the loss, so the same holds for any subset of them with its own rows of h, and the best one counts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.control.admissible import ROUNDING, length
+from ctrans.control.last_map import Features
+from ctrans.norm import Norm
+
+SUBSETS = 8
+"""How many thresholds on |w_j| are tried: the more tokens, the more features they lack, but the least of them decides."""
+
+
+@torch.no_grad()
+def gap_of_rank(norm: Norm, P: Float[Tensor, "tokens width"], features: Features) -> float:
+    """A lower bound of H(P) less the value of any weights W of the last linear map in norm(h W'); 0 where none is proven."""
+    w = norm.centre(norm.gamma * P)
+    lengths = length(w)
+    order = lengths.argsort(descending=True)
+    order = order[lengths[order] > ROUNDING * torch.finfo(P.dtype).eps * length(norm.gamma * P)[order]]
+    u, s, _, _ = features.svd
+    basis = (u * (s > 0).mT)[order]
+    first, last = features.rank + 1, len(order)
+    counts = sorted({round(first + (last - first) * k / SUBSETS) for k in range(1, SUBSETS + 1)}) if first <= last else []
+    found = [_least_loss(w[order[:n]], lengths[order[:n]], basis[:n]) for n in counts]
+    return math.sqrt(norm.width) / 2 * max(found, default=0.0)
+
+
+def _least_loss(w: Tensor, lengths: Tensor, basis: Tensor) -> float:
+    """min_j |w_j|/(G^-1)_jj of these tokens; 0 where G is singular to rounding."""
+    n = len(w)
+    inside = torch.linalg.qr(basis).Q if basis.shape[-1] <= n else torch.eye(n, dtype=w.dtype, device=w.device)
+    off = torch.eye(n, dtype=w.dtype, device=w.device) - inside @ inside.mT
+    best = w / lengths.unsqueeze(-1)
+    values, vectors = torch.linalg.eigh(off * (best @ best.mT))
+    if float(values[0]) <= n * ROUNDING * torch.finfo(w.dtype).eps:
+        return 0.0
+    return float((lengths / (vectors.square() / values).sum(-1)).amin())

@@ -1,0 +1,101 @@
+"""The velocities of a discrete step with a norm around the state: bounded for every dt, where the ODE's are not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.admissible import GainSlope, VelocitySet, Verdict, check_costate, check_positive
+from ctrans.control.ascent import Chart
+from ctrans.control.ellipsoids import NormImage
+from ctrans.control.filled_ellipsoid import FilledImage
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepImage(VelocitySet):
+    """{(z - X)/dt : z in the norm's image}, what X_{k+1} = N(X_k + dt r) can make of any raw velocity r.
+
+    H(P) = (sum_j sqrt(d)|C(gamma * p_j)| - <p_j, beta> + <P, X>)/dt, P being the costate at the step's end. As dt goes to 0 it
+    goes to +inf unless X itself is the image's lowest point for P, where it is 0: the ODE's value (see `TangentSpace`), but at
+    the image's other critical points of P, where the ODE, which sees the tangent alone, says 0 too.
+    """
+
+    image: NormImage | FilledImage
+    state: Float[Tensor, "*batch tokens width"]
+    dt: float
+
+    def __post_init__(self) -> None:
+        check_positive("dt", self.dt)
+        check_costate(self.state, what="state")
+
+    @property
+    def words(self) -> str:
+        return f"(z - X)/dt, dt = {self.dt:g}, z in: {self.image.words}"
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.image.verdict
+
+    def check(self, P: Tensor) -> None:
+        self.image.check(P)
+        check_costate(P, self.state.dtype, tokens=self.state.shape[-2], width=self.state.shape[-1])
+
+    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        self.check(P)
+        return (self.image.support(P) + (P * self.state).sum((-2, -1))) / self.dt
+
+    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        self.check(P)
+        return self._from_next(self.image.maximizer(P))
+
+    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        return self.image.ties(P)
+
+    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        return self.image.residual(self._next(f))
+
+    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        return self._from_next(self.image.nearest(self._next(y)))
+
+    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        return self.image.equidistant(self._next(y))
+
+    def kkt(
+        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
+    ) -> Float[Tensor, "*batch"]:
+        """That of the next state z: P + kinetic f = (P - kinetic X/dt) + kinetic/dt^2 (dt z), scaled by dt."""
+        return self.image.kkt(P - kinetic / self.dt * self.state, self._next(f), kinetic / self.dt)
+
+    def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope | None:
+        slope = self.image.slope_in_gains(P)
+        return None if slope is None else GainSlope(*(part / self.dt for part in dataclasses.astuple(slope)))
+
+    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+        """Raw velocities r, through the norm around X + dt r."""
+        self.check(P)
+        chart = self.image.chart(P)
+        size = float(self.state.square().mean().sqrt())
+        gains = chart.gains
+        if gains is not None:
+            inner = gains.velocity
+            gains = dataclasses.replace(gains, velocity=lambda r, gamma, beta: self._from_next(inner(self._next(r), gamma, beta)))
+        return dataclasses.replace(
+            chart,
+            velocity=lambda r: self._from_next(chart.velocity(self._next(r))),
+            project=lambda r: self._from_next(chart.project(self._next(r))),
+            raw=lambda f: self._from_next(chart.raw(self._next(f))),
+            spread=max(chart.spread, STEPS_OVER * size) / self.dt,
+            gains=gains,
+        )
+
+    def _next(self, f: Tensor) -> Tensor:
+        return self.state + self.dt * f
+
+    def _from_next(self, z: Tensor) -> Tensor:
+        return (z - self.state) / self.dt
+
+
+STEPS_OVER = 10.0
+"""Ascents begin with raw velocities so many times as long as a step that would undo the state: every direction is then near."""

@@ -1,0 +1,53 @@
+"""Theorem 5.1 (Emadi) at one state, sharper: what attention can change depends on how far apart tokens are, not on how long."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.fields import ShowsHeads, spectral_norm
+from ctrans.stability.attention.bounds import attention_theta
+from solvers import ConfigError
+
+STEPS = 64
+"""Of the centre's walk: any centre gives a radius that encloses, so fewer only cost sharpness."""
+
+
+@torch.no_grad()
+def local_attention_bound(attention: ShowsHeads, u: Float[Tensor, "*batch tokens width"]) -> float:
+    """max_i sum_h |W_h V_h| + theta_ih/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q_i| |K_h|) >= the local value of f at U.
+
+    q, k, v are the head's queries, keys and values at U, W_h the columns of W_O that it writes through, and rad the radius of a ball
+    that encloses a sequence's tokens. A change of attention sums to zero over a row, so that W_h v counts from any centre; a
+    change of all scores of a row alike changes nothing, so that keys do too. Emadi has 2 B^2 |Q||K||V||W_O| for the second
+    factor, with B the longest token. Raises ConfigError for normalised queries and keys, whose scores are not bilinear.
+    """
+    if attention.normalised_scores:
+        raise ConfigError("the local bound does not cover qk_norm: it is for queries and keys linear in the input")
+    x = u.double()
+    theta = attention_theta(attention, u).upper.double()
+    total = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
+    for index, head in enumerate(attention.head_matrices()):
+        query, key = head.query.double(), head.key.double()
+        through = head.out.double() @ head.value.double()
+        q = x @ query.mT if head.query_offset is None else x @ query.mT + head.query_offset.double()
+        keys, values = (enclosing_radius(x @ matrix.mT).unsqueeze(-1) for matrix in (key, through))
+        scores = spectral_norm(query) * keys + torch.linalg.vector_norm(q, dim=-1) * spectral_norm(key)
+        scale = attention.temperature * math.sqrt(len(query))
+        total = total + spectral_norm(through) + theta[..., index, :] / scale * values * scores
+    return float(total.max())
+
+
+def enclosing_radius(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    """The radius of a ball around each sequence's tokens, a few per cent above the least (Badoiu and Clarkson, 2003)."""
+    centre = x.mean(-2, keepdim=True)
+    radius = torch.full(x.shape[:-2], math.inf, dtype=x.dtype, device=x.device)
+    for step in range(STEPS):
+        apart = torch.linalg.vector_norm(x - centre, dim=-1)
+        radius = torch.minimum(radius, apart.amax(-1))
+        farthest = x.gather(-2, apart.argmax(-1)[..., None, None].expand(*x.shape[:-2], 1, x.shape[-1]))
+        centre = centre + (farthest - centre) / (step + 2)
+    return radius

@@ -1,0 +1,108 @@
+"""Section 5: what training attains of the maximum principle: the radial identity, and critical points."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ctrans.control.attained import attained
+from ctrans.control.costate import costate
+from ctrans.placement import PLACEMENTS
+from ctrans.verify.draws import described, model, one_of, size, text
+from ctrans.verify.statement import Check, Statement, Trial, equal
+
+
+def radial_identity(generator: torch.Generator) -> Trial:
+    """h <P, r> against <theta, dL/dtheta> of every sublayer, any placement."""
+    made = model(generator, one_of(generator, PLACEMENTS), depth=1)
+    found = attained(made, text(generator, 1, 4), text(generator, 1, 4))
+    return Trial(max(found.identity), f"{described(made)}: the two differ by {max(found.identity):.1g} |P||r|")
+
+
+LAM = 1e-4
+"""A decay that keeps gains finite where the loss has no minimum in them."""
+
+
+def aligned_when_trained(generator: torch.Generator) -> Trial:
+    """1 - alignment of a last sublayer where the loss is stationary in its gains."""
+    work, gap, _ = _critical(generator)
+    return Trial(1 - (-work / (gap - work)), f"at a critical point of the gains: alignment {-work / (gap - work):.2g}")
+
+
+def unaligned_when_trained(generator: torch.Generator) -> Trial:
+    """dt <P, v> + lam |gamma|^2 over dt H at the same point."""
+    work, gap, decayed = _critical(generator)
+    words = f"at a critical point of the gains: dt <P, v> = {work:.3g}, lam |gamma|^2 = {decayed:.3g}, dt H = {gap - work:.3g}"
+    return Trial(abs(work + decayed) / (gap - work), words)
+
+
+def _critical(generator: torch.Generator) -> tuple[float, float, float]:
+    """dt <P, v>, dt (H + <P, v>) and lam |gamma|^2 of a last sublayer at a minimum in its output norm's gains, by L-BFGS."""
+    made = model(generator, "peri", depth=1, norm="rmsnorm", dt=1.0)
+    tokens, targets = text(generator, 1, 4).expand(3, -1), text(generator, 3, 4)
+    last = made.depth.sublayers[-1].output_norm
+    assert last is not None, "peri has one"
+    gamma = last.gamma.detach().clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([gamma], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
+    inner = made.depth.sublayers[1]
+    state = made.depth.sublayers[0].step(made.embed(tokens), 1.0)
+    raw = last.standardize(inner.field(state if inner.input_norm is None else inner.input_norm(state)))
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        logits = made.head(state + gamma * raw)
+        value = F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + LAM / 2 * gamma.square().sum()
+        value.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        return value
+
+    with torch.enable_grad():
+        optimiser.step(loss)  # type: ignore[no-untyped-call, unused-ignore]
+    last.gamma.copy_(gamma)
+    found = attained(made, tokens, targets)
+    gap = found.pointwise_gap[-1]
+    assert gap is not None, "an output norm has a finite H"
+    return found.work[-1], gap, LAM * float(gamma.square().sum())
+
+
+def shared_principle(generator: torch.Generator) -> Trial:
+    """For theta = -g/lam, where a decayed loss is stationary, the last factor leaves nothing of the best of its norm."""
+    made = model(generator, one_of(generator, ("none", "pre")), depth=1)
+    tokens, targets = text(generator, 1, 4), text(generator, 1, 4)
+    fixed, sublayer = costate(made, tokens, targets), made.depth.sublayers[-1]
+    x, p, h = fixed.states[-2], fixed.costates[-1], made.depth.lengths[-1]
+    u = x if sublayer.input_norm is None else sublayer.input_norm(x)
+    features = sublayer.field.features(u).flatten(0, -2)
+    lam, P = size(generator, -2, 1), p.flatten(0, -2)
+    W, b = -h * P.mT @ features / lam, -h * P.sum(0) / lam
+    g = torch.cat([h * P.mT @ features, h * P.sum(0).unsqueeze(-1)], -1)
+    theta = torch.cat([W, b.unsqueeze(-1)], -1)
+    value = -h * (P * (features @ W.mT + b)).sum()
+    return equal(value, theta.norm() * g.norm(), f"{described(made)}: what theta gains against the best of its norm")
+
+
+STATEMENTS: tuple[Statement, ...] = (
+    Statement(
+        "radial-identity",
+        5,
+        "ctrans",
+        "dt <P, v> = <theta, dL/dtheta>, theta the last map with its bias, or the output norm's gains and offsets",
+        Check(radial_identity, 1e-12, 0.05),
+    ),
+    Statement(
+        "critical-alignment",
+        5,
+        "ctrans",
+        "at a critical point of L + lam/2 |theta|^2, dt <P, v> = -lam |theta|^2: without decay the alignment is 0",
+        Check(unaligned_when_trained, 1e-5, 0.02),
+        Check(aligned_when_trained, 1e-3, 0.02),
+        "a trained layer's alignment with the optimal control is 1",
+    ),
+    Statement(
+        "shared-principle",
+        5,
+        "ctrans",
+        "where a loss with decay is stationary in the last map, that map attains the mean-field principle within its norm",
+        Check(shared_principle, 1e-10, 0.25),
+    ),
+)

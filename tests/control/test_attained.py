@@ -1,0 +1,165 @@
+"""What gradient descent finds: the radial identity, alignment zero, and the principle for shared weights."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ctrans.control.attained import attained
+from ctrans.control.costate import costate
+from ctrans.control.maximum_principle import maximum_principle
+from ctrans.norm import NORMS
+from ctrans.placement import PLACEMENTS
+from tests.helpers import learned, small_model, tokens
+
+every = pytest.mark.parametrize("placement", PLACEMENTS)
+TEXT = tokens(2, 9)
+
+
+def last_factor(sublayer):
+    owner = sublayer.field.last if sublayer.output_norm is None else sublayer.output_norm
+    return list(owner.parameters())
+
+
+@every
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_work_of_a_step_is_the_radial_derivative_of_its_last_factor(placement, norm):
+    """h <P, r> against <theta, dL/dtheta> by one backward pass through the whole model."""
+    model = small_model(placement, depth=2, norm=norm).requires_grad_(True)
+    loss = F.cross_entropy(model.head(model.depth(model.embed(TEXT[:, :-1]))).flatten(0, -2), TEXT[:, 1:].flatten())
+    parts = [last_factor(sublayer) for sublayer in model.depth.sublayers]
+    radial = []
+    for part in parts:
+        gradients = torch.autograd.grad(loss, part, retain_graph=True)
+        radial.append(sum(float((value * gradient).sum()) for value, gradient in zip(part, gradients, strict=True)))
+    found = attained(model, TEXT[:, :-1], TEXT[:, 1:])
+    assert found.work == pytest.approx(radial, rel=1e-9, abs=1e-14)
+    assert max(found.identity) < 1e-13
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("placement", ["none", "pre", "peri", "output"])
+def test_the_identity_holds_along_the_ode(placement):
+    """dt <P, v> of a segment, constant on it, against <theta, dL/dtheta> through a fine solution of the ODE."""
+    model = small_model(placement, depth=1, eps=1e-2).requires_grad_(True)
+    end = model.trajectory(TEXT[:, :-1], method="dopri5", rtol=1e-10, atol=1e-12).x1
+    loss = F.cross_entropy(model.head(end).flatten(0, -2), TEXT[:, 1:].flatten())
+    parts = [last_factor(sublayer) for sublayer in model.depth.sublayers]
+    radial = [
+        sum(float((a * b).sum()) for a, b in zip(part, torch.autograd.grad(loss, part, retain_graph=True), strict=True))
+        for part in parts
+    ]
+    model.requires_grad_(False)
+    found = costate(model, TEXT[:, :-1], TEXT[:, 1:], form="continuous", rtol=1e-10, atol=1e-12)
+    products = maximum_principle(model.depth, found).product
+    assert [0.1 * product for product in products] == pytest.approx(radial, rel=1e-6, abs=1e-9)
+
+
+@every
+def test_no_parameters_of_the_same_norm_gain_faster_than_first_order(placement):
+    """d/ds of h <P, r> towards 20 random parameters of the present norm, and towards the steepest ones, which attain it."""
+    model = small_model(placement, depth=1)
+    found, fixed = attained(model, TEXT[:, :-1], TEXT[:, 1:]), costate(model, TEXT[:, :-1], TEXT[:, 1:])
+    sublayer, x, p = model.depth.sublayers[1], fixed.states[1], fixed.costates[2]
+    if sublayer.state_norm is not None:
+        p = torch.autograd.functional.vjp(sublayer.state_norm, x + 0.1 * sublayer(x), p)[1]
+    names = [name for name, _ in sublayer.named_parameters() if not name.startswith("state_norm")]
+    theta = [sublayer.get_parameter(name).detach() for name in names]
+    size = torch.cat([part.flatten() for part in theta]).norm()
+
+    def work(*parts):
+        return 0.1 * (p * torch.func.functional_call(sublayer, dict(zip(names, parts, strict=True)), (x,))).sum()
+
+    def towards(target):
+        scale = size / torch.cat([part.flatten() for part in target]).norm()
+        change = tuple(scale * end - part for end, part in zip(target, theta, strict=True))
+        return -float(torch.func.jvp(work, tuple(theta), change)[1])
+
+    generator = torch.Generator().manual_seed(0)
+    gains = [towards([torch.randn(part.shape, generator=generator, dtype=part.dtype) for part in theta]) for _ in range(20)]
+    assert max(gains) <= found.first_order[1]
+    steepest = torch.func.grad(work, argnums=tuple(range(len(theta))))(*theta)
+    assert towards([-part for part in steepest]) == pytest.approx(found.first_order[1], rel=1e-10)
+    assert found.shared_gap[1] >= found.last_gap[1] * (1 - 1e-9) or PLACEMENTS[placement].output_norm
+    behind = PLACEMENTS[placement].output_norm
+    assert (found.pointwise_gap[1] is None) != behind
+
+
+@pytest.mark.parametrize("placement", ["pre", "peri"])
+def test_the_last_factors_gap_is_what_the_best_of_its_norm_gains(placement):
+    """theta* = -|theta| g/|g|, g the gradient: put into the model, the step's work falls by the gap."""
+    model = small_model(placement, depth=1)
+    before = attained(model, TEXT[:, :-1], TEXT[:, 1:])
+    fixed = costate(model, TEXT[:, :-1], TEXT[:, 1:])
+    k, x, p = 1, fixed.states[1], fixed.costates[2]
+    theta = last_factor(model.depth.sublayers[k])
+    for part in theta:
+        part.requires_grad_(True)
+    g = torch.autograd.grad(0.1 * (p * model.depth.sublayers[k](x)).sum(), theta)
+    size, slope = (torch.cat([part.detach().flatten() for part in parts]).norm() for parts in (theta, g))
+    with torch.no_grad():
+        for part, gradient in zip(theta, g, strict=True):
+            part.copy_(-size / slope * gradient)
+        work = 0.1 * float((p * model.depth.sublayers[k](x)).sum())
+    assert before.work[k] - work == pytest.approx(before.last_gap[k], rel=1e-10)
+
+
+@pytest.mark.parametrize("placement", ["pre", "peri"])
+def test_training_takes_the_alignment_to_zero_and_not_to_one(placement):
+    """Gradient descent on the last factors alone, to a critical point: <P, v> = 0, the pointwise gap is all of H, the last gap 0."""
+    torch.manual_seed(0)
+    model = learned(small_model(placement, depth=1, dt=1.0), 0.1)
+    theta = [part for sublayer in model.depth.sublayers for part in last_factor(sublayer)]
+    for part in theta:
+        part.requires_grad_(True)
+    optimiser = torch.optim.LBFGS(theta, max_iter=400, tolerance_grad=1e-9, tolerance_change=0, line_search_fn="strong_wolfe")
+    few, targets = TEXT[:, :-1], torch.stack([TEXT[0, 1:], TEXT[0, 1:].flip(0)])  # equal tokens, unequal targets: no loss of zero
+    few = few[:1].expand(2, -1)
+
+    def closure():
+        optimiser.zero_grad()
+        decay = 0.05 / 2 * sum(part.square().sum() for part in theta)
+        value = F.cross_entropy(model.head(model.depth(model.embed(few))).flatten(0, -2), targets.flatten()) + decay
+        value.backward()
+        return value
+
+    start = attained(model, few, targets, weight_decay=0.05, decay_gains=True)
+    optimiser.step(closure)
+    end = attained(model, few, targets, weight_decay=0.05, decay_gains=True)
+    assert max(map(abs, end.stationarity)) < 1e-5 < max(map(abs, start.stationarity))
+    for k, sublayer in enumerate(model.depth.sublayers):
+        decayed = 0.05 * sum(float(part.detach().square().sum()) for part in last_factor(sublayer))
+        assert end.work[k] == pytest.approx(-decayed, rel=5e-3)
+        assert abs(end.last_gap[k]) < 5e-3 * decayed  # the mean-field principle holds for what was trained
+        if placement == "peri":
+            assert end.pointwise_gap[k] > end.last_gap[k]  # and the pointwise one does not
+
+
+def test_a_critical_point_without_decay_has_no_work_and_no_alignment():
+    model = small_model("peri", depth=1, dt=1.0)
+    norm = model.depth.sublayers[-1].output_norm
+    for part in norm.parameters():
+        part.requires_grad_(True)
+    few, targets = TEXT[:1, :-1].expand(2, -1), torch.stack([TEXT[0, 1:], TEXT[0, 1:].flip(0)])
+    optimiser = torch.optim.LBFGS(
+        norm.parameters(), max_iter=2000, tolerance_grad=1e-11, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def closure():
+        optimiser.zero_grad()
+        value = F.cross_entropy(model.head(model.depth(model.embed(few))).flatten(0, -2), targets.flatten())
+        value.backward()
+        return value
+
+    before = attained(model, few, targets)
+    optimiser.step(closure)
+    found = attained(model, few, targets)
+    assert abs(found.stationarity[-1]) < 1e-4 < abs(before.stationarity[-1])
+    assert found.work[-1] / found.pointwise_gap[-1] == pytest.approx(0, abs=1e-3)
+
+
+def test_every_field_is_plain_json():
+    found = attained(small_model("post", depth=1), TEXT[:, :-1], TEXT[:, 1:])
+    assert json.loads(json.dumps(asdict(found), allow_nan=False))["pointwise_gap"] == [None, None]

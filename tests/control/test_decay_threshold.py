@@ -1,0 +1,200 @@
+"""Weight decay as it is trained: zero or infinite, with a threshold; and what biases and input gains do to it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+from ctrans.control.costate import costate
+from ctrans.control.decay_threshold import UnitsPath, ValuePath, climb_factors, decay_threshold, path_of, with_evidence
+from ctrans.control.model_check import Remedy, check_model
+from ctrans.fields import Attention, FeedForward
+from ctrans.placement import PLACEMENTS
+from solvers import ConfigError
+from tests.helpers import learned, small_model, tokens
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def climb(function, size, radius, starts=4):
+    """max of the function over |z| = radius, by scipy on the sphere from many starts."""
+
+    def loss(values):
+        z = torch.from_numpy(values).requires_grad_()
+        value = -function(radius * z / z.norm())
+        (slope,) = torch.autograd.grad(value, z)
+        return float(value.detach()), slope.numpy()
+
+    begins = [numbers(size, seed=seed).numpy() for seed in range(starts)]
+    found = [
+        minimize(loss, z, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-16, "gtol": 1e-10}).fun
+        for z in begins
+    ]
+    return -min(found)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_value_path_through_attentions_own_forward(heads):
+    """max over |V|^2 + |O|^2 = R^2 of -<P, f> is R^2/2 lam*, f made by the module with its V and O replaced."""
+    module = learned(Attention(4, heads, bias=False).double()).requires_grad_(False)
+    x, P = numbers(1, 5, 4), numbers(5, 4, seed=1)
+    threshold = decay_threshold(path_of(module, x), P)
+
+    def value(z):
+        V, last = z[:16].reshape(4, 4), z[16:].reshape(4, 4)
+        weights = {"qkv.weight": torch.cat([module.qkv.weight[:8], V]), "out.weight": last}
+        return -(P * torch.func.functional_call(module, weights, (x,))[0]).sum()
+
+    for radius in (1.0, 10.0):
+        assert climb(value, 32, radius) == pytest.approx(radius**2 / 2 * threshold.lower, rel=1e-7)
+    assert threshold.upper == threshold.lower
+
+
+def test_the_threshold_of_heads_is_the_largest_spectral_norm():
+    mixed, P = numbers(3, 5, 4), numbers(5, 4, seed=1)
+    expected = max(np.linalg.norm((part.mT @ P).numpy(), 2) for part in mixed)
+    assert ValuePath(mixed, 2).threshold(P)[0] == pytest.approx(expected, rel=1e-13)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_threshold_of_relu_units_by_searching_the_circle(seed):
+    """Inputs in the plane: every direction w of a unit can be tried. At a kink, where ascents end only nearly, it may be largest."""
+    x, P = numbers(7, 2, seed=seed), numbers(7, 3, seed=seed + 1)
+    angle = torch.linspace(0, 2 * math.pi, 200_001, dtype=torch.float64)
+    w = torch.stack([angle.cos(), angle.sin()])
+    searched = float(((x @ w).clamp_min(0).mT @ P).norm(dim=-1).amax())
+    lower, upper = UnitsPath(x, "relu", 4, 3).threshold(P)
+    assert lower == pytest.approx(searched, rel=1e-5)
+    assert upper >= lower
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_units_through_the_ffns_own_forward(activation):
+    """R^2/2 lam* for large R: exactly for ReLU, in the limit for what only grows like it."""
+    module = FeedForward(3, 4, activation=activation, bias=False).double().requires_grad_(False)
+    x, P = numbers(6, 3), numbers(6, 3, seed=1)
+    lower, _ = path_of(module, x.unsqueeze(0)).threshold(P)
+
+    def value(z):
+        weights = {"up.weight": z[:12].reshape(4, 3), "down.weight": z[12:].reshape(3, 4)}
+        return -(P * torch.func.functional_call(module, weights, (x,))).sum()
+
+    radius = 1e3
+    assert climb(value, 24, radius, starts=10) == pytest.approx(radius**2 / 2 * lower, rel=1e-5 if activation == "relu" else 5e-3)
+
+
+def test_a_bounded_activation_needs_no_threshold():
+    lower, upper = UnitsPath(numbers(6, 3), "tanh", 4, 3).threshold(numbers(6, 3, seed=1))
+    assert lower == upper == 0
+
+
+@pytest.mark.parametrize("module", [Attention(6, 2), FeedForward(6, 12), FeedForward(6, 12, activation="relu")])
+def test_below_the_threshold_ascents_grow_and_above_it_they_vanish(module):
+    module = learned(module.double()).requires_grad_(False)
+    path, P = path_of(module, numbers(2, 5, 6)), numbers(10, 6, seed=1)
+    threshold = with_evidence(decay_threshold(path, P), path, P)
+    assert all(threshold.findings.values()), threshold
+    radii, values = threshold.below.radii, threshold.below.values
+    assert values[-1] / values[-2] == pytest.approx((radii[-1] / radii[-2]) ** 2, rel=1e-2)
+    assert values[-1] == pytest.approx(0.1 * threshold.lower * radii[-1] ** 2 / 2, rel=2e-2)
+    assert threshold.verdict(0.9 * threshold.lower) == "degenerate"
+    assert threshold.verdict(1.01 * threshold.upper) == "well-posed, the rest fixed"
+
+
+def test_between_what_was_found_and_what_is_proven_the_question_is_open():
+    threshold = decay_threshold(UnitsPath(numbers(6, 3), "relu", 4, 3), numbers(6, 3, seed=1))
+    assert threshold.lower < threshold.upper
+    assert threshold.verdict((threshold.lower + threshold.upper) / 2) == "open"
+
+
+def test_a_wrong_threshold_fails_its_evidence():
+    class Wrong(ValuePath):
+        def threshold(self, P):
+            return tuple(1.3 * bound for bound in super().threshold(P))
+
+    path, P = Wrong(numbers(1, 6, 4), 4), numbers(6, 4, seed=1)
+    assert not all(with_evidence(decay_threshold(path, P), path, P).findings.values())
+
+
+def test_a_bias_that_does_not_decay_makes_every_decay_too_small():
+    """f = 1 b_V' O' as well: V = 0, O small, b_V long gains -<sum_j p_j, O b_V> without bound."""
+    module, P = Attention(4, 1).double().requires_grad_(False), numbers(5, 4, seed=1)
+    threshold = decay_threshold(path_of(module, numbers(1, 5, 4)), P, bias=True)
+    assert threshold.bias == pytest.approx(float(P.sum(0).norm()), rel=1e-14)
+    module.qkv.weight.zero_()
+    module.out.bias.zero_()
+    drift, lam = P.sum(0), 1e3 * threshold.lower
+    for length in (1e6, 1e8):
+        module.qkv.bias.zero_()
+        module.qkv.bias[8:] = -length * drift / drift.norm()
+        module.out.weight.copy_(1e-3 * torch.eye(4, dtype=torch.float64))
+        value = -float((P * module(numbers(1, 5, 4))[0]).sum()) - lam / 2 * float(module.out.weight.square().sum())
+        assert value == pytest.approx(1e-3 * length * threshold.bias - lam * 2e-6, rel=1e-9)
+
+
+def test_trained_input_gains_make_every_decay_too_small():
+    """Three factors: with gamma, V and O all of size R the value grows like R^3 and every decay like R^2."""
+    x, P = numbers(5, 4), numbers(5, 4, seed=1)
+
+    def value(z):
+        gamma, V, last = z[:4], z[4:20].reshape(4, 4), z[20:].reshape(4, 4)
+        return -(P * ((gamma * x) @ V.mT @ last.mT)).sum()
+
+    small, large = climb(value, 36, 1.0), climb(value, 36, 10.0)
+    assert large == pytest.approx(1000 * small, rel=1e-6)
+    decay = 10 * float(torch.linalg.matrix_norm(x.mT @ P, 2))  # ten times the threshold at gains of one
+    radius = 4 * decay / small
+    assert climb(value, 36, radius) - decay / 2 * radius**2 > 0
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_models_decay_is_compared_with_its_largest_threshold(placement):
+    model, text = small_model(placement, depth=1), tokens(1, 9)
+    free = check_model(model, text[:, :-1], text[:, 1:])
+    if PLACEMENTS[placement].output_norm:
+        assert free.threshold is None
+        decayed = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=0.1))
+        assert decayed.verdict == free.verdict == "well-posed for bounded gains"
+        return
+    assert free.threshold.bias > 0
+    assert free.threshold.gains == PLACEMENTS[placement].input_norm
+    for share, verdict in ((0.5, "degenerate"), (1e3, "well-posed, the rest fixed")):
+        decayed = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=share * free.threshold.lower))
+        assert decayed.verdict == verdict
+        assert decayed.agrees, decayed.failures
+
+
+def test_the_threshold_is_that_of_the_raw_output_behind_a_tangent_projection_and_a_gain():
+    """deepnorm: -<P, T(g f)> by the module's own sublayer velocity, V and O replaced."""
+    model, text = small_model("deepnorm", depth=1), tokens(1, 9)
+    check = check_model(model, text[:, :-1], text[:, 1:])
+    found = costate(model, text[:, :-1], text[:, 1:], form="continuous")
+    sublayer, (x, p) = model.depth.sublayers[0], found.starts[0]
+    width = x.shape[-1]
+    qk = sublayer.field.qkv.weight[: 2 * width]
+
+    def value(z):
+        V, last = z[: width**2].reshape(width, width), z[width**2 :].reshape(width, width)
+        weights = {"field.qkv.weight": torch.cat([qk, V]), "field.out.weight": last}
+        weights |= {"field.qkv.bias": torch.cat([sublayer.field.qkv.bias[: 2 * width], torch.zeros(width).to(x)])}
+        weights |= {"field.out.bias": torch.zeros(width).to(x)}
+        raw = torch.func.functional_call(sublayer, weights, (x,))
+        return -(p * sublayer.state_norm.tangent(x, raw)).sum()
+
+    best = climb(value, 2 * width**2, 1.0, starts=2)
+    assert best == pytest.approx(check.segments[0].threshold.lower / 2, rel=1e-6)
+
+
+def test_a_map_that_shows_no_factors_says_what_it_lacks():
+    with pytest.raises(ConfigError, match="neither heads nor units"):
+        path_of(nn.Linear(3, 3), numbers(1, 2, 3))
+
+
+def test_an_ascent_over_factors_is_the_same_for_the_same_seed():
+    path, P = ValuePath(numbers(1, 6, 4), 4), numbers(6, 4, seed=1)
+    assert climb_factors(path, P, 0.1) == climb_factors(path, P, 0.1)

@@ -1,0 +1,257 @@
+"""What training gains adds to a bounded Hamiltonian: its slope, its remedies, and the words of the verdict."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from ctrans.control import GainDecay, KineticCost, admissible_set, boxed_value, certify, gain_slope
+from ctrans.control.ellipsoids import NormImage
+from ctrans.control.gain_slope import has_offset
+from ctrans.norm import NORMS, LayerNorm
+from solvers import ConfigError
+from tests.helpers import learned
+
+TOKENS, WIDTH = 6, 8
+every = pytest.mark.parametrize("name", sorted(NORMS))
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make(name, width=WIDTH, eps=1e-5):
+    return learned(NORMS[name](width, eps).double(), 0.2).requires_grad_(False)
+
+
+def costate(seed=0, tokens=TOKENS, width=WIDTH):
+    return numbers(tokens, width, seed=seed) * torch.logspace(-2, 1, tokens, dtype=torch.float64).unsqueeze(-1)
+
+
+def normalised(name, x, gamma, beta):
+    """torch's own norm, which knows nothing of ours."""
+    if name == "layernorm":
+        return F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-12)
+    return F.rms_norm(x, x.shape[-1:], gamma, 1e-12)
+
+
+def climb(name, P, radius=None, decay=0.0, starts=6):
+    """max of -<P, N(x)> - decay/2 (|gamma|^2 + |beta|^2), gains and offsets within the radius, by scipy from many starts."""
+    n, d = P.shape
+
+    def parts(z):
+        x, gamma, beta = z[: n * d].reshape(n, d), z[n * d : n * d + d], z[n * d + d :]
+        if name == "rmsnorm":
+            beta = torch.zeros_like(beta)
+        if radius is not None:
+            size = torch.cat([gamma, beta]).norm()
+            gamma, beta = radius * gamma / size, radius * beta / size
+        return x, gamma, beta
+
+    def loss(values):
+        z = torch.from_numpy(values).requires_grad_()
+        x, gamma, beta = parts(z)
+        value = (P * normalised(name, x, gamma, beta)).sum() + decay / 2 * (gamma.square().sum() + beta.square().sum())
+        (slope,) = torch.autograd.grad(value, z)
+        return float(value.detach()), slope.numpy()
+
+    found = [
+        -minimize(loss, numbers(n * d + 2 * d, seed=seed).numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 2000}).fun
+        for seed in range(starts)
+    ]
+    return max(found)
+
+
+@every
+def test_gains_bounded_by_r_raise_h_by_the_slope_times_r(name):
+    P, norm = costate(), make(name)
+    slope = gain_slope(norm, P)
+    assert climb(name, P, radius=3.0) == pytest.approx(3 * slope.lower, rel=1e-6)
+    assert slope.upper == pytest.approx(slope.lower, rel=1e-8)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), width=st.integers(2, 9), name=st.sampled_from(sorted(NORMS)))
+def test_no_gains_exceed_the_proven_slope(seed, tokens, width, name):
+    """From random gains, by an ascent of its own: each step is the gradient's direction."""
+    P, norm = numbers(tokens, width, seed=seed), make(name, width)
+    slope = gain_slope(norm, P)
+    gamma = numbers(50, 1, width, seed=seed + 1)
+    for _ in range(100):
+        w = norm.centre(gamma * P)
+        gamma = (P * w / w.norm(dim=-1, keepdim=True).clamp_min(1e-300)).sum(-2, keepdim=True)
+        gamma = gamma / gamma.norm(dim=-1, keepdim=True)
+    values = math.sqrt(width) * norm.centre(gamma * P).norm(dim=-1).sum(-1)
+    assert float(values.amax()) <= math.sqrt(slope.upper**2 - slope.offset**2) * (1 + 1e-9)
+    assert slope.lower <= slope.upper
+
+
+def test_for_rmsnorm_the_slope_is_a_concave_programme_on_the_simplex():
+    """sqrt(d) sum_j sqrt(sum_i s_i p_ji^2) over s in the simplex, by scipy's SLSQP."""
+    P = costate()
+    squares = P.square().numpy()
+    found = minimize(
+        lambda s: -np.sqrt(squares @ s + 1e-30).sum(),
+        np.full(WIDTH, 1 / WIDTH),
+        bounds=[(0, 1)] * WIDTH,
+        constraints={"type": "eq", "fun": lambda s: s.sum() - 1},
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    assert gain_slope(make("rmsnorm"), P).gain == pytest.approx(-math.sqrt(WIDTH) * found.fun, rel=1e-7)
+
+
+@every
+def test_a_bounded_set_saturates_with_frozen_gains_and_grows_with_trained_ones(name):
+    P = costate()
+    certificate = certify(admissible_set(make(name), "peri"), P, features=numbers(TOKENS, 12, seed=1))
+    assert certificate.agrees, certificate.findings
+    assert certificate.verdict == "well-posed for bounded gains"
+    assert abs(certificate.growth.exponent) < 1e-4
+    assert certificate.gained.exponent == pytest.approx(1, abs=2e-3)
+    slope = certificate.gain_slope
+    assert certificate.gained.values[-1] / certificate.gained.radii[-1] == pytest.approx(slope.lower, rel=1e-2)
+    assert all(
+        v <= slope.upper * r * (1 + 1e-9) for r, v in zip(certificate.gained.radii, certificate.gained.values, strict=True)
+    )
+
+
+@every
+def test_decay_of_gains_makes_h_finite_whatever_they_are_trained_to(name):
+    P, norm = costate(), make(name)
+    decay = admissible_set(norm, "peri", gain_decay=0.7)
+    assert isinstance(decay, GainDecay)
+    H = float(decay.support(P))
+    assert pytest.approx(gain_slope(norm, P).lower ** 2 / 1.4, rel=1e-9) == H
+    assert climb(name, P, decay=0.7) == pytest.approx(H, rel=1e-6)
+    certificate = certify(decay, P)
+    assert certificate.verdict == "well-posed"
+    assert certificate.agrees, certificate.findings
+    assert certificate.kkt < 1e-10
+
+
+def test_a_decayed_hamiltonian_has_minus_its_maximiser_as_gradient():
+    P, decay = costate().requires_grad_(), GainDecay(make("layernorm"), 0.5)
+    (slope,) = torch.autograd.grad(decay.support(P).sum(), P)
+    torch.testing.assert_close(slope, -decay.maximizer(P), rtol=1e-7, atol=1e-7)
+
+
+def test_batches_have_gains_of_their_own():
+    P, decay = torch.stack([costate(seed) for seed in (0, 1)]), GainDecay(make("rmsnorm"), 0.5)
+    torch.testing.assert_close(decay.support(P), torch.stack([decay.support(each) for each in P]))
+
+
+@every
+def test_a_box_bounds_h_and_rmsnorm_attains_it(name):
+    P, norm = costate(), make(name)
+    bound = float(boxed_value(norm, P, 1.5, 0.3 if has_offset(norm) else 0.0))
+    for seed in range(200):
+        norm.weight.copy_(1.5 * numbers(WIDTH, seed=seed).clamp(-1, 1))
+        if has_offset(norm):
+            norm.bias.copy_(0.3 * numbers(WIDTH, seed=seed + 1).clamp(-1, 1))
+        assert float(admissible_set(norm, "peri").support(P)) <= bound * (1 + 1e-12)
+    norm.weight.fill_(1.5)
+    reached = float(admissible_set(norm, "peri").support(P))
+    if name == "rmsnorm":
+        assert reached == pytest.approx(bound, rel=1e-12)
+
+
+@every
+def test_a_kinetic_cost_bounds_h_for_gains_of_any_size(name):
+    """max_f -<P, f> - lam/2 |f|^2 = |P|^2/(2 lam), which no gains exceed."""
+    P, norm = costate(), make(name)
+    for scale in (1.0, 1e3, 1e6):
+        norm.weight.fill_(scale)
+        cost = admissible_set(norm, "peri", kinetic=0.5)
+        assert isinstance(cost, KineticCost)
+        assert cost.verdict == "well-posed"
+        assert float(cost.support(P)) <= float(P.square().sum()) * (1 + 1e-12)
+
+
+def test_an_offset_that_a_norm_lacks_is_not_trained():
+    norm = LayerNorm(WIDTH, bias=False).double().requires_grad_(False)
+    assert not has_offset(norm)
+    assert gain_slope(norm, costate()).offset == 0
+    assert has_offset(LayerNorm(WIDTH))
+
+
+@pytest.mark.parametrize("placement", ["none", "pre", "post", "deepnorm"])
+def test_decay_of_gains_is_refused_where_no_norm_stands_behind_the_map(placement):
+    norm = make("layernorm")
+    state = norm(costate()) if placement in ("post", "deepnorm") else None
+    with pytest.raises(ConfigError, match="no output norm whose gains could decay"):
+        admissible_set(norm, placement, state=state, gain_decay=1.0)
+
+
+# --- evidence for every legal norm
+
+
+@every
+@pytest.mark.parametrize(("gain", "eps"), [(1e-3, 1e-5), (1e-5, 1e-5), (1.0, 10.0), (1.0, 1e3), (1.0, 1e6), (1.0, 0.0)])
+def test_growth_is_measured_where_eps_does_not_show(name, gain, eps):
+    norm = NORMS[name](WIDTH, eps).double().requires_grad_(False)
+    norm.weight.mul_(gain)
+    certificate = certify(admissible_set(norm, "peri"), costate(), features=numbers(TOKENS, 12, seed=1))
+    assert certificate.agrees, certificate.findings
+    assert abs(certificate.growth.exponent) < 1e-4
+
+
+@pytest.mark.parametrize(("name", "width"), [("layernorm", 2), ("rmsnorm", 1)])
+@pytest.mark.parametrize("seed", range(4))
+def test_an_image_of_two_points_per_token_is_certified(name, width, seed):
+    """The ascent over weights cannot go from one point to the other; weights for the points that tokens chose can."""
+    certificate = certify(
+        admissible_set(make(name, width), "peri"), numbers(3, width, seed=seed), features=numbers(3, 5, seed=seed + 9)
+    )
+    assert certificate.agrees, certificate.findings
+    assert abs(certificate.weights.gap) < 1e-8
+
+
+@every
+def test_zero_features_leave_the_set_its_evidence_over_velocities(name):
+    P, zero = costate(), torch.zeros(TOKENS, 5, dtype=torch.float64)
+    bounded = certify(admissible_set(make(name), "peri"), P, features=zero)
+    assert bounded.agrees, bounded.findings
+    assert bounded.weights is None
+    free = certify(admissible_set(None, "pre"), P, features=zero)
+    assert free.agrees, free.findings
+
+
+# --- features of lower rank: a bound that can fail
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    tokens=st.integers(3, 8),
+    width=st.integers(3, 7),
+    rank=st.integers(1, 6),
+    name=st.sampled_from(sorted(NORMS)),
+)
+def test_no_weights_come_nearer_to_h_than_is_proven(seed, tokens, width, rank, name):
+    """Many ascents over weights against the bound from above, and the count of dimensions that makes it positive."""
+    rank = min(rank, tokens - 1)
+    norm, P = make(name, width), costate(seed, tokens, width)
+    h = numbers(tokens, rank, seed=seed + 1) @ numbers(rank, 10, seed=seed + 2)
+    image = admissible_set(norm, "peri")
+    assert isinstance(image, NormImage)
+    found = certify(image, P, features=h, pairs=8).weights
+    assert found.proven <= found.gap + 1e-9
+    free = width - 1 if norm.centred else width
+    if (tokens - rank) * free >= 2 * tokens:  # with just as many it may be as small as rounding
+        assert found.proven > 0
+
+
+def test_equal_tokens_with_opposite_costates_lose_what_the_bound_says():
+    """Two tokens of equal features: one direction for both. The best value is sqrt(d)|p_1 + p_2|, by hand."""
+    norm = NORMS["rmsnorm"](4, 0.0).double().requires_grad_(False)
+    P, h = numbers(2, 4), torch.ones(2, 3, dtype=torch.float64)
+    certificate = certify(admissible_set(norm, "peri"), P, features=h)
+    H = 2 * float(P.norm(dim=-1).sum())
+    exact = (H - 2 * float(P.sum(0).norm())) / H
+    assert certificate.weights.gap == pytest.approx(exact, rel=1e-8)
+    assert 0 < certificate.weights.proven <= exact
