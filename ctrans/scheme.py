@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from solvers import Gradient, Method, Segment, Solution, solve
+from solvers import METHODS, Gradient, Method, Segment, Solution, solve
 from solvers.gradients import get_gradient
+from solvers.methods import get_method
 from solvers.request import check_solver
 from solvers.run import Save
 
@@ -39,7 +40,7 @@ class Scheme:
     @property
     def discrete(self) -> bool:
         """Whether it is the discrete Transformer: one Euler step per segment."""
-        return self.method == "euler" and self.steps == 1
+        return get_method(self.method) == METHODS["euler"] and self.steps == 1
 
     @property
     def evaluates_once(self) -> bool:

@@ -62,6 +62,9 @@ def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
 
 
 def _exact(m: Tensor) -> float:
+    largest = float(m.abs().max()) if m.numel() else 0.0
+    if not 1e-140 < largest < 1e140:  # whose squares overflow, or underflow
+        return largest * _exact(m / largest) if largest else 0.0
     gram = m.T @ m if m.shape[0] > m.shape[1] else m @ m.T
     return math.sqrt(max(float(torch.linalg.eigvalsh(gram)[-1]), 0.0))
 

@@ -20,8 +20,10 @@ class CarriedStates(Instrument):
     """X_D from each X_0 of several (c, X_0), all of one shape, as extra lanes of one batch: a map is evaluated once for all."""
 
     def __init__(self, starts: Sequence[Start]):
-        self._factors, states = zip(*starts, strict=True)
-        self._states = torch.stack(states)
+        self._factors, self._starts = zip(*starts, strict=True)
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._states = torch.stack(self._starts)
 
     def forward(self, at: Passage) -> None:
         factors = self._states.new_tensor(self._factors).reshape(-1, *[1] * (self._states.dim() - 1))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import EndsLinear, Scalable
+from ctrans.fields import EndsLinear, MixesTokens, Scalable
 from ctrans.fields.scale import scale_linear
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
@@ -36,6 +36,13 @@ class Times(nn.Module):
     def __init__(self, field: nn.Module, c: float | Tensor):
         super().__init__()
         self.field, self.c = field, c
+
+    @property
+    def mixes_tokens(self) -> bool:
+        """What the map says of itself; not there where it says nothing."""
+        if isinstance(self.field, MixesTokens):
+            return self.field.mixes_tokens
+        raise AttributeError("mixes_tokens")
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         y: Tensor = self.field(x)

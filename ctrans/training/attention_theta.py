@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ctrans.depth import Depth
 from ctrans.fields import ShowsHeads
 from ctrans.model.gpt import GPT
 from ctrans.stability.attention.balanced_mass import balanced_mass
@@ -22,7 +23,7 @@ class MeanTheta(Instrument):
     A row that is not solved exactly counts with its lower bound. Raises ConfigError for attention that does not show its rows.
     """
 
-    def __init__(self) -> None:
+    def begin(self, depth: Depth, x0: Tensor) -> None:
         self._means: list[Tensor] = []
 
     def forward(self, at: Passage) -> None:

@@ -49,13 +49,15 @@ class Instrument:
     """Offered a walk's states and costates in the order below; each method may be left out but `figures`.
 
     A sublayer's weights are there while its `forward` or `backward` runs. An instrument that keeps them, or a graph through them,
-    holds that much memory.
+    holds that much memory. What an instrument keeps of a walk it sets anew in `begin`, so that it may walk again.
     """
 
     @property
     def looks_back(self) -> bool:
         """Whether it asks for the way back, and so for a loss."""
-        return type(self).backward is not Instrument.backward or type(self).head is not Instrument.head
+        kind = type(self)
+        own = (kind.backward, kind.head, kind.embedding)
+        return own != (Instrument.backward, Instrument.head, Instrument.embedding)
 
     def begin(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> None:
         """The depth that is walked, and X_0."""

@@ -19,6 +19,7 @@ from ctrans.depth import Depth
 from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, Passage, PassageBack, Turn
 from ctrans.walk.model import Model, check_targets, cross_entropy
+from solvers import ConfigError
 from solvers.segment import Map
 
 Told = Callable[[int], None]
@@ -50,6 +51,9 @@ def walk(
 
     >>> walk(model, tokens, targets, [Moments(), ParameterGradients()])
     """
+    blind = [type(each).__name__ for each in instruments if each.looks_back] if targets is None else []
+    if blind:
+        raise ConfigError(f"{', '.join(blind)} ask for the way back, and so for a loss: give targets")
     walk_lanes(model, [Lane(tokens, targets, instruments)], progress=progress)
     return [instrument.figures() for instrument in instruments]
 

@@ -83,8 +83,10 @@ class AttentionByDepth(Instrument):
         padding: Bool[Tensor, "batch tokens"] | None = None,
         seed: int = 0,
     ):
-        self.segments, self.padding = segments, padding
-        self._generator = torch.Generator().manual_seed(seed)
+        self.segments, self.padding, self.seed = segments, padding, seed
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._generator = torch.Generator().manual_seed(self.seed)
         self._layers: list[AttentionLayer] = []
 
     def forward(self, at: Passage) -> None:
@@ -116,12 +118,12 @@ class BlockBoundsByDepth(Instrument):
     """
 
     def __init__(self, blocks: Collection[int] | None = None, *, iterations: int = 8, seed: int = 0):
-        self.blocks, self.iterations = blocks, iterations
-        self._generator = torch.Generator().manual_seed(seed)
-        self._layers: list[BlockLayer] = []
+        self.blocks, self.iterations, self.seed = blocks, iterations, seed
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._per_block = depth.per_block
+        self._generator = torch.Generator().manual_seed(self.seed)
+        self._layers: list[BlockLayer] = []
         self._start()
 
     def forward(self, at: Passage) -> None:

@@ -39,13 +39,16 @@ class LyapunovExponents(Instrument):
     """
 
     def __init__(self, *, count: int = 4, generator: torch.Generator | None = None):
-        self.count, self.generator = check_count("count", count), generator or torch.Generator().manual_seed(0)
+        self.count = check_count("count", count)
+        self.state = (generator or torch.Generator().manual_seed(0)).get_state()
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         batch, inner = x0.shape[:-2], x0.shape[-2:]
         self._depth, self._going = depth, True
         self._count = min(self.count, inner.numel())
-        drawn = torch.randn(*batch, inner.numel(), self._count, generator=self.generator, dtype=x0.dtype).to(x0.device)
+        generator = torch.Generator()
+        generator.set_state(self.state)  # the same Q_0 in every walk
+        drawn = torch.randn(*batch, inner.numel(), self._count, generator=generator, dtype=x0.dtype).to(x0.device)
         self._q = torch.linalg.qr(drawn).Q
         self._growth: list[Tensor] = []
 

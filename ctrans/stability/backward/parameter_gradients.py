@@ -110,7 +110,9 @@ def _of_sublayer(at: PassageBack) -> SublayerGradient:
                 # one after the other, as all gradients together are as large as the weights
                 (gradient,) = torch.autograd.grad(y, weight, at.p, retain_graph=True, materialize_grads=True)
                 norms.append(_norm([gradient]))
-                by_matrix |= _by_matrix(sublayer, name, weight, gradient)
+                # several matrices may have one role
+                for matrix, size in _by_matrix(sublayer, name, weight, gradient).items():
+                    by_matrix[matrix] = math.hypot(by_matrix.get(matrix, 0.0), size)
                 del gradient
         return SublayerGradient(sublayer.kind, by_matrix, math.sqrt(math.fsum(n * n for n in norms)))
 
@@ -196,12 +198,17 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor) 
     if not isinstance(sublayer.field, ShowsMatrices):
         return {name: _norm([gradient])} if gradient.dim() == 2 else {}
     own, kept = weight.untyped_storage().data_ptr(), weight.data
-    roles = [matrix.role for matrix in sublayer.field.matrices() if matrix.weight.untyped_storage().data_ptr() == own]
-    if not roles:
+    if not any(matrix.weight.untyped_storage().data_ptr() == own for matrix in sublayer.field.matrices()):
         return {}
+    found: dict[str, float] = {}
     try:
         weight.data = gradient  # so that the map's own views cut it into matrices
-        return {NAMES[m.role]: _norm([m.weight]) for m in sublayer.field.matrices() if m.role in roles}
+        of_gradient = gradient.untyped_storage().data_ptr()
+        for matrix in sublayer.field.matrices():
+            if matrix.weight.untyped_storage().data_ptr() == of_gradient:
+                name = NAMES[matrix.role]
+                found[name] = math.hypot(found.get(name, 0.0), _norm([matrix.weight]))
+        return found
     finally:
         weight.data = kept
 

@@ -48,8 +48,16 @@ def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
     """
     x = x.detach().requires_grad_()
     y = function(x)
+    if not y.requires_grad:  # a function that does not depend on x has the Jacobian 0
+        y = y + 0.0 * x.sum()
     u = torch.zeros_like(y, requires_grad=True)
-    (pulled,) = torch.autograd.grad(y, x, u, create_graph=True, materialize_grads=True)
+    try:
+        (pulled,) = torch.autograd.grad(y, x, u, create_graph=True, materialize_grads=True)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"a map has no second derivatives, which its Jacobian needs: {str(error).splitlines()[0]}; an attention with a fused kernel "
+            "needs a path without it, used where its attribute `plain` is true (`HasPlainPath`)"
+        ) from None
 
     def push(v: Tensor) -> Tensor:
         return torch.autograd.grad(pulled, u, v, retain_graph=True, materialize_grads=True)[0]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import TOLERANCE, sublayer_sensitivity
 from ctrans.stability.weight_scaling import FACTORS, log_slope, scaled
 from ctrans.sublayer import Sublayer
@@ -47,6 +48,8 @@ class SlopeAt(Instrument):
 
     def __init__(self, k: int, scaling: str, *, tolerance: float = TOLERANCE):
         self.k, self.scaling, self.tolerance = k, scaling, tolerance
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
         self._found: Slope | None = None
 
     def forward(self, at: Passage) -> None:

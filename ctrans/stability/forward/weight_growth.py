@@ -36,6 +36,7 @@ class GrowthWithWeights(Instrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._carried = CarriedStates([(c, x0) for c in self._factors])
+        self._carried.begin(depth, x0)
 
     def forward(self, at: Passage) -> None:
         self._carried.forward(at)

@@ -131,7 +131,9 @@ def plan_initialisation(case: Case) -> StepPlan:
 
 def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:
     low, high = _growth(config)
-    slope = SLOPES.get(config.placement) if config.initialisation in XAVIER and config.dt == 1 else None
+    slope = (
+        SLOPES.get(config.placement) if _of_the_papers(config) and config.initialisation in XAVIER and config.dt == 1 else None
+    )
     share = last.measured / last.bound if last.bound else 0.0
     said = [f"the last FFN's gradient is {last.measured:.3g}, {share:.0%} of its bound"]
     if low is not None:
@@ -146,12 +148,17 @@ def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:
     )
 
 
+def _of_the_papers(config: GPTConfig) -> bool:
+    """Whether the maps are those that Xiong's theory speaks of."""
+    return (config.attention, config.ffn) == ("softmax", "mlp")
+
+
 XAVIER = ("xavier", "xiong")
 
 
 def _growth(config: GPTConfig) -> tuple[float, float] | tuple[None, None]:
     """What lemma 2 lets `pre` add to E|x|^2/d over the depth, where it applies."""
-    if config.placement != "pre" or config.activation != "relu" or config.bias:
+    if not _of_the_papers(config) or config.placement != "pre" or config.activation != "relu" or config.bias:
         return None, None
     width, hidden = config.width, config.ffn_width or 4 * config.width
     setting = Setting(width=width, initialisation=config.initialisation, heads=config.heads, ffn_width=hidden)

@@ -137,6 +137,8 @@ def _conclude_forward(
 ) -> Finding:
     notes: list[str] = []
     reached = case.reach.count
+    if not reached:
+        return Finding("non-finite", "t = 0", "the embedded text itself is not finite", {"|x| in depth": math.inf})
     each = moments.figures()[:reached]
     times = list(case.model.depth.times[:reached])
     mean_abs, variance, rms = ([getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms"))

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -88,6 +89,10 @@ def screen(
     for name, value in (("targets", targets), ("other text", tokens if other is None else other)):
         if value.shape != tokens.shape:
             raise ConfigError(f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give one shape")
+    state = model.embed(tokens[:1, :1])
+    if state.dtype not in (torch.float32, torch.float64):
+        kind = str(state.dtype).removeprefix("torch.")
+        raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: screen it in float32 or float64")
     chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
     case = Case(model, tokens, targets, other, chosen, seed, trained)
     plans = {name: _planned(step, case) for name, step in STEPS.items()}

@@ -1,0 +1,134 @@
+"""The walk and its instruments, by what breaks them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ctrans.control.costate import DiscreteCostate
+from ctrans.fields import ATTENTIONS, FFNS, Matrix
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.scheme import trajectory
+from ctrans.stability.attention.by_depth import AttentionByDepth
+from ctrans.stability.backward.lyapunov import LyapunovExponents
+from ctrans.stability.backward.parameter_gradients import ParameterGradients
+from ctrans.stability.carried import CarriedStates
+from ctrans.stability.screening.screen import screen
+from ctrans.walk import walk, walk_depth
+from solvers import METHODS, ConfigError
+from tests.helpers import small_model, tokens
+
+
+def test_costates_of_the_walk_are_autograds_gradients():
+    model = small_model("post")
+    x0 = model.embed(tokens()).requires_grad_()
+    states = model.depth.states(x0)
+    logits = model.head(states[-1])
+    loss = F.cross_entropy(logits.flatten(0, -2), tokens(seed=1).flatten())
+    expected = torch.autograd.grad(loss, states)
+    (found,) = walk(model, tokens(), tokens(seed=1), [DiscreteCostate()])
+    assert found.loss == pytest.approx(float(loss.detach()), rel=1e-14)
+    for p, q in zip(found.costates, expected, strict=True):
+        assert torch.allclose(p, q, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("make", [AttentionByDepth, lambda: LyapunovExponents(count=2)], ids=["attention", "lyapunov"])
+def test_an_instrument_that_walks_again_finds_the_same(make):
+    model, instrument = small_model("peri"), make()
+    first, second = (walk(model, tokens(), instruments=[instrument])[0] for _ in range(2))
+    assert first == second
+
+
+def test_carried_states_begin_anew():
+    model = small_model("pre")
+    x = model.embed(tokens())
+    carried = CarriedStates([(1.0, x), (3.0, x)])
+    first, second = (walk_depth(model.depth, x, [carried])[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.allclose(first[0], model.depth(x))
+
+
+def test_what_looks_back_asks_for_targets():
+    with pytest.raises(ConfigError, match="ParameterGradients ask for the way back"):
+        walk(small_model("pre"), tokens(), instruments=[ParameterGradients()])
+
+
+def test_euler_as_an_object_is_the_discrete_model_too():
+    model = small_model("post")
+    x = model.embed(tokens())
+    assert torch.equal(trajectory(model.depth, x, method=METHODS["euler"]).x1, model.depth(x))
+
+
+class Twice(nn.Module):
+    """W_2 (a x + b x): two matrices of one role."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.a, self.b, self.down = (nn.Linear(settings.width, settings.width, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        return self.down(self.a(x) + self.b(x))
+
+    def matrices(self):
+        yield Matrix(self.a.weight, "up")
+        yield Matrix(self.b.weight, "up")
+        yield Matrix(self.down.weight, "down")
+
+
+class Fused(nn.Module):
+    """An attention that only has a fused kernel."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.out = nn.Linear(settings.width, settings.width, bias=False)
+
+    def forward(self, x):
+        heads = x.unflatten(-1, (2, -1)).transpose(-3, -2)
+        mixed = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return self.out(mixed.transpose(-3, -2).flatten(-2))
+
+    def matrices(self):
+        yield Matrix(self.out.weight, "out")
+
+
+def own(**changes):
+    settings = {
+        "vocab_size": 11,
+        "context": 16,
+        "depth": 2,
+        "width": 16,
+        "heads": 2,
+        "placement": "pre",
+        "initialisation": "xavier",
+    }
+    return GPT(GPTConfig(**settings, embedding_std=1.0, **changes)).double().requires_grad_(False)
+
+
+def test_matrices_of_one_role_count_together(monkeypatch):
+    monkeypatch.setitem(FFNS, "twice", Twice)
+    model = own(ffn="twice")
+    (found,) = walk(model, tokens(), tokens(seed=1), [ParameterGradients()])
+    model.requires_grad_()
+    model(tokens(), tokens(seed=1))[1].backward()
+    field = model.depth.sublayers[1].field
+    expected = float((field.a.weight.grad.square().sum() + field.b.weight.grad.square().sum()).sqrt())
+    assert found.sublayers[1].matrices["W_1"] == pytest.approx(expected, rel=1e-10)
+
+
+def test_an_attention_without_a_plain_path_stops_only_what_differentiates_it_twice(monkeypatch):
+    monkeypatch.setitem(ATTENTIONS, "fused", Fused)
+    findings = screen(own(attention="fused").float(), tokens(), tokens(seed=1), "quick").findings
+    assert findings["forward"].verdict == "follows weights"
+    assert "HasPlainPath" in findings["backward"].why
+
+
+def test_an_input_that_is_not_finite_is_a_finding():
+    model = small_model("pre")
+    model.token_embedding.weight[3] = float("nan")
+    assert screen(model, tokens(), tokens(seed=1), "quick").findings["forward"].verdict == "non-finite"
+
+
+def test_half_precision_is_refused_by_name():
+    with pytest.raises(ConfigError, match="'bfloat16' is too coarse"):
+        screen(small_model("pre", dtype=torch.bfloat16), tokens(), tokens(seed=1), "quick")
