@@ -51,16 +51,18 @@ def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
     if not y.requires_grad:  # a function that does not depend on x has the Jacobian 0
         y = y + 0.0 * x.sum()
     u = torch.zeros_like(y, requires_grad=True)
-    try:
-        (pulled,) = torch.autograd.grad(y, x, u, create_graph=True, materialize_grads=True)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"a map has no second derivatives, which its Jacobian needs: {str(error).splitlines()[0]}; an attention with a fused kernel "
-            "needs a path without it, used where its attribute `plain` is true (`HasPlainPath`)"
-        ) from None
+    (pulled,) = torch.autograd.grad(y, x, u, create_graph=True, materialize_grads=True)
 
     def push(v: Tensor) -> Tensor:
-        return torch.autograd.grad(pulled, u, v, retain_graph=True, materialize_grads=True)[0]
+        try:
+            return torch.autograd.grad(pulled, u, v, retain_graph=True, materialize_grads=True)[0]
+        except RuntimeError as error:
+            if "derivative for" not in str(error):
+                raise
+            raise ConfigError(
+                f"a map has no second derivatives, which its Jacobian needs ({str(error).splitlines()[0]}): an attention with a fused "
+                "kernel needs a path without it, taken where its attribute `plain` is true (`HasPlainPath`)"
+            ) from None
 
     def pull(w: Tensor) -> Tensor:
         return torch.autograd.grad(y, x, w, retain_graph=True, materialize_grads=True)[0]
