@@ -163,7 +163,12 @@ class _Step:
                 f"the {self.sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it "
                 "`features(x)` and `last`, with field(x) = last(features(x))"
             )
-        (prefix,) = (name for name, module in self.sublayer.named_modules() if module is field.last)
+        prefixes = [name for name, module in self.sublayer.named_modules() if module is field.last]
+        if not prefixes:
+            raise ConfigError(
+                f"the last linear map of {type(field).__name__} is a view of weights in another layout, whose gradient is not read here"
+            )
+        prefix = prefixes[0]
         return {name: value for name, value in self.parameters.items() if name.startswith(f"{prefix}.")}
 
     @property

@@ -43,7 +43,8 @@ def result(*args):
 
 
 @pytest.mark.parametrize(
-    ("command", "more"), [("simulate", ["--no-reference"]), ("control", []), ("hjb-check", []), ("screen", ["--quick"])]
+    ("command", "more"),
+    [("simulate", ["--no-reference"]), ("control", []), ("hjb-check", ["--kinetic", "0.1"]), ("screen", ["--quick"])],
 )
 def test_every_command_takes_a_new_kind(command, more):
     own, plain = (

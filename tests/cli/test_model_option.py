@@ -32,7 +32,7 @@ def run(*args):
 
 def found(name, *args):
     result = run(name, *args, *(["--quick"] if name == "screen" else []))
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    assert (result.exit_code, result.stderr) == (0, ""), (result.output, result.exception)
     return json.loads(result.stdout)
 
 
@@ -246,7 +246,7 @@ def test_a_model_without_a_head_has_nothing_to_be_optimal_for(name, tmp_path):
 
 
 def test_a_remedy_that_the_models_placement_does_not_take_is_refused(models):
-    result = run("hjb-check", "--model", models / "gemma3", "--ids", models / "ids.npy", "--weight-decay", "0.1")
+    result = run("hjb-check", "--model", models / "gemma3", "--ids", models / "ids.npy", "--last-map-decay", "0.1")
     one_line(result, "'peri'")
 
 

@@ -76,7 +76,7 @@ def test_mixed_placements_are_trained(tmp_path):
         (["simulate", "--placement", "post*2+pre*2"], "is of 4 blocks and the model has 2: make them agree"),
         (["simulate", "--placement", "post/"], "two as post/pre for attention and FFN"),
         (["screen", "--compare", "placement=pre,post/per"], "did you mean 'peri'"),
-        (["hjb-check", "--placement", "post/pre", "--weight-decay", "0.1"], "placement 'post' projects"),
+        (["hjb-check", "--placement", "post/pre", "--last-map-decay", "0.1"], "placement 'post' projects"),
         (["train", "--placement", "post*1+pre*1", "--eval-depth", "6"], "it has no other depth"),
     ],
 )
