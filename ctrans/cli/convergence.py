@@ -18,8 +18,8 @@ from ctrans.report.convergence_report import convergence_figure, convergence_tab
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads
-from ctrans.verify.convergence import Convergence, depth_convergence, fixed_step, own_methods, substep_convergence
-from solvers import METHODS, ConfigError
+from ctrans.verify.convergence import Convergence, depth_convergence, own_methods, substep_convergence
+from solvers import METHODS, ConfigError, fixed_step
 from solvers.errors import look_up
 
 LIMITS = ("substeps", "depth")

@@ -23,8 +23,7 @@ from torch.func import functional_call
 from ctrans.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from solvers import METHODS, ConfigError, Method, RungeKutta, Segment, solve
-from solvers.methods import get_method
+from solvers import METHODS, HasReversibleForm, Segment, fixed_step, solve
 
 # Enough steps to be asymptotic, few enough to stay above rounding.
 STEPS: dict[int, tuple[int, ...]] = {
@@ -65,21 +64,9 @@ class Convergence:
         return float(np.linalg.lstsq(basis, np.log(e), rcond=None)[0][1])
 
 
-def fixed_step(method: str) -> Method:
-    """The method with steps of fixed size; ConfigError where it has none (torchdiffeq's adaptive methods)."""
-    chosen = get_method(method)
-    if isinstance(chosen, RungeKutta):
-        return chosen.fixed()
-    if chosen.adaptive:
-        raise ConfigError(
-            f"{method!r} only runs with adaptive steps, so its order cannot be measured: choose an own or a fixed-step method"
-        )
-    return chosen
-
-
 def own_methods() -> list[str]:
     """The names of the methods that are tableaus of ours."""
-    return [name for name, method in METHODS.items() if isinstance(method, RungeKutta)]
+    return [name for name, method in METHODS.items() if isinstance(method, HasReversibleForm)]
 
 
 def substep_convergence(method: str, placement: str, norm: str = "layernorm", seed: int = 0) -> Convergence:

@@ -14,10 +14,9 @@ from ctrans.model.gpt import GPT
 from ctrans.norm import Norm
 from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
-from ctrans.verify.convergence import fixed_step
 from ctrans.verify.draws import below, between, described, model, noise, norm, one_of, size, text
 from ctrans.verify.statement import Check, Statement, Trial, equal, worst
-from solvers import Stats, solve
+from solvers import Stats, fixed_step, solve
 
 TOLERANCE = 1e-9
 DRIFT = 1e-6

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ctrans.norm import LayerNorm, Norm
 from ctrans.stability.forward.conservation import conservation_drift
-from ctrans.verify.convergence import fixed_step, own_methods
+from ctrans.verify.convergence import own_methods
 from ctrans.verify.draws import below, described, learned, model, noise, norm, norm_words, one_of
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
-from solvers import Segment, solve
+from solvers import Segment, fixed_step, solve
 from solvers.segment import Map
 
 
