@@ -101,10 +101,10 @@ def _of_sublayer(at: PassageBack) -> SublayerGradient:
     sublayer = at.sublayer
     with parametrize.cached():  # so that theta(s) is one tensor as long as it is looked at
         with torch.no_grad():
-            weights = _weights(sublayer)
+            weights = used_weights(sublayer)
         norms: list[float] = []
         by_matrix: dict[str, float] = {}
-        with _requiring_gradients(weights.values()), torch.enable_grad():
+        with requiring_gradients(weights.values()), torch.enable_grad():
             y = sublayer.step(at.x.detach(), at.h)
             for name, weight in weights.items():
                 # one after the other, as all gradients together are as large as the weights
@@ -135,7 +135,7 @@ def _pull(
     return y.detach(), gradient
 
 
-def _weights(sublayer: Sublayer) -> dict[str, Tensor]:
+def used_weights(sublayer: Sublayer) -> dict[str, Tensor]:
     """What the sublayer uses, by name: parameters, weights on demand, and theta(s) in place of its coefficients."""
     free = {name: weight for name, weight in weights_of(sublayer).items() if "parametrizations." not in name}
     functions = {
@@ -154,7 +154,7 @@ def _outside(model: ModelOfModules) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def _requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
+def requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
     """Inside, those weights require gradients, frozen or not."""
     before = [(weight, weight.requires_grad) for weight in weights]
     try:
@@ -178,7 +178,7 @@ def _tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
         def add(key: Hashable, weight: Tensor) -> None:
             if key not in found and weight.is_floating_point():
                 found[key] = weight
-                stack.enter_context(_requiring_gradients([weight]))
+                stack.enter_context(requiring_gradients([weight]))
 
         def called(part: OnDemand, _: object) -> None:
             for name, key in part.place.names.items():
