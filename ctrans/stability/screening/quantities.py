@@ -23,7 +23,8 @@ STEP = (
 class Quantity:
     """What a number says as a formula, and the limits outside of which it is called `below` or `above`; None where there is none.
 
-    `gauge` is empty for a gauge-free quantity; else why it is not, and what that matters to.
+    `gauge` is empty for a gauge-free quantity; else why it is not, and what that matters to. `decimals` is for exponents and the
+    like, which are shown with as many; all else has three digits.
     """
 
     says: str
@@ -32,6 +33,7 @@ class Quantity:
     high: float | None = None
     above: str = ""
     gauge: str = ""
+    decimals: int | None = None
 
     def flag(self, value: float) -> str:
         """What the value is called outside of the limits; empty inside, and for nan, which is not known."""
@@ -52,7 +54,7 @@ class Quantity:
 QUANTITIES: dict[str, Quantity] = {
     "segments with infinite H": Quantity("share of the certified segments whose Hamiltonian, by the ODE, is infinite"),
     "loss over guessing": Quantity(
-        "initial loss less log V, the loss of equal probabilities, in nats", high=1.0, above="starts worse than guessing"
+        "initial loss less log V, the loss of equal probabilities, in nats", high=1.0, above="starts worse than guessing", decimals=3
     ),
     "added by depth": Quantity(
         "|X_D - Y_D|/|X_D|, Y the state without any sublayer: what the depth does to its input", low=0.01, below="does nothing"
@@ -60,8 +62,8 @@ QUANTITIES: dict[str, Quantity] = {
     "growth exponent": Quantity(
         "p of |X_k - Y_k| ~ k^p from the middle block to the end; 1/2 to 1 where layers are alike", high=2.0, above="explodes"
     ),
-    "token similarity": Quantity("mean cosine between two tokens of a sequence in X_D", high=0.99, above="tokens collapse"),
-    "|x| in weights": Quantity("k of mean|X_D| ~ c^k, every map times c, c large", high=1.25, above="outruns weights"),
+    "token similarity": Quantity("mean cosine between two tokens of a sequence in X_D", high=0.99, above="tokens collapse", decimals=3),
+    "|x| in weights": Quantity("k of mean|X_D| ~ c^k, every map times c, c large", high=1.25, above="outruns weights", decimals=3),
     "condition": Quantity(
         "largest |J_i:D||X_i|/|X_D| over blocks i looked at: growth of relative changes",
         low=0.1,
@@ -83,11 +85,11 @@ QUANTITIES: dict[str, Quantity] = {
         high=3.0,
         above="ill-conditioned",
     ),
-    "|dv/dX| in weights": Quantity("k of |dv/dX| ~ c^k in the middle sublayers, weights times c", high=1.25, above="outruns weights"),
+    "|dv/dX| in weights": Quantity("k of |dv/dX| ~ c^k in the middle sublayers, weights times c", high=1.25, above="outruns weights", decimals=3),
     "W_2 growth": Quantity(
         "largest (W_2 out/|X_D|)/(W_2 in/|X_0|) over perturbations", low=0.01, below="forgets its input", high=100.0, above="explodes"
     ),
-    "W_2 in weights": Quantity("k of W_2 out ~ c^k, every map times c, c large", high=1.25, above="outruns weights"),
+    "W_2 in weights": Quantity("k of W_2 out ~ c^k, every map times c, c large", high=1.25, above="outruns weights", decimals=3),
     "attention path": Quantity(
         "largest |dX_k+1/dX_k through the attention rows||X_k|/|X_k+1| over layers", high=3.0, above="explodes"
     ),
@@ -161,9 +163,10 @@ def flags(quantities: Mapping[str, float]) -> dict[str, str]:
     return {name: word for name, word in found.items() if word}
 
 
-def shown(value: float, error: float | None = None) -> str:
-    """Three digits for a table, with the error where one is given."""
+def shown(name: str, value: float, error: float | None = None) -> str:
+    """The value for a table, with its error where one is given: three digits, or as many decimals as the quantity has."""
     if math.isnan(value):
         return "unknown"
-    number = f"{value:.3g}" if value else "0"
+    decimals = QUANTITIES[name].decimals if name in QUANTITIES else None
+    number = f"{value:.3g}" if decimals is None else f"{round(value, decimals) + 0.0:.{decimals}f}"
     return number if not error else f"{number} ± {error:.1g}"
