@@ -22,7 +22,7 @@ FLOOR = 1e-4
 class LogSingularValues:
     """Mean and standard deviation of log sigma over the singular values of a Jacobian that are not lost, with estimated errors.
 
-    `lost` is the share of singular values below `FLOOR` times the largest.
+    `lost` is the share of singular values below `FLOOR` times the largest, as far as the Lanczos steps resolve them.
     """
 
     mean: float
