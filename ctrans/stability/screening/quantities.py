@@ -1,6 +1,6 @@
 """What the screening measures: each quantity's meaning, the limits that it is held to on both sides, and its gauge.
 
-A quantity is *gauge-free* if weights that make the same function give the same number. Five changes of weights leave a Transformer
+A quantity is *gauge-free* if weights that make the same function give the same number. Five scalings of weights leave a Transformer
 as it is: the last map times c before an output norm; an input norm's gain times c with the matrix behind it divided by c; W_V times c and
 W_O divided by c; W_Q times c and W_K divided by c; W_1 times c and W_2 divided by c for ReLU. (Exactly where a norm's eps is 0 or
 scaled along; as far as eps is small against what it is added to otherwise.) An optimiser sees them: what it does to the function
@@ -132,29 +132,25 @@ QUANTITIES: dict[str, Quantity] = {
 be, and inside of them nothing is said of which of two models is better."""
 
 IN_JSON: dict[str, str] = {
-    "gradients": "|dL/dW| by sublayer and matrix is a derivative by the weights",
+    "segments.slope": "slope and radii bound the last map's weights, whose features scale against them",
+    "segments.certificate.growth": "the same, by ascent",
+    "segments.certificate.gained": "the same, by ascent over gains and weights together",
+    "segments.threshold": "a weight decay acts on the weights: its threshold scales with the gain before them",
+    "gradients": "|dL/dW| by sublayer and matrix are derivatives by the weights",
     "last": "|dL/dW_2| of the last FFN and Kim's bound on it are derivatives by the weights; their ratio is gauge-free",
-    "curvature": "lambda_max, trace and tangent kernel are derivatives by the weights",
+    "curvature": "lambda_max, trace and tangent kernel are made of derivatives by the weights",
     "updates": "r_k is of a step in the weights",
-    "layers.bound": "theorem 5.1 multiplies norms of matrices, |W_O| |V| where |W_O V| acts",
-    "layers.printed": "the same",
-    "layers.value_path": "the same",
-    "layers.attention_path": "the same",
-    "layers.ratio": "the same",
-    "layers.G": "|W_O||W_Q||W_K||W_V| is a product of norms of matrices",
-    "layers.S": "S = (theta/tau) B^2 G has G in it",
-    "layers.log_sensitivity": "the same",
-    "layers.B": "the largest token of the map's input: it grows with the input norm's gain",
-    "growth": "of the logarithms of S",
-    "blocks": "theorems 5.2 and 5.3 multiply norms of matrices",
-    "bounds": "bounds multiply norms of matrices, and the printed ones gains and offsets",
-    "used": "the share of such a bound",
-    "data": "its bound is one of those",
-    "distances.bound": "the same",
-    "distances.printed_bound": "the same",
-    "check": "ascents over weights start at the weights' own size; what they find is a share of the closed form",
+    "layers.measured": "the local value of the map alone, without the norms around it; `path` has them",
+    "layers.bound": "theorem 5.1 bounds that value",
+    "layers.printed": "the same as it is printed",
+    "layers.value_path": "its first term, |W_O| sum_h |V_h|",
+    "layers.attention_path": "its second term",
+    "layers.B": "the longest token of the map's input, which grows with the input norm's gain",
+    "layers.G": "|W_O||W_Q||W_K||W_V|",
+    "layers.S": "S = (theta/tau) B^2 G has both",
+    "layers.log_sensitivity": "the logarithms of its factors",
 }
-"""Figures of `screen.json` beside `QUANTITIES` that are not gauge-free, by the end of their path, and why."""
+"""Figures of `screen.json` that are not gauge-free either, by the end of their path, and why."""
 
 
 def flags(quantities: Mapping[str, float]) -> dict[str, str]:
