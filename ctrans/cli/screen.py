@@ -97,7 +97,9 @@ class ScreenRequest(ModelRequest):
     help=f"Repeatable: every combination of the values. {options.one_of(COMPARABLE).capitalize()}; names also take all.",
 )
 @click.option(
-    "--quick", is_flag=True, help="Seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances; no curvature, no spectrum."
+    "--quick",
+    is_flag=True,
+    help="Seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances; no curvature or spectrum.",
 )
 @options.text_options
 @options.device_options

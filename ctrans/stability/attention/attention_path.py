@@ -9,7 +9,6 @@ from torch import Tensor
 from ctrans.fields import ShowsHeads, plain_attention
 from ctrans.stability.backward.singular_values import Linearisation, leading_singular, linearise
 from ctrans.sublayer import Sublayer
-from solvers.segment import Map
 
 
 def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> Linearisation:
@@ -21,11 +20,11 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
     stand (the identity where they do not), at X, f(U) and X + h r(X), g is the sublayer's gain. Of a function of X alone, so
     that weights in another gauge (V and W_O against each other, Q and K, a map before its output norm) have the same.
     """
-    field = sublayer.field
+    field, whole = sublayer.field, sublayer.field
     assert isinstance(field, ShowsHeads), "asked by whoever needs it"
     with torch.no_grad():
         u = x if sublayer.input_norm is None else sublayer.input_norm(x)
-        f, mixed = field(u), _values(field, u)
+        f, mixed = whole(u), _values(field, u)
         rows = field.probabilities(u)
 
     def step(state: Tensor) -> Tensor:
@@ -34,7 +33,7 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
         # zero at X, so that f is what it is, and its derivative there is D
         v = f + torch.einsum("...hij,...hjd->...id", changed.to(mixed.dtype), mixed)
         v = v if sublayer.output_norm is None else sublayer.output_norm(v)
-        y = x + h * sublayer.gain * v
+        y: Tensor = x + h * sublayer.gain * v
         return y if sublayer.state_norm is None else sublayer.state_norm(y)
 
     with plain_attention(sublayer):
@@ -42,16 +41,21 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
 
 
 def attention_path_gain(
-    sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"], y: Float[Tensor, "*batch tokens width"], *, tolerance: float
+    sublayer: Sublayer,
+    h: float,
+    x: Float[Tensor, "*batch tokens width"],
+    y: Float[Tensor, "*batch tokens width"],
+    *,
+    tolerance: float,
 ) -> float:
     """|dX_{k+1}/dX_k along the attention path|_2 |X_k|_F/|X_{k+1}|_F: by how much a relative change of the state grows there.
 
     Per sequence, and the largest over the batch.
     """
     linear = attention_path(sublayer, h, x)
-    size: Map = lambda state: torch.linalg.vector_norm(state, dim=(-2, -1))
+    before, after = (torch.linalg.vector_norm(state, dim=(-2, -1)) for state in (x, y))
     values = leading_singular(linear, tolerance=tolerance).values[..., 0]
-    return float((values * size(x) / size(y)).max())
+    return float((values * before / after).max())
 
 
 def _values(field: ShowsHeads, u: Tensor) -> Float[Tensor, "*batch heads tokens width"]:

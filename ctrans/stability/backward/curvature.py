@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,9 @@ class GaussNewton(Instrument):
 
 def curvature(model: ModelOfModules, tokens: Tensor, targets: Tensor, *, tolerance: float = 0.02, seed: int = 0) -> Curvature:
     """`GaussNewton` at these tokens and targets; targets of -1 are left out."""
-    weights = list({id(w): w for part in model.modules() for w in part.parameters(recurse=False) if w.is_floating_point()}.values())
+    weights = list(
+        {id(w): w for part in model.modules() for w in part.parameters(recurse=False) if w.is_floating_point()}.values()
+    )
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a {type(model).__name__} is no module: its attention cannot be asked for a plain path")
     with requiring_gradients(weights), plain_attention(model):
@@ -195,11 +197,9 @@ def _spectrum(
     logits: _Logits, scales: Sequence[Tensor] | None, allowed: float, tolerance: float, generator: torch.Generator
 ) -> Spectrum:
     """lambda_max by Rayleigh-Ritz, and the trace by random signs outside of its eigenvector (Hutchinson; Hutch++ with one)."""
-    gram: Callable[[Tensor], Tensor] = lambda v: logits.gram(v, scales)
     like = logits.y.detach()
-    found: Singular = leading_singular(
-        Linearisation(like, like, gram, lambda v: v), tolerance=tolerance, generator=torch.Generator().manual_seed(0)
-    )
+    both = Linearisation(like, like, lambda v: logits.gram(v, scales), lambda v: v)
+    found: Singular = leading_singular(both, tolerance=tolerance)
     largest, error = found.largest**2, 2 * found.error
     top = found.right.squeeze(-3)
     rest = []
@@ -209,6 +209,4 @@ def _spectrum(
     outside = torch.tensor(rest, dtype=torch.float64)
     trace = largest + float(outside.mean())
     deviation = float(outside.std() / math.sqrt(PROBES))
-    return Spectrum(
-        largest, error, trace, deviation / trace if trace else math.nan, allowed / largest if largest else math.inf
-    )
+    return Spectrum(largest, error, trace, deviation / trace if trace else math.nan, allowed / largest if largest else math.inf)

@@ -53,9 +53,7 @@ class UpdateResponse(Instrument):
     in the same lane. Raises ConfigError where weights are made on demand, as later segments' are needed with the earlier.
     """
 
-    def __init__(
-        self, graphs: StepGraphs, segments: Collection[int] | None = None, updates: Mapping[str, Update] | None = None
-    ):
+    def __init__(self, graphs: StepGraphs, segments: Collection[int] | None = None, updates: Mapping[str, Update] | None = None):
         self.graphs, self.segments, self.updates = graphs, segments, dict(updates or UPDATES)
 
     def begin(self, depth: Depth, x0: Tensor) -> None:

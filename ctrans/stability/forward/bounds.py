@@ -126,7 +126,7 @@ def difference_bound(sublayer: Sublayer) -> float:
     if isinstance(field, ShowsHeads):
         heads = [head.out.detach().double() @ head.value.detach().double() for head in field.head_matrices()]
         return math.fsum(spectral_norm(path) for path in heads)
-    if isinstance(field, HasLipschitz) and not mixes_tokens(field, sublayer.kind):
+    if not mixes_tokens(field, sublayer.kind) and isinstance(field, HasLipschitz):
         return field.lipschitz(_level(norm) * math.sqrt(norm.width))
     return math.inf
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from torch import Tensor
 
@@ -66,8 +65,7 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
     unknown = next((layer.note for layer in layers if layer.note), "")
     why = (
         f"through the attention rows alone a relative change of the state grows {three(gain)} times in a layer at most, theta is at "
-        f"most {theta:.3g}, and "
-        + (f"theorem 5.1 allows up to {three(bound)} times what is measured" if not unknown else unknown)
+        f"most {theta:.3g}, and " + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
     )
     quantities = {"attention path": gain}
     return Finding(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)

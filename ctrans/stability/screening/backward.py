@@ -15,7 +15,18 @@ from ctrans.stability.backward.parameter_gradients import Gradients, ParameterGr
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, Sensitivities, SensitivityByDepth
 from ctrans.stability.backward.weight_slope import Slope, SlopeAt
 from ctrans.stability.carried import CarriedStates
-from ctrans.stability.screening.case import NOT_IN_QUICK, Case, Finding, StepPlan, attempt, exponent, found, judged, largest, three
+from ctrans.stability.screening.case import (
+    NOT_IN_QUICK,
+    Case,
+    Finding,
+    StepPlan,
+    attempt,
+    exponent,
+    found,
+    judged,
+    largest,
+    three,
+)
 from ctrans.stability.screening.forward import run_away, weights_verdict
 from ctrans.stability.transport.generalisation import GeneralisationRadius, generalisation_radius
 from ctrans.stability.transport.perturbations import PERTURBATIONS, SIZE, perturbed

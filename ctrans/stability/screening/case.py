@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.backward.sensitivity import StepGraphs
+from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.screening.quantities import flags
 from ctrans.walk import Attempt, DescribedModel, Instrument, Passage
 from solvers import ConfigError, SolveError

@@ -54,7 +54,10 @@ class Quantity:
 QUANTITIES: dict[str, Quantity] = {
     "segments with infinite H": Quantity("share of the certified segments whose Hamiltonian, by the ODE, is infinite"),
     "loss over guessing": Quantity(
-        "initial loss less log V, the loss of equal probabilities, in nats", high=1.0, above="starts worse than guessing", decimals=3
+        "initial loss less log V, the loss of equal probabilities, in nats",
+        high=1.0,
+        above="starts worse than guessing",
+        decimals=3,
     ),
     "added by depth": Quantity(
         "|X_D - Y_D|/|X_D|, Y the state without any sublayer: what the depth does to its input", low=0.01, below="does nothing"
@@ -62,8 +65,12 @@ QUANTITIES: dict[str, Quantity] = {
     "growth exponent": Quantity(
         "p of |X_k - Y_k| ~ k^p from the middle block to the end; 1/2 to 1 where layers are alike", high=2.0, above="explodes"
     ),
-    "token similarity": Quantity("mean cosine between two tokens of a sequence in X_D", high=0.99, above="tokens collapse", decimals=3),
-    "|x| in weights": Quantity("k of mean|X_D| ~ c^k, every map times c, c large", high=1.25, above="outruns weights", decimals=3),
+    "token similarity": Quantity(
+        "mean cosine between two tokens of a sequence in X_D", high=0.99, above="tokens collapse", decimals=3
+    ),
+    "|x| in weights": Quantity(
+        "k of mean|X_D| ~ c^k, every map times c, c large", high=1.25, above="outruns weights", decimals=3
+    ),
     "condition": Quantity(
         "largest |J_i:D||X_i|/|X_D| over blocks i looked at: growth of relative changes",
         low=0.1,
@@ -85,9 +92,15 @@ QUANTITIES: dict[str, Quantity] = {
         high=3.0,
         above="ill-conditioned",
     ),
-    "|dv/dX| in weights": Quantity("k of |dv/dX| ~ c^k in the middle sublayers, weights times c", high=1.25, above="outruns weights", decimals=3),
+    "|dv/dX| in weights": Quantity(
+        "k of |dv/dX| ~ c^k in the middle sublayers, map times c", high=1.25, above="outruns weights", decimals=3
+    ),
     "W_2 growth": Quantity(
-        "largest (W_2 out/|X_D|)/(W_2 in/|X_0|) over perturbations", low=0.01, below="forgets its input", high=100.0, above="explodes"
+        "largest (W_2 out/|X_D|)/(W_2 in/|X_0|) over perturbations",
+        low=0.01,
+        below="forgets its input",
+        high=100.0,
+        above="explodes",
     ),
     "W_2 in weights": Quantity("k of W_2 out ~ c^k, every map times c, c large", high=1.25, above="outruns weights", decimals=3),
     "attention path": Quantity(

@@ -32,9 +32,7 @@ def test_responses_are_the_changes_of_the_output_by_central_differences(name):
             moved = []
             for sign in (1e-4, -1e-4):
                 other = copy.deepcopy(model)
-                for own, seen in zip(
-                    other.depth.sublayers[k].parameters(), twin.depth.sublayers[k].parameters(), strict=True
-                ):
+                for own, seen in zip(other.depth.sublayers[k].parameters(), twin.depth.sublayers[k].parameters(), strict=True):
                     if seen.grad is not None:
                         own.sub_(sign * rate * direction(seen.grad))
                 moved.append(other.depth(other.embed(text)))

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.files import to_json
@@ -97,7 +98,11 @@ def test_limits_have_two_sides_and_nan_is_not_known():
         "at most 2.5",
         "–",
     ]
-    assert [shown("condition", 1234.5), shown("token similarity", -1e-9), shown("condition", math.nan)] == ["1.23e+03", "0.000", "unknown"]
+    assert [shown("condition", 1234.5), shown("token similarity", -1e-9), shown("condition", math.nan)] == [
+        "1.23e+03",
+        "0.000",
+        "unknown",
+    ]
     assert shown("log stretch", 1.234, 0.056) == "1.23 ± 0.06"
 
 

@@ -114,7 +114,7 @@ def test_the_bound_scales_with_dt_and_sums_each_segments_own_gain():
 
 @pytest.mark.parametrize("norm", sorted(NORMS))
 def test_what_all_tokens_have_in_common_is_not_in_the_bound_behind_an_input_norm(norm):
-    model = small_model("pre", norm=norm, dt=0.25)
+    model = small_model("pre", norm=norm, dt=0.25, activation="relu")  # of slope 1, which is as steep as it is long
     before = transport_bound(model.depth, 5, 3.0, 2)
     for sublayer in model.depth.sublayers:
         field = sublayer.field
