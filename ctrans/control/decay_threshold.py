@@ -75,7 +75,7 @@ class ValuePath(Path):
 
     def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
         """max_h |(A_h X)'P|_2, exactly."""
-        found = float(torch.linalg.matrix_norm(self.mixed.mT @ P, 2).amax())
+        found = max(float(product_svd(mixed, P)[0][0]) for mixed in self.mixed)
         return found, found
 
 
@@ -97,8 +97,7 @@ class UnitsPath(Path):
     def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
         """The best of some ascents of c |P'max(X w, 0)| over |w| = 1, and c (|P'X|_2 + |P|_2|X|_2)/2."""
         growth = ACTIVATIONS[self.activation].at_infinity
-        shared = P.mT @ self.x
-        _, _, vt = torch.linalg.svd(shared, full_matrices=False)
+        shared, vt = product_svd(P, self.x)
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(STARTS, self.x.shape[-1], generator=generator, dtype=P.dtype).to(P.device)
         directions = torch.cat([vt[:STARTS], -vt[:STARTS], noise, self.x[length(P).topk(min(STARTS, len(P))).indices]])
@@ -107,7 +106,7 @@ class UnitsPath(Path):
             return ratio(w, length(w).unsqueeze(-1))
 
         found = ascend(lambda w: length((self.x @ w.mT).clamp_min(0).mT @ P), project(directions), (-1,), project, steps=200)
-        above = (torch.linalg.matrix_norm(shared, 2) + torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)) / 2
+        above = (shared[0] + torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)) / 2
         return growth * float(found.best.amax()), growth * float(above)
 
 
@@ -166,6 +165,18 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
         f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known: give it "
         "`probabilities(x)` and `heads`, or `up`, `activation` and `last`"
     )
+
+
+def product_svd(
+    left: Float[Tensor, "tokens rows"], right: Float[Tensor, "tokens columns"]
+) -> tuple[Float[Tensor, " rank"], Float[Tensor, "rank columns"]]:
+    """Singular values of L'R, falling, and its right singular vectors; rank = min(tokens, rows, columns).
+
+    With L' = Q S and R' = O T, it is Q (S T') O': where tokens are fewer than entries of a state, nothing larger than L and R is made.
+    """
+    (_, s), (o, t) = (torch.linalg.qr(each.mT) for each in (left, right))
+    _, values, vt = torch.linalg.svd(s @ t.mT, full_matrices=False)
+    return values, vt @ o.mT
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from ctrans.fields.protocols import (
     mixes_tokens,
     why_not,
 )
-from ctrans.fields.spectral_norm import spectral_norm
+from ctrans.fields.spectral_norm import norms_found_once, spectral_norm
 from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapSettings
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "ShowsMatrices",
     "TokenBound",
     "mixes_tokens",
+    "norms_found_once",
     "plain_attention",
     "spectral_norm",
     "why_not",

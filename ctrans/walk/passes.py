@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.fields import norms_found_once
 from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, Passage, PassageBack, Turn
 from ctrans.walk.model import Model, check_targets, cross_entropy
@@ -113,8 +114,9 @@ def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: Told | None) ->
         for instrument in way.lane.instruments:
             instrument.begin(depth, way.x)
     for k, sublayer, time, h in _segments(depth):
-        for way in ways:
-            way.forward(k, sublayer, time, h)
+        with norms_found_once():
+            for way in ways:
+                way.forward(k, sublayer, time, h)
         if progress is not None:
             progress(k)
 

@@ -9,7 +9,15 @@ from scipy.optimize import minimize
 from torch import nn
 
 from ctrans.control.costate import costate
-from ctrans.control.decay_threshold import UnitsPath, ValuePath, climb_factors, decay_threshold, path_of, with_evidence
+from ctrans.control.decay_threshold import (
+    UnitsPath,
+    ValuePath,
+    climb_factors,
+    decay_threshold,
+    path_of,
+    product_svd,
+    with_evidence,
+)
 from ctrans.control.model_check import Remedy, check_model
 from ctrans.fields import Attention, FeedForward
 from ctrans.placement import PLACEMENTS
@@ -198,3 +206,23 @@ def test_a_map_that_shows_no_factors_says_what_it_lacks():
 def test_an_ascent_over_factors_is_the_same_for_the_same_seed():
     path, P = ValuePath(numbers(1, 6, 4), 4), numbers(6, 4, seed=1)
     assert climb_factors(path, P, 0.1) == climb_factors(path, P, 0.1)
+
+
+@pytest.mark.parametrize(("tokens", "rows", "columns"), [(3, 7, 5), (9, 7, 5), (6, 4, 9), (6, 9, 4)])
+def test_a_products_singular_values_are_those_of_the_dense_one(tokens, rows, columns):
+    left, right = (torch.randn(tokens, size, dtype=torch.float64) for size in (rows, columns))
+    values, vt = product_svd(left, right)
+    expected = torch.linalg.svd(left.T @ right, full_matrices=False)
+    assert torch.allclose(values, expected.S[: len(values)], atol=1e-12)
+    assert torch.allclose((left.T @ right @ vt.T).norm(dim=0), values, atol=1e-12)
+    assert torch.allclose(vt @ vt.T, torch.eye(len(vt), dtype=torch.float64), atol=1e-12)
+
+
+def test_a_wide_models_threshold_makes_nothing_wider_than_its_states():
+    width = 20_000  # a matrix of that order would take 3.2 GB
+    x = torch.randn(2, width, dtype=torch.float64)
+    paths = ValuePath(x.unsqueeze(0), 4), UnitsPath(x, "relu", 2, width)
+    with torch.no_grad():
+        for path in paths:
+            lower, upper = path.threshold(torch.randn_like(x))
+            assert 0 < lower <= upper
