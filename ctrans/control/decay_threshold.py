@@ -24,7 +24,7 @@ from torch import Tensor
 from ctrans.control.admissible import Verdict, length, ratio
 from ctrans.control.ascent import ascend
 from ctrans.control.last_map import frobenius
-from ctrans.fields import ACTIVATIONS, HasUnits, ShowsHeads
+from ctrans.fields import Activation, HasUnits, ShowsHeads, why_not
 from solvers import ConfigError
 
 STARTS = 16
@@ -84,7 +84,7 @@ class UnitsPath(Path):
     """f = phi(X W_1')W_2': units a phi(<w, x>)."""
 
     x: Float[Tensor, "tokens width"]
-    activation: str
+    activation: Activation
     units: int
     out: int
 
@@ -92,11 +92,11 @@ class UnitsPath(Path):
         return (self.units, self.x.shape[-1]), (self.out, self.units)
 
     def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
-        return ACTIVATIONS[self.activation](self.x @ inner.mT) @ outer.mT
+        return self.activation(self.x @ inner.mT) @ outer.mT
 
     def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
         """The best of some ascents of c |P'max(X w, 0)| over |w| = 1, and c (|P'X|_2 + |P|_2|X|_2)/2."""
-        growth = ACTIVATIONS[self.activation].at_infinity
+        growth = self.activation.at_infinity
         shared = P.mT @ self.x
         _, _, vt = torch.linalg.svd(shared, full_matrices=False)
         generator = torch.Generator().manual_seed(0)
@@ -161,10 +161,12 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
         mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
         return ValuePath(mixed, x.shape[-1] // field.heads)
     if isinstance(field, HasUnits):
-        return UnitsPath(x.flatten(0, -2), field.activation, min(UNITS, field.up.out_features), field.last.out_features)
+        activation, count = field.units()
+        return UnitsPath(x.flatten(0, -2), activation, min(UNITS, count), x.shape[-1])
     raise ConfigError(
-        f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known: give it "
-        "`probabilities(x)` and `heads`, or `up`, `activation` and `last`"
+        f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known{why_not(field)}: give "
+        "it `probabilities(x)` and `heads`, or `units()` where no gate multiplies them (a gate makes three factors, which have no "
+        "such threshold)"
     )
 
 

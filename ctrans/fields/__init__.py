@@ -1,7 +1,8 @@
 """The maps whose ODE a Transformer is, and what a map may say of itself."""
 
+from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.attention import Attention, plain_attention
-from ctrans.fields.feed_forward import ACTIVATIONS, Activation, FeedForward
+from ctrans.fields.feed_forward import FeedForward
 from ctrans.fields.protocols import (
     EndsLinear,
     HasBound,
@@ -19,6 +20,7 @@ from ctrans.fields.protocols import (
     ShowsHeads,
     ShowsMatrices,
     TokenBound,
+    Units,
     mixes_tokens,
     why_not,
 )
@@ -50,6 +52,7 @@ __all__ = [
     "ShowsHeads",
     "ShowsMatrices",
     "TokenBound",
+    "Units",
     "mixes_tokens",
     "plain_attention",
     "spectral_norm",
