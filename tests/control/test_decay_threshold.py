@@ -235,7 +235,8 @@ def test_a_gated_model_says_that_no_threshold_is_known():
             sublayer.field = Gated(model.config.width, 8).to(next(model.parameters()))
     text = tokens(batch=1, length=5)
     check = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=1e9))
-    assert check.segments[1].threshold is None and check.threshold is None
+    assert check.segments[1].threshold is None
+    assert check.threshold is None
     assert check.segments[1].verdict == "open"
 
 
