@@ -161,8 +161,8 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
         mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
         return ValuePath(mixed, x.shape[-1] // field.heads)
     if isinstance(field, HasUnits):
-        activation, count = field.units()
-        return UnitsPath(x.flatten(0, -2), activation, min(UNITS, count), x.shape[-1])
+        activation, number = field.units()
+        return UnitsPath(x.flatten(0, -2), activation, min(UNITS, number), x.shape[-1])
     raise ConfigError(
         f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known{why_not(field)}: give "
         "it `probabilities(x)` and `heads`, or `units()` where no gate multiplies them (a gate makes three factors, which have no "

@@ -1,6 +1,7 @@
 """The maps whose ODE a Transformer is, and what a map may say of itself."""
 
 from ctrans.fields.activations import ACTIVATIONS, Activation
+from ctrans.fields.around import AroundMap
 from ctrans.fields.attention import Attention, plain_attention
 from ctrans.fields.feed_forward import FeedForward
 from ctrans.fields.protocols import (
@@ -33,6 +34,7 @@ __all__ = [
     "FFNS",
     "FIELDS",
     "Activation",
+    "AroundMap",
     "Attention",
     "EndsLinear",
     "FeedForward",

@@ -77,10 +77,10 @@ class HeadMatrices(NamedTuple):
 
 
 class Units(NamedTuple):
-    """f(x) = sum over k = 1 .. count of out_k phi(<in_k, x> + b_k) + b, with phi the `activation`."""
+    """f(x) = sum over k = 1 .. number of out_k phi(<in_k, x> + b_k) + b, with phi the `activation`."""
 
     activation: Activation
-    count: int
+    number: int
 
 
 @runtime_checkable
