@@ -91,7 +91,7 @@ KEY = (
 
 def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, str]) -> Table:
     """Both verdicts of each placement, those that do not take the remedy last. Fits 80 columns."""
-    table = _table(f"{norm}: {len(checks[0].segments)} segments, {checks[0].tokens} tokens")
+    table = _table(f"{norm}: {len(checks[0].segments)} segments, {checks[0].tokens} token{'s' * (checks[0].tokens != 1)}")
     for name in ("placement", "ODE", "step"):
         table.add_column(name, no_wrap=True)
     for c in checks:
