@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import Kind
+from ctrans.fields import Kind, check_shape
 from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
 from solvers import ConfigError, Segment
@@ -69,10 +69,10 @@ class Sublayer(nn.Module):
         return placement_with(*norms, gain=self.gain != 1)
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """The raw velocity r(X)."""
+        """The raw velocity r(X). Raises ConfigError for a map that does not keep its input's shape."""
         if self.input_norm is not None:
             x = self.input_norm(x)
-        v: Tensor = self.field(x)
+        v = check_shape(self.field, self.kind, x, self.field(x))
         if self.output_norm is not None:
             v = self.output_norm(v)
         return v if self.gain == 1.0 else self.gain * v

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans import __version__
+from ctrans.cli.plugins import LOADED
 from ctrans.cli.reading import LookedAt
 from ctrans.cli.request import Request, WrittenRequest
 from ctrans.cli.subjects import resolved
@@ -99,6 +100,7 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
     """How every result begins: the command, its options, and what it depends on besides them."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     environment = {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+    environment |= {"plugins": list(LOADED)} if LOADED else {}
     return {"command": request.command, "options": options, "environment": environment}
 
 

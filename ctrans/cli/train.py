@@ -94,7 +94,7 @@ def _check_places(request: TrainRequest) -> None:
         check_count("threads", request.threads)
     if request.use_tensorboard:
         check_tensorboard()
-    check_json(request)
+    check_json(request, request.out)
 
 
 def _plan(request: TrainRequest) -> Plan:

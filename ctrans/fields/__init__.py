@@ -3,6 +3,7 @@
 from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.around import AroundMap
 from ctrans.fields.attention import Attention, plain_attention
+from ctrans.fields.check_map import check_map, check_shape
 from ctrans.fields.feed_forward import FeedForward
 from ctrans.fields.protocols import (
     EndsLinear,
@@ -55,6 +56,8 @@ __all__ = [
     "ShowsMatrices",
     "TokenBound",
     "Units",
+    "check_map",
+    "check_shape",
     "mixes_tokens",
     "plain_attention",
     "spectral_norm",
