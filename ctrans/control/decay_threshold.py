@@ -3,8 +3,8 @@
 Where f = A X V'O' and both V and O decay, sup over them of -<P, f> - lam/2 (|V|^2 + |O|^2) is 0 if lam >= lam* and infinite if
 lam < lam*, for the value is homogeneous of degree 2 like its cost. With one bound |V|^2 + |O|^2 <= R^2 it is R^2/2 (lam* - lam), or
 0. The least cost of a product M = O V is lam times its nuclear norm, so that lam* is the dual norm |(A X)'P|_2; of several heads
-the largest. Units a phi(<w, x>) with a positively homogeneous phi have lam* = max over |w| = 1 of |P'phi(X w)|; any other phi of
-our table grows like c max(z, 0), and what it does at small z adds something finite.
+the largest, heads that share their values counting as one. Units a phi(<w, x>) with a positively homogeneous phi have lam* = max
+over |w| = 1 of |P'phi(X w)|; any other phi of our table grows like c max(z, 0), and what it does at small z adds something finite.
 
 That is at fixed attention rows and input gains, without biases. A bias that does not decay makes H infinite for every lam unless
 sum_j p_j = 0. Trained input gains do too: undecayed they scale lam*, and decayed the path has three factors and grows like R^3,
@@ -61,22 +61,32 @@ class Path(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValuePath(Path):
-    """f = sum_h A_h X V_h'O_h' at fixed attention rows A_h: `mixed` holds A_h X."""
+    """f = sum_h A_h X V_g'O_h' at fixed attention rows A_h: `mixed` holds A_h X, and `groups` which values V_g each head h has.
+
+    Each head has its own where no groups are given; `head` is the number of rows of V_g.
+    """
 
     mixed: Float[Tensor, "heads tokens width"]
     head: int
+    groups: tuple[int, ...] | None = None
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         heads, _, width = self.mixed.shape
-        return (heads, self.head, width), (heads, width, self.head)
+        return (len(set(self._values)), self.head, width), (heads, width, self.head)
 
     def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
-        return (self.mixed @ inner.mT @ outer.mT).sum(0)
+        return (self.mixed @ inner[list(self._values)].mT @ outer.mT).sum(0)
 
     def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
-        """max_h |(A_h X)'P|_2, exactly."""
-        found = float(torch.linalg.matrix_norm(self.mixed.mT @ P, 2).amax())
+        """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2, exactly: their O_h together are one factor."""
+        pulled = self.mixed.mT @ P
+        sharing = [[h for h, own in enumerate(self._values) if own == g] for g in set(self._values)]
+        found = max(float(torch.linalg.matrix_norm(torch.cat(list(pulled[heads]), -1), 2)) for heads in sharing)
         return found, found
+
+    @property
+    def _values(self) -> tuple[int, ...]:
+        return tuple(range(len(self.mixed))) if self.groups is None else self.groups
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +169,9 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
     """The path of two factors of a map at its input x. Raises ConfigError for a map that shows none."""
     if isinstance(field, ShowsHeads):
         mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
-        return ValuePath(mixed, x.shape[-1] // field.heads)
+        values = [matrices.value for matrices in field.head_matrices()]
+        places = list(dict.fromkeys(value.data_ptr() for value in values))
+        return ValuePath(mixed, len(values[0]), tuple(places.index(value.data_ptr()) for value in values))
     if isinstance(field, HasUnits):
         activation, number = field.units()
         return UnitsPath(x.flatten(0, -2), activation, min(UNITS, number), x.shape[-1])

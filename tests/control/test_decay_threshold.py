@@ -11,7 +11,7 @@ from torch import nn
 from ctrans.control.costate import costate
 from ctrans.control.decay_threshold import UnitsPath, ValuePath, climb_factors, decay_threshold, path_of, with_evidence
 from ctrans.control.model_check import Remedy, check_model
-from ctrans.fields import ACTIVATIONS, Attention, FeedForward, HasUnits
+from ctrans.fields import ACTIVATIONS, Attention, FeedForward, HasUnits, HeadMatrices
 from ctrans.placement import PLACEMENTS
 from solvers import ConfigError
 from tests.helpers import learned, small_model, tokens
@@ -53,6 +53,44 @@ def test_the_value_path_through_attentions_own_forward(heads):
     for radius in (1.0, 10.0):
         assert climb(value, 32, radius) == pytest.approx(radius**2 / 2 * threshold.lower, rel=1e-7)
     assert threshold.upper == threshold.lower
+
+
+class SharedValues(nn.Module):
+    """Three heads with rows that stay; the first two share their values, as grouped queries do."""
+
+    heads, temperature, normalised_scores = 3, 1.0, False
+
+    def __init__(self, tokens):
+        super().__init__()
+        self.rows = numbers(3, tokens, tokens, seed=5).softmax(-1)
+        self.value, self.out = nn.Parameter(numbers(2, 2, 4, seed=6)), nn.Parameter(numbers(3, 4, 2, seed=7))
+
+    def probabilities(self, x):
+        return self.rows.expand(*x.shape[:-2], *self.rows.shape)
+
+    def head_matrices(self):
+        for h in range(3):
+            yield HeadMatrices(self.value[0], self.value[0], self.value[h // 2], self.out[h], None)
+
+    def forward(self, x):
+        values = self.value[[0, 0, 1]]
+        return (self.rows @ x.unsqueeze(-3) @ values.mT @ self.out.mT).sum(-3)
+
+
+def test_heads_that_share_their_values_count_as_one():
+    module = SharedValues(5).requires_grad_(False)
+    x, P = numbers(1, 5, 4), numbers(5, 4, seed=1)
+    path = path_of(module, x)
+    assert path.groups == (0, 0, 1)
+    assert torch.allclose(path.velocity(module.value, module.out), module(x)[0])
+
+    def value(z):
+        weights = {"value": z[:16].reshape(2, 2, 4), "out": z[16:].reshape(3, 4, 2)}
+        return -(P * torch.func.functional_call(module, weights, (x,))[0]).sum()
+
+    lower, upper = path.threshold(P)
+    assert climb(value, 40, 3.0, starts=8) == pytest.approx(9 / 2 * lower, rel=1e-7)
+    assert lower == upper > ValuePath(path.mixed, 2).threshold(P)[0]
 
 
 def test_the_threshold_of_heads_is_the_largest_spectral_norm():
