@@ -18,7 +18,7 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.fields import norms_found_once
 from ctrans.sublayer import Sublayer
-from ctrans.walk.instrument import Instrument, Passage, PassageBack, Turn
+from ctrans.walk.instrument import Instrument, Passage, PassageBack, States, Turn
 from ctrans.walk.model import Model, check_targets, cross_entropy
 from solvers import ConfigError
 from solvers.segment import Map
@@ -88,6 +88,12 @@ def walk_depth(
     """The instruments' figures after one walk down the depth from X_0: for those that ask for no loss."""
     _down(depth, [_LaneUnderWay(Lane(torch.empty(0, dtype=torch.int64), None, instruments), x0.detach())], progress)
     return [instrument.figures() for instrument in instruments]
+
+
+def states_of(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Float[Tensor, "*batch tokens width"]]:
+    """X_0 and X_{k+1} = step_k(X_k) of the discrete Transformer, finite or not, without a graph."""
+    found: list[Tensor] = walk_depth(depth, x0, [States()])[0]
+    return found
 
 
 @torch.no_grad()
