@@ -50,7 +50,9 @@ def _places(case):
     tables = [mark.args[0] for mark in case.iter_markers("parametrize")]
     tables = [tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names) for names in tables]
     fixtures = set(case.callspec.params).difference(*tables)
-    return {names: tuple(id(case.callspec.params[name]) for name in names) for names in [*tables, *((name,) for name in fixtures)]}
+    return {
+        names: tuple(id(case.callspec.params[name]) for name in names) for names in [*tables, *((name,) for name in fixtures)]
+    }
 
 
 @pytest.fixture(autouse=True)
