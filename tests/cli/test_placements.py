@@ -33,6 +33,7 @@ def names(command, found):
     return list(found["models" if command == "screen" else "placements"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", QUICK)
 def test_mixed_placements_are_looked_at_under_their_canonical_names(command, tmp_path):
     chosen = ["--compare", f"placement={','.join(MIXED)}"] if command == "screen" else [f"--placement={name}" for name in MIXED]

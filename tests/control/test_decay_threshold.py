@@ -198,6 +198,7 @@ def test_trained_input_gains_make_every_decay_too_small():
     assert climb(value, 36, radius) - decay / 2 * radius**2 > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_models_decay_is_compared_with_its_largest_threshold(placement):
     model, text = small_model(placement, depth=1), tokens(1, 9)

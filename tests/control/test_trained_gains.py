@@ -263,6 +263,7 @@ def test_zero_features_leave_the_set_its_evidence_over_velocities(name):
 # --- features of lower rank: a bound that can fail
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
