@@ -100,7 +100,7 @@ PANELS: tuple[tuple[str, str, str, Draw], ...] = (
     ("forward", "mean |x|, and its bound (pale)", "segments done", _growth),
     ("forward", "added by the depth, of the state", "segments done", _added),
     ("forward", "1 - similarity of tokens", "segments done", _similarity),
-    ("backward", r"growth of relative changes to the end: $|J_{i:D}||X_i|/|X_D|$", "block i", _condition),
-    ("updates", "output moved by one step of Adam on segment k, lr 0.001", "segment k", _updates),
-    ("attention", "growth of relative changes through attention rows", "segment k", _attention),
+    ("backward", r"condition $|J_{i:D}||X_i|/|X_D|$", "block i", _condition),
+    ("updates", "output moved by a step of Adam, lr 0.001", "segment k", _updates),
+    ("attention", "gain through attention rows alone", "segment k", _attention),
 )
