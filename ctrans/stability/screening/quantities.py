@@ -141,8 +141,8 @@ QUANTITIES: dict[str, Quantity] = {
         gauge="the kernel is of gradient descent in these weights: the share of each matrix in it changes with the gauge",
     ),
 }
-"""By name, as the steps report them; a new one is one entry. Limits are wide: outside of them lies what no model that trains was seen to
-be, and inside of them nothing is said of which of two models is better."""
+"""By name, as the steps report them; a new one is one entry. The limits are a choice, set while looking at the seven placements at
+initialisation: wide, and not yet held against training runs. Inside of them nothing is said of which of two models is better."""
 
 IN_JSON: dict[str, str] = {
     "segments.slope": "slope and radii bound the last map's weights, whose features scale against them",
