@@ -173,7 +173,7 @@ def test_text_appears_as_it_is_made(spoken):
         (["--tokens", "many"], "'many' is not a valid integer"),
         (["--device", "tpu9"], "device 'tpu9' is not available"),
         (["--checkpoint", "nowhere"], "--checkpoint is given 2 times, 'model', 'nowhere'"),
-        (["--json", "/proc/nothing/a.json"], "cannot write to directory"),
+        (["--json", "/proc/nothing/a.json"], "there is no directory '/proc/nothing'"),
     ],
 )
 def test_each_mistake_gets_one_line_and_exit_code_2(options, words, tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_a_checkpoint_must_be_named_and_there(tmp_path, monkeypatch):
     assert (result.exit_code, result.stderr) == (2, "ctrans: Missing option '--checkpoint'.\n")
     result = run("generate", "--checkpoint", "nowhere")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "cannot read 'nowhere/config.json'" in result.stderr
+    assert "there is no checkpoint 'nowhere' that can be read" in result.stderr
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
