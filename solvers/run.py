@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -54,7 +55,8 @@ class Run:
     takes the step it had reached into the next one. With `watch`, each accepted state is checked for non-finite entries.
     `clock` has the times that a solve is sure to need as tensors, made at once: one by one they cost an Euler step 1%.
     `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
-    second state of a reversible scheme. `controlled` limits the error norm to that many leading entries of a flat state.
+    second state of a reversible scheme, `apart` how far the two were from each other at worst, over what is allowed.
+    `controlled` limits the error norm to that many leading entries of a flat state.
     """
 
     steps: int
@@ -67,6 +69,7 @@ class Run:
     stats: Stats = dataclasses.field(default_factory=Stats)
     step_size: StepSize | None = None
     partner: Tensor | None = None
+    apart: Tensor | None = None
     clock: dict[float, Tensor] = dataclasses.field(default_factory=dict)
     trace: list[Step] = dataclasses.field(default_factory=list)
     saved: list[Saved] = dataclasses.field(default_factory=list)
@@ -110,6 +113,13 @@ class Run:
         """The entries that enter the error norm."""
         return x if self.controlled is None else x[: self.controlled]
 
+    def size(self, error: Tensor, *states: Tensor) -> float:
+        """The RMS of an error over what the tolerances allow for these states, atol + rtol max(abs states)."""
+        # tolerances vanish in half precision
+        counted = [self.counted(x).float() if x.dtype.itemsize < 4 else self.counted(x) for x in (error, *states)]
+        largest = functools.reduce(torch.maximum, (x.abs() for x in counted[1:]))
+        return rms(counted[0] / (self.atol + self.rtol * largest))
+
     def keep(self, t: float, x: Tensor) -> None:
         """Saves a state for the solution."""
         self.saved.append(Saved(t, x, self.stats.accepted))
@@ -121,6 +131,11 @@ def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
     On the CPU whatever the state's device: such a tensor mixes with all of them and costs no transfer.
     """
     return torch.tensor(times, dtype=dtype if dtype in TIME_TYPES else torch.float32, device="cpu").unbind()
+
+
+def rms(x: Tensor) -> float:
+    """The root of the mean square of all entries. Waits for the device."""
+    return float(torch.linalg.vector_norm(x)) / math.sqrt(x.numel())
 
 
 def finite(x: Tensor) -> bool:

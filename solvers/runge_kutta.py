@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
@@ -14,14 +14,11 @@ from torch import Tensor
 
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
-from solvers.reversible_scheme import ReversibleScheme
-from solvers.run import Run, Step, Stopped, finite
+from solvers.reversible_scheme import Finish, ReversibleScheme
+from solvers.run import Run, Step, Stopped, finite, rms
 from solvers.segment import Segment
 from solvers.solution import Status
 from solvers.tableau import Tableau
-
-Finish = Callable[[Step, Tensor, Tensor], Tensor]
-"""(step, x, increment) -> the next x."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +74,10 @@ class RungeKutta:
         h = segment.step(run.steps)
         for start, end in segment.intervals(run.steps):
             step = Step(segment, start, end, h)
-            x = finish(step, x, self._increment(*step, x, run))
+            following = finish(step, x, self._increment(*step, x, run))
+            assert following is not None, "a step of given size is not refused"
             run.trace.append(step)
+            x = following
         return x
 
     def increment(self, step: Step, x: Tensor, run: Run) -> Tensor:
@@ -120,11 +119,14 @@ class RungeKutta:
             stages = self._stages(*step, x, run, first, len(self.tableau.b))
             increment = weighted(h, self.tableau.b, stages)
             x1 = x + increment
-            if not run.step_size.judge(size, self._error(x, x1, h, weights, stages, run)):
+            error = self._error(x, x1, h, weights, stages, run)
+            following = finish(step, x, increment) if finish is not None and error <= 1 else x1
+            if not run.step_size.judge(size, math.inf if following is None else error):
                 run.stats.rejected += 1
                 continue
+            assert following is not None, "refused, it is rejected"
             run.trace.append(step)
-            t, x = end, run.accept(segment, end, x1) if finish is None else finish(step, x, increment)
+            t, x = end, run.accept(segment, end, following) if finish is None else following
             if t != t1:
                 reuse = self.tableau.reuses_last_stage and x is x1
                 first = stages[-1] if reuse else run.velocity(segment, t, x)
@@ -142,10 +144,8 @@ class RungeKutta:
 
     @torch.no_grad()
     def _error(self, x: Tensor, x1: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tensor], run: Run) -> float:
-        x, x1, estimate = (run.counted(whole) for whole in (x, x1, weighted(h, weights, stages)))
-        if x.dtype.itemsize < 4:  # tolerances vanish in half precision
-            x, x1, estimate = x.float(), x1.float(), estimate.float()
-        return _rms(estimate / (run.atol + run.rtol * torch.maximum(x.abs(), x1.abs())))
+        estimate = weighted(h, weights, stages)
+        return run.size(estimate, x, x1)
 
     @torch.no_grad()
     def _initial_step(self, segment: Segment, t: float, t1: float, x: Tensor, first: Tensor, run: Run) -> float:
@@ -154,11 +154,11 @@ class RungeKutta:
         Theirs is 0.01^(1/order) of this; on switched Transformers that first error came out near 1e-4 of what is allowed.
         """
         scale = run.counted(run.atol + run.rtol * x.abs())
-        size, slope = _rms(run.counted(x) / scale), _rms(run.counted(first) / scale)
+        size, slope = rms(run.counted(x) / scale), rms(run.counted(first) / scale)
         span = abs(t1 - t)
         probe = min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
         h = math.copysign(probe, t1 - t)
-        curvature = _rms(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
+        curvature = rms(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
         largest = max(slope, curvature)
         if not math.isfinite(largest):
             return probe
@@ -173,7 +173,3 @@ def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Te
         if weight:
             total = (h * weight) * stage if total is None else torch.add(total, stage, alpha=h * weight)
     return torch.zeros_like(stages[0]) if total is None else total
-
-
-def _rms(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x)) / math.sqrt(x.numel())

@@ -63,13 +63,20 @@ def solve(
         solution = kind.integrate(chosen, segments, x0, run, progress)
     else:
         solution = march(kind.scheme(chosen), segments, x0, run, told(progress))
-    if solution.status is Status.SUCCESS and not finite(solution.x1):
+    if solution.status is Status.SUCCESS and (wrong := _wrong(solution, run)) is not None:
         with torch.no_grad():
             replay = march(kind.scheme(chosen), segments, x0, run.again(watch=True))
         # a field that is not the same twice may not break at all the second time
         broke = replay.status is not Status.SUCCESS
         end = len(segments) - 1, segments[-1].end
-        solution = replay if broke else dataclasses.replace(solution, status=Status.NON_FINITE, segment=end[0], time=end[1])
+        solution = replay if broke else dataclasses.replace(solution, status=wrong, segment=end[0], time=end[1])
     if throw and solution.status is not Status.SUCCESS:
         raise SolveError(solution.message, solution)
     return solution
+
+
+def _wrong(solution: Solution, run: Run) -> Status | None:
+    """What is wrong with a solve that got to its end, if anything."""
+    if run.apart is not None and float(run.apart) > 1:
+        return Status.PAIR_APART
+    return None if finite(solution.x1) else Status.NON_FINITE
