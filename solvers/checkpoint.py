@@ -124,8 +124,7 @@ def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -
         segment = step.segment
         first, last = step.start == segment.start, step.end == segment.end
         t0, t1 = segment.t0 if first else step.start, segment.t1 if last else step.end
-        piece = Segment(t0, t1, segment.field, segment.project, segment.enter if first else None)
-        parts.append((place[id(segment)], piece))
+        parts.append((place[id(segment)], segment.part(t0, t1, first)))
     return method.fixed(), parts, run.again(steps=1, save="segments")
 
 

@@ -114,7 +114,7 @@ class StepSize:
 
     def propose(self, remaining: float) -> tuple[float, bool]:
         """The next step's size, and whether it ends the segment. The last two steps are equal, so that no sliver is left."""
-        pieces = max(1, math.ceil(remaining / (STRETCH * self.step)))
+        pieces = max(1, math.ceil(min(3.0, remaining / (STRETCH * self.step))))
         return (remaining / pieces if pieces <= 2 else self.step), pieces == 1
 
     def judge(self, size: float, error: float) -> bool:

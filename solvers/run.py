@@ -71,6 +71,7 @@ class Run:
     partner: Tensor | None = None
     apart: Tensor | None = None
     clock: dict[float, Tensor] = dataclasses.field(default_factory=dict)
+    limits: dict[tuple[float, float], tuple[float, float]] = dataclasses.field(default_factory=dict)
     trace: list[Step] = dataclasses.field(default_factory=list)
     saved: list[Saved] = dataclasses.field(default_factory=list)
 
@@ -80,18 +81,34 @@ class Run:
         return Run(**{**request, **changes})
 
     def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
-        """field(t, x), counted; ConfigError where its shape is not the state's."""
+        """field(t, x), counted; ConfigError where it is not like the state. A time that is a number is moved inside the segment."""
         self.stats.evaluations += 1
         if not isinstance(t, Tensor):
-            t = self.clock[t] if t in self.clock else as_tensors([t], x.dtype)[0]
+            low, high = self.inside(segment, x.dtype)
+            t = as_tensors([low if t < low else high if t > high else t], x.dtype)[0]
         v = segment.field(t, x)
-        if not isinstance(v, Tensor):
-            raise ConfigError(f"the field returned {type(v).__name__}: dx/dt must be a tensor of x's shape")
-        if v.shape != x.shape:
-            raise ConfigError(
-                f"the field returned shape {tuple(v.shape)} for a state of shape {tuple(x.shape)}: dx/dt must match x"
-            )
+        check_like("field", v, x)
         return v
+
+    def start(self, segment: Segment, t: float, x: Tensor) -> Tensor | float:
+        """The time at which an Euler step begins: as it is, unless it is a segment's later end."""
+        assert segment.whole is not None, "every segment knows it"
+        if t >= segment.whole[1]:
+            return t
+        return self.clock[t] if t in self.clock else as_tensors([t], x.dtype)[0]
+
+    def inside(self, segment: Segment, dtype: torch.dtype) -> tuple[float, float]:
+        """The first and the last time at which a field may be evaluated: one ulp of the time's type inside the segment.
+
+        Where no number lies between the ends, these.
+        """
+        ends = segment.whole
+        assert ends is not None, "every segment knows it"
+        if ends not in self.limits:
+            low, high = as_tensors(ends, dtype)
+            inner = float(torch.nextafter(low, high)), float(torch.nextafter(high, low))
+            self.limits[ends] = inner if inner[0] <= inner[1] else ends
+        return self.limits[ends]
 
     def set_clock(self, segments: Sequence[Segment], dtype: torch.dtype) -> None:
         """Makes the times at which segments start and end, for a state of that type."""
@@ -102,7 +119,8 @@ class Run:
         """Takes the step's result: projects it, counts it, and records it if asked to."""
         self.stats.accepted += 1
         if segment.project is not None:
-            x = segment.project(x)
+            x, before = segment.project(x), x
+            check_like("project", x, before)
         if self.watch and not finite(x):
             raise Stopped(Status.NON_FINITE, t, x)
         if self.save == "steps":
@@ -123,6 +141,32 @@ class Run:
     def keep(self, t: float, x: Tensor) -> None:
         """Saves a state for the solution."""
         self.saved.append(Saved(t, x, self.stats.accepted))
+
+
+def check_like(what: str, y: object, x: Tensor) -> None:
+    """Raises ConfigError unless what a map of a segment returned is a tensor like the state, of a type that does not widen it."""
+    if not isinstance(y, Tensor):
+        raise ConfigError(f"the {what} returned {type(y).__name__}: {WANTED[what]} must be a tensor of x's shape")
+    if y.dtype is not x.dtype and not (
+        y.dtype.is_floating_point and (y.dtype.itemsize < x.dtype.itemsize or torch.is_autocast_enabled(x.device.type))
+    ):
+        raise ConfigError(
+            f"the {what} returned {_name(y.dtype)} for a state of {_name(x.dtype)}: return it as .to(x.dtype), or start from a state of "
+            "that type"
+        )
+    if y.shape != x.shape:
+        raise ConfigError(
+            f"the {what} returned shape {tuple(y.shape)} for a state of shape {tuple(x.shape)}: {WANTED[what]} must match x"
+        )
+    if y.device != x.device:
+        raise ConfigError(f"the {what} returned a tensor on {y.device} for a state on {x.device}: keep it there")
+
+
+WANTED = {"field": "dx/dt", "project": "the projected state", "enter": "the state entered with"}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:

@@ -20,6 +20,9 @@ from solvers.segment import Segment
 from solvers.solution import Status
 from solvers.tableau import Tableau
 
+SHORTEST = 1e-150
+"""A step this short does not advance the time even at t = 0."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RungeKutta:
@@ -88,30 +91,31 @@ class RungeKutta:
         """The segment's steps as segments of one step each, the same to the last bit."""
         ends = [segment.t0 + segment.length * Fraction(i, steps) for i in range(steps + 1)]
         for i, (t0, t1) in enumerate(pairwise(ends)):
-            yield Segment(t0, t1, segment.field, segment.project, segment.enter if i == 0 else None)
+            yield segment.part(t0, t1, i == 0)
 
     def _increment(self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run) -> Tensor:
         if self._used == 1:  # Euler: beside the field of a small model every call counts
-            return h * self.tableau.b[0] * run.velocity(segment, start, x)
+            return h * self.tableau.b[0] * run.velocity(segment, run.start(segment, start, x), x)
         return weighted(h, self.tableau.b, self._stages(segment, start, end, h, x, run, None, self._used))
 
     def _adaptive(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None) -> Tensor:
         t, t1 = segment.start, segment.end
         direction = math.copysign(1.0, t1 - t)
-        resolution = 4 * math.ulp(max(abs(t), abs(t1)))
         weights = self.tableau.error_weights
         assert weights is not None, "an adaptive method has embedded weights"
         first = run.velocity(segment, t, x)
         if run.step_size is None:
             start = self._initial_step(segment, t, t1, x, first, run)
             run.step_size = StepSize(self.controller, self.tableau.embedded_order + 1, start)
-        steps = 0
+        steps, error = 0, 0.0
         while t != t1:
             size, last = run.step_size.propose(abs(t1 - t))
             h = direction * size
             end = t1 if last else t + h
-            if size <= resolution:
-                raise Stopped(Status.STEP_UNDERFLOW if finite(first) else Status.NON_FINITE, t, x)
+            # a segment however short is one step; where the field is not finite at the start, no step can be short enough
+            broken = not (math.isfinite(error) or finite(first))
+            if broken or (not last and size <= max(4 * math.ulp(t), SHORTEST)):
+                raise Stopped(Status.STEP_UNDERFLOW if math.isfinite(error) else Status.NON_FINITE, t, x)
             if steps == run.max_steps:
                 raise Stopped(Status.TOO_MANY_STEPS, t, x)
             steps += 1

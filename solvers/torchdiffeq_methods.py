@@ -85,7 +85,8 @@ class _Watched(torch.nn.Module):
         for name in callbacks & {"callback_step", "callback_reject_step"}:  # it warns of callbacks that a method never calls
             setattr(self, name, getattr(self, f"_{name}"))
         self._segment, self._run = segment, run
-        self._low, self._high = min(t0, t1), max(t0, t1)
+        low, high = run.inside(segment, x.dtype)
+        self._low, self._high = max(min(t0, t1), low), min(max(t0, t1), high)
         self.time, self.state = t0, x
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
