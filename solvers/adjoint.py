@@ -22,6 +22,7 @@ from solvers.method import Method
 from solvers.run import Run
 from solvers.segment import Segment, Time
 from solvers.solution import Solution, Status
+from solvers.transforms import check_no_transform
 
 FINER = 0.1
 """By how much the tolerances of an adaptive method are lowered to estimate its error."""
@@ -74,6 +75,7 @@ class Adjoint:
 
     @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        check_no_transform("adjoint")
         starts: dict[int, Tensor] = {}
         noted = [k for k, s in enumerate(segments) if self.restore or k == 0 or s.enter is not None]
         chain, found = Chain([x0]), Found(run)

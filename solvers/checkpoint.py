@@ -18,6 +18,7 @@ from solvers.recompute import recomputed
 from solvers.run import Run, Stopped
 from solvers.segment import Segment
 from solvers.solution import Solution, Stats, Status
+from solvers.transforms import check_no_transform
 
 Part = tuple[int, Segment]
 """A piece of segment k that is recomputed whole."""
@@ -47,6 +48,7 @@ class Checkpoint:
         return method
 
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        check_no_transform("checkpoint")
         try:
             return self._integrate(method, segments, x0, run, progress)
         except Stopped:  # without a graph, the plain loop says how far it got

@@ -18,6 +18,7 @@ from solvers.method import HasReversibleForm, Method, ReversibleForm
 from solvers.run import Run, Step
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
+from solvers.transforms import check_no_transform
 
 COUPLING = 0.99
 """lambda. Smaller is stabler; rounding errors of the way back grow by 1/lambda a step."""
@@ -66,6 +67,7 @@ class Reversible:
 
     @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        check_no_transform("reversible")
         if x0.dtype.itemsize < 4:
             raise ConfigError(
                 f"gradient 'reversible' cannot go back in {str(x0.dtype).removeprefix('torch.')}, whose rounding errors grow on the way: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import math
@@ -175,6 +176,11 @@ def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
     On the CPU whatever the state's device: such a tensor mixes with all of them and costs no transfer.
     """
     return torch.tensor(times, dtype=dtype if dtype in TIME_TYPES else torch.float32, device="cpu").unbind()
+
+
+def representable(t: float, dtype: torch.dtype) -> float:
+    """The nearest time that a field can be told exactly: a step to another one begins and ends beside the times of its stages."""
+    return t if dtype is torch.float64 else ctypes.c_float(t).value
 
 
 def rms(x: Tensor) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
 from solvers.reversible_scheme import Finish, ReversibleScheme
-from solvers.run import Run, Step, Stopped, finite, rms
+from solvers.run import Run, Step, Stopped, finite, representable, rms
 from solvers.segment import Segment
 from solvers.solution import Status
 from solvers.tableau import Tableau
@@ -89,7 +89,7 @@ class RungeKutta:
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
         """The segment's steps as segments of one step each, the same to the last bit."""
-        ends = [segment.t0 + segment.length * Fraction(i, steps) for i in range(steps + 1)]
+        ends = [segment.ends[0] + segment.length * Fraction(i, steps) for i in range(steps + 1)]
         for i, (t0, t1) in enumerate(pairwise(ends)):
             yield segment.part(t0, t1, i == 0)
 
@@ -111,7 +111,9 @@ class RungeKutta:
         while t != t1:
             size, last = run.step_size.propose(abs(t1 - t))
             h = direction * size
-            end = t1 if last else t + h
+            end = t1 if last else representable(t + h, x.dtype)
+            if not last and end != t:
+                h = end - t
             # a segment however short is one step; where the field is not finite at the start, no step can be short enough
             broken = not (math.isfinite(error) or finite(first))
             if broken or (not last and size <= max(4 * math.ulp(t), SHORTEST)):

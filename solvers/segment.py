@@ -16,7 +16,7 @@ from solvers.learned_time import with_learned_times
 
 Field = Callable[[Tensor, Tensor], Tensor]
 Map = Callable[[Tensor], Tensor]
-Time = int | float | Fraction
+Time = int | float | Fraction | Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +36,14 @@ class Segment:
     `whole` is the earlier and the later end of the segment that this one is a part of.
     """
 
-    t0: Time  # or a tensor: exact fractions are made of both
+    t0: Time
     t1: Time
     field: Field
     project: Map | None = None
     enter: Map | None = None
     whole: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     # made from t0 and t1 once, since exact arithmetic is slow beside a small model's step
+    ends: tuple[Fraction, Fraction] = dataclasses.field(init=False, repr=False)
     length: Fraction = dataclasses.field(init=False, repr=False)
     start: float = dataclasses.field(init=False, repr=False)
     end: float = dataclasses.field(init=False, repr=False)
@@ -61,6 +62,7 @@ class Segment:
         for name, value in {
             "t0": t0,
             "t1": t1,
+            "ends": (t0, t1),
             "length": t1 - t0,
             "start": float(t0),
             "end": float(t1),
@@ -82,7 +84,7 @@ class Segment:
         """The ends of that many equal steps, t0 first: t0 + length i/steps, rounded once, so that the last is exactly t1."""
         yield self.start
         for i in range(1, steps):
-            yield float(self.t0 + self.length * Fraction(i, steps))
+            yield float(self.ends[0] + self.length * Fraction(i, steps))
         yield self.end
 
     def intervals(self, steps: int) -> Iterable[tuple[float, float]]:

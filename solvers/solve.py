@@ -13,10 +13,11 @@ from solvers.errors import SolveError, unknown
 from solvers.gradients import Gradient, get_gradient
 from solvers.march import march, told
 from solvers.method import Method
-from solvers.request import check_problem, check_solver
+from solvers.request import check_callable, check_problem, check_solver
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
+from solvers.transforms import batched, check_steps, in_forward_mode
 
 SAVE = ("ends", "segments", "steps")
 
@@ -56,10 +57,12 @@ def solve(
     chosen, relative, absolute = check_solver(method, steps, rtol, atol, x0.dtype, max_steps)
     if save not in SAVE:
         raise unknown("save", save, SAVE)
+    check_callable("progress", progress)
     kind = get_gradient(gradient)
     kind.check(chosen, segments)
-    run = Run(steps, relative, absolute, max_steps=max_steps, save=save)
-    if torch.is_grad_enabled():
+    run = Run(int(steps), relative, absolute, max_steps=int(max_steps), save=save)
+    check_steps(chosen.adaptive)
+    if torch.is_grad_enabled() and not in_forward_mode():
         solution = kind.integrate(chosen, segments, x0, run, progress)
     else:
         solution = march(kind.scheme(chosen), segments, x0, run, told(progress))
@@ -79,4 +82,4 @@ def _wrong(solution: Solution, run: Run) -> Status | None:
     """What is wrong with a solve that got to its end, if anything."""
     if run.apart is not None and float(run.apart) > 1:
         return Status.PAIR_APART
-    return None if finite(solution.x1) else Status.NON_FINITE
+    return None if batched() or finite(solution.x1) else Status.NON_FINITE
