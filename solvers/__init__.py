@@ -6,6 +6,7 @@
 from solvers.adjoint import Adjoint, AdjointError
 from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, Cautious, Controller
+from solvers.error_norm import NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
@@ -26,6 +27,7 @@ __all__ = [
     "EULER",
     "GRADIENTS",
     "METHODS",
+    "NORMS",
     "PI",
     "Adjoint",
     "AdjointError",
@@ -39,6 +41,7 @@ __all__ = [
     "HasReversibleForm",
     "Map",
     "Method",
+    "Norm",
     "Replayable",
     "Reversible",
     "ReversibleForm",
@@ -58,6 +61,7 @@ __all__ = [
     "fixed_step",
     "get_gradient",
     "get_method",
+    "get_norm",
     "look_up",
     "solve",
     "tableau",

@@ -138,7 +138,7 @@ def _backward(
         stops.setdefault(k, []).append((time, gradient))
     way = _Way(stretch.method, stretch.segments, stretch.first, stops, dict(zip(stretch.kept, kept, strict=True)))
     x1, *step = baton[0]
-    run = stretch.request.again(controlled=2 * x1.numel(), step_size=step[0] if step else None)
+    run = stretch.request.again(controlled=(2, *x1.shape), step_size=step[0] if step else None)
     x, a, misses = way.back(x1, after[0], state, run)
     baton[0] = (x, run.step_size)  # an adaptive method takes its step from segment to segment on the way back too
     if stretch.report is not None:
@@ -224,7 +224,7 @@ class _Way:
     def error(self, x1: Tensor, a1: Tensor, a: Tensor, state: Backward, request: Run) -> float:
         """The relative error of all gradients together, by going the way again more finely."""
         finer = Backward(state.captured, state.tensors)
-        request = request.again(controlled=2 * x1.numel())
+        request = request.again(controlled=(2, *x1.shape))
         if self.method.adaptive:
             again, factor = request.again(rtol=FINER * request.rtol, atol=FINER * request.atol), 1.0
         else:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from solvers.controller import StepSize
+from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
 from solvers.segment import Segment
 from solvers.solution import Stats, Status
@@ -57,7 +58,7 @@ class Run:
     `clock` has the times that a solve is sure to need as tensors, made at once: one by one they cost an Euler step 1%.
     `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
     second state of a reversible scheme, `apart` how far the two were from each other at worst, over what is allowed.
-    `controlled` limits the error norm to that many leading entries of a flat state.
+    `norm` measures errors; `controlled` is the shape of the leading entries of a flat state that it is given, or None for all of it.
     """
 
     steps: int
@@ -66,7 +67,8 @@ class Run:
     max_steps: int
     watch: bool = False
     save: Save = "ends"
-    controlled: int | None = None
+    norm: Norm = rms
+    controlled: tuple[int, ...] | None = None
     stats: Stats = dataclasses.field(default_factory=Stats)
     step_size: StepSize | None = None
     partner: Tensor | None = None
@@ -78,7 +80,9 @@ class Run:
 
     def again(self, **changes: Any) -> Run:
         """A fresh run with the same request, but for the changes."""
-        request = {name: getattr(self, name) for name in ("steps", "rtol", "atol", "max_steps", "watch", "save", "controlled")}
+        request = {
+            name: getattr(self, name) for name in ("steps", "rtol", "atol", "max_steps", "watch", "save", "norm", "controlled")
+        }
         return Run(**{**request, **changes})
 
     def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
@@ -130,14 +134,18 @@ class Run:
 
     def counted(self, x: Tensor) -> Tensor:
         """The entries that enter the error norm."""
-        return x if self.controlled is None else x[: self.controlled]
+        return x if self.controlled is None else x[: math.prod(self.controlled)].view(self.controlled)
 
     def size(self, error: Tensor, *states: Tensor) -> float:
-        """The RMS of an error over what the tolerances allow for these states, atol + rtol max(abs states)."""
+        """The norm of an error over what the tolerances allow for these states, atol + rtol max(abs states)."""
         # tolerances vanish in half precision
         counted = [self.counted(x).float() if x.dtype.itemsize < 4 else self.counted(x) for x in (error, *states)]
         largest = functools.reduce(torch.maximum, (x.abs() for x in counted[1:]))
-        return rms(counted[0] / (self.atol + self.rtol * largest))
+        return self.measure(counted[0] / (self.atol + self.rtol * largest))
+
+    def measure(self, x: Tensor) -> float:
+        """The norm as a number. Waits for the device."""
+        return float(self.norm(x))
 
     def keep(self, t: float, x: Tensor) -> None:
         """Saves a state for the solution."""
@@ -181,11 +189,6 @@ def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
 def representable(t: float, dtype: torch.dtype) -> float:
     """The nearest time that a field can be told exactly: a step to another one begins and ends beside the times of its stages."""
     return t if dtype is torch.float64 else ctypes.c_float(t).value
-
-
-def rms(x: Tensor) -> float:
-    """The root of the mean square of all entries. Waits for the device."""
-    return float(torch.linalg.vector_norm(x)) / math.sqrt(x.numel())
 
 
 def finite(x: Tensor) -> bool:

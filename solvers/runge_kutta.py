@@ -15,7 +15,7 @@ from torch import Tensor
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
 from solvers.reversible_scheme import Finish, ReversibleScheme
-from solvers.run import Run, Step, Stopped, finite, representable, rms
+from solvers.run import Run, Step, Stopped, finite, representable
 from solvers.segment import Segment
 from solvers.solution import Status
 from solvers.tableau import Tableau
@@ -160,11 +160,11 @@ class RungeKutta:
         Theirs is 0.01^(1/order) of this; on switched Transformers that first error came out near 1e-4 of what is allowed.
         """
         scale = run.counted(run.atol + run.rtol * x.abs())
-        size, slope = rms(run.counted(x) / scale), rms(run.counted(first) / scale)
+        size, slope = run.measure(run.counted(x) / scale), run.measure(run.counted(first) / scale)
         span = abs(t1 - t)
         probe = min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
         h = math.copysign(probe, t1 - t)
-        curvature = rms(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
+        curvature = run.measure(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
         largest = max(slope, curvature)
         if not math.isfinite(largest):
             return probe

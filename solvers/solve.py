@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from solvers.error_norm import Norm, get_norm
 from solvers.errors import SolveError, unknown
 from solvers.gradients import Gradient, get_gradient
 from solvers.march import march, told
@@ -33,6 +34,7 @@ def solve(
     gradient: str | Gradient = "backprop",
     save: Save = "ends",
     throw: bool = True,
+    norm: str | Norm = "rms",
     max_steps: int = 10_000,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
@@ -40,10 +42,10 @@ def solve(
 
     No step crosses a segment's end and no field is evaluated outside its own segment, so a method keeps its order over
     switches. `method` is a name of `METHODS` or a method object. Fixed-step methods take `steps` per segment; adaptive ones take
-    `rtol` and `atol` (1e-6 and 1e-8 if not given), with the RMS over the whole state of error/(atol + rtol*abs(x)) kept
-    below 1 in every step and at most `max_steps` attempts per segment. `gradient` is a name of `GRADIENTS` or such an object,
-    as `Checkpoint(every=4)`: how the solve is differentiated. `save` says which states the solution holds. `progress(k)` is
-    called when segment k is done.
+    `rtol` and `atol` (1e-6 and 1e-8 if not given), with the norm of error/(atol + rtol*abs(x)) kept below 1 in every step (`norm`
+    is a name of `NORMS`, as "token" or "max" where few entries move, or a function of a tensor), and at most `max_steps` attempts
+    per segment. `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is
+    differentiated. `save` says which states the solution holds. `progress(k)` is called when segment k is done.
 
     Errors: ConfigError for a request that makes no sense (unknown name, steps given to an adaptive method, tolerances to a
     fixed-step one or below the dtype's resolution, segments that do not meet, a gradient that the method does not have). A
@@ -60,7 +62,7 @@ def solve(
     check_callable("progress", progress)
     kind = get_gradient(gradient)
     kind.check(chosen, segments)
-    run = Run(int(steps), relative, absolute, max_steps=int(max_steps), save=save)
+    run = Run(int(steps), relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), save=save)
     check_steps(chosen.adaptive)
     if torch.is_grad_enabled() and not in_forward_mode():
         solution = kind.integrate(chosen, segments, x0, run, progress)

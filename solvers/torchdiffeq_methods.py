@@ -64,8 +64,7 @@ class TorchDiffEq:
                 options["max_order"] = self.order + 1  # its own default, 12, is unstable at ordinary steps
         elif self.name != "scipy_solver":
             options = {"step_t": times[1:].clone(), "max_num_steps": run.max_steps}
-            if run.controlled is not None:
-                options["norm"] = lambda x: run.counted(x).square().mean().sqrt()
+            options["norm"] = lambda x: run.norm(run.counted(x))
         try:
             x1 = torchdiffeq.odeint(field, x, times, rtol=run.rtol, atol=run.atol, method=self.name, options=options)[-1]
         except AssertionError as error:
