@@ -69,6 +69,7 @@ class Adjoint:
                 )
 
     detached = True
+    dense = True
 
     def scheme(self, method: Method) -> Method:
         return method

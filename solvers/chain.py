@@ -102,7 +102,8 @@ class Found:
 
     def all(self, last: Tensor) -> list[Tensor]:
         """The states after the initial one; the last one ends the solve."""
-        return [*self._states[:-1], last]
+        # with "ends" it is saved when everything is done
+        return [*(self._states if self._run.save == "ends" else self._states[:-1]), last]
 
 
 class Chain:

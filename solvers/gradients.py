@@ -40,7 +40,8 @@ class Gradient(Protocol):
     """What `solve` asks of a kind of gradient.
 
     A `detached` one computes the solution without a graph and calls the fields anew, outside their modules' own passes, when the
-    gradient is wanted: a compiler does not see into it, and what frees weights between the passes cannot work with it.
+    gradient is wanted: a compiler does not see into it, and what frees weights between the passes cannot work with it. One with a true
+    attribute `dense` differentiates states inside steps, too.
     """
 
     @property
@@ -64,6 +65,7 @@ class Backprop:
         pass
 
     detached = False
+    dense = True
 
     def scheme(self, method: Method) -> Method:
         return method

@@ -55,6 +55,7 @@ class Run:
 
     `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones. `step_size` outlives a segment: an adaptive method
     takes the step it had reached into the next one. With `watch`, each accepted state is checked for non-finite entries.
+    `wanted` are the times inside at which states are asked for, in the order in which they are passed.
     `clock` has the times that a solve is sure to need as tensors, made at once: one by one they cost an Euler step 1%.
     `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
     second state of a reversible scheme, `apart` how far the two were from each other at worst, over what is allowed.
@@ -73,6 +74,7 @@ class Run:
     step_size: StepSize | None = None
     partner: Tensor | None = None
     apart: Tensor | None = None
+    wanted: Sequence[float] = ()
     clock: dict[float, Tensor] = dataclasses.field(default_factory=dict)
     limits: dict[tuple[float, float], tuple[float, float]] = dataclasses.field(default_factory=dict)
     trace: list[Step] = dataclasses.field(default_factory=list)
@@ -146,6 +148,14 @@ class Run:
     def measure(self, x: Tensor) -> float:
         """The norm as a number. Waits for the device."""
         return float(self.norm(x))
+
+    def passed(self, start: float, end: float) -> list[float]:
+        """The wanted times of a step that are not served yet."""
+        served = 0
+        while served < len(self.wanted) and (self.wanted[served] <= end if start < end else self.wanted[served] >= end):
+            served += 1
+        found, self.wanted = list(self.wanted[:served]), self.wanted[served:]
+        return found
 
     def keep(self, t: float, x: Tensor) -> None:
         """Saves a state for the solution."""

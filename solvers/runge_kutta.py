@@ -48,6 +48,11 @@ class RungeKutta:
         """The formal order: the global error is O(h^order) on a smooth field."""
         return self.tableau.order
 
+    @property
+    def dense(self) -> bool:
+        """Whether it knows the states inside its steps."""
+        return bool(self.tableau.dense)
+
     @functools.cached_property
     def _used(self) -> int:
         """Stages that enter the result: all but those that only estimate the error."""
@@ -67,8 +72,25 @@ class RungeKutta:
             return self._adaptive(segment, x, run, None)
         h = segment.step(run.steps)
         for start, end in segment.intervals(run.steps):
-            x = run.accept(segment, end, x + self._increment(segment, start, end, h, x, run))
+            if run.wanted and (times := run.passed(start, end)):
+                step = Step(segment, start, end, h)
+                stages = self._stages(*step, x, run, None, len(self.tableau.b))
+                x1 = run.accept(segment, end, x + weighted(h, self.tableau.b, stages))
+                self._between(times, step, x, x1, stages, run)
+                x = x1
+            else:
+                x = run.accept(segment, end, x + self._increment(segment, start, end, h, x, run))
         return x
+
+    def _between(self, times: Sequence[float], step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], run: Run) -> None:
+        """Keeps the states at times inside the step from x to x1, by the tableau's own interpolation."""
+        for time in times:
+            inside = x1
+            if time != step.end:
+                theta = (time - step.start) / (step.end - step.start)
+                inside = x + weighted(step.h, self.tableau.dense_weights(theta), stages)
+                inside = inside if step.segment.project is None else step.segment.project(inside)
+            run.keep(time, inside)
 
     def walk(self, segment: Segment, x: Tensor, run: Run, finish: Finish) -> Tensor:
         """Goes over the segment by steps whose next x `finish` makes. An adaptive method keeps the error of x + increment small."""
@@ -132,7 +154,10 @@ class RungeKutta:
                 continue
             assert following is not None, "refused, it is rejected"
             run.trace.append(step)
-            t, x = end, run.accept(segment, end, following) if finish is None else following
+            before, x = x, run.accept(segment, end, following) if finish is None else following
+            if run.wanted and (times := run.passed(t, end)):
+                self._between(times, step, before, x, stages, run)
+            t = end
             if t != t1:
                 reuse = self.tableau.reuses_last_stage and x is x1
                 first = stages[-1] if reuse else run.velocity(segment, t, x)

@@ -43,6 +43,7 @@ class Segment:
     enter: Map | None = None
     whole: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     # made from t0 and t1 once, since exact arithmetic is slow beside a small model's step
+    learned: bool = dataclasses.field(init=False, repr=False)
     ends: tuple[Fraction, Fraction] = dataclasses.field(init=False, repr=False)
     length: Fraction = dataclasses.field(init=False, repr=False)
     start: float = dataclasses.field(init=False, repr=False)
@@ -59,7 +60,10 @@ class Segment:
                 )
         if t0 == t1:
             raise ConfigError(f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out")
+        field = with_learned_times(self.field, self.t0, self.t1)
         for name, value in {
+            "learned": field is not self.field,
+            "field": field,
             "t0": t0,
             "t1": t1,
             "ends": (t0, t1),
@@ -68,7 +72,6 @@ class Segment:
             "end": float(t1),
             "span": float(t1 - t0),
             "whole": self.whole or (float(min(t0, t1)), float(max(t0, t1))),
-            "field": with_learned_times(self.field, self.t0, self.t1),
         }.items():
             object.__setattr__(self, name, value)
 

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from solvers.dense import Times, at_times, check_times
 from solvers.error_norm import Norm, get_norm
-from solvers.errors import SolveError, unknown
+from solvers.errors import ConfigError, SolveError, unknown
 from solvers.gradients import Gradient, get_gradient
 from solvers.march import march, told
 from solvers.method import Method
@@ -33,6 +34,7 @@ def solve(
     atol: float | None = None,
     gradient: str | Gradient = "backprop",
     save: Save = "ends",
+    times: Times | None = None,
     throw: bool = True,
     norm: str | Norm = "rms",
     max_steps: int = 10_000,
@@ -45,7 +47,8 @@ def solve(
     `rtol` and `atol` (1e-6 and 1e-8 if not given), with the norm of error/(atol + rtol*abs(x)) kept below 1 in every step (`norm`
     is a name of `NORMS`, as "token" or "max" where few entries move, or a function of a tensor), and at most `max_steps` attempts
     per segment. `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is
-    differentiated. `save` says which states the solution holds. `progress(k)` is called when segment k is done.
+    differentiated. `save` says which states the solution holds, or `times` at which it does, by the method's own
+    interpolation inside its steps: their number costs no evaluation. `progress(k)` is called when segment k is done.
 
     Errors: ConfigError for a request that makes no sense (unknown name, steps given to an adaptive method, tolerances to a
     fixed-step one or below the dtype's resolution, segments that do not meet, a gradient that the method does not have). A
@@ -62,7 +65,11 @@ def solve(
     check_callable("progress", progress)
     kind = get_gradient(gradient)
     kind.check(chosen, segments)
+    wanted = [] if times is None else check_times(times, segments, chosen, kind)
+    if wanted and save != "ends":
+        raise ConfigError(f"save = {save!r} and times both say which states to keep: give one of them")
     run = Run(int(steps), relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), save=save)
+    run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)
     if torch.is_grad_enabled() and not in_forward_mode():
         solution = kind.integrate(chosen, segments, x0, run, progress)
@@ -77,7 +84,7 @@ def solve(
         solution = replay if broke else dataclasses.replace(solution, status=wrong, segment=end[0], time=end[1])
     if throw and solution.status is not Status.SUCCESS:
         raise SolveError(solution.message, solution)
-    return solution
+    return at_times(solution, wanted) if wanted and solution.status is Status.SUCCESS else solution
 
 
 def _wrong(solution: Solution, run: Run) -> Status | None:
