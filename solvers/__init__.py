@@ -11,6 +11,7 @@ from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
 from solvers.methods import METHODS, fixed_step, get_method
+from solvers.odeint import odeint
 from solvers.request import check_solver
 from solvers.reversible import Reversible
 from solvers.reversible_scheme import ReversibleScheme
@@ -63,6 +64,7 @@ __all__ = [
     "get_method",
     "get_norm",
     "look_up",
+    "odeint",
     "solve",
     "tableau",
     "unknown",

@@ -111,10 +111,12 @@ class StepSize:
     q: int
     step: float
     error: float = 1.0
+    longest: float = math.inf
 
     def propose(self, remaining: float) -> tuple[float, bool]:
         """The next step's size, and whether it ends the segment. The last two steps are equal, so that no sliver is left."""
-        pieces = max(1, math.ceil(min(3.0, remaining / (STRETCH * self.step))))
+        self.step = min(self.step, self.longest)
+        pieces = max(1, math.ceil(min(3.0, remaining / min(STRETCH * self.step, self.longest))))
         return (remaining / pieces if pieces <= 2 else self.step), pieces == 1
 
     def judge(self, size: float, error: float) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from solvers.errors import ConfigError
-from solvers.method import Method
+from solvers.method import HasFixedSteps, Method
 from solvers.methods import get_method
 from solvers.segment import Segment, check_chain
 
@@ -67,3 +68,14 @@ def check_callable(what: str, given: object) -> None:
     """Raises ConfigError for what is neither a function nor None."""
     if given is not None and not callable(given):
         raise ConfigError(f"{what} = {given!r}: give a function, or None")
+
+
+def check_bounds(method: Method, first_step: float | None, max_step: float | None) -> dict[str, Any]:
+    """Those of them that are given; ConfigError unless they are positive numbers, and for a method that does not take them."""
+    given = {name: step for name, step in (("first_step", first_step), ("max_step", max_step)) if step is not None}
+    for name, step in given.items():
+        if isinstance(step, bool) or not isinstance(step, Real) or not 0 < step < math.inf:
+            raise ConfigError(f"{name} = {step!r}: give a positive finite number, in units of time")
+        if not (method.adaptive and isinstance(method, HasFixedSteps)):
+            raise ConfigError(f"{name} is for the package's own adaptive methods, as tsit5: give steps to one of fixed steps")
+    return {name: float(step) for name, step in given.items()}

@@ -24,6 +24,10 @@ TIME_TYPES = frozenset({torch.float32, torch.float64})
 """A field gets the time in the state's type if it is one of these, else in float32: half precision cannot tell steps apart."""
 
 
+REQUEST = ("steps", "rtol", "atol", "max_steps", "watch", "save", "first_step", "max_step", "norm", "controlled")
+"""What of a run is asked for; the rest is what it found."""
+
+
 class Stopped(Exception):  # noqa: N818 - a signal inside the package, turned into a Status before anybody sees it
     """A method cannot go on: the reason, the time and the state at which it stopped."""
 
@@ -59,7 +63,8 @@ class Run:
     `clock` has the times that a solve is sure to need as tensors, made at once: one by one they cost an Euler step 1%.
     `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
     second state of a reversible scheme, `apart` how far the two were from each other at worst, over what is allowed.
-    `norm` measures errors; `controlled` is the shape of the leading entries of a flat state that it is given, or None for all of it.
+    `first_step` and `max_step` bound an adaptive method's steps. `norm` measures errors; `controlled` is the shape of the leading
+    entries of a flat state that it is given, or None for all of it.
     """
 
     steps: int
@@ -68,6 +73,8 @@ class Run:
     max_steps: int
     watch: bool = False
     save: Save = "ends"
+    first_step: float | None = None
+    max_step: float = math.inf
     norm: Norm = rms
     controlled: tuple[int, ...] | None = None
     stats: Stats = dataclasses.field(default_factory=Stats)
@@ -82,10 +89,7 @@ class Run:
 
     def again(self, **changes: Any) -> Run:
         """A fresh run with the same request, but for the changes."""
-        request = {
-            name: getattr(self, name) for name in ("steps", "rtol", "atol", "max_steps", "watch", "save", "norm", "controlled")
-        }
-        return Run(**{**request, **changes})
+        return Run(**{**{name: getattr(self, name) for name in REQUEST}, **changes})
 
     def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
         """field(t, x), counted; ConfigError where it is not like the state. A time that is a number is moved inside the segment."""

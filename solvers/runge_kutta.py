@@ -127,8 +127,8 @@ class RungeKutta:
         assert weights is not None, "an adaptive method has embedded weights"
         first = run.velocity(segment, t, x)
         if run.step_size is None:
-            start = self._initial_step(segment, t, t1, x, first, run)
-            run.step_size = StepSize(self.controller, self.tableau.embedded_order + 1, start)
+            start = run.first_step or self._initial_step(segment, t, t1, x, first, run)
+            run.step_size = StepSize(self.controller, self.tableau.embedded_order + 1, start, longest=run.max_step)
         steps, error = 0, 0.0
         while t != t1:
             size, last = run.step_size.propose(abs(t1 - t))

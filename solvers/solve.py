@@ -15,7 +15,7 @@ from solvers.errors import ConfigError, SolveError, unknown
 from solvers.gradients import Gradient, get_gradient
 from solvers.march import march, told
 from solvers.method import Method
-from solvers.request import check_callable, check_problem, check_solver
+from solvers.request import check_bounds, check_callable, check_problem, check_solver
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
@@ -37,6 +37,8 @@ def solve(
     times: Times | None = None,
     throw: bool = True,
     norm: str | Norm = "rms",
+    first_step: float | None = None,
+    max_step: float | None = None,
     max_steps: int = 10_000,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
@@ -46,9 +48,11 @@ def solve(
     switches. `method` is a name of `METHODS` or a method object. Fixed-step methods take `steps` per segment; adaptive ones take
     `rtol` and `atol` (1e-6 and 1e-8 if not given), with the norm of error/(atol + rtol*abs(x)) kept below 1 in every step (`norm`
     is a name of `NORMS`, as "token" or "max" where few entries move, or a function of a tensor), and at most `max_steps` attempts
-    per segment. `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is
-    differentiated. `save` says which states the solution holds, or `times` at which it does, by the method's own
-    interpolation inside its steps: their number costs no evaluation. `progress(k)` is called when segment k is done.
+    per segment; where given, the first is of size `first_step`, and none above `max_step`.
+
+    `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is differentiated. `save` says
+    which states the solution holds, or `times` at which it does, by the method's own interpolation inside its steps: their number
+    costs no evaluation. `progress(k)` is called when segment k is done.
 
     Errors: ConfigError for a request that makes no sense (unknown name, steps given to an adaptive method, tolerances to a
     fixed-step one or below the dtype's resolution, segments that do not meet, a gradient that the method does not have). A
@@ -63,12 +67,13 @@ def solve(
     if save not in SAVE:
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
+    bounds = check_bounds(chosen, first_step, max_step)
     kind = get_gradient(gradient)
     kind.check(chosen, segments)
     wanted = [] if times is None else check_times(times, segments, chosen, kind)
     if wanted and save != "ends":
         raise ConfigError(f"save = {save!r} and times both say which states to keep: give one of them")
-    run = Run(int(steps), relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), save=save)
+    run = Run(int(steps), relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), save=save, **bounds)
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)
     if torch.is_grad_enabled() and not in_forward_mode():
