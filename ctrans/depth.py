@@ -62,13 +62,6 @@ class Depth(nn.Module):
             x = sublayer.step(x, length)
         return x
 
-    def states(self, x0: Float[Tensor, "*batch tokens width"]) -> list[Float[Tensor, "*batch tokens width"]]:
-        """X_0 and X_{k+1} = step_k(X_k) of the discrete Transformer, finite or not."""
-        states = [x0]
-        for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
-            states.append(sublayer.step(states[-1], length))
-        return states
-
     @property
     def blocks(self) -> int:
         """D, the number of blocks."""

@@ -76,12 +76,20 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def find_model(directory: str | Path) -> Path:
-    """The directory that holds the model: the one given, or for a training run's directory its `best`, else its `last`."""
+    """The directory that holds the model: the one given, or for a training run's directory its `best`, else its `last`.
+
+    Raises ConfigError where there is no such directory, or no model in it.
+    """
     directory = Path(directory)
+    fix = "give one that ctrans saved (config.json, model.safetensors), or a training run's"
     with contextlib.suppress(OSError, ValueError):  # what cannot be looked at is named when it is read
         for place in (directory, *(directory / name for name in RUN_MODELS)):
             if (place / CONFIG).exists():
                 return place.resolve()  # a run that goes on moves its links
+    if not os.path.exists(directory):
+        raise ConfigError(f"there is no checkpoint {str(directory)!r} that can be read: {fix}")
+    if os.path.isdir(directory):
+        raise ConfigError(f"{str(directory)!r} holds no model of ctrans: {fix}")
     return directory
 
 
