@@ -43,8 +43,10 @@ from solvers.solution import Status
 
 TOLERANCES_APART = 10.0
 """How many tolerances y and z may be apart in an adaptive solve: its error is about as large, amplified by the field."""
-PART_APART = 0.5
-"""How far, as a part of the state or of its last step, with fixed steps: beyond, y and z are no two approximations of one state."""
+PART_APART, MOST_APART = 0.5, 2.0
+"""How far, over the state or its last step, with several fixed steps in a segment, where y and z both approximate the ODE's state, and
+with a single one, where the pair may be a discrete model of its own: a mode that grows has |y - z| above 2 |y|, z being near -1.3 y.
+"""
 REFUSALS, IN_ALL = 3, 100
 """So many attempts in a row, each shorter, may leave y and z too far apart, and so many in a segment: it gets no cheaper then."""
 
@@ -67,7 +69,7 @@ class ReversibleScheme:
     """The reversible form of a one-step method as a method: `advance` moves y, and the run carries z across segments.
 
     Adaptive steps keep |y - z| within 10 tolerances, in the norm of the error. With fixed steps `run.apart` gets the RMS of y - z over
-    half of that of y or of the last step; above 1 the solve has failed.
+    that of y or of the last step, over its limit; above 1 the solve has failed.
     """
 
     method: Incremental
@@ -111,7 +113,8 @@ class ReversibleScheme:
             distance = run.size(y - z, y, z)
             return math.isfinite(distance) and distance > TOLERANCES_APART
         length = torch.linalg.vector_norm
-        apart = length(y - z) / (PART_APART * torch.maximum(length(y), length(increment)))
+        limit = PART_APART if run.steps > 1 else MOST_APART
+        apart = length(y - z) / (limit * torch.maximum(length(y), length(increment)))
         run.apart = apart if run.apart is None else torch.fmax(run.apart, apart)
         return run.watch and bool(apart > 1)
 

@@ -10,6 +10,7 @@ from scipy.integrate import solve_ivp
 from solvers import METHODS, Reversible, Segment, SolveError, Status, solve
 from solvers.march import march
 from solvers.run import Run
+from tests.helpers import small_model
 
 ONE = torch.ones(1, dtype=torch.float64)
 
@@ -125,6 +126,18 @@ def test_the_issues_divergence_is_named_with_its_place_and_checkpoint_offered(re
     if request_["method"] == "euler":  # the way there is stable, but 0.7^200 is 1e-31: the way back is not
         with pytest.raises(SolveError, match="misses the initial state"):
             torch.autograd.grad(end, x)
+
+
+def test_coarse_steps_of_a_model_are_a_model_and_a_mode_that_grows_is_none_there_either():
+    model = small_model("pre", dt=1.0, depth=12)
+    x0 = torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    end = solve(model.depth.segments(), x0, gradient="reversible").x1
+    scheme = solve(model.depth.segments(), x0, method=METHODS["euler"].reversible(0.99)).x1
+    found, right = (torch.autograd.grad(x.square().sum(), x0)[0] for x in (end, scheme))
+    assert torch.allclose(found, right, rtol=1e-9)
+    segments = [Segment(k, k + 1, lambda t, x: -x / 5) for k in range(100)]
+    solution = solve(segments, ONE, method="rk4", gradient="reversible", throw=False)
+    assert solution.status is Status.PAIR_APART
 
 
 def test_a_way_back_that_loses_the_state_raises_instead_of_giving_a_gradient():
