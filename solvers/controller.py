@@ -64,7 +64,7 @@ class PI:
     """h_next = h * clip(safety err^(-alpha/q) err_prev^(beta/q), shrink, grow); rejected: h * clip(safety err^(-1/q), shrink, 1).
 
     The proportional-integral control of Gustafsson (1991), with the exponents of Hairer and Wanner, IV.2. beta = 0 and alpha = 1
-    is the elementary control. At equal error it takes 8 to 30% fewer evaluations than `Cautious` on DETEST and switched models
+    is the elementary control. At equal error it takes 6 to 30% fewer evaluations than `Cautious` on DETEST and switched models
     (`benchmarks/controllers.py`), at equal tolerances more, for a smaller error. Raises ConfigError for factors that could not work.
     """
 

@@ -201,7 +201,13 @@ def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
 
 
 def representable(t: float, dtype: torch.dtype) -> float:
-    """The nearest time that a field can be told exactly: a step to another one begins and ends beside the times of its stages."""
+    """The nearest time that a field can be told exactly: a step to another one begins and ends beside the times of its stages.
+
+    Times are carried in float64, but a field of a float32 state is told them in float32, at t = 1e5 to d = 0.004. That moves an error
+    estimate by up to abs(h df/dt) d sum_i abs(b_i - embedded_i), a sum of 0.16 for dopri5, 0.39 for bosh3 and 1.2 for tsit5, which
+    therefore takes five times the steps there at a tolerance of 1e-4. With ends that are not rounded it takes as many. A field that
+    knows the time from its segment's start, on Segment(0, T, ..), loses nothing.
+    """
     return t if dtype is torch.float64 else ctypes.c_float(t).value
 
 
