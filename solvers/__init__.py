@@ -8,6 +8,7 @@ from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, Cautious, Controller
 from solvers.error_norm import NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, unknown
+from solvers.event import Event
 from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
 from solvers.methods import METHODS, fixed_step, get_method
@@ -36,6 +37,7 @@ __all__ = [
     "Checkpoint",
     "ConfigError",
     "Controller",
+    "Event",
     "Field",
     "Gradient",
     "HasFixedSteps",

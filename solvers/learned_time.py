@@ -20,24 +20,34 @@ from torch.autograd import forward_ad
 Field = Callable[[Tensor, Tensor], Tensor]
 
 
-def with_learned_times(field: Field, t0: Any, t1: Any) -> Field:
-    """The field on the segment from t0 to t1, depending on those of them that are tensors with a derivative.
+Clock = Callable[[Tensor], Tensor]
 
-    Its values are the field's own, bit for bit.
+
+def with_learned_times(field: Field, t0: Any, t1: Any) -> tuple[Field, Clock | None]:
+    """The field on the segment from t0 to t1, depending on those of them that are tensors with a derivative, and the time that it means.
+
+    The values of both are those given, bit for bit. Without such tensors the field is the same, and there is no other time.
     """
     learned = [time if isinstance(time, Tensor) and _has_derivative(time) else None for time in (t0, t1)]
     if not any(time is not None for time in learned):
-        return field
+        return field, None
     a, b = (time.detach().item() if isinstance(time, Tensor) else float(time) for time in (t0, t1))
 
-    def moved(t: Tensor, x: Tensor) -> Tensor:
+    def ends(t: Tensor) -> list[Tensor]:
         # time - its value is an exact zero that carries the derivative
-        da, db = (t.new_zeros(()) if time is None else time - value for time, value in zip(learned, (a, b), strict=True))
+        return [t.new_zeros(()) if time is None else time - value for time, value in zip(learned, (a, b), strict=True)]
+
+    def clock(t: Tensor) -> Tensor:
+        da, db = ends(t)
         s = (t - a) / (b - a)
-        v = field(t + (da + s * (db - da)).to(t), x)
+        return t + (da + s * (db - da)).to(t)
+
+    def moved(t: Tensor, x: Tensor) -> Tensor:
+        da, db = ends(t)
+        v = field(clock(t), x)
         return v * (1 + (db - da) / (b - a)).to(v)
 
-    return moved
+    return moved, clock
 
 
 def _has_derivative(time: Tensor) -> bool:

@@ -39,14 +39,17 @@ def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, don
         where = None
     except Stopped as stopped:
         status = stopped.status
-        if run.save == "ends" and where:
+        if run.save == "ends" and where and not status.good:
             run.keep(t, x)
         t, x = stopped.time, stopped.x
+        if status.good and run.saved[-1].time != t:
+            run.keep(t, x)
     else:
         if run.save == "ends":
             run.keep(t, x)
     times, states = tuple(s.time for s in run.saved), tuple(s.x for s in run.saved)
-    return Solution(x, times, states, status, run.stats, where, None if status is Status.SUCCESS else t)
+    number, moment = (None, None) if run.event is None else run.event
+    return Solution(x, times, states, status, run.stats, where, None if status is Status.SUCCESS else t, number, moment)
 
 
 def told(progress: Progress | None) -> Done | None:

@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -53,6 +53,23 @@ class Saved(NamedTuple):
     steps: int
 
 
+class Accepted(NamedTuple):
+    """A step as those see it who look on: the states at its ends, dx/dt at its start, and the state at a time inside it.
+
+    The last two are None of a method that does not tell them.
+    """
+
+    step: Step
+    before: Tensor
+    after: Tensor
+    slope: Tensor | None = None
+    inside: Callable[[Tensor], Tensor] | None = None
+
+
+Observer = Callable[[Accepted], None]
+"""Looks on at every accepted step; raises Stopped to end the solve."""
+
+
 @dataclasses.dataclass
 class Run:
     """What every method needs to know of the solve it serves, and what it reports back.
@@ -64,7 +81,8 @@ class Run:
     `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
     second state of a reversible scheme, `apart` how far the two were from each other at worst, over what is allowed.
     `first_step` and `max_step` bound an adaptive method's steps. `norm` measures errors; `controlled` is the shape of the leading
-    entries of a flat state that it is given, or None for all of it.
+    entries of a flat state that it is given, or None for all of it. `observers` look on at every accepted step of one run, and `event`
+    is the number of the event that ended it and its time.
     """
 
     steps: int
@@ -86,6 +104,8 @@ class Run:
     limits: dict[tuple[float, float], tuple[float, float]] = dataclasses.field(default_factory=dict)
     trace: list[Step] = dataclasses.field(default_factory=list)
     saved: list[Saved] = dataclasses.field(default_factory=list)
+    observers: Sequence[Observer] = ()
+    event: tuple[int, Tensor] | None = None
 
     def again(self, **changes: Any) -> Run:
         """A fresh run with the same request, but for the changes."""
@@ -126,14 +146,17 @@ class Run:
         times = [segment.start for segment in segments] + [segments[-1].end]
         self.clock = dict(zip(times, as_tensors(times, dtype), strict=True))
 
-    def accept(self, segment: Segment, t: float, x: Tensor) -> Tensor:
-        """Takes the step's result: projects it, counts it, and records it if asked to."""
+    def accept(self, segment: Segment, t: float, x: Tensor, seen: Accepted | None = None) -> Tensor:
+        """Takes the step's result: projects it, counts it, shows it to those who look on, and records it if asked to."""
         self.stats.accepted += 1
         if segment.project is not None:
             x, before = segment.project(x), x
             check_like("project", x, before)
         if self.watch and not finite(x):
             raise Stopped(Status.NON_FINITE, t, x)
+        if seen is not None:
+            for observer in self.observers:
+                observer(seen._replace(after=x))
         if self.save == "steps":
             self.keep(t, x)
         return x

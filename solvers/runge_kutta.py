@@ -15,7 +15,7 @@ from torch import Tensor
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
 from solvers.reversible_scheme import Finish, ReversibleScheme
-from solvers.run import Run, Step, Stopped, finite, representable
+from solvers.run import Accepted, Run, Step, Stopped, finite, representable
 from solvers.segment import Segment
 from solvers.solution import Status
 from solvers.tableau import Tableau
@@ -53,6 +53,8 @@ class RungeKutta:
         """Whether it knows the states inside its steps."""
         return bool(self.tableau.dense)
 
+    shows_steps = True
+
     @functools.cached_property
     def _used(self) -> int:
         """Stages that enter the result: all but those that only estimate the error."""
@@ -72,10 +74,12 @@ class RungeKutta:
             return self._adaptive(segment, x, run, None)
         h = segment.step(run.steps)
         for start, end in segment.intervals(run.steps):
-            if run.wanted and (times := run.passed(start, end)):
+            times = run.passed(start, end) if run.wanted else []
+            if times or run.observers:
                 step = Step(segment, start, end, h)
                 stages = self._stages(*step, x, run, None, len(self.tableau.b))
-                x1 = run.accept(segment, end, x + weighted(h, self.tableau.b, stages))
+                following = x + weighted(h, self.tableau.b, stages)
+                x1 = run.accept(segment, end, following, self._seen(step, x, following, stages))
                 self._between(times, step, x, x1, stages, run)
                 x = x1
             else:
@@ -91,6 +95,15 @@ class RungeKutta:
                 inside = x + weighted(step.h, self.tableau.dense_weights(theta), stages)
                 inside = inside if step.segment.project is None else step.segment.project(inside)
             run.keep(time, inside)
+
+    def _seen(self, step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor]) -> Accepted:
+        def inside(t: Tensor) -> Tensor:
+            theta = (t - step.start) / (step.end - step.start)
+            weights = [(step.h * weight).to(x.dtype) for weight in self.tableau.dense_weights(theta)]
+            state = x + sum(weight * stage for weight, stage in zip(weights, stages, strict=True))
+            return state if step.segment.project is None else step.segment.project(state)
+
+        return Accepted(step, x, x1, stages[0], inside if self.dense else None)
 
     def walk(self, segment: Segment, x: Tensor, run: Run, finish: Finish) -> Tensor:
         """Goes over the segment by steps whose next x `finish` makes. An adaptive method keeps the error of x + increment small."""
@@ -154,7 +167,8 @@ class RungeKutta:
                 continue
             assert following is not None, "refused, it is rejected"
             run.trace.append(step)
-            before, x = x, run.accept(segment, end, following) if finish is None else following
+            seen = self._seen(step, x, x1, stages) if run.observers else None
+            before, x = x, run.accept(segment, end, following, seen) if finish is None else following
             if run.wanted and (times := run.passed(t, end)):
                 self._between(times, step, before, x, stages, run)
             t = end

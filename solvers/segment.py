@@ -12,7 +12,7 @@ from numbers import Rational, Real
 from torch import Tensor
 
 from solvers.errors import ConfigError
-from solvers.learned_time import with_learned_times
+from solvers.learned_time import Clock, with_learned_times
 
 Field = Callable[[Tensor, Tensor], Tensor]
 Map = Callable[[Tensor], Tensor]
@@ -43,7 +43,7 @@ class Segment:
     enter: Map | None = None
     whole: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     # made from t0 and t1 once, since exact arithmetic is slow beside a small model's step
-    learned: bool = dataclasses.field(init=False, repr=False)
+    clock: Clock | None = dataclasses.field(init=False, repr=False)
     ends: tuple[Fraction, Fraction] = dataclasses.field(init=False, repr=False)
     length: Fraction = dataclasses.field(init=False, repr=False)
     start: float = dataclasses.field(init=False, repr=False)
@@ -60,9 +60,9 @@ class Segment:
                 )
         if t0 == t1:
             raise ConfigError(f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out")
-        field = with_learned_times(self.field, self.t0, self.t1)
+        field, clock = with_learned_times(self.field, self.t0, self.t1)
         for name, value in {
-            "learned": field is not self.field,
+            "clock": clock,
             "field": field,
             "t0": t0,
             "t1": t1,
@@ -74,6 +74,11 @@ class Segment:
             "whole": self.whole or (float(min(t0, t1)), float(max(t0, t1))),
         }.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def learned(self) -> bool:
+        """Whether t0 or t1 is a time to be learned; `clock` then makes the time that depends on them from one that does not."""
+        return self.clock is not None
 
     def part(self, t0: Time, t1: Time, first: bool) -> Segment:
         """The part from t0 to t1; the `first` one is entered as the whole is."""

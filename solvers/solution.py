@@ -17,6 +17,13 @@ class Status(enum.Enum):
     STEP_UNDERFLOW = "the step became too small to advance the time"
     TOO_MANY_STEPS = "the step limit was reached"
     PAIR_APART = "the two states of the reversible scheme drifted apart"
+    EVENT = "an event ended the solve"
+    STEADY = "a steady state was reached"
+
+    @property
+    def good(self) -> bool:
+        """Whether the solve ended where it was asked to: at the end, at an event or at a steady state."""
+        return self in (Status.SUCCESS, Status.EVENT, Status.STEADY)
 
 
 ADVICE: dict[Status, str] = {
@@ -48,6 +55,9 @@ class Solution:
     state ("ends"), the initial state and the one at each segment's end ("segments"), or at each accepted step's end ("steps").
     A solve that broke off keeps what it had (with "ends", the start and the state at the start of the segment that broke);
     `segment` and `time` then say where it broke (they are None after success).
+
+    A solve that an event or a steady state ended has its last state there, `segment` and `time` say where, and `event` is the event's
+    number, `event_time` its time as a 0-dimensional float64 tensor that is differentiated as the states are.
     """
 
     x1: Float[Tensor, " *state"]
@@ -57,10 +67,14 @@ class Solution:
     stats: Stats
     segment: int | None = None
     time: float | None = None
+    event: int | None = None
+    event_time: Tensor | None = None
 
     @property
     def message(self) -> str:
         """One sentence on how the solve ended: what, where, and what to try."""
         if self.status is Status.SUCCESS:
             return str(self.status.value)
-        return f"{self.status.value} in segment {self.segment} at t = {self.time:.6g}: {ADVICE[self.status]}"
+        which = "" if self.event is None else f" (event {self.event})"
+        where = f"{self.status.value}{which} in segment {self.segment} at t = {self.time:.6g}"
+        return where if self.status.good else f"{where}: {ADVICE[self.status]}"

@@ -12,13 +12,15 @@ from torch import Tensor
 from solvers.dense import Times, at_times, check_times
 from solvers.error_norm import Norm, get_norm
 from solvers.errors import ConfigError, SolveError, unknown
-from solvers.gradients import Gradient, get_gradient
+from solvers.event import Event
+from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.march import march, told
 from solvers.method import Method
 from solvers.request import check_bounds, check_callable, check_problem, check_solver
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
+from solvers.stop import OnStep, again_to_there, check_stops, observers
 from solvers.transforms import batched, check_steps, in_forward_mode
 
 SAVE = ("ends", "segments", "steps")
@@ -35,6 +37,9 @@ def solve(
     gradient: str | Gradient = "backprop",
     save: Save = "ends",
     times: Times | None = None,
+    events: Event | Sequence[Event] = (),
+    steady: float | None = None,
+    on_step: OnStep | None = None,
     throw: bool = True,
     norm: str | Norm = "rms",
     first_step: float | None = None,
@@ -52,7 +57,10 @@ def solve(
 
     `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is differentiated. `save` says
     which states the solution holds, or `times` at which it does, by the method's own interpolation inside its steps: their number
-    costs no evaluation. `progress(k)` is called when segment k is done.
+    costs no evaluation. `progress(k)` is called when segment k is done, `on_step(t, x)` after every accepted step. The first of the
+    `events` ends the solve (`Event(g)`, a root of g(t, x)), and so does the first step at whose start the norm of dx/dt is at most
+    `steady`; the solution's status, segment, time, event and event_time tell. For these three, gradients other than backprop go the way
+    twice, the second time to where the first one ended.
 
     Errors: ConfigError for a request that makes no sense (unknown name, steps given to an adaptive method, tolerances to a
     fixed-step one or below the dtype's resolution, segments that do not meet, a gradient that the method does not have). A
@@ -74,12 +82,16 @@ def solve(
     if wanted and save != "ends":
         raise ConfigError(f"save = {save!r} and times both say which states to keep: give one of them")
     run = Run(int(steps), relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), save=save, **bounds)
+    watched = check_stops(chosen, events, steady, on_step, bool(wanted))
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)
-    if torch.is_grad_enabled() and not in_forward_mode():
-        solution = kind.integrate(chosen, segments, x0, run, progress)
+    run.observers = observers(watched, steady, on_step, run)
+    if not torch.is_grad_enabled() or in_forward_mode():
+        solution = march(chosen if run.observers else kind.scheme(chosen), segments, x0, run, told(progress))
+    elif run.observers and kind is not GRADIENTS["backprop"]:
+        solution = again_to_there(chosen, kind, segments, x0, run, progress)
     else:
-        solution = march(kind.scheme(chosen), segments, x0, run, told(progress))
+        solution = kind.integrate(chosen, segments, x0, run, progress)
     if solution.status is Status.SUCCESS and (wrong := _wrong(solution, run)) is not None:
         with torch.no_grad():
             replay = march(kind.scheme(chosen), segments, x0, run.again(watch=True))
@@ -87,7 +99,7 @@ def solve(
         broke = replay.status is not Status.SUCCESS
         end = len(segments) - 1, segments[-1].end
         solution = replay if broke else dataclasses.replace(solution, status=wrong, segment=end[0], time=end[1])
-    if throw and solution.status is not Status.SUCCESS:
+    if throw and not solution.status.good:
         raise SolveError(solution.message, solution)
     return at_times(solution, wanted) if wanted and solution.status is Status.SUCCESS else solution
 

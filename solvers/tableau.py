@@ -11,7 +11,9 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from solvers.errors import ConfigError
 
@@ -21,6 +23,7 @@ DENSE_TOLERANCE = 1e-12
 """The same for the coefficients of dense output, whose terms of opposite signs reach 90."""
 
 Coefficient = int | float | str
+Number = TypeVar("Number", float, Tensor)
 Tree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
 
 
@@ -84,9 +87,9 @@ class Tableau:
                         f"the condition of order {size} for the tree {tree} gives {have:.17g}, not 1/{density(tree)}"
                     )
 
-    def dense_weights(self, theta: float) -> tuple[float, ...]:
+    def dense_weights(self, theta: Number) -> tuple[Number, ...]:
         """The weights of x(t + theta h), 0 <= theta <= 1."""
-        return tuple(sum(c * theta**power for power, c in enumerate(row, 1)) for row in self.dense)
+        return tuple(sum((c * theta**power for power, c in enumerate(row, 1)), 0 * theta) for row in self.dense)
 
     def _check_dense(self) -> None:
         if len(self.dense) != len(self.b):

@@ -1,0 +1,148 @@
+"""Events: a root of g(t, x) along the solution ends the solve, and is differentiated with it.
+
+With x' = f, a small change dg of g at fixed time and dx of the solution there moves the event's time T and state by
+
+    dT = -(dg + g_x dx)/(g_t + g_x f),    dX = dx + f dT.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from solvers.errors import ConfigError, SolveError
+from solvers.run import Accepted, Run, Stopped, as_tensors
+from solvers.segment import Segment
+from solvers.solution import Status
+
+Curve = Callable[[Tensor], Tensor]
+Found = tuple[float, int]
+"""The time of an event, and its number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """The first time at which g(t, x) = 0: `function(t, x)` returns g, a tensor with one entry.
+
+    With direction 1 (-1) only where g goes from below zero to above (from above to below), with 0 where it changes sign. A g that is
+    zero at the start has no sign until it is none, and a jump between two segments is no root. The sign is looked at after every
+    accepted step, so two roots within one step go unseen: `max_step` bounds the step. Inside a step the root is bracketed on the
+    method's own interpolant until no number lies between, at no evaluation of the field; the time found is the first of the new sign, so
+    that a solve may go on from there. Where g_t + g_x f = 0 the
+    time has no derivative, which raises SolveError if it is asked for.
+
+    Raises ConfigError for a function that is none, and for another direction.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    direction: int = 0
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ConfigError(f"an event's function is {self.function!r}: give a function of time and state")
+        if isinstance(self.direction, bool) or self.direction not in (-1, 0, 1):
+            raise ConfigError(f"an event's direction is {self.direction!r}: give 1 (upward), -1 (downward) or 0 (either)")
+
+    def value(self, t: Tensor, x: Tensor) -> Tensor:
+        """g(t, x) as a 0-dimensional tensor, t told in the type that fields get it in. ConfigError where it is not one number."""
+        g: Any = self.function(t.to(as_tensors([0.0], x.dtype)[0]), x)
+        if not isinstance(g, Tensor) or g.numel() != 1 or not g.dtype.is_floating_point:
+            what = f"shape {tuple(g.shape)} of {g.dtype}" if isinstance(g, Tensor) else type(g).__name__
+            raise ConfigError(f"an event's function returned {what}: return one number as a floating tensor, as g.min()")
+        return g.reshape(())
+
+    def crosses(self, before: float, after: float) -> bool:
+        """Whether the sign changes from the one to the other in the direction asked for; zero is the new sign's."""
+        if before == 0 or before * after > 0:
+            return False
+        return self.direction != math.copysign(1, before)
+
+
+class Events:
+    """Looks on at a solve for the first of several events, and stops it there."""
+
+    def __init__(self, events: Sequence[Event], run: Run):
+        self.events, self.run = events, run
+        self.state: Tensor | None = None
+        self.values: list[float] = []
+
+    def __call__(self, seen: Accepted) -> None:
+        step, curve = seen.step, seen.inside
+        assert curve is not None, "a method that does not tell the states inside its steps was refused"
+        with torch.no_grad():
+            before = self.values if self.state is seen.before else self._values(step.start, seen.before)
+            after = self._values(step.end, seen.after)
+            found: list[Found] = []
+            for i, (event, ends) in enumerate(zip(self.events, zip(before, after, strict=True), strict=True)):
+                if event.crosses(*ends):
+                    found.append((_root(lambda t, i=i: self._value(i, t, curve(_time(t))), step.start, step.end, *ends), i))  # type: ignore[misc]
+        # a value of zero keeps the sign before, if it was not an event
+        self.state, self.values = seen.after, [b if a == 0 else a for b, a in zip(before, after, strict=True)]
+        if found:
+            time, i = min(found, key=lambda event: (abs(event[0] - step.start), event[1]))
+            moment, x = moved(self.events[i], time, step.segment, curve, seen.after if time == step.end else None)
+            self.run.event = i, moment
+            raise Stopped(Status.EVENT, time, x)
+
+    def _values(self, t: float, x: Tensor) -> list[float]:
+        return [self._value(i, t, x) for i in range(len(self.events))]
+
+    def _value(self, i: int, t: float, x: Tensor) -> float:
+        g = float(self.events[i].value(_time(t), x))
+        if math.isnan(g):
+            raise SolveError(f"event {i} is not a number at t = {t:.6g}: check its function, and the state there")
+        return g
+
+
+def moved(event: Event, time: float, segment: Segment, curve: Curve, end: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The event's time and state with their derivatives, of a root on the curve; `end` is the state where the curve ends there.
+
+    Where the segment's times are learned, the curve's parameter is the time as if they were not, and g's is the one that they make.
+
+    Two steps of Newton's method on g - g(time), which is exactly zero there: values stay, and as the method's error is squared each
+    time, what flows through the first step is the first derivative and through both the second and third.
+    """
+    t = _time(time)
+    x = curve(t) if end is None else end
+    clock = segment.clock or (lambda t: t)
+    if not torch.is_grad_enabled() or not (x.requires_grad or event.value(clock(t), x).requires_grad):
+        return t, x
+    t.requires_grad_()
+    for _ in range(2):
+        g = event.value(clock(t), curve(t))
+        (slope,) = torch.autograd.grad(g, t, create_graph=True)
+        if float(slope.detach()) == 0:
+            raise SolveError(
+                f"the event at t = {time:.6g} only touches zero, so that its time has no derivative: solve under no_grad"
+            )
+        t = t - (g - g.detach()) / slope
+    return clock(t), curve(t)
+
+
+def _time(t: float) -> Tensor:
+    return torch.tensor(t, dtype=torch.float64)
+
+
+def _root(g: Callable[[float], float], before: float, after: float, low: float, high: float) -> float:
+    """The first number beyond a sign change of g, from its values low and high at both ends.
+
+    Regula falsi, halving the value of an end that stays (Illinois), and every third time the bracket itself.
+    """
+    sign, side = math.copysign(1.0, low), 0
+    for k in range(400):
+        middle = before + (after - before) / 2
+        if middle in (before, after) or high == 0:
+            break
+        t = middle if k % 3 == 2 else after - high * (after - before) / (high - low)
+        t = t if min(before, after) < t < max(before, after) else middle
+        value = g(t)
+        if value * sign > 0:
+            before, low, high, side = t, value, high / 2 if side == -1 else high, -1
+        else:
+            after, high, low, side = t, value, low / 2 if side == 1 else low, 1
+    return after

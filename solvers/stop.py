@@ -1,0 +1,118 @@
+"""Solves that are looked at as they go, and may end before their segments do: at an event, or at a steady state."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from solvers.errors import ConfigError
+from solvers.event import Event, Events, moved
+from solvers.gradients import Gradient
+from solvers.march import Progress, march
+from solvers.method import Method
+from solvers.request import check_callable
+from solvers.run import Accepted, Observer, Run, Stopped, as_tensors
+from solvers.segment import Segment
+from solvers.solution import Solution, Status
+from solvers.transforms import batched, in_forward_mode
+
+OnStep = Callable[[float, Tensor], object]
+"""(t, x): told the time and state after each accepted step."""
+
+
+def check_stops(
+    method: Method, events: Event | Sequence[Event], steady: float | None, on_step: OnStep | None, times: bool
+) -> Sequence[Event]:
+    """The events as a sequence. Raises ConfigError for requests that make no sense, and methods and transforms that lack them."""
+    events = (events,) if isinstance(events, Event) else events
+    if not isinstance(events, Sequence) or not all(isinstance(event, Event) for event in events):
+        raise ConfigError(f"events = {events!r}: give an Event(function of t and x), or a list of them")
+    if steady is not None and (isinstance(steady, bool) or not isinstance(steady, Real) or not 0 < steady < math.inf):
+        raise ConfigError(f"steady = {steady!r}: give a positive finite number, the norm of dx/dt at which to stop")
+    check_callable("on_step", on_step)
+    if not (events or steady is not None or on_step is not None):
+        return ()
+    if not getattr(method, "shows_steps", False) or (events and not getattr(method, "dense", False)):
+        what = (
+            "events need a method whose tableau has dense output" if events else "on_step and steady need a method of the package"
+        )
+        raise ConfigError(f"{what}, as tsit5, dopri5 or rk4: use one of these")
+    if times and (events or steady is not None):
+        raise ConfigError(
+            "where a solve ends by itself, states at given times may not be reached: save='steps', or solve again to there"
+        )
+    if batched():
+        raise ConfigError(
+            "under vmap the numbers of a sample cannot be looked at: give events, steady and on_step a solve outside it"
+        )
+    if events and in_forward_mode():
+        raise ConfigError("the time of an event is not differentiated in forward mode: use backward mode, or no derivative")
+    return events
+
+
+def observers(events: Sequence[Event], steady: float | None, on_step: OnStep | None, run: Run) -> list[Observer]:
+    """Those who look on: the events first, so that nobody sees a step beyond one."""
+
+    def tell(seen: Accepted) -> None:
+        assert on_step is not None, "asked for"
+        on_step(seen.step.end, seen.after)
+
+    def rest(seen: Accepted) -> None:
+        assert steady is not None, "asked for"
+        assert seen.slope is not None, "a method that does not show it was refused"
+        if run.measure(run.counted(seen.slope.detach())) <= steady:
+            raise Stopped(Status.STEADY, seen.step.end, seen.after)
+
+    wanted: list[Observer] = []
+    if events:
+        wanted.append(Events(events, run))
+    if on_step is not None:
+        wanted.append(tell)
+    if steady is not None:
+        wanted.append(rest)
+    return wanted
+
+
+def again_to_there(
+    method: Method, kind: Gradient, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
+) -> Solution:
+    """The solution by a kind of gradient that goes its own way: without a graph to where the solve ends, then again as one to there.
+
+    The derivative of an event's state by its time is that of a midpoint step of length zero from there, right up to the second.
+    """
+    wanted = run.wanted
+    with torch.no_grad():
+        found = march(method, segments, x0, run)
+    if not found.status.good:
+        return found
+    if found.segment is None or found.time is None:
+        return kind.integrate(method, segments, x0, run.again(wanted=wanted), progress)
+    last, time = segments[found.segment], found.time
+    reached = [*segments[: found.segment], last if time == last.end else last.part(last.t0, time, True)]
+    request = run.again()
+    solution = kind.integrate(method, reached, x0, request, progress)
+    if solution.status is not Status.SUCCESS:
+        return solution
+    ended = dataclasses.replace(solution, status=found.status, segment=found.segment, time=time)
+    if run.event is None:
+        return ended
+    i, _ = run.event
+    event = next(look for look in run.observers if isinstance(look, Events)).events[i]
+    x = solution.x1
+    low, high = request.inside(last, x.dtype)
+    start = min(max(time, low), high)
+
+    def along(t: Tensor) -> Tensor:
+        tau = (t - time).to(x.dtype)
+        half = x + 0.5 * tau * request.velocity(last, start, x)
+        middle = (start + 0.5 * (t - time)).to(as_tensors([start], x.dtype)[0])
+        after = x + tau * request.velocity(last, middle, half)
+        return after if last.project is None else last.project(after)
+
+    moment, x1 = moved(event, time, last, along, x)
+    return dataclasses.replace(ended, x1=x1, states=(*solution.states[:-1], x1), event=i, event_time=moment)
