@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from solvers.controller import PI
-from solvers.errors import ConfigError, look_up
+from solvers.errors import ConfigError, SolveError, look_up
+from solvers.event import Event
 from solvers.gradients import Gradient, get_gradient
 from solvers.method import Method
 from solvers.methods import METHODS
@@ -63,12 +64,16 @@ def odeint(
 
     Different from there: `gradient` is a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); a relative tolerance below what y0's
     type resolves is raised to that; what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice
-    instead of an assertion. `event_fn`, tolerances by entry, `min_step` (which takes steps whose error is too large) and complex states
-    are refused.
+    instead of an assertion. Tolerances by entry, `min_step` (which takes steps whose error is too large) and complex states are refused.
+
+    With `event_fn(t, y)` the result is (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
+    another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
+    missing there. t has two times, of which the second only says the direction and a scale: it goes on for up to 1e9 of these
+    intervals, or a million steps of a fixed-step method.
     """
-    if event_fn is not None:
-        raise ConfigError("event_fn is not offered here: use torchdiffeq.odeint_event for events")
     _check(y0, t)
+    if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
+        raise ConfigError(f"event_fn = {event_fn!r} with {len(t)} times: give a function of t and y, and two times")
     chosen = look_up("method", "dopri5" if method is None else method, ITS_METHODS)
     asked = dict(options or {})
     known = ADAPTIVE if chosen.adaptive else FIXED
@@ -83,12 +88,16 @@ def odeint(
     moments = t if t.dtype is start.dtype else t.to(start.dtype)
     if t.requires_grad:
         start = start - field(moments[0], start) * (moments[0] - moments[0].detach())
+    if event_fn is not None:
+        told = event_fn if shapes is None else lambda t, y: event_fn(t, _parts(y, shapes))
+        event_t, states = _until(told, chosen, field, start, t, (rtol, atol), asked, shapes, gradient)
+        states = torch.stack([first, states])
+        return event_t, states if shapes is None else _parts(states, shapes)
     if len(t) == 1:
         states = start[None]
     elif chosen.adaptive:
-        resolved = 4 * torch.finfo(start.dtype).eps if start.dtype.is_floating_point else 0.0
-        tolerances = {"rtol": max(_number("rtol", rtol), resolved), "atol": _number("atol", atol)}
-        states = _adaptive(chosen, field, start, t, tolerances, asked, shapes, gradient)
+        chosen, request = _request(chosen, start, (rtol, atol), asked, shapes)
+        states = _adaptive(chosen, field, start, t, request, asked, gradient)
     else:
         states = _fixed(chosen, field, start, t, asked, gradient)
     if t.requires_grad:
@@ -97,30 +106,70 @@ def odeint(
     return states if shapes is None else _parts(states, shapes)
 
 
-def _adaptive(
-    method: Method,
-    field: Field,
-    y0: Tensor,
-    t: Tensor,
-    tolerances: dict[str, float],
-    asked: dict[str, Any],
-    shapes: Sequence[torch.Size] | None,
-    gradient: str | Gradient,
-) -> Tensor:
+def _request(
+    method: Method, y0: Tensor, tolerances: Sequence[object], asked: dict[str, Any], shapes: Sequence[torch.Size] | None
+) -> tuple[Method, dict[str, Any]]:
+    """An adaptive method with the rule asked for, and what else is asked of `solve`."""
+    resolved = 4 * torch.finfo(y0.dtype).eps if y0.dtype.is_floating_point else 0.0
     rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
     if rule and isinstance(method, RungeKutta):
         method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
-    request: dict[str, Any] = {
-        **tolerances,
-        "method": method,
-        "gradient": gradient,
+    return method, {
+        "rtol": max(_number("rtol", tolerances[0]), resolved),
+        "atol": _number("atol", tolerances[1]),
         "norm": _norm(asked.get("norm"), shapes),
         "max_steps": int(asked.get("max_num_steps", 2**31 - 1)),
         **{name: float(asked[name]) for name in ("first_step", "max_step") if asked.get(name) is not None},
     }
-    times: list[float] = t.detach().tolist()
+
+
+def _inside(asked: dict[str, Any], start: float, end: float) -> list[float]:
+    """The switches that were declared between two times."""
     switches = [float(s) for name in ("step_t", "jump_t") if asked.get(name) is not None for s in asked[name]]
-    inside = [s for s in switches if min(times) < s < max(times)]
+    return [s for s in switches if min(start, end) < s < max(start, end)]
+
+
+def _until(
+    event_fn: Func,
+    method: Method,
+    field: Field,
+    y0: Tensor,
+    t: Tensor,
+    tolerances: Sequence[object],
+    asked: dict[str, Any],
+    shapes: Sequence[torch.Size] | None,
+    gradient: str | Gradient,
+) -> tuple[Tensor, Tensor]:
+    """The event's time and state."""
+    start, other = t.detach().tolist()
+    with torch.no_grad():
+        signs = torch.sign(event_fn(t[0].to(y0.dtype), y0))
+    event = Event(lambda t, y: (event_fn(t, y) * signs).min(), direction=-1)
+    if method.adaptive:
+        method, request = _request(method, y0, tolerances, asked, shapes)
+        end = start + 1e9 * (other - start)
+        ends = sorted({start, end, *_inside(asked, start, end)}, reverse=start > other)
+    else:
+        if asked.get("grid_constructor") is not None:
+            raise ConfigError("a grid ends where it ends, and an event's time is not known: give step_size instead")
+        size = float(asked["step_size"]) if asked.get("step_size") is not None else abs(other - start)
+        request = {"steps": 2**20}
+        ends = [start, start + math.copysign(2**20 * size, other - start)]
+    segments = [Segment(a, b, field) for a, b in pairwise(ends)]
+    solution = solve(segments, y0, method=method, gradient=gradient, events=event, **request)
+    if solution.event_time is None:
+        raise SolveError(
+            f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or the direction of t", solution
+        )
+    return solution.event_time.to(t), solution.x1
+
+
+def _adaptive(
+    method: Method, field: Field, y0: Tensor, t: Tensor, request: dict[str, Any], asked: dict[str, Any], gradient: str | Gradient
+) -> Tensor:
+    request = {**request, "method": method, "gradient": gradient}
+    times: list[float] = t.detach().tolist()
+    inside = _inside(asked, times[0], times[-1])
     dense = getattr(method, "dense", False) and getattr(get_gradient(gradient), "dense", False)
     ends = sorted({times[0], times[-1], *inside, *([] if dense else times)}, reverse=times[0] > times[-1])
     segments = [Segment(a, b, field) for a, b in pairwise(ends)]
