@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from solvers import tableau
+from solvers.dop853 import DOP853
 from solvers.errors import ConfigError, look_up
 from solvers.method import HasFixedSteps, Method
 from solvers.runge_kutta import RungeKutta
@@ -18,6 +19,7 @@ METHODS: dict[str, Method] = {
     "bosh3": RungeKutta(tableau.BOSH3, adaptive=True),
     "dopri5": RungeKutta(tableau.DOPRI5, adaptive=True),
     "tsit5": RungeKutta(tableau.TSIT5, adaptive=True),
+    "dop853": RungeKutta(DOP853, adaptive=True),
     **{f"torchdiffeq:{name}": TorchDiffEq(name) for name in NAMES},
 }
 

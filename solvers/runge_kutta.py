@@ -137,11 +137,11 @@ class RungeKutta:
         t, t1 = segment.start, segment.end
         direction = math.copysign(1.0, t1 - t)
         weights = self.tableau.error_weights
-        assert weights is not None, "an adaptive method has embedded weights"
+        assert weights, "an adaptive method has embedded weights"
         first = run.velocity(segment, t, x)
         if run.step_size is None:
             start = run.first_step or self._initial_step(segment, t, t1, x, first, run)
-            run.step_size = StepSize(self.controller, self.tableau.embedded_order + 1, start, longest=run.max_step)
+            run.step_size = StepSize(self.controller, self.tableau.error_order, start, longest=run.max_step)
         steps, error = 0, 0.0
         while t != t1:
             size, last = run.step_size.propose(abs(t1 - t))
@@ -188,9 +188,11 @@ class RungeKutta:
         return stages
 
     @torch.no_grad()
-    def _error(self, x: Tensor, x1: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tensor], run: Run) -> float:
-        estimate = weighted(h, weights, stages)
-        return run.size(estimate, x, x1)
+    def _error(
+        self, x: Tensor, x1: Tensor, h: float, weights: Sequence[Sequence[float]], stages: Sequence[Tensor], run: Run
+    ) -> float:
+        error, *coarse = (run.size(weighted(h, row, stages), x, x1) for row in weights)
+        return error * error / math.hypot(error, 0.1 * coarse[0]) if coarse and error else error
 
     @torch.no_grad()
     def _initial_step(self, segment: Segment, t: float, t1: float, x: Tensor, first: Tensor, run: Run) -> float:

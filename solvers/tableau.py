@@ -25,6 +25,7 @@ DENSE_TOLERANCE = 1e-12
 Coefficient = int | float | str
 Number = TypeVar("Number", float, Tensor)
 Tree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
+Known = dict[Tree, list[float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Tableau:
     lower-order solution that a step's error estimate is taken against, of order `embedded_order`. `dense` holds polynomials without
     constant term, one for each stage and lowest power first: x(t + theta h) = x + h sum_i dense_i(theta) k_i inside the step. They
     must be of order - 1 for every theta, and the weights b at its end: then states inside have the method's order.
+    `coarse` are the weights of a second embedded solution of still lower order: with both, the error is estimated as
+    err = err_e^2/sqrt(err_e^2 + 0.01 err_c^2), of a higher order than either.
     Raises ConfigError naming the coefficient or order condition that fails (Butcher; Hairer, Norsett, Wanner, II.2).
     """
 
@@ -45,6 +48,8 @@ class Tableau:
     embedded: tuple[float, ...] | None = None
     embedded_order: int = 0
     dense: tuple[tuple[float, ...], ...] = ()
+    coarse: tuple[float, ...] | None = None
+    coarse_order: int = 0
 
     def __post_init__(self) -> None:
         stages = len(self.b)
@@ -57,30 +62,44 @@ class Tableau:
                 raise ConfigError(f"row {i} of a sums to {sum(row):.17g}, not to its node c[{i}] = {node:.17g}")
             if not 0 <= node <= 1:
                 raise ConfigError(f"node c[{i}] = {node:.17g} lies outside [0, 1]: it would evaluate a field outside its segment")
-        self._check_order("b", self.b, self.order)
-        if self.embedded is not None:
-            if len(self.embedded) != stages:
-                raise ConfigError(f"embedded has {len(self.embedded)} weights for {stages} stages")
-            self._check_order("embedded", self.embedded, self.embedded_order)
+        if self.coarse is not None and self.embedded is None:
+            raise ConfigError("coarse weights go with embedded ones: give both, or embedded alone")
+        known: Known = {}
+        self._check_order("b", self.b, self.order, known)
+        for what, weights, order in (
+            ("embedded", self.embedded, self.embedded_order),
+            ("coarse", self.coarse, self.coarse_order),
+        ):
+            if weights is not None:
+                if len(weights) != stages:
+                    raise ConfigError(f"{what} has {len(weights)} weights for {stages} stages")
+                self._check_order(what, weights, order, known)
         if self.dense:
-            self._check_dense()
+            self._check_dense(known)
+
+    @functools.cached_property
+    def error_weights(self) -> tuple[tuple[float, ...], ...]:
+        """b - embedded, and b - coarse if there is one: h times the sum of such weights times the stages is one estimate of the error."""
+        lower = [weights for weights in (self.embedded, self.coarse) if weights is not None]
+        return tuple(tuple(b - e for b, e in zip(self.b, weights, strict=True)) for weights in lower)
 
     @property
-    def error_weights(self) -> tuple[float, ...] | None:
-        """b - embedded: h times the sum of these weights times the stages estimates the step's error."""
-        return None if self.embedded is None else tuple(b - e for b, e in zip(self.b, self.embedded, strict=True))
+    def error_order(self) -> int:
+        """The power of the step that the estimate of its error goes by."""
+        fine = self.embedded_order + 1
+        return fine if self.coarse is None else 2 * fine - (self.coarse_order + 1)
 
     @property
     def reuses_last_stage(self) -> bool:
         """Whether the last stage is the field at the step's result ("first same as last")."""
         return len(self.b) > 1 and self.c[-1] == 1 and self.b[-1] == 0 and self.a[-1] == self.b[:-1]
 
-    def _check_order(self, what: str, weights: Sequence[float], order: int) -> None:
+    def _check_order(self, what: str, weights: Sequence[float], order: int, known: Known) -> None:
         if order < 1:
             raise ConfigError(f"the order of {what} is {order}; it must be at least 1")
         for size in range(1, order + 1):
             for tree in trees(size):
-                have = sum(w * value for w, value in zip(weights, self._stage_weights(tree), strict=True))
+                have = sum(w * value for w, value in zip(weights, self._stage_weights(tree, known), strict=True))
                 if abs(have - 1 / density(tree)) > TOLERANCE:
                     raise ConfigError(
                         f"{what} is not of order {order}: "
@@ -91,7 +110,7 @@ class Tableau:
         """The weights of x(t + theta h), 0 <= theta <= 1."""
         return tuple(sum((c * theta**power for power, c in enumerate(row, 1)), 0 * theta) for row in self.dense)
 
-    def _check_dense(self) -> None:
+    def _check_dense(self, known: Known) -> None:
         if len(self.dense) != len(self.b):
             raise ConfigError(f"dense has {len(self.dense)} polynomials for {len(self.b)} stages")
         for i, (b, row) in enumerate(zip(self.b, self.dense, strict=True)):
@@ -99,7 +118,7 @@ class Tableau:
                 raise ConfigError(f"dense[{i}] is {sum(row):.17g} at the step's end, not b[{i}] = {b:.17g}")
         for size in range(1, max(2, self.order)):
             for tree in trees(size):
-                values = self._stage_weights(tree)
+                values = self._stage_weights(tree, known)
                 # theta^size/density, power by power
                 for power in range(1, max(map(len, self.dense)) + 1):
                     have = sum(row[power - 1] * v for row, v in zip(self.dense, values, strict=True) if len(row) >= power)
@@ -109,12 +128,15 @@ class Tableau:
                             f"theta^{power} has {have:.17g}"
                         )
 
-    def _stage_weights(self, tree: Tree) -> list[float]:
+    def _stage_weights(self, tree: Tree, known: Known) -> list[float]:
+        if tree in known:
+            return known[tree]
         values = [1.0] * len(self.b)
         for branch in tree:
-            inner = self._stage_weights(branch)
+            inner = self._stage_weights(branch, known)
             sums = [sum(a * value for a, value in zip(row, inner, strict=False)) for row in self.a]
             values = [value * total for value, total in zip(values, sums, strict=True)]
+        known[tree] = values
         return values
 
 
@@ -125,6 +147,8 @@ def tableau(
     embedded: Sequence[Coefficient] | None = None,
     embedded_order: int = 0,
     dense: Sequence[Sequence[Coefficient]] = (),
+    coarse: Sequence[Coefficient] | None = None,
+    coarse_order: int = 0,
 ) -> Tableau:
     """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row sums of a."""
     rows = [[Fraction(value) for value in row] for row in a]
@@ -141,6 +165,8 @@ def tableau(
         embedded=None if embedded is None else floats(embedded),
         embedded_order=embedded_order,
         dense=tuple(floats(row) for row in dense),
+        coarse=None if coarse is None else floats(coarse),
+        coarse_order=coarse_order,
     )
 
 

@@ -17,7 +17,8 @@ from ctrans.model.gpt import GPT
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
-from solvers import METHODS, ConfigError, RungeKutta, SolveError, solve
+from ctrans.verify.convergence import own_methods
+from solvers import METHODS, ConfigError, SolveError, solve
 from tests.helpers import small_model
 
 STATE_NORM = [name for name, placement in PLACEMENTS.items() if placement.state_norm]
@@ -102,7 +103,7 @@ def fine_gradients(placement: str) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("placement", ["pre", "peri", "post"])
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if isinstance(method, RungeKutta)])
+@pytest.mark.parametrize("method", own_methods())
 def test_continuous_costate_has_the_methods_order(method: str, placement: str) -> None:
     model, fixed = small_model(placement, depth=2, dt=0.05), METHODS[method].fixed()
 

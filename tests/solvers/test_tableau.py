@@ -1,8 +1,14 @@
 import dataclasses
 
+import numpy as np
 import pytest
+import scipy.integrate
+import torch
+from scipy.integrate._ivp import dop853_coefficients as theirs
 
-from solvers import METHODS, ConfigError, RungeKutta, Tableau, tableau
+from solvers import METHODS, ConfigError, RungeKutta, Segment, Tableau, solve, tableau
+from solvers.dop853 import DOP853
+from solvers.run import Run
 from solvers.tableau import DOPRI5, EULER, RK4, TSIT5, density, trees
 
 OWN = [method.tableau for method in METHODS.values() if isinstance(method, RungeKutta)]
@@ -67,3 +73,54 @@ def test_pairs_that_reuse_their_last_stage_are_recognised():
     assert TSIT5.reuses_last_stage
     assert not RK4.reuses_last_stage
     assert not EULER.reuses_last_stage
+
+
+def test_the_pair_of_order_8_is_scipys_to_the_last_bit():
+    assert all(DOP853.a[i] == tuple(theirs.A[i, :i]) for i in range(12))
+    assert DOP853.a[12] == DOP853.b[:12] == tuple(theirs.B)
+    assert max(abs(DOP853.c - theirs.C[:13])) < 1e-14
+    fine, coarse = DOP853.error_weights
+    assert max(abs(fine - theirs.E5)) < 3e-16  # a difference of two weights
+    assert max(abs(coarse - theirs.E3)) < 3e-16
+    assert DOP853.reuses_last_stage
+
+
+def test_the_error_of_two_parts_is_scipys_and_of_order_8():
+    # err5^2/sqrt(err5^2 + 0.01 err3^2), by scipy's own estimate of the same step
+    assert DOP853.error_order == 8
+
+    def field(t, x):
+        return np.array([x[1] * np.cos(t), -np.sin(x[0])])
+
+    x0, h = np.array([1.0, -0.5]), 0.4
+    peer = scipy.integrate.DOP853(field, 0.0, x0, 1.0, rtol=1e-6, atol=1e-6)
+    k = [field(0.0, x0)]
+    for row, c in zip(DOP853.a[1:], DOP853.c[1:], strict=True):
+        k.append(field(c * h, x0 + h * sum(a * s for a, s in zip(row, k, strict=True))))
+    x1 = x0 + h * sum(b * s for b, s in zip(DOP853.b, k, strict=True))
+    scale = 1e-6 + 1e-6 * np.maximum(abs(x0), abs(x1))
+    right = peer._estimate_error_norm(np.array(k), h, scale)
+    stages = [torch.tensor(s) for s in k]
+    run = Run(1, 1e-6, 1e-6, max_steps=1)
+    ours = METHODS["dop853"]._error(torch.tensor(x0), torch.tensor(x1), h, DOP853.error_weights, stages, run)
+    assert ours == pytest.approx(right, rel=1e-9)
+
+
+def test_coarse_weights_are_checked_too():
+    with pytest.raises(ConfigError, match="coarse is not of order 4"):
+        dataclasses.replace(DOP853, coarse_order=4)
+    with pytest.raises(ConfigError, match="coarse weights go with embedded ones"):
+        dataclasses.replace(DOP853, embedded=None)
+    with pytest.raises(ConfigError, match="coarse has 1 weights for 13 stages"):
+        dataclasses.replace(DOP853, coarse=(1.0,))
+
+
+def test_the_pair_of_order_8_has_it():
+    # a rotation by 10
+    right = torch.tensor([np.cos(10), -np.sin(10)])
+
+    def missed(steps):
+        segment = Segment(0, 10, lambda t, x: torch.stack([x[1], -x[0]]))
+        return float((solve([segment], torch.eye(2)[0].double(), method=RungeKutta(DOP853), steps=steps).x1 - right).norm())
+
+    assert np.log2(missed(10) / missed(20)) == pytest.approx(8, abs=0.15)
