@@ -14,6 +14,7 @@ ROOMS = [
     "placement",
     "fields",
     "weights",
+    "given_files",
     "sublayer",
     "depth",
     "scheme",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrans.given_files import check_file
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.weights.on_demand import check_present
+from ctrans.weights.on_demand import check_fits, check_present
 from solvers import ConfigError
 
 BUILT_IN = GPTConfig(placement="pre")
@@ -112,6 +114,7 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    _check_size(path, check_file(path))
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -125,6 +128,22 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(checkpoint, Mapping):
         raise ConfigError(f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint")
     return checkpoint
+
+
+def _check_size(path: Path, size: int) -> None:
+    """Raises ConfigError for an archive that unpacks to more than itself, which torch.save never writes, or than there is memory."""
+    check_fits(size, "it can only be read whole")
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(part.file_size for part in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return  # its reader says so
+    if unpacked > size:
+        raise ConfigError(
+            f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save packs nothing, not read"
+        )
 
 
 def _is_weight(value: object) -> bool:

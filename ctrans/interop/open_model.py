@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import warnings
 from pathlib import Path
@@ -23,6 +22,7 @@ from ctrans.interop.hugging_face import (
     load_local,
     one_line,
     open_local,
+    read_settings,
     weight_files,
 )
 from ctrans.interop.imported import Imported
@@ -156,12 +156,7 @@ def _from_transformers(directory: Path, dtype: torch.dtype, dt: float, on_demand
 
 def _check_foreign(directory: Path) -> None:
     """Raises ConfigError for a checkpoint of our own, which has another option."""
-    try:
-        config = json.loads((directory / CONFIG).read_text())
-    except (OSError, ValueError, RecursionError):
-        return  # reading the model says what is wrong with it
-    if not isinstance(config, dict):
-        return
+    config = read_settings(directory / CONFIG)
     if "placement" in config and "model_type" not in config:
         raise ConfigError(f"{str(directory)!r} is a checkpoint of ctrans: give it by --checkpoint")
 

@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ctrans.given_files import read_file, read_json
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
 from ctrans.weights.on_demand import check_present
@@ -93,11 +94,7 @@ def load_config(directory: str | Path) -> GPTConfig:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    text = _read(path)
-    try:
-        settings: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is no JSON: {error}") from None
+    settings = read_json(path)
     names = {field.name for field in dataclasses.fields(GPTConfig)}
     if not isinstance(settings, dict):
         raise ConfigError(f"{str(path)!r} holds no object: it is not a checkpoint of ctrans")
@@ -146,7 +143,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
     """The weights, and the digest of the configuration that they were saved with if it was recorded."""
-    data = _read(path)
+    data = read_file(path)
     try:
         weights = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
@@ -154,7 +151,7 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
         reason = f"it is {pickled}, and reading that may run code" if pickled else error
         raise ConfigError(f"{str(path)!r} is no whole safetensors file: {reason}") from None
     length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
     if metadata.get(CHECKSUM) not in (None, _checksum(weights)):
         raise ConfigError(f"{str(path)!r} is damaged: its weights are not those that were saved (checksum {CHECKSUM})")
     for name, value in weights.items():
@@ -176,10 +173,3 @@ def _checksum(weights: Mapping[str, Tensor]) -> str:
 def _digest(settings: Mapping[str, Any]) -> str:
     """SHA-256 of what the configuration says, however its file is laid out."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        raise ConfigError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None

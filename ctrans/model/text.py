@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
+from ctrans.given_files import read_file
 from solvers import ConfigError
 
 VOCABULARY = 256
@@ -35,12 +36,7 @@ def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
         return text.encode(errors="surrogateescape")
     if file is None:
         return default_text()
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(file)!r}: {error.strerror or error}") from None
-    except ValueError as error:  # a path with a null byte
-        raise ConfigError(f"cannot read {str(file)!r}: {error}") from None
+    return read_file(Path(file))
 
 
 def to_tokens(data: bytes, batch: int, length: int) -> Int[Tensor, "batch tokens"]:

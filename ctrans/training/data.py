@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
+from ctrans.given_files import cannot_read, check_file
 from ctrans.model.text import read_text
 from solvers import ConfigError
 
@@ -156,10 +157,10 @@ def read_source(source: Source, context: int) -> Data:
 
 def map_tokens(path: Path) -> Tokens:
     """The token ids of one such file. ConfigError naming what is wrong with it."""
+    size = check_file(path)
+    if size % 2 or not size:
+        raise ConfigError(f"{str(path)!r} has {size} bytes: tokens of two bytes each make an even number, and at least two")
     try:
-        size = path.stat().st_size
-        if size % 2 or not size:
-            raise ConfigError(f"{str(path)!r} has {size} bytes: tokens of two bytes each make an even number, and at least two")
         return np.memmap(path, dtype=np.dtype("<u2"), mode="r")
     except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+        raise cannot_read(path, error) from None
