@@ -147,7 +147,10 @@ def _check_size(path: Path, size: int) -> None:
 
 
 def _is_weight(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided and not value.is_meta
+    """Whether it is a dense tensor of floating-point numbers, all of which are there: a view can repeat a few for ever."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
+        return False
+    return value.numel() * value.itemsize <= value.untyped_storage().nbytes()
 
 
 def _config(named: str, weights: Mapping[str, Tensor], heads: int) -> GPTConfig:
