@@ -27,7 +27,8 @@ from ctrans.interop.hugging_face import (
 )
 from ctrans.interop.imported import Imported
 from ctrans.interop.inputs import main_input
-from ctrans.interop.nanogpt import from_nanogpt
+from ctrans.interop.nanogpt import read_nanogpt
+from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.streamed import stored_weights
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
 from ctrans.model.gpt import GPT
@@ -49,7 +50,7 @@ class Opened:
     head gives logits of tokens, so that there is a loss.
     """
 
-    model: GPT | Imported
+    model: GPT | OTTransformer | Imported
     directory: Path | None
     described: str
     vocabulary: int
@@ -130,11 +131,15 @@ def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | N
     if on_demand:
         raise ConfigError(f"{str(path)!r} can only be read whole: leave out on_demand (--stream)")
     with warnings.catch_warnings(action="ignore"):  # of pickles that are refused anyway
-        model = from_nanogpt(path).to(dtype)
-    c = model.config = dataclasses.replace(model.config, dt=dt)
-    model.depth = Depth(model.depth.sublayers, dt)
-    said = f"nanoGPT: {c.depth} blocks of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
-    return Opened(model.requires_grad_(False).eval(), path.parent, said, c.vocab_size, c.causal, True)
+        model, notes = read_nanogpt(path)
+    model = model.to(dtype).requires_grad_(False).eval()
+    if isinstance(model, OTTransformer):
+        said = str(model.with_scale(dt).config)
+    else:
+        c = model.config = dataclasses.replace(model.config, dt=dt)
+        model.depth = Depth(model.depth.sublayers, dt)
+        said = f"nanoGPT: {c.depth} blocks of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
+    return Opened(model, path.parent, "; ".join([said, *notes]), model.config.vocab_size, model.config.causal, True)
 
 
 def _from_transformers(directory: Path, dtype: torch.dtype, dt: float, on_demand: bool | None) -> Opened:

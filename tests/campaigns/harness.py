@@ -38,7 +38,9 @@ class Answer:
 
     @property
     def said(self):
-        return f"{' '.join(map(repr, self.args))[:600]} -> {self.code}, {self.seconds:.1f} s, {self.error[-600:]!r}: {self.faults}"
+        return (
+            f"{' '.join(map(repr, self.args))[:600]} -> {self.code}, {self.seconds:.1f} s, {self.error[-600:]!r}: {self.faults}"
+        )
 
 
 def ask(args, *, refused=None):

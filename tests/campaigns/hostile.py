@@ -88,7 +88,9 @@ def tokenizer(**parts):
         words = {"[UNK]": 0, "a": 1}
         model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
         none = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
-        (directory / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], **none, "model": model, **parts}))
+        (directory / "tokenizer.json").write_text(
+            json.dumps({"version": "1.0", "added_tokens": [], **none, "model": model, **parts})
+        )
         return [*args[:-2], "--text", 40 * "a" + "!"]
 
     return make
@@ -162,7 +164,10 @@ def bomb(size, entries=1):
 
     def make(place):
         torch.save({"model": plain_nanogpt.weights(), "model_args": {"n_head": 2}}, place / "whole.pt")
-        with zipfile.ZipFile(place / "whole.pt") as whole, zipfile.ZipFile(place / "ckpt.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+        with (
+            zipfile.ZipFile(place / "whole.pt") as whole,
+            zipfile.ZipFile(place / "ckpt.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+        ):
             for name in whole.namelist():
                 packed.writestr(name, whole.read(name))
             for i in range(entries):
@@ -211,7 +216,21 @@ def train(write, *names):
     def make(place):
         for name in ("train.bin", "val.bin"):
             (write if name in names else lambda path: np.arange(500).astype("<u2").tofile(path))(place / name)
-        return ["train", "--bin", place, "--out", place / "run", "--iterations", "1", "--width", "8", "--depth", "1", "--context", "8"]
+        return [
+            "train",
+            "--bin",
+            place,
+            "--out",
+            place / "run",
+            "--iterations",
+            "1",
+            "--width",
+            "8",
+            "--depth",
+            "1",
+            "--context",
+            "8",
+        ]
 
     return make
 
@@ -224,12 +243,18 @@ def unreadable(path):
 HUGE = 10**40
 HOSTILE = {
     # code
-    "model code, no architectures": own_code({"AutoModel": "own.Own", "AutoConfig": "own.Own"}, model_type="own", architectures=None),
-    "model code, own family": own_code({"AutoModel": "own.Own", "AutoConfig": "own.Own"}, model_type="own", architectures=["Own"]),
+    "model code, no architectures": own_code(
+        {"AutoModel": "own.Own", "AutoConfig": "own.Own"}, model_type="own", architectures=None
+    ),
+    "model code, own family": own_code(
+        {"AutoModel": "own.Own", "AutoConfig": "own.Own"}, model_type="own", architectures=["Own"]
+    ),
     "model code, no family": own_code({"AutoConfig": "own.Own"}, model_type=None, architectures=None),
     "kernels from elsewhere": config(attn_implementation="kernels-community/flash-attn"),
     "kernels in a part": config(text_config={"_attn_implementation": "someone/else"}),
-    "own tokenizer code": file_in("tokenizer_config.json", lambda p: p.write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}')),
+    "own tokenizer code": file_in(
+        "tokenizer_config.json", lambda p: p.write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}')
+    ),
     **{f"pickled weights of ours {p}": ours_in("model.safetensors", pickled("model", p)) for p in (None, 2, 4)},
     **{f"pickled config of ours {p}": ours_in("config.json", pickled("config", p)) for p in (None, 2)},
     **{f"pickled foreign weights {p}": file_in("model.safetensors", pickled("model", p)) for p in (None, 2, 4)},
@@ -261,16 +286,34 @@ HOSTILE = {
     "packed checkpoint": bomb(256 << 20),
     "packed checkpoint of many parts": bomb(8 << 20, entries=40),
     **{f"foreign {name} = 10^{e}": config(**{name: 10**e}) for name in ("n_layer", "n_embd", "vocab_size") for e in (6, 12, 40)},
-    **{f"{name} = 10^{e}, no weights": architecture(**{name: 10**e}) for name in ("n_layer", "n_embd", "vocab_size") for e in (8, 12)},
+    **{
+        f"{name} = 10^{e}, no weights": architecture(**{name: 10**e})
+        for name in ("n_layer", "n_embd", "vocab_size")
+        for e in (8, 12)
+    },
     "blocks in a part": config(text_config={"num_hidden_layers": 10**7}),
-    **{f"our {name} = 10^{e}": ours_says(**{name: 10**e}) for name in ("depth", "width", "vocab_size", "context") for e in (7, 40)},
+    **{
+        f"our {name} = 10^{e}": ours_says(**{name: 10**e})
+        for name in ("depth", "width", "vocab_size", "context")
+        for e in (7, 40)
+    },
     "our heads = 10^12": ours_says(heads=10**12),
     "a view of one number as 10^12": nanogpt(lambda c: c["model"].update({"lm_head.weight": torch.ones(1).expand(10**6, 10**6)})),
-    "token table of 10^12 views": nanogpt(lambda c: c["model"].update({"transformer.wte.weight": torch.ones(1).expand(10**8, 16)})),
+    "token table of 10^12 views": nanogpt(
+        lambda c: c["model"].update({"transformer.wte.weight": torch.ones(1).expand(10**8, 16)})
+    ),
     # zeros and nonsense
-    **{f"foreign {name} = {value}": config(**{name: value}) for name in ("n_head", "vocab_size", "n_layer", "n_embd") for value in (0, -1)},
+    **{
+        f"foreign {name} = {value}": config(**{name: value})
+        for name in ("n_head", "vocab_size", "n_layer", "n_embd")
+        for value in (0, -1)
+    },
     **{f"{name} = 0, no weights": architecture(**{name: 0}) for name in ("n_head", "vocab_size", "n_embd")},
-    **{f"our {name} = {value!r}": ours_says(**{name: value}) for name in ("heads", "depth", "dt") for value in (0, -1, "x", None, [])},
+    **{
+        f"our {name} = {value!r}": ours_says(**{name: value})
+        for name in ("heads", "depth", "dt")
+        for value in (0, -1, "x", None, [])
+    },
     **{f"nanoGPT heads {value!r}": nanogpt(lambda c: None, n_head=value) for value in (0, -2, 3, "two", None, [], 10**40, 1.5)},
     # nesting
     **{
