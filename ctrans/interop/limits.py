@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ctrans.model.config import MOST_BLOCKS
 from ctrans.weights.on_demand import check_fits, memory
 from solvers import ConfigError
 
-MOST_PARTS = 10_000
-"""Blocks or experts of a model: ten times those of the deepest that was trained."""
+MOST_PARTS = MOST_BLOCKS
+"""Blocks or experts of a model."""
 PARTS = ("layer", "expert")
 """In what entries of a config are called that count these."""
 MOST_WEIGHTS = 10**13

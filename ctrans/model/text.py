@@ -10,9 +10,12 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from ctrans.given_files import read_file
+from ctrans.weights.on_demand import check_fits
 from solvers import ConfigError
 
 VOCABULARY = 256
+WORK = 1000
+"""Bytes that a token takes at least in whatever is computed of it."""
 
 
 def default_text() -> bytes:
@@ -53,5 +56,6 @@ def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> Int[Tens
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")
     length = min(length, len(ids))
+    check_fits(WORK * batch * length, "lower --batch or --context", f"{batch:,} sequences of {length:,} tokens take")
     starts = np.linspace(0, len(ids) - length, batch).astype(int)
     return torch.from_numpy(np.stack([ids[start : start + length] for start in starts]).astype(np.int64))

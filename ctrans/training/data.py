@@ -67,7 +67,7 @@ class Data:
     def validation_windows(self, count: int) -> tuple[Int[Tensor, "windows context"], Int[Tensor, "windows context"]]:
         """At most `count` sequences of the validation split and their targets, evenly spaced, always the same."""
         last = len(self.validation) - self.context - 1
-        return self._windows(self.validation, np.unique(np.linspace(0, last, count).astype(np.int64)))
+        return self._windows(self.validation, np.unique(np.linspace(0, last, min(count, last + 1)).astype(np.int64)))
 
     def check_batch(self, sequences: int) -> None:
         """Raises ConfigError where an iteration would take more tokens than there are."""
