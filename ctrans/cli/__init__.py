@@ -58,7 +58,7 @@ class Commands(click.Group):
         except click.Abort:
             click.echo("ctrans: interrupted", err=True)
             code = 130
-        except (ValueError, RuntimeError, MemoryError) as error:
+        except (ValueError, RuntimeError, MemoryError, OSError) as error:
             code = _explain(error)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -70,6 +70,10 @@ def _explain(error: Exception) -> int:
     if isinstance(error, (ConfigError, SolveError)):
         click.echo(f"ctrans: {error}", err=True)
         return 2 if isinstance(error, ConfigError) else 1
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f"{str(error.filename)!r}: "
+        click.echo(f"ctrans: {where}{error.strerror or error}", err=True)
+        return 2
     if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
         click.echo("ctrans: out of memory: lower --width, --depth, --context or --batch", err=True)
         return 2

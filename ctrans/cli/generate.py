@@ -21,11 +21,12 @@ from ctrans.model.checkpoint import find_model, load
 from ctrans.model.config import check_seed
 from ctrans.model.generation import stream
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
 from ctrans.report.progress import progress_bar
 from ctrans.scheme import DISCRETE, Scheme
 from ctrans.threads import choose_threads, flops
-from ctrans.training.training_state import STATE, read_state
+from ctrans.training.training_state import read_state
 from solvers import ConfigError
 from solvers.gradients import get_gradient
 from solvers.methods import get_method

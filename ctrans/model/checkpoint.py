@@ -7,7 +7,6 @@ configuration, because the same weights with another dt would otherwise be anoth
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -25,13 +24,14 @@ from torch import Tensor, nn
 from ctrans.given_files import read_file, read_json
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
+from ctrans.model.sums import check_bound
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 from solvers.errors import unknown
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-RUN_MODELS = ("best", "last")
-"""Where the directory of a training run has its models, in the order in which they are looked for."""
+BEST, LAST = "best", "last"
+"""Where the directory of a training run has its models: links to checkpoints."""
 CHECKSUM, CONFIG_DIGEST = "crc32", "config_sha256"
 """What the metadata of the weights' file call them; a file without them is not checked by them."""
 PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
@@ -77,13 +77,27 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def find_model(directory: str | Path) -> Path:
-    """The directory that holds the model: the one given, or for a training run's directory its `best`, else its `last`."""
+    """The directory that holds the model: the one given, or for a training run's directory its `best`.
+
+    Raises ConfigError for a run whose `best` is missing or leads nowhere, or to a checkpoint that another run has left behind.
+    """
     directory = Path(directory)
-    with contextlib.suppress(OSError, ValueError):  # what cannot be looked at is named when it is read
-        for place in (directory, *(directory / name for name in RUN_MODELS)):
-            if (place / CONFIG).exists():
-                return place.resolve()  # a run that goes on moves its links
-    return directory
+    best, last = directory / BEST, directory / LAST
+    if os.path.exists(directory / CONFIG):  # unlike the method of a path it only ever says yes or no
+        return directory.resolve()
+    if not (os.path.lexists(best) or os.path.lexists(last)):
+        return directory
+    if not os.path.exists(best / CONFIG):
+        raise ConfigError(
+            f"{str(best)!r}, the best model of the run, {'leads nowhere' if os.path.lexists(best) else 'is missing'}: give a "
+            f"checkpoint by its own name, as {str(last)!r}, or go on with the run by ctrans train --resume"
+        )
+    place = best.resolve()  # a run that goes on moves its links
+    if os.path.islink(last) and os.path.islink(best) and last.resolve().parent != place.parent:
+        raise ConfigError(
+            f"{str(best)!r} is of a run that was overwritten: give {str(last)!r}, or go on by ctrans train --resume"
+        )
+    return place
 
 
 def load_config(directory: str | Path) -> GPTConfig:
@@ -107,10 +121,11 @@ def _read_settings(path: Path) -> dict[str, Any]:
 def load(directory: str | Path) -> GPT:
     """The model saved there (see `find_model`), in the dtype its weights were saved in, on the CPU.
 
-    Raises ConfigError for files that are missing, damaged or pickles, a configuration that is not the one that was saved with the
-    weights, and weights that do not fit it.
+    Raises ConfigError for files that are missing, damaged, of another run, or pickles, a configuration that is not the one that was
+    saved with the weights, and weights that do not fit it.
     """
     directory = find_model(directory)
+    check_bound(directory)
     path = directory / WEIGHTS
     settings = _read_settings(directory / CONFIG)
     config = GPTConfig(**settings)

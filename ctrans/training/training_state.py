@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.given_files import read_json
+from ctrans.model.sums import STATE
 from ctrans.training.settings import TrainConfig, from_saved
 from solvers import ConfigError
 from solvers.errors import unknown
 
-STATE, OPTIMISER = "train.json", "optimiser.safetensors"
+OPTIMISER = "optimiser.safetensors"
 NAME_END = ":"
 """Stands between a parameter's name and what the optimiser keeps for it, as in depth.sublayers.0.field.qkv.weight:exp_avg."""
 
