@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -107,7 +108,7 @@ def trained_with(directory: Path) -> Scheme:
 
     Raises ConfigError for a training state that is damaged.
     """
-    if not (directory / STATE).exists():
+    if not os.path.exists(directory / STATE):
         return DISCRETE
     config = read_state(directory).config
     method = get_method(config.method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -174,7 +175,7 @@ def _described(request: ModelRequest) -> list[Subject]:
             on_demand=request.stream,
         )
     place = Path(source)
-    directory = None if source in PRESETS else place if place.is_dir() else place.parent
+    directory = None if source in PRESETS else place if os.path.isdir(place) else place.parent
     return [_of_opened(open_imported(model, directory), request, f"fresh weights of {source}, seed {seed}")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -96,7 +97,7 @@ def command(request: VerifyRequest) -> None:
 
 def _page(path: Path | None) -> str:
     """The Markdown file's text, empty where there is none yet. Raises ConfigError where it is no text, or lacks the markers."""
-    if path is None or not path.exists():
+    if path is None or not os.path.exists(path):
         return ""
     try:
         page = path.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -142,9 +143,9 @@ def _settings(architecture: Description, transformers: Any) -> Mapping[str, Any]
     if str(architecture) in PRESETS:
         return PRESETS[str(architecture)]
     path = Path(architecture)
-    if not str(architecture) or not path.exists():
+    if not str(architecture) or not os.path.exists(path):
         raise unknown("architecture", str(architecture), [*PRESETS, "a config.json"])
-    settings = read_settings(path) if path.is_file() else read_config(path)
+    settings = read_settings(path) if os.path.isfile(path) else read_config(path)
     check_family(repr(str(path)), settings, transformers)
     return settings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -186,9 +187,9 @@ def check_not_quantised(model: nn.Module) -> None:
 
 def read_config(directory: Path) -> dict[str, Any]:
     """The config of a directory. Raises ConfigError where there is none."""
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise ConfigError(f"{str(directory)!r} is no directory: give one with {CONFIG} and {WEIGHTS} (nothing is downloaded)")
-    if not (directory / CONFIG).is_file():
+    if not os.path.isfile(directory / CONFIG):
         raise ConfigError(f"{str(directory)!r} has no {CONFIG}: give a directory that save_pretrained() wrote")
     return read_settings(directory / CONFIG)
 
@@ -223,7 +224,7 @@ def weight_files(directory: Path) -> list[str]:
 
     Raises ConfigError for an index that is none, or names files elsewhere.
     """
-    if not (directory / WEIGHTS).is_file() and (directory / INDEX).is_file():
+    if not os.path.isfile(directory / WEIGHTS) and os.path.isfile(directory / INDEX):
         index = read_json(directory / INDEX)
         try:
             names = sorted({str(name) for name in index["weight_map"].values()})
@@ -238,10 +239,10 @@ def weight_files(directory: Path) -> list[str]:
 
 def _check_weights(directory: Path) -> None:
     """Raises ConfigError unless all shards are there and are whole safetensors files."""
-    if (directory / ADAPTER).exists():
+    if os.path.exists(directory / ADAPTER):
         raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge the two and save the result")
     shards = weight_files(directory)
-    missing = [name for name in shards if not (directory / name).is_file()]
+    missing = [name for name in shards if not os.path.isfile(directory / name)]
     if missing:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
         hint = f"; {pickled[0]} is a pickle and is not read: save with safe_serialization=True" if pickled else ""

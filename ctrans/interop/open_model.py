@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -114,16 +115,16 @@ def open_imported(model: Imported, directory: Path | None = None) -> Opened:
 
 def _find(path: Path) -> Path:
     """The Hugging Face directory, or the checkpoint's file."""
-    if path.is_file() and path.suffix in PICKLED:
+    if os.path.isfile(path) and path.suffix in PICKLED:
         return path
-    if path.is_dir() and (path / CONFIG).is_file():
+    if os.path.isdir(path) and os.path.isfile(path / CONFIG):
         return path
-    if path.is_dir() and (path / NANOGPT).is_file():
+    if os.path.isdir(path) and os.path.isfile(path / NANOGPT):
         return path / NANOGPT
     wanted = f"give a directory with {CONFIG} (Hugging Face), or one with {NANOGPT} or such a file (nanoGPT)"
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {NANOGPT}: {wanted}")
-    what = "is no checkpoint" if path.exists() else "does not exist, and nothing is downloaded"
+    what = "is no checkpoint" if os.path.exists(path) else "does not exist, and nothing is downloaded"
     raise ConfigError(f"{str(path)!r} {what}: {wanted}")
 
 

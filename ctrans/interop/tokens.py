@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +48,7 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
     Only what the installed library can build from files of words is read: no code, no pickle, no network. Raises ConfigError for
     a tokenizer that is damaged or brings its own code, and where there is none and the vocabulary is smaller than 256.
     """
-    if directory is not None and any((directory / name).is_file() for name in TOKENIZERS):
+    if directory is not None and any(os.path.isfile(directory / name) for name in TOKENIZERS):
         return _from_files(directory)
     if vocabulary < VOCABULARY:
         where = "the model" if directory is None else repr(str(directory))
@@ -99,7 +100,7 @@ IDS: dict[str, Callable[[Path], Ids]] = {".bin": map_tokens, ".npy": _read_array
 
 def _from_files(directory: Path) -> Tokeniser:
     transformers = import_transformers()
-    whole = (directory / WHOLE).is_file()
+    whole = os.path.isfile(directory / WHOLE)
     _check_settings(directory / SETTINGS, may_name_code=whole)
     # a whole tokenizer is taken as it is; a family's own class would build it anew, by that family's rules
     family: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
@@ -148,7 +149,7 @@ def _attempt(transformers: Any, directory: Path, act: Callable[[], bytes], lengt
 
 def _check_settings(path: Path, *, may_name_code: bool) -> None:
     """Raises ConfigError for settings that are damaged, or name code that a tokenizer cannot be built without."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return
     settings = read_json(path)
     if not isinstance(settings, dict) or ("auto_map" in settings and not may_name_code):

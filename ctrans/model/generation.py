@@ -90,7 +90,7 @@ def sample(
     if temperature == 0:
         return logits.argmax(-1)
     # the largest becomes 0 first: a small temperature then sends the others to -inf, never the largest to inf
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    scaled = (logits - logits.amax(-1, keepdim=True)) / float(temperature)
     if top_k is not None:
         values, places = scaled.topk(top_k)
         scaled = torch.full_like(scaled, -math.inf).scatter(-1, places, values)
@@ -100,7 +100,7 @@ def sample(
 
 def check_sampling(temperature: float, top_k: int | None, vocabulary: int) -> None:
     """Raises ConfigError unless the temperature is at least 0 and finite, and `top_k` between 1 and the vocabulary."""
-    if isinstance(temperature, bool) or not 0 <= temperature < math.inf:
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature < math.inf:
         raise ConfigError(f"temperature = {temperature!r}: give a finite number of at least 0; 0 takes the likeliest token")
     if top_k is not None and check_count("top_k", top_k) > vocabulary:
         raise ConfigError(f"top_k = {top_k} of a vocabulary of {vocabulary}: give at most {vocabulary}, or leave it out")

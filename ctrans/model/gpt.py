@@ -61,6 +61,8 @@ class GPT(nn.Module):
 
     def loss(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Float[Tensor, ""]:
         """Their mean cross-entropy in nats over all targets but -1. Raises ConfigError where there is none, or tokens are unknown."""
+        if targets.dtype != torch.int64:
+            raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64, as the tokens' shape")
         if targets.shape != tokens.shape:
             raise ConfigError(
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: give one target per token"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from solvers import ConfigError
@@ -41,7 +42,7 @@ def damage(checkpoint: Path) -> str | None:
 
 def check_bound(checkpoint: Path) -> None:
     """Raises ConfigError where a training run's checkpoint is damaged, or has files of another; a model saved alone has no sums."""
-    run = [name for name in (SUMS, STATE) if (checkpoint / name).exists()]
+    run = [name for name in (SUMS, STATE) if os.path.exists(checkpoint / name)]
     found = damage(checkpoint) if run else None
     if found is not None:
         raise ConfigError(f"{found}: bring the whole checkpoint back, or give another one of the run")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
     if isinstance(given, bytes):
         return {}, from_text(given, context)
     path = None if given is None else Path(given).absolute()
-    is_text = path is None or not path.is_dir()
+    is_text = path is None or not os.path.isdir(path)
     source = {"file": str(path) if path and is_text else None, "bin": None if is_text else str(path)}
     return source, read_source(source, context)
 
