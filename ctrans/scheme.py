@@ -10,12 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.depth import Depth
+from ctrans.depth import Depth, check_count
 from solvers import METHODS, Gradient, Method, Segment, Solution, solve
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
 from solvers.request import check_solver
 from solvers.run import Save
+
+MOST_STEPS = 10**6
+"""Steps of a segment: beyond these rounding grows faster than the error falls, and nobody waits for the end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Scheme:
     gradient: str | Gradient = "backprop"
 
     def __post_init__(self) -> None:
+        if isinstance(self.steps, int) and self.steps > MOST_STEPS:
+            check_count("steps", self.steps, MOST_STEPS)
         # which tolerances a dtype resolves is known when a state comes
         self.check_numbers(torch.float64)
         get_gradient(self.gradient)
