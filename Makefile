@@ -13,6 +13,7 @@ train: setup
 	$(BIN)/ctrans generate --checkpoint out/small --prompt "The " --tokens 300
 	@echo "Its losses by step: out/small/loss.png"
 
+# each row of each table of cases; test-all: all their combinations, and what is marked slow
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 

@@ -62,13 +62,6 @@ class Depth(nn.Module):
             x = sublayer.step(x, length)
         return x
 
-    def states(self, x0: Float[Tensor, "*batch tokens width"]) -> list[Float[Tensor, "*batch tokens width"]]:
-        """X_0 and X_{k+1} = step_k(X_k) of the discrete Transformer, finite or not."""
-        states = [x0]
-        for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
-            states.append(sublayer.step(states[-1], length))
-        return states
-
     @property
     def blocks(self) -> int:
         """D, the number of blocks."""
@@ -197,6 +190,6 @@ def check_count(name: str, value: int, most: int = 10**9) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} = {value!r}: give a whole number of at least 1")
     if value > most:
-        said = f"{value:,}" if value < 10**15 else f"a number of {len(str(value))} digits"
+        said = f"{value:,}" if value < 10**15 else f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
         raise ConfigError(f"{name} = {said}: give at most {most:,}")
     return value

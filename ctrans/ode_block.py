@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import Kind
+from ctrans.fields import AroundMap, Kind
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import get_placement
 from ctrans.scheme import Scheme
@@ -18,7 +18,7 @@ from solvers import ConfigError, Gradient, Method
 from solvers.errors import look_up
 
 
-class Called(nn.Module):
+class Called(AroundMap):
     """f(x) = field(x, **context), for fields that need masks or positions besides the state.
 
     The context is bound here and not stored in the field, because gradients other than backprop evaluate the field after the
@@ -26,8 +26,8 @@ class Called(nn.Module):
     """
 
     def __init__(self, field: nn.Module, context: Mapping[str, Any]):
-        super().__init__()
-        self.field, self.context = field, context
+        super().__init__(field)
+        self.context = context
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.field(x, **self.context)
@@ -45,9 +45,13 @@ def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
 class ODEBlock(nn.Module):
     """X(2 dt) of dX/dt = v_attention(X) on [0, dt], v_ffn(X) on [dt, 2 dt]: a block x -> x to be put into any model.
 
-    `attention` and `ffn` are modules from (*batch, tokens, width) to the same shape; `placement` says which norms, made here of
-    kind `norm`, act around them. One Euler step is the discrete block X + dt f(N X) (or as the placement has it), bit for bit.
-    `width` is asked of the attention where it is not given; `gain` multiplies both maps (DeepNorm's 1/alpha).
+    - `attention`, `ffn`: modules from (*batch, tokens, width) to the same shape
+    - `placement`: a name of `PLACEMENTS`, which says where norms act around both
+    - `dt`: for how much depth-time each acts
+    - `method`, `steps`, `rtol`, `atol`, `gradient`: the block's `Scheme`. One Euler step is the discrete block X + dt f(N X) (or as
+      the placement has it), bit for bit
+    - `norm`, `width`, `eps`: the norms that are made here, by a name of `NORMS`; the width is asked of the attention where not given
+    - `gain`: what both maps are multiplied by (DeepNorm's 1/alpha)
 
     The state dict's names are depth.sublayers.0 (attention) and depth.sublayers.1 (FFN), in each field, input_norm, output_norm,
     state_norm. Raises ConfigError for an unknown placement, norm, method or gradient, and a width that is not known.
@@ -90,6 +94,7 @@ class ODEBlock(nn.Module):
                 output_norm=make_norm(chosen.output_norm),
                 state_norm=make_norm(chosen.state_norm),
                 gain=gain,
+                placement=chosen,
             )
 
         self.depth = Depth([sublayer(attention, "attention"), sublayer(ffn, "ffn")], dt)

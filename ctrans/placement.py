@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from solvers import ConfigError
@@ -96,43 +95,70 @@ class BlockPlacement(NamedTuple):
     ffn: Placement
 
 
-Spelling = str | Sequence[str | Sequence[str]]
-"""How a model's placements may be given: "peri"; ("post", "pre") for attention and FFN; or a list with one of these for each block."""
+Spelling = str | tuple[str, str] | list[str | tuple[str, str] | list[str]]
+"""How a model's placements may be given: "peri"; the tuple ("post", "pre") for attention and FFN; or a list with one of these for
+each block. Text is what `spell` makes of them.
+"""
+
+MOST_BLOCKS = 999_999
+"""So many blocks can be counted in a text."""
 
 
 def spell(given: Spelling) -> str:
-    """The placements of a model as one text: "peri", "post/pre" for attention and FFN, "post*3+pre/output*9" block by block.
+    """The placements of a model as one text, the same for all that mean the same.
 
-    A tuple of two names is attention's and the FFN's (HybridNorm), a list has an entry for each block (Mix-LN). Raises
-    ConfigError for anything else, and for unknown names.
+    - a name, "peri", for every sublayer of any number of blocks; the tuple ("post", "pre") or "post/pre" is attention's and the
+      FFN's (HybridNorm)
+    - a list has an entry for each block (Mix-LN), runs of equal ones counted: "post*3+pre/output*9". So ["pre"] is one block,
+      "pre*1", and ["post", "pre"] two
+
+    Raises ConfigError for anything else, and for unknown names.
     """
     if isinstance(given, str):
         text = given
-    elif isinstance(given, tuple) and len(given) == 2 and all(isinstance(name, str) for name in given):
-        text = "/".join(given)  # type: ignore[arg-type]  # two names, as was asked
-    elif isinstance(given, Sequence) and given and all(isinstance(name, str) or _is_pair(name) for name in given):
-        each = [name if isinstance(name, str) else "/".join(name) for name in given]
-        runs = [(name, len(list(same))) for name, same in itertools.groupby(each)]
-        text = runs[0][0] if len(runs) == 1 else "+".join(f"{name}*{count}" for name, count in runs)
+    elif isinstance(given, tuple) and _is_pair(given):
+        text = "/".join(given)
+    elif isinstance(given, list) and given and all(isinstance(entry, str) or _is_pair(entry) for entry in given):
+        each = [entry if isinstance(entry, str) else "/".join(entry) for entry in given]
+        if counted := next((name for name in each if set("*+") & set(name)), None):
+            raise ConfigError(f"placement {counted!r} stands in a list, which has an entry for each block: leave the count out")
+        text = "+".join(f"{name}*{len(list(same))}" for name, same in itertools.groupby(each))
     else:
         raise ConfigError(
-            f"placement = {given!r}: give a name, a pair of names for attention and FFN, or a list with one of these for each block"
+            f"placement = {given!r}: give a name for all blocks, a tuple of two names for attention and FFN, or a list with one of "
+            "these for each block"
         )
-    _runs(text)
-    return text
+    return "+".join(_spelt(*run) for run in _runs(text))
+
+
+def spell_for(given: Spelling, blocks: int) -> str:
+    """The same for a model of that many blocks: with no count where all are alike. Raises ConfigError unless it is of so many."""
+    text = spell(given)
+    check_arrangement(text, blocks)
+    runs = _runs(text)
+    return _spelt(runs[0][0], None) if len(runs) == 1 else text
 
 
 def arrange(text: str, blocks: int) -> list[BlockPlacement]:
     """The placements of every block, from a text as `spell` makes it. Raises ConfigError unless it is of that many blocks."""
     check_arrangement(text, blocks)
-    return [pair for pair, count in _runs(text) for _ in range(blocks if _for_any_depth(text) else count or 1)]
+    return [pair for pair, count in _runs(text) for _ in range(blocks if count is None else count)]
 
 
 def check_arrangement(text: str, blocks: int) -> None:
     """Raises ConfigError unless such a text is of that many blocks, of which there may be more than a list can hold."""
-    described = sum(count or 1 for _, count in _runs(text))
-    if not _for_any_depth(text) and described != blocks:
-        raise ConfigError(f"placement {text!r} is of {described} blocks and the model has {blocks}: make them agree")
+    counts = [count for _, count in _runs(text)]
+    described = sum(count or 0 for count in counts)
+    if None in counts or described == blocks:
+        return
+    pairs = [_spelt(pair, None) for pair, _ in _runs(text)]
+    fix = "make them agree"
+    if len(pairs) == 1:
+        fix += f", or give {pairs[0]!r} for all blocks"
+    elif described == 2 and "/" not in text:
+        fix += f", or give {'/'.join(pairs)!r} for attention and FFN (in Python the tuple {tuple(pairs)}; a list goes by blocks)"
+    number = "1 block" if described == 1 else f"{described} blocks"
+    raise ConfigError(f"placement {text!r} is of {number} and the model has {blocks}: {fix}")
 
 
 def placements_in(text: str) -> list[Placement]:
@@ -140,24 +166,43 @@ def placements_in(text: str) -> list[Placement]:
     return list({placement.name: placement for pair, _ in _runs(text) for placement in pair}.values())
 
 
-def _for_any_depth(text: str) -> bool:
-    """Whether it says the same of every block, and not how many there are."""
-    return "+" not in text and "*" not in text
-
-
 def _is_pair(value: object) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(name, str) for name in value)
 
 
+def _spelt(pair: BlockPlacement, count: int | None) -> str:
+    attention, ffn = (placement.name for placement in pair)
+    name = attention if attention == ffn else f"{attention}/{ffn}"
+    return name if count is None else f"{name}*{count}"
+
+
 def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
-    """Pairs of placements with how many blocks have them."""
+    """Pairs of placements with how many blocks in a row have them; one pair with None where no blocks are counted."""
     runs: list[tuple[BlockPlacement, int | None]] = []
-    for part in text.split("+"):
-        match = re.fullmatch(r"([^*/]+)(?:/([^*/]+))?(?:\*([1-9][0-9]{0,5}))?", part)
+    parts = text.split("+")
+    for part in parts:
+        match = re.fullmatch(r"([^*/]+)(?:/([^*/]+))?(?:\*([^*/]*))?", part)
         if match is None:
             raise ConfigError(
                 f"placement {text!r}: give a name, two as post/pre for attention and FFN, or blocks as post*3+pre*9"
             )
-        attention, ffn, count = match.groups()
-        runs.append((BlockPlacement(get_placement(attention), get_placement(ffn or attention)), int(count) if count else None))
+        attention, ffn, counted = match.groups()
+        pair = BlockPlacement(get_placement(attention), get_placement(ffn or attention))
+        if counted is None and len(parts) == 1:
+            return [(pair, None)]
+        count = _count(text, "1" if counted is None else counted)
+        if runs and runs[-1][0] == pair:
+            count += runs.pop()[1] or 0
+        runs.append((pair, count))
+    if sum(count or 0 for _, count in runs) > MOST_BLOCKS:
+        raise ConfigError(f"placement {text!r} counts more than {MOST_BLOCKS} blocks: give a name for all blocks, or fewer")
     return runs
+
+
+def _count(text: str, counted: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,5}", counted):
+        raise ConfigError(
+            f"placement {text!r}: '*{counted}' counts no blocks, so give a whole number from 1 to {MOST_BLOCKS} after each *, "
+            "and leave out what has none"
+        )
+    return int(counted)

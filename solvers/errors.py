@@ -37,4 +37,16 @@ def unknown(what: str, value: object, allowed: Iterable[str]) -> ConfigError:
     names = sorted(allowed)
     near = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"unknown {what} {value!r}: {hint}choose one of {', '.join(names)}")
+    return ConfigError(f"unknown {what} {value!r}: {hint}choose one of {', '.join(_listed(names))}")
+
+
+MANY = 12
+"""More names than that are shown by family where they have one."""
+
+
+def _listed(names: list[str]) -> list[str]:
+    """The names; of many, those of a family as one: "torchdiffeq:NAME (14, as torchdiffeq:rk4)"."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(name.partition(":")[0] if len(names) > MANY and ":" in name else name, []).append(name)
+    return [own[0] if len(own) == 1 else f"{family}:NAME ({len(own)}, as {own[-1]})" for family, own in families.items()]

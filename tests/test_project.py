@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import ctrans
+from tests.cases import covering
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,3 +30,13 @@ def test_pre_commit_runs_what_make_lint_runs():
     (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
     hooks = re.findall(r"^ +entry: (.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.M)
     assert hooks == [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
+
+
+def test_cases_that_are_always_run_meet_every_value():
+    pairs = [{"method": i, "placement": j} for i in range(4) for j in range(7)]
+    chosen = [pairs[place] for place in covering(pairs)]
+    assert len(chosen) == 7
+    assert {each["method"] for each in chosen} == set(range(4))
+    assert {each["placement"] for each in chosen} == set(range(7))
+    assert covering([{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 0, "b": 1, "c": 0}]) == [0, 2]
+    assert covering([]) == []

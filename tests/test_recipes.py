@@ -5,6 +5,12 @@ Every class below is what somebody would write who adds it; every test shows wha
 
 import json
 import math
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +19,7 @@ from torch import nn
 
 from ctrans import GPT, GPTConfig
 from ctrans.cli import main
-from ctrans.fields import ATTENTIONS, FFNS, Matrix, TokenBound, plain_attention, spectral_norm
+from ctrans.fields import ATTENTIONS, FFNS, Matrix, plain_attention
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
@@ -23,6 +29,7 @@ from ctrans.verify.convergence import substep_convergence
 from ctrans.walk import Instrument, walk
 from solvers import METHODS, RungeKutta, solve, tableau
 
+ROOT = Path(__file__).parents[1]
 TEXT = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
@@ -56,35 +63,14 @@ def check_enrolled(model):
     return screening
 
 
-class RunningMean(nn.Module):
-    """f(x)_i = W_O mean over j <= i of W_V x_j: attention whose rows are uniform."""
-
-    def __init__(self, settings):
-        super().__init__()
-        self.value = nn.Linear(settings.width, settings.width, bias=False)
-        self.out = nn.Linear(settings.width, settings.width, bias=False)
-
-    def features(self, x):
-        counts = torch.arange(1, x.shape[-2] + 1, dtype=x.dtype, device=x.device).unsqueeze(-1)
-        return self.value(x).cumsum(-2) / counts
-
-    @property
-    def last(self):
-        return self.out
-
-    def forward(self, x):
-        return self.out(self.features(x))
-
-    def matrices(self):
-        yield Matrix(self.value.weight, "value")
-        yield Matrix(self.out.weight, "out")
-
-    def bound(self):
-        return TokenBound(spectral_norm(self.out.weight @ self.value.weight), 0.0)
+(RUNNING_MEAN,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+"""The recipe of an attention, as it stands there."""
 
 
 def test_a_new_attention_is_one_entry(monkeypatch):
-    monkeypatch.setitem(ATTENTIONS, "mean", RunningMean)
+    monkeypatch.setitem(ATTENTIONS, "mean", None)  # what it is, is put back; the recipe's own line makes the entry
+    recipe = types.ModuleType("my_attention")
+    exec(RUNNING_MEAN, vars(recipe))
     model = model_with(attention="mean", placement="pre")
     screening = check_enrolled(model)
     assert screening.findings["forward"].result.used <= 1
@@ -212,3 +198,82 @@ def test_a_new_solver_is_one_entry(monkeypatch):
     assert substep_convergence("ralston3", "peri").order == pytest.approx(3, abs=0.15)
     found = command("simulate", "--method", "ralston3", "--steps", "2", "--no-reference")
     assert found["placements"]["peri"]["evaluations"] == 4 * 2 * 3
+
+
+MINE = """
+from ctrans.placement import PLACEMENTS, Placement
+from ctrans.stability.screening.case import Finding, StepPlan
+from ctrans.stability.screening.screen import STEPS, ScreeningStep
+from ctrans.walk import Instrument
+from solvers import METHODS, RungeKutta, tableau
+
+
+class Length(Instrument):
+    def forward(self, at):
+        self.found = float(at.y.norm())
+
+    def figures(self):
+        return self.found
+
+
+def plan(case):
+    length = Length()
+    return StepPlan({"text": [length]}, lambda: Finding("seen", "", "it has a length", {}, result=length.figures()))
+
+
+PLACEMENTS["mine"] = Placement("mine", True, True, False, "N_out f(N_in X)/alpha", "X + dt v", "nowhere", residual_gain=True)
+METHODS["ralston"] = RungeKutta(tableau(order=2, a=[[], ["2/3"]], b=["1/4", "3/4"]))
+STEPS["length"] = ScreeningStep("how long is the last state?", plan)
+"""
+
+
+def typed(*arguments, cwd):
+    """The command as a user types it, in a process of its own, from a directory that is not the project's."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "500"}
+    command = [sys.executable, "-m", "ctrans", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_plugin_is_known_to_every_command_and_its_help(tmp_path):
+    (tmp_path / "my_attention.py").write_text(RUNNING_MEAN)
+    (tmp_path / "mine.py").write_text(MINE)
+    plugins = ["--plugin", "my_attention.py", "--plugin", "mine"]  # a file, and a module that is here
+    helped = typed(*plugins, "simulate", "--help", cwd=tmp_path)
+    assert "One of softmax, mean." in helped.stdout
+    assert "deepnorm, mine;" in helped.stdout
+    small = ["--depth", "1", "--width", "8", "--heads", "1", "--context", "6", "--batch", "1", "--json", "-"]
+    chosen = ["--placement", "mine", "--attention", "mean"]
+    done = typed(*plugins, "simulate", *chosen, "--method", "ralston", "--steps", "1", "--no-reference", *small, cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["placements"]["mine"]["evaluations"] == 4
+    assert found["environment"]["plugins"] == ["my_attention.py", "mine"]
+    screened = json.loads(typed(*plugins, "screen", *chosen, "--quick", *small, cwd=tmp_path).stdout)
+    (screening,) = screened["models"].values()
+    assert screening["findings"]["length"]["verdict"] == "seen"
+    checked = subprocess.run(
+        [sys.executable, "my_attention.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+    )
+    assert checked.returncode == 0
+
+
+def test_no_file_is_run_that_is_not_named(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    done = typed("simulate", "--placement", "mine", cwd=tmp_path)
+    assert (done.returncode, "unknown placement 'mine'" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--plugin", "x.py", "simulate"], "there is no file 'x.py'"),
+        (["--plugin", "no_such_module", "simulate"], "there is no module 'no_such_module': give the name"),
+        (["--plugin", "bad.py", "simulate"], "bad.py, line 2: ZeroDivisionError: division by zero"),
+        (["simulate", "--plugin", "bad.py"], "It stands before the command: ctrans --plugin FILE COMMAND"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_one_line(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.py").write_text("x = 1\n1 / 0\n")
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert words in result.stderr

@@ -1,6 +1,7 @@
 """The rooms of the house: each may import the ones before it, never a later one."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ def test_imports_only_lead_to_earlier_rooms(path):
         mine, theirs = room(module), room(imported)
         if mine and theirs:
             assert ROOMS.index(theirs) <= ROOMS.index(mine), f"{module} imports {imported}, a later room"
+
+
+def test_the_rooms_are_drawn_in_their_order():
+    (drawing,) = re.findall(r"^ctrans/\n((?:  .*\n)+)", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    assert [line.split()[0].rstrip("/") for line in drawing.splitlines()] == ROOMS
 
 
 def test_every_module_of_ctrans_is_in_a_room():

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ctrans import __version__
+from ctrans.cli.plugins import import_plugins
 from ctrans.threads import wait_passively
 
 wait_passively()
@@ -53,7 +54,9 @@ class Commands(click.Group):
             error.show()
             code = error.exit_code
         except click.ClickException as error:
-            click.echo(f"ctrans: {error.format_message()}", err=True)
+            early = isinstance(error, click.NoSuchOption) and error.option_name == "--plugin"
+            hint = " It stands before the command: ctrans --plugin FILE COMMAND" if early else ""
+            click.echo(f"ctrans: {error.format_message()}{hint}", err=True)
             code = error.exit_code
         except click.Abort:
             click.echo("ctrans: interrupted", err=True)
@@ -82,6 +85,15 @@ def _explain(error: Exception) -> int:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="ctrans")
+@click.option(
+    "--plugin",
+    multiple=True,
+    metavar="FILE|MODULE",
+    expose_value=False,
+    callback=import_plugins,
+    help="Import this .py file or module of yours first; repeatable. What it adds to the tables of ctrans (placements, attentions, "
+    "norms, methods, screening steps, ...) is then known to every command. It is run as any Python program is.",
+)
 def main() -> None:
     """A stability laboratory for deep Transformers: depth as time, training as optimal control.
 
@@ -91,6 +103,7 @@ def main() -> None:
     ctrans screen --quick
     ctrans verify --only theorem-4
     ctrans train
+    ctrans --plugin my_attention.py simulate --attention mean
 
     Every command explains its options with --help, and writes one JSON object with --json PATH (- is stdout).
     """

@@ -14,10 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans import __version__
+from ctrans.cli.plugins import LOADED
 from ctrans.cli.reading import LookedAt
 from ctrans.cli.request import Request, WrittenRequest
 from ctrans.cli.subjects import resolved
 from ctrans.report.files import check_writable, to_json, write_atomic
+from solvers import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -52,16 +54,29 @@ def directory_of(request: WrittenRequest) -> Path | None:
     Called when all else about a request is checked and nothing is computed: ConfigError unless files can be written there.
     """
     directory = request.out if request.out is not None else None if request.quiet else Path("out") / request.command
-    check_json(request)
+    check_json(request, directory)
     if directory is not None:
         check_writable(directory)
     return directory
 
 
-def check_json(request: Request) -> None:
-    """Raises ConfigError unless the JSON can be written where it was asked for."""
-    if request.json_path is not None and not request.quiet:
-        check_writable(Path(request.json_path).parent)
+def check_json(request: Request, made: Path | None = None) -> None:
+    """Raises ConfigError unless the JSON can be written where it was asked for: a file, in a directory that is there.
+
+    Only the directory of --out, which is the command's own, is `made` where it is missing.
+    """
+    if request.json_path is None or request.quiet:
+        return
+    path = Path(request.json_path)
+    if path.is_dir():
+        raise ConfigError(
+            f"--json {str(path)!r} is a directory: give a file in it, as {str(path / (request.command + '.json'))!r}"
+        )
+    if made is not None and path.parent.absolute() == made.absolute():
+        return
+    if not path.parent.is_dir():
+        raise ConfigError(f"--json {str(path)!r}: there is no directory {str(path.parent)!r}; make it, or choose another place")
+    check_writable(path.parent)
 
 
 def end(request: Request, directory: Path | None, ending: CommandEnding) -> None:
@@ -85,6 +100,7 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
     """How every result begins: the command, its options, and what it depends on besides them."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     environment = {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+    environment |= {"plugins": list(LOADED)} if LOADED else {}
     return {"command": request.command, "options": options, "environment": environment}
 
 

@@ -19,8 +19,7 @@ from ctrans.cli.ending import check_json, result_of, write_json
 from ctrans.cli.request import Request, get_device, takes
 from ctrans.depth import check_count
 from ctrans.model.checkpoint import find_model, load
-from ctrans.model.config import check_seed
-from ctrans.model.generation import stream
+from ctrans.model.generation import Sampling, stream
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
@@ -152,7 +151,7 @@ def _check(request: GenerateRequest) -> None:
     check_count("tokens", request.tokens)
     check_count("samples", request.samples)
     for seed in (request.seed, request.seed + request.samples - 1):
-        check_seed(seed)
+        Sampling(request.temperature, request.top_k, seed)
     check_json(request)
 
 
@@ -175,10 +174,8 @@ def _sample(model: GPT, prompt: list[int], request: GenerateRequest, k: int, sho
         model,
         torch.tensor(prompt, device=model.token_embedding.weight.device),
         request.tokens,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        seed=seed,
-        scheme=scheme,
+        Sampling(request.temperature, request.top_k, seed),
+        scheme,
     )
     show("".join(decode(token, False) for token in prompt), None)
     tokens: list[int] = []

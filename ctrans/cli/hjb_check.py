@@ -27,6 +27,11 @@ from solvers import ConfigError
 from solvers.request import check_solver
 
 SMALLER: dict[str, Any] = {"depth": 3, "context": 64, "batch": 1}
+ADVICE = (
+    "an ascent that ended early, or a verdict that is wrong: compare another --seed, --batch or --context, and --dtype float64 if "
+    "you chose another; if the same finding fails there, report it, with the command and hjb-check.json"
+)
+"""After findings that do not hold."""
 PDE_POINTS = 41
 
 
@@ -121,6 +126,7 @@ def command(request: HJBCheckRequest) -> None:
             check = check_model(subject.model(dtype, device), tokens, targets, remedy, progress=progress)
             checks[norm].append(dataclasses.replace(check, placement=subject.name))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
+    failures = [f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures]
     ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
@@ -134,7 +140,7 @@ def command(request: HJBCheckRequest) -> None:
             *(part for norm, row in checks.items() for part in _tables(norm, row, refused)),
             *(key(refused), ""),
         ],
-        failures=[f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures],
+        failures=[*failures, ADVICE] if failures else [],
     )
     end(request, directory, ending)
 

@@ -74,7 +74,7 @@ class Subject:
     @property
     def title(self) -> str:
         """The model in a line, for a picture."""
-        return f"{self.blocks} blocks, width {self.width}, dt = {self.config.dt:g}, {self.weights}"
+        return f"{self.blocks} block{'s' * (self.blocks != 1)}, width {self.width}, dt = {self.config.dt:g}, {self.weights}"
 
     def model(self, dtype: torch.dtype, device: torch.device) -> GPT | OTTransformer | Imported:
         """The model, ready to be looked at: no gradients, evaluation mode."""

@@ -96,7 +96,7 @@ def _check_places(request: TrainRequest) -> None:
         check_count("threads", request.threads, max(MOST_THREADS, os.cpu_count() or 1))
     if request.use_tensorboard:
         check_tensorboard()
-    check_json(request)
+    check_json(request, request.out)
 
 
 def _plan(request: TrainRequest) -> Plan:
@@ -192,9 +192,8 @@ def _add_depths(request: TrainRequest, result: dict[str, Any], run: TrainingRun,
 def _show(request: TrainRequest, result: dict[str, Any], run: TrainingRun, outcome: Outcome) -> None:
     """Writes the picture and the JSON, but not yet to stdout, and prints how the run ended."""
     directory, model, progress = run.store.directory, run.model.config, outcome.progress
-    title = (
-        f"{model.placement}, {model.depth} blocks, width {model.width}, dt = {model.dt:g}, {result['parameters']:,} parameters"
-    )
+    blocks = f"{model.depth} block{'s' * (model.depth != 1)}"
+    title = f"{model.placement}, {blocks}, width {model.width}, dt = {model.dt:g}, {result['parameters']:,} parameters"
     write_atomic(directory / "loss.png", png(loss_figure(list(log.read(directory)), title)))
     save_json(request, directory, result)
     if not request.quiet:

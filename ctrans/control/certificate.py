@@ -13,6 +13,7 @@ from ctrans.control.admissible import GainSlope, Supremum, VelocitySet, Verdict,
 from ctrans.control.ascent import STEPS, Chart, ascend, evened
 from ctrans.control.bounded_growth import Growth, Witness, growth, witness
 from ctrans.control.ellipsoids import NormImage
+from ctrans.control.gained_growth import gained_growth
 from ctrans.control.last_map import Features
 from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.rank_gap import gap_of_rank
@@ -26,8 +27,7 @@ PAIRS = 2
 WEIGHT_STEPS = 200
 """With fewer features than tokens an ascent over weights converges slowly; where it stops is a lower bound in any case."""
 LINEAR, SATURATED = 0.01, 0.05
-"""How far a growth exponent may be from 1 where H is infinite; and from 0 where it is finite, or from 1 with gains trained, where ascents
-over weights and gains together are not done after the steps that they have."""
+"""How far a growth exponent may be from 1 where H is infinite or gains are trained too; and from 0 where it is finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,22 +102,28 @@ class Certificate:
         small = math.sqrt(self.eps)
         found: dict[str, bool] = {}
         if self.kkt is not None:
-            found["the closed form's maximiser satisfies the KKT conditions"] = self.kkt <= self.eps ** (2 / 3)
+            words = f"the closed form's maximiser satisfies the KKT conditions (found: to {self.kkt:.2g})"
+            found[words] = self.kkt <= self.eps ** (2 / 3)
         if self.velocities is not None:
             if self.ceiling is None:
-                found["the best velocity found has the closed form's value"] = abs(self.velocities.gap) <= small
+                words = f"the best velocity found has the closed form's value (found: a gap of {self.velocities.gap:.2g})"
+                found[words] = abs(self.velocities.gap) <= small
             else:
                 above = self.ceiling + small * abs(self.ceiling)
                 found["no velocity found exceeds the proven bound"] = max(self.velocities.best, self.hamiltonian) <= above
-            found["different starts find one maximiser, ties apart"] = self.velocities.uniqueness <= math.sqrt(small)
+            words = f"different starts find one maximiser, ties apart (found: {self.velocities.uniqueness:.2g} apart)"
+            found[words] = self.velocities.uniqueness <= math.sqrt(small)
         if self.weights is not None:
             least, most = (-small, small) if self.weights.rank == self.weights.tokens else (self.weights.proven - small, math.inf)
-            found["the best weights found have a value that their rank allows"] = least <= self.weights.gap <= most
+            words = f"the best weights found have a value that their rank allows (found: a gap of {self.weights.gap:.2g})"
+            found[words] = least <= self.weights.gap <= most
         if self.growth is not None:
             k, error = (1, LINEAR) if self.hamiltonian == math.inf else (0, SATURATED)
-            found[f"the value grows like R^{k} with a bound R"] = abs(self.growth.exponent - k) <= error
+            words = f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g}, which may be {error:g} off)"
+            found[words] = abs(self.growth.exponent - k) <= error
         if self.gained is not None:
-            found["with gains trained, the value grows like R^1"] = abs(self.gained.exponent - 1) <= SATURATED
+            grown = f"found: R^{self.gained.exponent:.3g}, which may be {LINEAR:g} off"
+            found[f"with gains trained, the value grows like R^1 ({grown})"] = abs(self.gained.exponent - 1) <= LINEAR
         if self.witness is not None:
             found["the witness velocities are admissible"] = self.witness.residual <= small
         return found
@@ -183,7 +189,7 @@ def certify(
     slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
     if slope is None or slope.lower == 0:
         return summary
-    gained = growth(chart, last_map, best, generator, likely=likely, gains=chart.gains)
+    gained = gained_growth(chart, last_map, best, likely, generator)
     return dataclasses.replace(summary, gained=gained, gain_slope=slope)
 
 

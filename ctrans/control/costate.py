@@ -134,7 +134,10 @@ class _WayBack:
 
 
 def _continuous(model: Model, tokens: Tensor, targets: Tensor, options: dict[str, Any]) -> Costate:
-    """The ODE's solution by a `solve` that keeps every accepted step, and back by `_solve_back` from each segment's end."""
+    """The ODE's solution by a `solve` that keeps every accepted step, and back by `_solve_back` from each segment's end.
+
+    No instrument of a walk, which takes the discrete model's steps: here a solver chooses them.
+    """
     options = {"method": "tsit5"} | options
     depth, x0 = model.depth, model.embed(tokens)
     segments = depth.segments(continuous=True)

@@ -3,8 +3,8 @@
 Where f = A X V'O' and both V and O decay, sup over them of -<P, f> - lam/2 (|V|^2 + |O|^2) is 0 if lam >= lam* and infinite if
 lam < lam*, for the value is homogeneous of degree 2 like its cost. With one bound |V|^2 + |O|^2 <= R^2 it is R^2/2 (lam* - lam), or
 0. The least cost of a product M = O V is lam times its nuclear norm, so that lam* is the dual norm |(A X)'P|_2; of several heads
-the largest. Units a phi(<w, x>) with a positively homogeneous phi have lam* = max over |w| = 1 of |P'phi(X w)|; any other phi of
-our table grows like c max(z, 0), and what it does at small z adds something finite.
+the largest, heads that share their values counting as one. Units a phi(<w, x>) with a positively homogeneous phi have lam* = max
+over |w| = 1 of |P'phi(X w)|; any other phi of our table grows like c max(z, 0), and what it does at small z adds something finite.
 
 That is at fixed attention rows and input gains, without biases. A bias that does not decay makes H infinite for every lam unless
 sum_j p_j = 0. Trained input gains do too: undecayed they scale lam*, and decayed the path has three factors and grows like R^3,
@@ -24,7 +24,7 @@ from torch import Tensor
 from ctrans.control.admissible import Verdict, length, ratio
 from ctrans.control.ascent import ascend
 from ctrans.control.last_map import frobenius
-from ctrans.fields import ACTIVATIONS, HasUnits, ShowsHeads
+from ctrans.fields import Activation, HasUnits, ShowsHeads, why_not
 from solvers import ConfigError
 
 STARTS = 16
@@ -61,22 +61,35 @@ class Path(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValuePath(Path):
-    """f = sum_h A_h X V_h'O_h' at fixed attention rows A_h: `mixed` holds A_h X."""
+    """f = sum_h A_h X V_g'O_h' at fixed attention rows A_h: `mixed` holds A_h X, and `groups` which values V_g each head h has.
+
+    Each head has its own where no groups are given; `head` is the number of rows of V_g.
+    """
 
     mixed: Float[Tensor, "heads tokens width"]
     head: int
+    groups: tuple[int, ...] | None = None
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         heads, _, width = self.mixed.shape
-        return (heads, self.head, width), (heads, width, self.head)
+        return (len(set(self._values)), self.head, width), (heads, width, self.head)
 
     def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
-        return (self.mixed @ inner.mT @ outer.mT).sum(0)
+        return (self.mixed @ inner[list(self._values)].mT @ outer.mT).sum(0)
 
     def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
-        """max_h |(A_h X)'P|_2, exactly."""
-        found = float(torch.linalg.matrix_norm(self.mixed.mT @ P, 2).amax())
+        """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2, exactly: their O_h together are one factor.
+
+        With P' = Q T its columns are those of (A_h X)'T' turned by Q', and of these there are no more than tokens.
+        """
+        t = torch.linalg.qr(P.mT, mode="r").R
+        sharing = [[h for h, own in enumerate(self._values) if own == g] for g in set(self._values)]
+        found = max(float(torch.linalg.matrix_norm((t @ self.mixed[heads]).flatten(0, 1), 2)) for heads in sharing)
         return found, found
+
+    @property
+    def _values(self) -> tuple[int, ...]:
+        return tuple(range(len(self.mixed))) if self.groups is None else self.groups
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,7 +97,7 @@ class UnitsPath(Path):
     """f = phi(X W_1')W_2': units a phi(<w, x>)."""
 
     x: Float[Tensor, "tokens width"]
-    activation: str
+    activation: Activation
     units: int
     out: int
 
@@ -92,13 +105,12 @@ class UnitsPath(Path):
         return (self.units, self.x.shape[-1]), (self.out, self.units)
 
     def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
-        return ACTIVATIONS[self.activation](self.x @ inner.mT) @ outer.mT
+        return self.activation(self.x @ inner.mT) @ outer.mT
 
     def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
         """The best of some ascents of c |P'max(X w, 0)| over |w| = 1, and c (|P'X|_2 + |P|_2|X|_2)/2."""
-        growth = ACTIVATIONS[self.activation].at_infinity
-        shared = P.mT @ self.x
-        _, _, vt = torch.linalg.svd(shared, full_matrices=False)
+        growth = self.activation.at_infinity
+        shared, vt = product_svd(P, self.x)
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(STARTS, self.x.shape[-1], generator=generator, dtype=P.dtype).to(P.device)
         directions = torch.cat([vt[:STARTS], -vt[:STARTS], noise, self.x[length(P).topk(min(STARTS, len(P))).indices]])
@@ -107,7 +119,7 @@ class UnitsPath(Path):
             return ratio(w, length(w).unsqueeze(-1))
 
         found = ascend(lambda w: length((self.x @ w.mT).clamp_min(0).mT @ P), project(directions), (-1,), project, steps=200)
-        above = (torch.linalg.matrix_norm(shared, 2) + torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)) / 2
+        above = (shared[0] + torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)) / 2
         return growth * float(found.best.amax()), growth * float(above)
 
 
@@ -159,13 +171,29 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
     """The path of two factors of a map at its input x. Raises ConfigError for a map that shows none."""
     if isinstance(field, ShowsHeads):
         mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
-        return ValuePath(mixed, x.shape[-1] // field.heads)
+        values = [matrices.value for matrices in field.head_matrices()]
+        places = list(dict.fromkeys(value.data_ptr() for value in values))
+        return ValuePath(mixed, len(values[0]), tuple(places.index(value.data_ptr()) for value in values))
     if isinstance(field, HasUnits):
-        return UnitsPath(x.flatten(0, -2), field.activation, min(UNITS, field.up.out_features), field.last.out_features)
+        activation, number = field.units()
+        return UnitsPath(x.flatten(0, -2), activation, min(UNITS, number), x.shape[-1])
     raise ConfigError(
-        f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known: give it "
-        "`probabilities(x)` and `heads`, or `up`, `activation` and `last`"
+        f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known{why_not(field)}: give "
+        "it `probabilities(x)` and `heads`, or `units()` where no gate multiplies them (a gate makes three factors, which have no "
+        "such threshold)"
     )
+
+
+def product_svd(
+    left: Float[Tensor, "tokens rows"], right: Float[Tensor, "tokens columns"]
+) -> tuple[Float[Tensor, " rank"], Float[Tensor, "rank columns"]]:
+    """Singular values of L'R, falling, and its right singular vectors; rank = min(tokens, rows, columns).
+
+    With L' = Q S and R' = O T, it is Q (S T') O': where tokens are fewer than entries of a state, nothing larger than L and R is made.
+    """
+    (_, s), (o, t) = (torch.linalg.qr(each.mT) for each in (left, right))
+    _, values, vt = torch.linalg.svd(s @ t.mT, full_matrices=False)
+    return values, vt @ o.mT
 
 
 @torch.no_grad()

@@ -1,7 +1,10 @@
 """The maps whose ODE a Transformer is, and what a map may say of itself."""
 
+from ctrans.fields.activations import ACTIVATIONS, Activation
+from ctrans.fields.around import AroundMap
 from ctrans.fields.attention import Attention, plain_attention
-from ctrans.fields.feed_forward import ACTIVATIONS, Activation, FeedForward
+from ctrans.fields.check_map import check_map, check_shape
+from ctrans.fields.feed_forward import FeedForward
 from ctrans.fields.protocols import (
     EndsLinear,
     HasBound,
@@ -19,10 +22,11 @@ from ctrans.fields.protocols import (
     ShowsHeads,
     ShowsMatrices,
     TokenBound,
+    Units,
     mixes_tokens,
     why_not,
 )
-from ctrans.fields.spectral_norm import spectral_norm
+from ctrans.fields.spectral_norm import norms_found_once, spectral_norm
 from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapSettings
 
 __all__ = [
@@ -31,6 +35,7 @@ __all__ = [
     "FFNS",
     "FIELDS",
     "Activation",
+    "AroundMap",
     "Attention",
     "EndsLinear",
     "FeedForward",
@@ -50,7 +55,11 @@ __all__ = [
     "ShowsHeads",
     "ShowsMatrices",
     "TokenBound",
+    "Units",
+    "check_map",
+    "check_shape",
     "mixes_tokens",
+    "norms_found_once",
     "plain_attention",
     "spectral_norm",
     "why_not",

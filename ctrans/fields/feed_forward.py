@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.protocols import Matrix, TokenBound
+from ctrans.fields.activations import ACTIVATIONS
+from ctrans.fields.protocols import Matrix, TokenBound, Units
 from ctrans.fields.scale import scale_linear
 from ctrans.fields.spectral_norm import spectral_norm
 from solvers.errors import look_up
-
-
-@dataclasses.dataclass(frozen=True)
-class Activation:
-    """phi with phi(0) = 0 and abs(phi(z)) <= abs(z), which affine bounds rely on, and `slope` = Lip(phi), rounded up.
-
-    `at_infinity` is c in phi(r z)/r -> c max(z, 0) for large r: how phi grows.
-    """
-
-    function: Callable[[Tensor], Tensor]
-    slope: float
-    at_infinity: float = 1.0
-
-    def __call__(self, z: Tensor) -> Tensor:
-        return self.function(z)
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    # GELU's slope is largest at sqrt(2), SiLU's at 2.3994
-    "gelu": Activation(F.gelu, 1.12891),
-    "relu": Activation(F.relu, 1.0),
-    "tanh": Activation(torch.tanh, 1.0, at_infinity=0.0),
-    "silu": Activation(F.silu, 1.09984),
-}
 
 
 class FeedForward(nn.Module):
@@ -70,6 +45,10 @@ class FeedForward(nn.Module):
         """W_1 and W_2."""
         yield Matrix(self.up.weight, "up")
         yield Matrix(self.down.weight, "down")
+
+    def units(self) -> Units:
+        """phi(<w, x> + b) for every row w of W_1."""
+        return Units(ACTIVATIONS[self.activation], self.up.out_features)
 
     def bound(self) -> TokenBound:
         """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z)."""

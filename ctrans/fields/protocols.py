@@ -27,6 +27,8 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.fields.activations import Activation
+
 Kind = Literal["attention", "ffn"]
 Role = Literal["query", "key", "value", "out", "gate", "up", "down"]
 
@@ -72,6 +74,13 @@ class HeadMatrices(NamedTuple):
     out: Float[Tensor, "width head"]
     query_offset: Float[Tensor, " head"] | None
     key_offset: Float[Tensor, " head"] | None = None
+
+
+class Units(NamedTuple):
+    """f(x) = sum over k = 1 .. number of out_k phi(<in_k, x> + b_k) + b, with phi the `activation`."""
+
+    activation: Activation
+    number: int
 
 
 @runtime_checkable
@@ -156,15 +165,9 @@ class Scalable(Protocol):
 
 @runtime_checkable
 class HasUnits(Protocol):
-    """A map of one hidden layer of units, phi the entry `activation` of `ACTIVATIONS`."""
+    """A map of one hidden layer of units, each phi of an affine function of x: no gate multiplies them, as one does in SwiGLU."""
 
-    activation: str
-
-    @property
-    def up(self) -> nn.Linear: ...
-
-    @property
-    def last(self) -> nn.Linear: ...
+    def units(self) -> Units: ...
 
 
 @runtime_checkable

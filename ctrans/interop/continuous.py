@@ -53,12 +53,17 @@ def continuize(
 ) -> Model:
     """Makes blocks of a nanoGPT or Hugging Face model ODEs, in place: each solves dX/dt = v_attention, then v_ffn, for dt each.
 
-    `layers` are the blocks' numbers, all if None; a run of blocks is solved one after the other, which no solver could better
-    since no step crosses a segment's end. The blocks are called as before: masks and positions go to every evaluation of their
-    attention. At Euler, one step, dt = 1 the model computes what it did; then a cache works too, and otherwise it is refused,
-    and turned off in `model.config`. Dropout draws anew at every evaluation, which an adaptive method takes for stiffness and
-    the gradients `adjoint` and `reversible` refuse. `anatomy` names the parts of a model that is not recognised, `example` the
-    arguments of a forward pass where they cannot be guessed. Returns the model; `discretize` undoes all.
+    - `layers`: the blocks' numbers, all if None; a run of blocks is solved one after the other, which no solver could better, since
+      no step crosses a segment's end
+    - `dt`: for how much depth-time each attention and FFN acts
+    - `method`, `steps`, `rtol`, `atol`, `gradient`: the blocks' `Scheme`
+    - `anatomy`: the parts of a model that is not recognised, by name
+    - `example`: the arguments of a forward pass where they cannot be guessed
+
+    The blocks are called as before: masks and positions go to every evaluation of their attention. At Euler, one step, dt = 1 the
+    model computes what it did; then a cache works too, and otherwise it is refused, and turned off in `model.config`. Dropout draws
+    anew at every evaluation, which an adaptive method takes for stiffness and the gradients `adjoint` and `reversible` refuse.
+    Returns the model; `discretize` undoes all.
 
     What is saved is the discrete model, by names and config: after loading, call this again with the same arguments. Attentions by
     `output_attentions` are those of every evaluation. In float64 norms of other libraries, which round to float32, are computed

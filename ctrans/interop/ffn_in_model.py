@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, spectral_norm
+from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, Units, spectral_norm
 from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting
 from ctrans.interop.rounding import unit
 
@@ -67,6 +67,10 @@ class PlainFeedForward(FeedForwardInModel):
         """W_1 and W_2."""
         yield Matrix(self.reading.up.weight(self), "up")
         yield Matrix(self.reading.down.weight(self), "down")
+
+    def units(self) -> Units:
+        """phi(<w, x> + b) for every row w of W_1."""
+        return Units(KNOWN[self.reading.activation], len(self.reading.up.weight(self)))
 
     def bound(self) -> TokenBound:
         """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z)."""

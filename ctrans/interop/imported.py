@@ -58,8 +58,8 @@ class Architecture:
 
     def __str__(self) -> str:
         return (
-            f"{self.model} ({self.family}): {self.blocks} blocks of width {self.width}, placement {self.placement}, "
-            f"attention {self.attention}, FFN {self.ffn}, norms {', '.join(self.norms) or 'none'}"
+            f"{self.model} ({self.family}): {self.blocks} block{'s' * (self.blocks != 1)} of width {self.width}, "
+            f"placement {self.placement}, attention {self.attention}, FFN {self.ffn}, norms {', '.join(self.norms) or 'none'}"
             f"{''.join(f'; {said}' for said in self.unread)}"
         )
 

@@ -139,7 +139,7 @@ def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | N
     else:
         c = model.config = dataclasses.replace(model.config, dt=dt)
         model.depth = Depth(model.depth.sublayers, dt)
-        said = f"nanoGPT: {c.depth} blocks of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
+        said = f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
     return Opened(model, path.parent, "; ".join([said, *notes]), model.config.vocab_size, model.config.causal, True)
 
 

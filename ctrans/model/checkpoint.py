@@ -79,13 +79,19 @@ def write_durably(path: Path, data: bytes) -> None:
 def find_model(directory: str | Path) -> Path:
     """The directory that holds the model: the one given, or for a training run's directory its `best`.
 
-    Raises ConfigError for a run whose `best` is missing or leads nowhere, or to a checkpoint that another run has left behind.
+    Raises ConfigError where there is no such directory or no model in it, and for a run whose `best` is missing or leads nowhere, or
+    to a checkpoint that another run has left behind.
     """
     directory = Path(directory)
     best, last = directory / BEST, directory / LAST
     if os.path.exists(directory / CONFIG):  # unlike the method of a path it only ever says yes or no
         return directory.resolve()
+    fix = "give one that ctrans saved (config.json, model.safetensors), or a training run's"
+    if not os.path.exists(directory):
+        raise ConfigError(f"there is no checkpoint {str(directory)!r} that can be read: {fix}")
     if not (os.path.lexists(best) or os.path.lexists(last)):
+        if os.path.isdir(directory):
+            raise ConfigError(f"{str(directory)!r} holds no model of ctrans: {fix}")
         return directory
     if not os.path.exists(best / CONFIG):
         raise ConfigError(

@@ -11,7 +11,7 @@ from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS
 from ctrans.fields.attention import check_temperature
 from ctrans.model.initialisation import get_initialisation
 from ctrans.norm import NORMS, check_norm
-from ctrans.placement import BlockPlacement, Placement, arrange, check_arrangement, placements_in, spell
+from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -78,8 +78,7 @@ class GPTConfig:
         check_dt(self.dt)
         if not 2 * self.depth * self.dt < math.inf:
             raise ConfigError(f"dt = {self.dt:g} times 2 x {self.depth} sublayers is no finite depth-time: lower dt")
-        object.__setattr__(self, "placement", spell(self.placement))
-        check_arrangement(self.placement, self.depth)
+        object.__setattr__(self, "placement", spell_for(self.placement, self.depth))
         get_initialisation(self.initialisation)
         look_up("norm", self.norm, NORMS)
         look_up("attention", self.attention, ATTENTIONS)

@@ -133,6 +133,7 @@ def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement) -> Sublay
         output_norm=make_norm(config) if placement.output_norm else None,
         state_norm=make_norm(config) if placement.state_norm else None,
         gain=config.gain_of(placement),
+        placement=placement,
     )
 
 

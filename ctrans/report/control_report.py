@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from rich import box
@@ -17,57 +17,54 @@ from ctrans.report.simulate_report import number
 def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table:
     """A row for each segment, thinned to about that many; the ends are always shown. Fits 80 columns."""
     r = reading
-    table = Table(
-        title=f"{name}: {equation(name)}",
-        caption=f"loss {r.loss:.4f} nats; align: " + "; ".join(ALIGNMENTS[measure] for measure in dict.fromkeys(r.measures)),
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+    return _by_segment(
+        f"{name}: {equation(name)}",
+        f"loss {r.loss:.4f} nats; align: " + "; ".join(ALIGNMENTS[measure] for measure in dict.fromkeys(r.measures)),
+        {
+            "seg": str,
+            "sublayer": lambda k: r.kinds[k],
+            "t": lambda k: number(r.times[k]),
+            "|P|": lambda k: number(r.costate_norm[k]),
+            "|v|": lambda k: number(r.velocity_norm[k]),
+            "<P,v>": lambda k: number(r.product[k]),
+            "drift": lambda k: number(r.drift[k]),
+            "H": lambda k: "inf" if r.measures[k] == "cosine" else number(r.hamiltonian[k]),
+            "gap": lambda k: "inf" if r.measures[k] == "cosine" else number(r.gap[k]),
+            "align": lambda k: number(r.alignment[k]),
+        },
+        len(r.times),
+        rows,
     )
-    table.title_style, table.title_justify, table.caption_justify = "bold", "left", "left"
-    columns: dict[str, Callable[[int], str]] = {
-        "seg": str,
-        "sublayer": lambda k: r.kinds[k],
-        "t": lambda k: number(r.times[k]),
-        "|P|": lambda k: number(r.costate_norm[k]),
-        "|v|": lambda k: number(r.velocity_norm[k]),
-        "<P,v>": lambda k: number(r.product[k]),
-        "drift": lambda k: number(r.drift[k]),
-        "H": lambda k: "inf" if r.measures[k] == "cosine" else number(r.hamiltonian[k]),
-        "gap": lambda k: "inf" if r.measures[k] == "cosine" else number(r.gap[k]),
-        "align": lambda k: number(r.alignment[k]),
-    }
-    for column in columns:
-        table.add_column(column, justify="left" if column == "sublayer" else "right", no_wrap=True)
-    for k in sorted(set(np.linspace(0, len(r.times) - 1, min(rows, len(r.times))).round().astype(int).tolist())):
-        table.add_row(*(value(k) for value in columns.values()))
-    return table
 
 
 def attained_table(name: str, found: Attained, rows: int = 12) -> Table:
     """What the shared weights leave, a row for each segment, thinned to about that many. Fits 80 columns."""
-    table = Table(
-        title=f"{name}, discrete model: what training attains",
-        caption="dt<P,v> = <th, dL/dth>, th the last factor: 0 at a critical point. Left of the loss, to first order: by velocities "
+    return _by_segment(
+        f"{name}, discrete model: what training attains",
+        "dt<P,v> = <th, dL/dth>, th the last factor: 0 at a critical point. Left of the loss, to first order: by velocities "
         "free at each token; by th within its norm; by all parameters within theirs, found, and its first-order condition",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+        {
+            "seg": str,
+            "sublayer": lambda k: found.kinds[k],
+            "dt<P,v>": lambda k: number(found.work[k]),
+            "<th,dL/dth>": lambda k: number(found.radial[k]),
+            "free": lambda k: "inf" if found.pointwise_gap[k] is None else number(found.pointwise_gap[k]),
+            "last": lambda k: number(found.last_gap[k]),
+            "all": lambda k: number(found.shared_gap[k]),
+            "condition": lambda k: number(found.first_order[k]),
+        },
+        len(found.times),
+        rows,
     )
+
+
+def _by_segment(title: str, caption: str, columns: Mapping[str, Callable[[int], str]], segments: int, rows: int) -> Table:
+    """Columns as functions of the segment's number, in so many rows that are evenly spread from the first to the last."""
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.title_style, table.title_justify, table.caption_justify = "bold", "left", "left"
-    columns: dict[str, Callable[[int], str]] = {
-        "seg": str,
-        "sublayer": lambda k: found.kinds[k],
-        "dt<P,v>": lambda k: number(found.work[k]),
-        "<th,dL/dth>": lambda k: number(found.radial[k]),
-        "free": lambda k: "inf" if found.pointwise_gap[k] is None else number(found.pointwise_gap[k]),
-        "last": lambda k: number(found.last_gap[k]),
-        "all": lambda k: number(found.shared_gap[k]),
-        "condition": lambda k: number(found.first_order[k]),
-    }
     for column in columns:
         table.add_column(column, justify="left" if column == "sublayer" else "right", no_wrap=True)
-    for k in sorted(set(np.linspace(0, len(found.times) - 1, min(rows, len(found.times))).round().astype(int).tolist())):
+    for k in sorted(set(np.linspace(0, segments - 1, min(rows, segments)).round().astype(int).tolist())):
         table.add_row(*(value(k) for value in columns.values()))
     return table
 

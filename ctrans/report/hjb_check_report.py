@@ -91,7 +91,7 @@ KEY = (
 
 def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, str]) -> Table:
     """Both verdicts of each placement, those that do not take the remedy last. Fits 80 columns."""
-    table = _table(f"{norm}: {len(checks[0].segments)} segments, {checks[0].tokens} tokens")
+    table = _table(f"{norm}: {len(checks[0].segments)} segments, {checks[0].tokens} token{'s' * (checks[0].tokens != 1)}")
     for name in ("placement", "ODE", "step"):
         table.add_column(name, no_wrap=True)
     for c in checks:
@@ -141,8 +141,12 @@ def check_notes(checks: Sequence[ModelCheck]) -> str:
 def decay_notes(check: ModelCheck) -> list[str]:
     """What the weight decay asked about does to a placement without a bound, and what no weight decay mends."""
     threshold, asked = check.threshold, check.largest.weight_decay
-    if asked is None or threshold is None:
+    if asked is None:
         return []
+    if threshold is None:
+        open_ = sum(segment.verdict == "open" for segment in check.segments)
+        without = "shows no path of two factors (a gated FFN has three), so that no threshold of the decay is known"
+        return [f"{check.placement}: {open_} of {len(check.segments)} segments have a map that {without}"] if open_ else []
     lines = []
     if asked < threshold.lower:
         lines.append(

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import EndsLinear, MixesTokens, Scalable
+from ctrans.fields import AroundMap, EndsLinear, Scalable
 from ctrans.fields.scale import scale_linear
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
@@ -30,19 +30,12 @@ class Scaling:
     of: Callable[[nn.Module, float], nn.Module]
 
 
-class Times(nn.Module):
+class Times(AroundMap):
     """c f(x): the map with its last linear one times c, weight and bias; it shares f, whose weights stay as they are."""
 
     def __init__(self, field: nn.Module, c: float | Tensor):
-        super().__init__()
-        self.field, self.c = field, c
-
-    @property
-    def mixes_tokens(self) -> bool:
-        """What the map says of itself; not there where it says nothing."""
-        if isinstance(self.field, MixesTokens):
-            return self.field.mixes_tokens
-        raise AttributeError("mixes_tokens")
+        super().__init__(field)
+        self.c = c
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         y: Tensor = self.field(x)

@@ -18,6 +18,7 @@ from ctrans.stability.attention.block_norm import block_gain, block_norm
 from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, softmax_jacobian
 from ctrans.stability.attention.by_depth import ROWS, block_layers
 from ctrans.stability.initialisation.theory import last_layer_bound
+from ctrans.walk import states_of
 
 Case = Callable[[torch.Generator], tuple[float, float]]
 
@@ -89,7 +90,7 @@ def attention_map(generator: torch.Generator) -> tuple[float, float]:
 def block(generator: torch.Generator) -> tuple[float, float]:
     """The local value of a block of any placement against the product of its sublayers' bounds (theorems 5.2, 5.3)."""
     model, x = _model(generator, _one_of(generator, sorted(PLACEMENTS)))
-    (layer,) = block_layers(model.depth, model.depth.states(x), iterations=2, seed=_below(generator, 2**31))
+    (layer,) = block_layers(model.depth, states_of(model.depth, x), iterations=2, seed=_below(generator, 2**31))
     return layer.measured, layer.bound
 
 

@@ -37,6 +37,7 @@ def discrete_costate(generator: torch.Generator) -> Trial:
     """P_k = dL/dX_k at every state: `costate` of the discrete model against autograd through its steps, any placement."""
     made, tokens, targets = _trained(generator)
     with torch.enable_grad():
+        # the oracle keeps the graph of all steps at once, which a walk never does
         states = [made.embed(tokens).requires_grad_()]
         for sublayer in made.depth.sublayers:
             states.append(sublayer.step(states[-1], made.config.dt))

@@ -12,11 +12,12 @@ from ctrans.fields import Attention, spectral_norm
 from ctrans.model.gpt import GPT
 from ctrans.norm import RMSNorm
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
-from ctrans.stability.forward.moments import moments
+from ctrans.stability.forward.moments import MomentsByDepth, moments
 from ctrans.stability.forward.single_entries import DataVariance, data_variance
 from ctrans.stability.weight_scaling import scale_last
 from ctrans.verify.draws import between, described, model, noise, one_of, size, state
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, worst
+from ctrans.walk import states_of, walk_depth
 
 OUTPUT = ("peri", "output")
 
@@ -24,9 +25,7 @@ OUTPUT = ("peri", "output")
 def _walk(generator: torch.Generator, *placements: str) -> tuple[GPT, list[Tensor], ForwardBounds]:
     """A model of one of the placements, its states by depth, and their bounds."""
     made = model(generator, one_of(generator, placements), spread=between(generator, 0, 1))
-    states = [state(generator, made, batch=2)]
-    for sublayer in made.depth.sublayers:
-        states.append(sublayer.step(states[-1], made.config.dt))
+    states = states_of(made.depth, state(generator, made, batch=2))
     return made, states, forward_bounds(made.depth, states)
 
 
@@ -98,10 +97,7 @@ def entries_over_data_sharper(generator: torch.Generator) -> Trial:
 
 def _data(generator: torch.Generator) -> tuple[GPT, DataVariance]:
     made = model(generator, one_of(generator, OUTPUT))
-    states = [state(generator, made, batch=6)]
-    for sublayer in made.depth.sublayers:
-        states.append(sublayer.step(states[-1], made.config.dt))
-    return made, data_variance(made.depth, states)
+    return made, data_variance(made.depth, states_of(made.depth, state(generator, made, batch=6)))
 
 
 def _identity_attention(generator: torch.Generator) -> tuple[float, float, float, float]:
@@ -148,9 +144,7 @@ def _by_depth(generator: torch.Generator) -> tuple[list[float], list[float], lis
     x = noise(generator, 2, 5, 16)
     for blocks in (8, 16, 32):
         made = model(generator, "pre", spread=0, depth=blocks, width=16, dt=1.0, norm="layernorm", activation="gelu")
-        states = [x]
-        for sublayer in made.depth.sublayers:
-            states.append(sublayer.step(states[-1], 1.0))
+        states = states_of(made.depth, x)
         bounds = forward_bounds(made.depth, states)
         assert bounds.seed_mean_abs is not None, "under pre the theorem speaks"
         rows.append((moments(states[-1]).rms, bounds.rms[-1], bounds.seed_mean_abs[-1]))
@@ -178,11 +172,10 @@ def exponential_growth(generator: torch.Generator) -> Trial:
 def growing_weights(generator: torch.Generator) -> Trial:
     """Last maps that grow by 1.4 a sublayer."""
     made = model(generator, "pre", spread=0, depth=16, width=16, dt=1.0, norm="layernorm", activation="gelu")
-    sizes, x = [], noise(generator, 2, 5, 16)
     for k, sublayer in enumerate(made.depth.sublayers):
         scale_last(sublayer.field, 1.4**k)
-        x = sublayer.step(x, 1.0)
-        sizes.append(math.log(moments(x).rms))
+    by_depth = walk_depth(made.depth, noise(generator, 2, 5, 16), [MomentsByDepth()])[0]
+    sizes = [math.log(each.rms) for each in by_depth[1:]]
     rate = float(np.polyfit(np.arange(len(sizes) - 6), sizes[6:], 1)[0])
     return Trial(
         abs(rate / math.log(1.4) - 1), f"weights ~ 1.4^k: the state grows like e^({rate:.3g} k), log 1.4 = {math.log(1.4):.3g}"

@@ -19,6 +19,7 @@ from ctrans.stability.attention.local_bound import local_attention_bound
 from ctrans.verify.draws import below, between, described, model, noise, one_of, state
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
 from ctrans.verify.theta import bounded
+from ctrans.walk import states_of
 
 CONSTRUCTED = 20
 """One case in so many is the example that refutes the printed form; the others are random."""
@@ -57,7 +58,7 @@ def _biased(generator: torch.Generator) -> tuple[Attention, Tensor, list[float],
 def looseness(generator: torch.Generator) -> Trial:
     """Bound over measured at width 32 and Xavier weights: at least 10."""
     made = model(generator, "pre", spread=0, width=32, depth=1)
-    (layer,) = attention_layers(made.depth, made.depth.states(noise(generator, 1, 8, 32))[:2], seed=below(generator, 2**31))
+    (layer,) = attention_layers(made.depth, states_of(made.depth, noise(generator, 1, 8, 32))[:2], seed=below(generator, 2**31))
     return worst(
         at_most(layer.measured, layer.bound, f"the local value, {described(made)}"),
         at_most(10.0, layer.ratio, f"bound over local value at d = 32 is {layer.ratio:.0f}"),
@@ -83,7 +84,7 @@ def local_is_sharper(generator: torch.Generator) -> Trial:
     """At width 32 and Xavier weights it is at most a quarter of theorem 5.1's bound."""
     made = model(generator, "pre", spread=0, width=32, depth=1)
     x = noise(generator, 1, 8, 32)
-    (layer,) = attention_layers(made.depth, made.depth.states(x)[:2], seed=below(generator, 2**31))
+    (layer,) = attention_layers(made.depth, states_of(made.depth, x)[:2], seed=below(generator, 2**31))
     sublayer = made.depth.sublayers[0]
     assert sublayer.input_norm is not None, "pre has one"
     local = local_attention_bound(sublayer.field, sublayer.input_norm(x))
@@ -134,13 +135,13 @@ def _block(generator: torch.Generator, placement: str) -> Trial:
 
 
 def _only_block(made: GPT, x: Tensor, generator: torch.Generator) -> BlockLayer:
-    return block_layers(made.depth, made.depth.states(x), iterations=2, seed=below(generator, 2**31))[0]
+    return block_layers(made.depth, states_of(made.depth, x), iterations=2, seed=below(generator, 2**31))[0]
 
 
 def attribution(generator: torch.Generator) -> Trial:
     """log S = log theta/tau + 2 log B + log G."""
     made = model(generator, one_of(generator, ("pre", "peri")), depth=1)
-    (layer,) = attention_layers(made.depth, made.depth.states(state(generator, made, tokens=4))[:2], seed=0)
+    (layer,) = attention_layers(made.depth, states_of(made.depth, state(generator, made, tokens=4))[:2], seed=0)
     product = layer.softmax_norm * layer.B**2 * layer.G
     return equal(math.exp(sum(layer.log_sensitivity.values())), product, f"S against (theta/tau) B^2 G, {described(made)}")
 

@@ -16,6 +16,7 @@ from ctrans.stability.weight_scaling import SCALINGS
 from ctrans.verify.draws import between, described, model, noise, one_of, size
 from ctrans.verify.jacobians import attention_jacobian, step_jacobian
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, equal, worst
+from ctrans.walk import states_of
 from solvers.segment import Map
 
 SLOPE = 0.02
@@ -94,7 +95,7 @@ def products(generator: torch.Generator) -> Trial:
     found = backward_sensitivity(made.depth, x0).products
     dense = torch.eye(12, dtype=torch.float64)
     cases = []
-    steps = list(zip(made.depth.sublayers, made.depth.states(x0), strict=False))
+    steps = list(zip(made.depth.sublayers, states_of(made.depth, x0), strict=False))
     for k in reversed(range(len(steps))):
         sublayer, x = steps[k]
         dense = dense @ step_jacobian(sublayer, x, made.config.dt).reshape(12, 12)

@@ -11,6 +11,7 @@ from ctrans.control import GainDecay, LastMapDecay, StepImage, admissible_set, b
 from ctrans.control.decay_threshold import UnitsPath, ValuePath, climb_factors, decay_threshold, with_evidence
 from ctrans.control.ellipsoids import IMAGES
 from ctrans.control.last_map import Features
+from ctrans.fields import ACTIVATIONS
 from ctrans.norm import Norm
 from ctrans.verify.draws import below, noise, norm, norm_words, size
 from ctrans.verify.statement import Check, Statement, Trial, at_most, equal, holds_if, worst
@@ -153,7 +154,7 @@ def _path(generator: torch.Generator) -> tuple[ValuePath | UnitsPath, Tensor]:
     P = noise(generator, 6, 4)
     if below(generator, 2):
         return ValuePath(noise(generator, 1 + below(generator, 3), 6, 4), 2), P
-    return UnitsPath(noise(generator, 6, 4), "relu", 16, 4), P
+    return UnitsPath(noise(generator, 6, 4), ACTIVATIONS["relu"], 16, 4), P
 
 
 def decay_as_printed(generator: torch.Generator) -> Trial:

@@ -79,6 +79,19 @@ class Instrument:
         raise NotImplementedError
 
 
+class States(Instrument):
+    """X_0 and X at the end of every segment, kept."""
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._states = [x0]
+
+    def forward(self, at: Passage) -> None:
+        self._states.append(at.y)
+
+    def figures(self) -> list[Tensor]:
+        return self._states
+
+
 class Attempt(Instrument):
     """Another instrument that may find that it cannot speak of this model: then `note` says why, and its figures are None."""
 

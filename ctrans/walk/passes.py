@@ -16,8 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.fields import norms_found_once
 from ctrans.sublayer import Sublayer
-from ctrans.walk.instrument import Instrument, Passage, PassageBack, Turn
+from ctrans.walk.instrument import Instrument, Passage, PassageBack, States, Turn
 from ctrans.walk.model import Model, check_targets, cross_entropy
 from solvers import ConfigError
 from solvers.segment import Map
@@ -89,6 +90,12 @@ def walk_depth(
     return [instrument.figures() for instrument in instruments]
 
 
+def states_of(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Float[Tensor, "*batch tokens width"]]:
+    """X_0 and X_{k+1} = step_k(X_k) of the discrete Transformer, finite or not, without a graph."""
+    found: list[Tensor] = walk_depth(depth, x0, [States()])[0]
+    return found
+
+
 @torch.no_grad()
 def observe(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]], instruments: Sequence[Instrument]) -> list[Any]:
     """The instruments' figures along states that are known already: X_0 and X at the ends of as many segments as were reached.
@@ -113,8 +120,9 @@ def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: Told | None) ->
         for instrument in way.lane.instruments:
             instrument.begin(depth, way.x)
     for k, sublayer, time, h in _segments(depth):
-        for way in ways:
-            way.forward(k, sublayer, time, h)
+        with norms_found_once():
+            for way in ways:
+                way.forward(k, sublayer, time, h)
         if progress is not None:
             progress(k)
 

@@ -72,6 +72,16 @@ def test_json_to_a_file_is_the_same_object(tmp_path):
     assert (tmp_path / "a.json").read_text() == (tmp_path / "simulate.json").read_text()
 
 
+def test_json_may_go_to_the_directory_that_out_makes(tmp_path):
+    made = tmp_path / "new" / "er"
+    assert run("simulate", *QUICK, "--out", made, "--json", made / "a.json").exit_code == 0
+    assert (made / "a.json").read_text() == (made / "simulate.json").read_text()
+
+
+def test_one_block_is_no_blocks(tmp_path):
+    assert "1 block, width 16" in run("simulate", *QUICK, "--depth", 1, "--placement", "pre", "--out", tmp_path).stdout
+
+
 def test_the_same_seed_gives_the_same_figures():
     first, second = (strict(run("simulate", *QUICK, "--seed", 3, "--json", "-").stdout) for _ in range(2))
     for result in (first, second):
@@ -175,7 +185,17 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
         (["simulate", "--device", "cuda:99"], "device 'cuda:99' is not available"),
         (["simulate", "--device", "gpu"], "device 'gpu' is not available"),
         (["simulate", "--out", "/proc/nothing"], "cannot write to directory '/proc/nothing'"),
-        (["simulate", "--json", "/proc/nothing/x.json", *QUICK], "cannot write to directory '/proc/nothing'"),
+        (
+            ["simulate", "--json", "/does/not/exist/x.json"],
+            "--json '/does/not/exist/x.json': there is no directory '/does/not/exist'",
+        ),
+        (["simulate", "--json", "new/x.json"], "there is no directory 'new'; make it"),
+        (["simulate", "--json", "/proc"], "--json '/proc' is a directory: give a file in it, as '/proc/simulate.json'"),
+        (["simulate", "--json", "/proc/x.json"], "cannot write to directory '/proc'"),
+        (["simulate", "--checkpoint", "nodir"], "there is no checkpoint 'nodir' that can be read: give one that ctrans saved"),
+        (["simulate", "--checkpoint", "/proc/sys"], "'/proc/sys' holds no model of ctrans: give one that"),
+        (["generate", "--checkpoint", "nodir"], "there is no checkpoint 'nodir'"),
+        (["simulate", "--method", "foo"], "midpoint, rk4, torchdiffeq:NAME ("),
         (["simulate", "--width", "40000000", "--heads", "1"], "GB and this machine has"),
         (["convergence", "--method", "torchdiffeq:dopri5"], "only runs with adaptive steps"),
         (["convergence", "--limit", "width"], "unknown limit 'width'"),

@@ -94,7 +94,8 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     result = run("hjb-check", "--placement", "peri", "--norm", "rmsnorm", *SMALL, "--out", tmp_path)
     assert result.exit_code == 1
     assert result.stderr.startswith("ctrans: rmsnorm, peri, segment 0 (attention): does not hold")
-    assert "KKT" in result.stderr
+    assert "KKT conditions (found: to 1)" in result.stderr
+    assert "compare another --seed" in result.stderr.splitlines()[-1]
     assert "well-posed for bounded gains?" in result.stdout
     assert strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"][0]["agrees"] is False
 

@@ -57,6 +57,7 @@ def test_every_command_takes_a_new_kind(command, more):
     assert own[key] != plain[key]
 
 
+@pytest.mark.slow
 def test_kinds_are_compared():
     found = result("screen", *SIZES, "--batch", "1", "--quick", "--compare", "attention=all", "--compare", "ffn=mlp,narrow")
     assert set(found["models"]) == {

@@ -95,7 +95,7 @@ def test_a_step_that_does_not_apply_to_a_saved_model_says_so_and_exits_0(tmp_pat
         (["--compare", "init=kaiming"], "unknown initialisation 'kaiming'"),
         (["--compare", "placement=pre", "--placement", "peri"], "given twice"),
         (["--compare", "dt=1", "--checkpoint", "x"], "leave out --compare"),
-        (["--checkpoint", "/does/not/exist"], "cannot read"),
+        (["--checkpoint", "/does/not/exist"], "there is no checkpoint"),
         (["--dtype", "bfloat16"], "too coarse"),
         (["--text", "x"], "at least two tokens"),
         (["--batch", "0"], "batch = 0"),

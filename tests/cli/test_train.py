@@ -254,6 +254,7 @@ def killed_again_and_again(directory, kills, iterations, seed):
     return [load(path / "last").state_dict() for path in (directory / "whole", parts)]
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_ends_with_the_same_bits(tmp_path):
     assert same(*killed_again_and_again(tmp_path, kills=2, iterations=30, seed=0))
 
@@ -394,6 +395,7 @@ def test_following_the_advice_on_a_damaged_best_leaves_a_best(tmp_path):
         assert damage(tmp_path / name) is None
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path):
     process = command(*TINY, "--out", tmp_path)
     process.stdout.close()

@@ -9,9 +9,17 @@ from scipy.optimize import minimize
 from torch import nn
 
 from ctrans.control.costate import costate
-from ctrans.control.decay_threshold import UnitsPath, ValuePath, climb_factors, decay_threshold, path_of, with_evidence
+from ctrans.control.decay_threshold import (
+    UnitsPath,
+    ValuePath,
+    climb_factors,
+    decay_threshold,
+    path_of,
+    product_svd,
+    with_evidence,
+)
 from ctrans.control.model_check import Remedy, check_model
-from ctrans.fields import Attention, FeedForward
+from ctrans.fields import ACTIVATIONS, Attention, FeedForward, HasUnits, HeadMatrices
 from ctrans.placement import PLACEMENTS
 from solvers import ConfigError
 from tests.helpers import learned, small_model, tokens
@@ -55,6 +63,44 @@ def test_the_value_path_through_attentions_own_forward(heads):
     assert threshold.upper == threshold.lower
 
 
+class SharedValues(nn.Module):
+    """Three heads with rows that stay; the first two share their values, as grouped queries do."""
+
+    heads, temperature, normalised_scores = 3, 1.0, False
+
+    def __init__(self, tokens):
+        super().__init__()
+        self.rows = numbers(3, tokens, tokens, seed=5).softmax(-1)
+        self.value, self.out = nn.Parameter(numbers(2, 2, 4, seed=6)), nn.Parameter(numbers(3, 4, 2, seed=7))
+
+    def probabilities(self, x):
+        return self.rows.expand(*x.shape[:-2], *self.rows.shape)
+
+    def head_matrices(self):
+        for h in range(3):
+            yield HeadMatrices(self.value[0], self.value[0], self.value[h // 2], self.out[h], None)
+
+    def forward(self, x):
+        values = self.value[[0, 0, 1]]
+        return (self.rows @ x.unsqueeze(-3) @ values.mT @ self.out.mT).sum(-3)
+
+
+def test_heads_that_share_their_values_count_as_one():
+    module = SharedValues(5).requires_grad_(False)
+    x, P = numbers(1, 5, 4), numbers(5, 4, seed=1)
+    path = path_of(module, x)
+    assert path.groups == (0, 0, 1)
+    assert torch.allclose(path.velocity(module.value, module.out), module(x)[0])
+
+    def value(z):
+        weights = {"value": z[:16].reshape(2, 2, 4), "out": z[16:].reshape(3, 4, 2)}
+        return -(P * torch.func.functional_call(module, weights, (x,))[0]).sum()
+
+    lower, upper = path.threshold(P)
+    assert climb(value, 40, 3.0, starts=8) == pytest.approx(9 / 2 * lower, rel=1e-7)
+    assert lower == upper > ValuePath(path.mixed, 2).threshold(P)[0]
+
+
 def test_the_threshold_of_heads_is_the_largest_spectral_norm():
     mixed, P = numbers(3, 5, 4), numbers(5, 4, seed=1)
     expected = max(np.linalg.norm((part.mT @ P).numpy(), 2) for part in mixed)
@@ -68,7 +114,7 @@ def test_the_threshold_of_relu_units_by_searching_the_circle(seed):
     angle = torch.linspace(0, 2 * math.pi, 200_001, dtype=torch.float64)
     w = torch.stack([angle.cos(), angle.sin()])
     searched = float(((x @ w).clamp_min(0).mT @ P).norm(dim=-1).amax())
-    lower, upper = UnitsPath(x, "relu", 4, 3).threshold(P)
+    lower, upper = UnitsPath(x, ACTIVATIONS["relu"], 4, 3).threshold(P)
     assert lower == pytest.approx(searched, rel=1e-5)
     assert upper >= lower
 
@@ -89,7 +135,7 @@ def test_units_through_the_ffns_own_forward(activation):
 
 
 def test_a_bounded_activation_needs_no_threshold():
-    lower, upper = UnitsPath(numbers(6, 3), "tanh", 4, 3).threshold(numbers(6, 3, seed=1))
+    lower, upper = UnitsPath(numbers(6, 3), ACTIVATIONS["tanh"], 4, 3).threshold(numbers(6, 3, seed=1))
     assert lower == upper == 0
 
 
@@ -107,7 +153,7 @@ def test_below_the_threshold_ascents_grow_and_above_it_they_vanish(module):
 
 
 def test_between_what_was_found_and_what_is_proven_the_question_is_open():
-    threshold = decay_threshold(UnitsPath(numbers(6, 3), "relu", 4, 3), numbers(6, 3, seed=1))
+    threshold = decay_threshold(UnitsPath(numbers(6, 3), ACTIVATIONS["relu"], 4, 3), numbers(6, 3, seed=1))
     assert threshold.lower < threshold.upper
     assert threshold.verdict((threshold.lower + threshold.upper) / 2) == "open"
 
@@ -152,6 +198,7 @@ def test_trained_input_gains_make_every_decay_too_small():
     assert climb(value, 36, radius) - decay / 2 * radius**2 > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_models_decay_is_compared_with_its_largest_threshold(placement):
     model, text = small_model(placement, depth=1), tokens(1, 9)
@@ -195,6 +242,71 @@ def test_a_map_that_shows_no_factors_says_what_it_lacks():
         path_of(nn.Linear(3, 3), numbers(1, 2, 3))
 
 
+class Gated(nn.Module):
+    """SwiGLU as a stranger writes it, with the very names that our own FFN has: silu(W_g x) * W_u x, then W_d."""
+
+    activation = "silu"
+
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.last = nn.Linear(hidden, width, bias=False)
+
+    def features(self, x):
+        return nn.functional.silu(self.gate(x)) * self.up(x)
+
+    def forward(self, x):
+        return self.last(self.features(x))
+
+
+def test_a_gated_map_has_no_threshold_whatever_it_calls_its_parts():
+    """Its value grows like R^3 against a cost of R^2, so that no decay holds it: any number given for lam* would be wrong."""
+    module, x, P = Gated(3, 4).double().requires_grad_(False), numbers(1, 6, 3), numbers(6, 3, seed=1)
+    assert not isinstance(module, HasUnits)
+    with pytest.raises(ConfigError, match="gate makes three factors"):
+        path_of(module, x)
+
+    def value(z):
+        weights = {"gate.weight": z[:12], "up.weight": z[12:24], "last.weight": z[24:]}
+        weights = {name: part.reshape((3, 4) if name == "last.weight" else (4, 3)) for name, part in weights.items()}
+        return -(P * torch.func.functional_call(module, weights, (x,))[0]).sum()
+
+    small, large = climb(value, 36, 1e3), climb(value, 36, 1e4)
+    assert large / small == pytest.approx(1e3, rel=2e-2)
+
+
+def test_a_gated_model_says_that_no_threshold_is_known():
+    model = small_model(placement="pre", depth=1)
+    for sublayer in model.depth.sublayers:
+        if sublayer.kind == "ffn":
+            sublayer.field = Gated(model.config.width, 8).to(next(model.parameters()))
+    text = tokens(batch=1, length=5)
+    check = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=1e9))
+    assert check.segments[1].threshold is None
+    assert check.threshold is None
+    assert check.segments[1].verdict == "open"
+
+
 def test_an_ascent_over_factors_is_the_same_for_the_same_seed():
     path, P = ValuePath(numbers(1, 6, 4), 4), numbers(6, 4, seed=1)
     assert climb_factors(path, P, 0.1) == climb_factors(path, P, 0.1)
+
+
+@pytest.mark.parametrize(("tokens", "rows", "columns"), [(3, 7, 5), (9, 7, 5), (6, 4, 9), (6, 9, 4)])
+def test_a_products_singular_values_are_those_of_the_dense_one(tokens, rows, columns):
+    left, right = (torch.randn(tokens, size, dtype=torch.float64) for size in (rows, columns))
+    values, vt = product_svd(left, right)
+    expected = torch.linalg.svd(left.T @ right, full_matrices=False)
+    assert torch.allclose(values, expected.S[: len(values)], atol=1e-12)
+    assert torch.allclose((left.T @ right @ vt.T).norm(dim=0), values, atol=1e-12)
+    assert torch.allclose(vt @ vt.T, torch.eye(len(vt), dtype=torch.float64), atol=1e-12)
+
+
+def test_a_wide_models_threshold_makes_nothing_wider_than_its_states():
+    width = 20_000  # a matrix of that order would take 3.2 GB
+    x = torch.randn(2, width, dtype=torch.float64)
+    paths = ValuePath(x.unsqueeze(0), 4), UnitsPath(x, ACTIVATIONS["relu"], 2, width)
+    with torch.no_grad():
+        for path in paths:
+            lower, upper = path.threshold(torch.randn_like(x))
+            assert 0 < lower <= upper

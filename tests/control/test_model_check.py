@@ -34,6 +34,7 @@ every_placement = pytest.mark.parametrize("placement", sorted(PLACEMENTS))
 every_norm = pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 
 
+@pytest.mark.slow
 @every_norm
 @every_placement
 def test_an_output_norm_alone_makes_every_segment_well_posed(placement, norm):
@@ -77,6 +78,7 @@ def test_kans_printed_value_exceeds_the_corrected_one_for_layernorm_only(placeme
     assert all(segment.ellipsoid is None for segment in check(placement, "rmsnorm").segments)
 
 
+@pytest.mark.slow
 @every_placement
 def test_a_kinetic_cost_makes_every_placement_well_posed(placement):
     result = check(placement, remedy=Remedy(kinetic=0.5))

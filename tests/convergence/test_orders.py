@@ -28,6 +28,7 @@ def test_every_own_method_has_its_order_on_every_placement(method, placement):
     assert result.order == pytest.approx(result.formal, abs=0.15), result.errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["euler", "rk4"])
 @pytest.mark.parametrize("norm", sorted(set(NORMS) - {"layernorm"}))
 @pytest.mark.parametrize("placement", ["peri", "post"])

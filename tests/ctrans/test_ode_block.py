@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ctrans.fields import Attention, FeedForward
-from ctrans.ode_block import ODEBlock
+from ctrans.fields import Attention, FeedForward, mixes_tokens
+from ctrans.ode_block import ODEBlock, in_context
 from solvers import GRADIENTS, ConfigError
 from tests.helpers import NAMES, learned
 
@@ -153,3 +153,20 @@ def test_width_must_be_known_where_there_are_norms():
     with pytest.raises(ConfigError, match="give width"):
         ODEBlock(Masked(), FeedForward(WIDTH, 16))
     assert len(list(ODEBlock(Masked(), FeedForward(WIDTH, 16), "none").parameters())) == 6
+
+
+class PerToken(nn.Module):
+    """An attention that looks at no other token, and says so."""
+
+    mixes_tokens = False
+
+    def forward(self, x, mask=None):
+        return x.tanh()
+
+
+def test_a_context_around_a_map_hides_nothing_of_what_the_map_says_of_its_tokens():
+    for attention, mixes in ((PerToken(), False), (Attention(8, 2), True)):
+        block = ODEBlock(attention, FeedForward(8, 8), width=8)
+        around = in_context(block.depth, {"mask": None}).sublayers[0]
+        assert mixes_tokens(around.field, around.kind) is mixes
+        assert around.placement is block.depth.sublayers[0].placement

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -6,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrans.fields import ACTIVATIONS, Attention, FeedForward, plain_attention, spectral_norm
+from ctrans.norm import RMSNorm
 from ctrans.placement import PLACEMENTS, get_placement
+from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from tests.helpers import NAMES, learned, small_model
 
@@ -118,6 +121,19 @@ def test_raw_velocity_and_step_are_what_the_placement_table_says(name):
         assert torch.allclose(sublayer.step(x, dt), sublayer.state_norm(y) if placement.state_norm else y, atol=1e-14)
         velocity = sublayer.state_norm.tangent(x, v) if placement.state_norm else v
         assert torch.allclose(sublayer.velocity(x), velocity, atol=1e-14)
+
+
+def test_a_sublayer_keeps_its_placement_where_its_parts_are_those_of_another():
+    """DeepNorm with alpha = 1 has the parts of `post`, and is still DeepNorm: in a model, its copies and around other maps."""
+    model = small_model("deepnorm", alpha=1.0)
+    depths = [model.depth, model.depth.refine(2), copy.deepcopy(model.depth)]
+    for part in [part for depth in depths for part in depth.sublayers]:
+        assert (part.placement.name, part.gain) == ("deepnorm", 1.0)
+        assert part.with_field(FeedForward(16, 16)).placement is part.placement
+    found = Sublayer(FeedForward(4, 4), "ffn", state_norm=RMSNorm(4))
+    assert found.placement.name == "post"
+    with pytest.raises(ConfigError, match="'pre' has other norms"):
+        Sublayer(FeedForward(4, 4), "ffn", state_norm=RMSNorm(4), placement=PLACEMENTS["pre"])
 
 
 def test_the_table_of_placements_is_complete_and_says_where_a_final_norm_stands():

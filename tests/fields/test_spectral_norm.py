@@ -1,9 +1,11 @@
 """The bound on the spectral norm of large matrices: never below it, and close to it."""
 
+import sys
+
 import pytest
 import torch
 
-from ctrans.fields.spectral_norm import EXACT, SLACK, spectral_norm, upper_bound
+from ctrans.fields.spectral_norm import EXACT, SLACK, norms_found_once, spectral_norm, upper_bound
 
 MATRICES = {
     "gaussian": lambda g: torch.randn(300, 170, generator=g),
@@ -42,3 +44,20 @@ def test_the_random_numbers_of_others_are_left_alone():
     before = torch.get_rng_state()
     upper_bound(torch.ones(5, 4))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_norms_are_found_once_and_never_of_a_matrix_that_has_changed(monkeypatch):
+    computed = []
+    monkeypatch.setattr(sys.modules[spectral_norm.__module__], "upper_bound", lambda m: computed.append(m) or float(m[0, 0]))
+    m = torch.ones(EXACT + 1, EXACT + 1)
+    with norms_found_once():
+        assert spectral_norm(m) == spectral_norm(m.detach()[:]) == 1.0
+        assert len(computed) == 1
+        assert spectral_norm(m.T) == 1.0, "another matrix: its norm is the same, but that is not known here"
+        m.mul_(2)
+        assert spectral_norm(m) == 2.0
+        for value in (3.0, 4.0):  # whose memory may be that of the one before
+            assert spectral_norm(torch.full_like(m, value)) == value
+    assert len(computed) == 5
+    assert spectral_norm(m) == spectral_norm(m)
+    assert len(computed) == 7

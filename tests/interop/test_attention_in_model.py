@@ -266,6 +266,7 @@ def test_values_that_are_not_linear_are_said_and_nothing_is_shown():
     assert "maps before the last are not queries, keys and values" in attention.why_not or "linear" in attention.why_not
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", ["--stream", "--no-stream"])
 def test_commands_show_bounds_and_theta_of_an_architecture(streamed, tmp_path):
     transformers.LlamaConfig(**{**TEXT, "vocab_size": 256}).save_pretrained(tmp_path)

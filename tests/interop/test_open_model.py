@@ -339,6 +339,7 @@ def test_what_a_model_says_against_running_is_one_line(tmp_path, monkeypatch):
         open_model(tmp_path)
 
 
+@pytest.mark.slow
 def test_models_whose_sublayers_differ_in_placement_are_shown():
     model = from_transformers(made("gpt2").double().requires_grad_(False))
     model.depth.sublayers[1].output_norm = LayerNorm(model.config.width).double()

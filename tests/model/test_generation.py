@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from ctrans.model.generation import check_sampling, generate, sample, stream
+from ctrans.model.generation import Sampling, generate, sample, stream
 from ctrans.model.gpt import GPT
 from ctrans.scheme import Scheme
 from ctrans.training.objective import Objective
@@ -82,7 +82,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_scaled_softmax_of_the_li
     weights = [math.exp(float(z) / temperature) for z in logits]
     kept = sorted(range(6), key=lambda i: -weights[i])[:top_k]
     expected = torch.tensor([weights[i] if i in kept else 0.0 for i in range(6)]).double()
-    draws = sample(logits.expand(40_000, 6), temperature, top_k, torch.Generator().manual_seed(0))
+    draws = sample(logits.expand(40_000, 6), Sampling(temperature, top_k), torch.Generator().manual_seed(0))
     frequencies = torch.bincount(draws, minlength=6) / len(draws)
     assert torch.allclose(frequencies.double(), expected / expected.sum(), atol=4 * 0.5 / math.sqrt(len(draws)))
     assert float(frequencies[expected == 0].sum()) == 0
@@ -91,14 +91,14 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_scaled_softmax_of_the_li
 @pytest.mark.parametrize("temperature", [1e-300, 1e-9])
 def test_a_temperature_near_zero_is_greedy(temperature):
     logits = torch.randn(7, 11, dtype=torch.float64)
-    draws = sample(logits, temperature, None, torch.Generator())
-    assert torch.equal(draws, sample(logits, 0.0, None, torch.Generator()))
+    draws = sample(logits, Sampling(temperature), torch.Generator())
+    assert torch.equal(draws, sample(logits, Sampling(0.0), torch.Generator()))
 
 
 def test_a_stream_makes_the_same_tokens_one_by_one_and_leaves_gradients_on_in_between():
     model = model_at().requires_grad_()
     made = []
-    for token in stream(model, PROMPT, 6, seed=3):
+    for token in stream(model, PROMPT, 6, Sampling(seed=3)):
         assert torch.is_grad_enabled()
         assert not token.requires_grad
         made.append(token)
@@ -135,8 +135,10 @@ def test_every_device_and_dtype_generates(device, dtype):
     ],
 )
 def test_a_request_that_cannot_be_is_refused_before_anything_is_made(changes, words):
+    drawn = {key: value for key, value in changes.items() if key not in ("prompt", "count")}
+    asked = {"prompt": PROMPT, "count": 3, **{key: value for key, value in changes.items() if key not in drawn}}
     with pytest.raises(ConfigError, match=words):
-        unchecked(stream)(small_model("peri"), **{"prompt": PROMPT, "count": 3, **changes})
+        unchecked(stream)(small_model("peri"), **asked, sampling=Sampling(**drawn))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,6 @@ def test_a_state_that_no_step_reaches_ends_with_an_explanation():
 
 
 def test_a_top_k_of_the_whole_vocabulary_is_none():
-    check_sampling(1.0, 11, 11)
+    Sampling(top_k=11).check(11)
     model = model_at()
     assert torch.equal(generate(model, PROMPT, 8, top_k=11), generate(model, PROMPT, 8))

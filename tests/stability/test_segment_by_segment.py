@@ -16,6 +16,7 @@ from ctrans.stability.backward.weight_slope import sensitivity_slope
 from ctrans.stability.forward.weight_growth import weight_growth
 from ctrans.stability.transport.perturbations import adversarial_direction
 from ctrans.stability.transport.transport import transport
+from ctrans.walk import states_of
 from ctrans.weights.on_demand import Known, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
@@ -62,7 +63,7 @@ def _embedded(function):
 
 
 INSTRUMENTS = {
-    "trajectory": Measured(_embedded(lambda depth, x0: depth.states(x0)), 1, 1),
+    "trajectory": Measured(_embedded(lambda depth, x0: states_of(depth, x0)), 1, 1),
     "costate": Measured(lambda model: vars(costate(model, tokens(), tokens(seed=1))), 1, 2),
     "gradients": Measured(lambda model: gradient_norms(model, tokens(), tokens(seed=1)), 1, 2),
     "sensitivities": Measured(_embedded(partial(backward_sensitivity, starts=0)), 2, 1),

@@ -15,7 +15,7 @@ from ctrans.stability.backward.lyapunov import LyapunovExponents
 from ctrans.stability.backward.parameter_gradients import ParameterGradients
 from ctrans.stability.carried import CarriedStates
 from ctrans.stability.screening.screen import screen
-from ctrans.walk import walk, walk_depth
+from ctrans.walk import states_of, walk, walk_depth
 from solvers import METHODS, ConfigError
 from tests.helpers import small_model, tokens
 
@@ -23,7 +23,9 @@ from tests.helpers import small_model, tokens
 def test_costates_of_the_walk_are_autograds_gradients():
     model = small_model("post")
     x0 = model.embed(tokens()).requires_grad_()
-    states = model.depth.states(x0)
+    states = [x0]
+    for sublayer in model.depth.sublayers:
+        states.append(sublayer.step(states[-1], model.config.dt))
     logits = model.head(states[-1])
     loss = F.cross_entropy(logits.flatten(0, -2), tokens(seed=1).flatten())
     expected = torch.autograd.grad(loss, states)
@@ -31,6 +33,17 @@ def test_costates_of_the_walk_are_autograds_gradients():
     assert found.loss == pytest.approx(float(loss.detach()), rel=1e-14)
     for p, q in zip(found.costates, expected, strict=True):
         assert torch.allclose(p, q, rtol=1e-12, atol=1e-15)
+
+
+def test_states_of_a_depth_are_its_steps_and_hold_no_graph():
+    model = small_model("peri").requires_grad_(True)
+    x0 = model.embed(tokens())
+    found = states_of(model.depth, x0)
+    assert torch.equal(found[-1], model.depth(x0))
+    for x, y, sublayer in zip(found, found[1:], model.depth.sublayers, strict=False):
+        assert torch.equal(y, sublayer.step(x, model.config.dt))
+    assert len(found) == len(model.depth.sublayers) + 1
+    assert not any(x.requires_grad for x in found)
 
 
 @pytest.mark.parametrize("make", [AttentionByDepth, lambda: LyapunovExponents(count=2)], ids=["attention", "lyapunov"])

@@ -111,7 +111,8 @@ class VarianceOverInputs(Instrument):
         norms = [sublayer.output_norm for sublayer in depth.sublayers]
         outputs = [norm for norm in norms if norm is not None]
         if len(outputs) == len(norms) and not held:
-            level = max(float(n.gamma.abs().max()) for n in outputs) + max(float(n.beta.abs().max()) for n in outputs)
+            level = max(float(n.gamma.detach().abs().max()) for n in outputs)
+            level += max(float(n.beta.detach().abs().max()) for n in outputs)
             lengths = torch.linalg.vector_norm(start.flatten(1), dim=-1)
             printed = [float((lengths + t * math.sqrt(entries) * level).square().mean()) for t in depth.times[:reached]]
         return DataVariance(

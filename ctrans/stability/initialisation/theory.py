@@ -15,12 +15,14 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
+from ctrans.depth import Depth
 from ctrans.fields import EndsLinear, Role
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.initialisation import INITIALISATIONS, get_initialisation
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
+from ctrans.walk import Instrument, Passage, states_of, walk_depth
 from solvers import ConfigError
 
 SLOPES: dict[str, float] = {"post": 0.0, "pre": -0.5, "peri": -0.5}
@@ -125,13 +127,13 @@ def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIO
     attention, ffn = gains(setting, depth)
     models = [(setting.model(placement, depth, seed), setting.inputs(seed)) for seed in range(seeds)]
     if placement == "pre":
-        squares = [[float(x.square().mean()) for x in _states(model, x)[2::2]] for model, x in models]
+        squares = [[float(x.square().mean()) for x in states_of(model.depth, x)[2::2]] for model, x in models]
         blocks = range(1, depth + 1)
         low, high = [1 + k * ffn for k in blocks], [1 + k * (attention + ffn) for k in blocks]
         return [HiddenGrowth(placement, "after the block", _over_seeds(squares), low, high)]
     if placement != "post":
         raise ConfigError(f"lemma 2 is about pre and post, not {placement!r}: choose one of these")
-    sums = [_sums(model, x) for model, x in models]
+    sums = [walk_depth(model.depth, x, [SquaredSums()])[0] for model, x in models]
     ranges = {"before the attention's norm": (1.0, 1 + attention), "before the FFN's norm": (1 + ffn, 1 + ffn)}
     return [
         HiddenGrowth(placement, where, _over_seeds([each[first::2] for each in sums]), [low] * depth, [high] * depth)
@@ -261,17 +263,17 @@ def initialisation_table(depth: int = 12, seeds: int = 8, setting: Setting = XIO
     return rows
 
 
-def _states(model: GPT, x: Tensor) -> list[Tensor]:
-    states = [x]
-    for sublayer in model.depth.sublayers:
-        states.append(sublayer.step(states[-1], model.depth.dt))
-    return states
+class SquaredSums(Instrument):
+    """mean((X + h r(X))^2) of every segment: what the norm around the state is applied to."""
 
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._squares: list[float] = []
 
-def _sums(model: GPT, x: Tensor) -> list[float]:
-    """mean((X + f(X))^2), what the norm around the state is applied to, by sublayer."""
-    states = _states(model, x)
-    return [float((x + s(x)).square().mean()) for s, x in zip(model.depth.sublayers, states, strict=False)]
+    def forward(self, at: Passage) -> None:
+        self._squares.append(float((at.x + at.h * at.sublayer(at.x)).square().mean()))
+
+    def figures(self) -> list[float]:
+        return self._squares
 
 
 def _over_seeds(samples: Sequence[Sequence[float]]) -> list[Interval]:

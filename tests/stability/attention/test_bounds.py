@@ -16,6 +16,7 @@ from ctrans.stability.attention.bounds import attention_bound, attention_theta, 
 from ctrans.stability.attention.by_depth import attention_layers, block_layers, sensitivity_growth
 from ctrans.sublayer import Sublayer
 from ctrans.verify.attention_cases import BOUND_CASES, exceeds
+from ctrans.walk import states_of
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
 
@@ -225,7 +226,7 @@ def test_one_token_has_no_attention_path():
 def test_equal_tokens_read_each_other_evenly():
     model = small_model("pre", causal=False)
     x = noise(16).expand(1, 35, 16)
-    layer = attention_layers(model.depth, model.depth.states(x))[0]
+    layer = attention_layers(model.depth, states_of(model.depth, x))[0]
     assert layer.theta_max == pytest.approx([1 - 1 / 35**2] * 2, abs=1e-12)
     assert layer.theta_width <= 1e-12
 

@@ -14,6 +14,7 @@ from ctrans.stability.carried import carried
 from ctrans.stability.forward.weight_growth import weight_growth
 from ctrans.stability.weight_scaling import FACTORS, SCALINGS, WithEps, scale_last, scaled, times
 from ctrans.sublayer import Sublayer
+from ctrans.walk import states_of
 from solvers import ConfigError
 from tests.helpers import NAMES, learned, small_model, tokens
 
@@ -36,7 +37,7 @@ def spectral(matrix):
 @settings(max_examples=25)
 def test_sublayer_sensitivity_is_the_dense_jacobians_largest_singular_value(placement, norm, initialisation, scale, seed):
     model = small_model(placement, norm=norm, initialisation=initialisation, scale=scale, depth=1)
-    states = model.depth.states(model.embed(tokens(seed=seed, batch=2, length=5)))
+    states = states_of(model.depth, model.embed(tokens(seed=seed, batch=2, length=5)))
     for sublayer, x in zip(model.depth.sublayers, states, strict=False):
         found = sublayer_sensitivity(sublayer, x)
         exact = max(spectral(dense(sublayer.velocity, each)) for each in x)
@@ -48,7 +49,7 @@ def test_blocks_and_products_are_the_dense_ones(placement):
     model = small_model(placement, dt=0.7, width=8)
     x0 = model.embed(tokens(batch=1, length=4))[0]
     found = backward_sensitivity(model.depth, x0)
-    states = model.depth.states(x0)
+    states = states_of(model.depth, x0)
     steps = [dense(lambda x, s=s: s.step(x, 0.7), x) for s, x in zip(model.depth.sublayers, states, strict=False)]
     blocks = [steps[i + 1] @ steps[i] for i in (0, 2, 4)]
     product = torch.eye(x0.numel(), dtype=x0.dtype)

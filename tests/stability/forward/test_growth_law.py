@@ -88,3 +88,11 @@ def test_the_sharper_bound_across_data_is_far_below_theorem_5():
     model = small_model("peri")
     found = data_variance(model.depth, model.trajectory(tokens(8)).states)
     assert found.used[-1] > 5 * found.printed_used[-1] > 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_that_is_trained_is_looked_at_without_a_warning():
+    model = small_model("peri").requires_grad_(True)
+    with torch.no_grad():
+        states = model.trajectory(tokens(8)).states
+    assert data_variance(model.depth, states).printed_bound is not None

@@ -12,7 +12,7 @@ from ctrans.report.files import to_json
 from ctrans.stability.screening.case import Finding, StepPlan, spread
 from ctrans.stability.screening.score import decades, geometric_mean, ingredient_score, overall, step_score
 from ctrans.stability.screening.screen import EFFORTS, STEPS, screen, visits
-from ctrans.walk import Instrument
+from ctrans.walk import Instrument, states_of
 from solvers import ConfigError, SolveError
 from tests.helpers import NAMES, small_model, tokens, unchecked
 
@@ -68,7 +68,7 @@ def test_condition_numbers_are_those_of_the_dense_jacobian():
     text = tokens(1, 7)
     effort = dataclasses.replace(TINY, tolerance=1e-4)
     result = screen(model, text[:, :-1], text[:, 1:], effort).findings["backward"].result
-    states = model.depth.states(model.embed(text[:, :-1]))
+    states = states_of(model.depth, model.embed(text[:, :-1]))
     x = states[0]
     jacobian = torch.autograd.functional.jacobian(model.depth, x).reshape(x.numel(), x.numel())
     exact = float(torch.linalg.matrix_norm(jacobian, 2) * x.norm() / states[-1].norm())

@@ -197,6 +197,10 @@ def test_requests_that_make_no_sense_are_refused(wrong, message):
         transport(small_model("peri"), tokens(2), **wrong)
 
 
+def test_one_sample_is_said_in_the_singular():
+    assert "1 sample leaves 100.0% of the radius of one" in generalisation_radius(1, 8, 8).verdict
+
+
 def test_the_generalisation_radius_is_called_vacuous_at_real_sizes():
     found = generalisation_radius(10**9, 64, 128)
     assert found.vacuous

@@ -1,0 +1,115 @@
+"""Whether a map is one, and whether what it says of itself is so, tried at random states: for those who write one."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.fields.around import AroundMap
+from ctrans.fields.protocols import (
+    EndsLinear,
+    HasBound,
+    HasLipschitz,
+    Kind,
+    ShowsHeads,
+    ShowsMatrices,
+    mixes_tokens,
+)
+from solvers import ConfigError
+
+SIZES = (0.1, 1.0, 10.0)
+"""Standard deviations of the entries of the states that are tried."""
+BATCH, TOKENS = 2, 5
+
+
+@torch.no_grad()
+def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> None:
+    """Raises ConfigError, naming the map, what it did and the fix, unless at random states of that width
+
+    - f(x) is a tensor of x's shape, the same whenever it is asked, and of each sequence alone
+    - f mixes tokens only where it says so: an attention, or a map whose `mixes_tokens` is true
+    - what it says of itself is so: f(x) = last(features(x)); matrices that are its own; its bound and its Lipschitz constant; rows
+      of probabilities that sum to 1
+
+    It can find a map wrong, and cannot prove it right. Weights are taken as they are; the map's dtype is that of its parameters.
+
+    >>> check_map(RunningMean(GPTConfig(width=16)), "attention", 16)
+    """
+    weight = next(field.parameters(), torch.zeros(()))
+    generator = torch.Generator().manual_seed(seed)
+    for size in SIZES:
+        x = (size * torch.randn(BATCH, TOKENS, width, generator=generator)).to(weight)
+        y = check_shape(field, kind, x, field(x))
+        _check_value(field, kind, x, y)
+        _check_tokens(field, kind, x, y)
+        _check_sayings(field, kind, x, y)
+
+
+def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
+    """What a map gave for x. Raises ConfigError, naming the map and the shapes, unless it is a tensor of x's shape."""
+    if isinstance(y, Tensor) and y.shape == x.shape:
+        return y
+    gave = f"{tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+    raise _refusal(field, kind, f"gave {gave} for states {tuple(x.shape)}", "a map returns one tensor of its input's shape")
+
+
+def _check_value(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
+    if not torch.equal(field(x), y):
+        fix = "leave dropout out, or put the map into eval mode"
+        raise _refusal(field, kind, "gave two values for the same states, so it draws at random", fix)
+    if not _close(field(x[:1]), y[:1]):
+        raise _refusal(field, kind, "made one sequence depend on another of the batch", "act on each sequence alone")
+
+
+def _check_tokens(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
+    if mixes_tokens(field, kind):
+        return
+    for token in range(x.shape[-2]):
+        other = x.clone()
+        other[:, token] = -other[:, token] + 1
+        same = [k for k in range(x.shape[-2]) if k != token]
+        if not _close(field(other)[:, same], y[:, same]):
+            said = "says that it does not" if kind == "attention" else "a map of an FFN is taken to act on each token alone"
+            raise _refusal(field, kind, "mixes tokens", f"{said}: give it `mixes_tokens = True`")
+
+
+def _check_sayings(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
+    if isinstance(field, EndsLinear) and not _close(field.last(field.features(x)), y):
+        raise _refusal(
+            field, kind, "is not last(features(x))", "make `features` what its last linear map acts on, or leave both out"
+        )
+    if isinstance(field, ShowsMatrices):
+        own = {parameter.untyped_storage().data_ptr() for parameter in field.parameters()}
+        for matrix in field.matrices():
+            if matrix.weight.untyped_storage().data_ptr() not in own:
+                fix = "yield its parameters, or views of them, so that they can be drawn in place"
+                raise _refusal(field, kind, f"yields a matrix of role {matrix.role!r} that is none of its parameters", fix)
+    longest, slack = float(x.norm(dim=-1).max()), 1 + math.sqrt(torch.finfo(x.dtype).eps)
+    if isinstance(field, HasBound) and not float(y.norm(dim=-1).max()) <= slack * field.bound().at(longest):
+        found = f"gave a token of length {float(y.norm(dim=-1).max()):.4g}, above its bound {field.bound().at(longest):.4g}"
+        raise _refusal(field, kind, found, "mend `bound`, or leave it out")
+    if isinstance(field, HasLipschitz):
+        nearby = x * (1 - torch.rand(x.shape[:-1], generator=torch.Generator().manual_seed(0)).to(x).unsqueeze(-1) / 8)
+        moved, step = float((field(nearby) - y).norm(dim=-1).max()), float((nearby - x).norm(dim=-1).max())
+        if not moved <= slack * field.lipschitz(longest) * step:
+            found = f"moved a token by {moved:.4g} for a step of {step:.4g}, above its Lipschitz constant"
+            raise _refusal(field, kind, found, "mend `lipschitz`, or leave it out")
+    if isinstance(field, ShowsHeads):
+        rows = field.probabilities(x)
+        shape = (*x.shape[:-2], field.heads, x.shape[-2], x.shape[-2])
+        if rows.shape != shape or not _close(rows.sum(-1), torch.ones_like(rows[..., 0])):
+            found = f"gave probabilities of shape {tuple(rows.shape)}, or rows that do not sum to 1"
+            raise _refusal(field, kind, found, f"give rows of probabilities of shape {shape}")
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    error = float((a - b).abs().max())
+    return error <= math.sqrt(torch.finfo(b.dtype).eps) * max(float(b.abs().max()), torch.finfo(b.dtype).tiny)
+
+
+def _refusal(field: nn.Module, kind: Kind, found: str, fix: str) -> ConfigError:
+    while isinstance(field, AroundMap):
+        field = field.field
+    return ConfigError(f"the {kind} map {type(field).__name__} {found}: {fix}")
