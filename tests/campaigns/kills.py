@@ -41,10 +41,14 @@ def in_a_copy(act, kill_after=None):
             os._exit(2)
         finally:
             os._exit(3)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(process, signal.SIGKILL)
-    _, status = os.waitpid(process, 0)
+    ended, status = 0, 0
+    while kill_after is not None and not ended and time.monotonic() - started < kill_after:
+        time.sleep(min(0.002, kill_after))
+        ended, status = os.waitpid(process, os.WNOHANG)
+    if not ended:
+        if kill_after is not None:
+            os.kill(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
     return None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), time.monotonic() - started
 
 

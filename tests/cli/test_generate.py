@@ -177,7 +177,7 @@ def test_text_appears_as_it_is_made(spoken):
         (["--tokens", "many"], "'many' is not a valid integer"),
         (["--device", "tpu9"], "device 'tpu9' is not available"),
         (["--checkpoint", "nowhere"], "--checkpoint is given 2 times, 'model', 'nowhere'"),
-        (["--json", "/proc/nothing/a.json"], "cannot write to directory"),
+        (["--json", "/proc/nothing/a.json"], "there is no directory '/proc/nothing'"),
     ],
 )
 def test_each_mistake_gets_one_line_and_exit_code_2(options, words, tmp_path, monkeypatch):
