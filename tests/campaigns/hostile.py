@@ -9,6 +9,7 @@ import zipfile
 
 import numpy as np
 import torch
+import transformers
 
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
@@ -27,6 +28,7 @@ def edit(path, **changes):
 
 def foreign(place, name="gpt2"):
     """A library's small model, with token ids beside it."""
+    transformers.utils.logging.disable_progress_bar()
     made(name).save_pretrained(place / "model")
     np.save(place / "ids.npy", np.arange(20))
     return place / "model", [*LOOK, "--model", place / "model", "--ids", place / "ids.npy"]

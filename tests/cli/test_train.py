@@ -309,7 +309,7 @@ main(["train", "--resume", *sys.argv[2:]])
         (["--temperature-start", "3"], "needs both, or neither"),
         (["--device", "cuda:99"], "device 'cuda:99' is not available"),
         (["--out", "/proc/nothing"], "cannot write to directory '/proc/nothing'"),
-        (["--json", "/proc/nothing/x.json"], "cannot write to directory '/proc/nothing'"),
+        (["--json", "/proc/nothing/x.json"], "there is no directory '/proc/nothing'"),
         (["--parallel", "ddp"], "torchrun --nproc-per-node 2"),
         (["--parallel", "fsdp", "--gradient", "adjoint"], "fsdp frees weights"),
         (["--method", "rk4", "--placement", "post", "--gradient", "reversible"], "reversible"),
