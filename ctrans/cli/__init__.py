@@ -21,7 +21,7 @@ COMMANDS = {
     "convergence": "Measure the order of every integration method on every placement.",
     "hjb-check": "Certify whether training is a well-posed optimal-control problem.",
     "control": "See by depth how far a model is from what the optimal control would do.",
-    "screen": "Screen an architecture before training it: four steps, and a stability score.",
+    "screen": "Screen an architecture before training it: what it does, with limits on both sides.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "generate": "Continue a text with a trained model.",

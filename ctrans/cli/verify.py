@@ -13,6 +13,7 @@ from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import WrittenRequest, takes
 from ctrans.depth import check_count
+from ctrans.given_files import read_file
 from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
@@ -100,8 +101,8 @@ def _page(path: Path | None) -> str:
     if path is None or not os.path.exists(path):
         return ""
     try:
-        page = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        page = read_file(path).decode()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}; give a Markdown file") from None
     if page and between_markers(page, "") is None:
         raise ConfigError(f"{str(path)!r} has no place for the table: put the lines {START} and {END} where it should stand")

@@ -196,7 +196,7 @@ def test_a_checkpoint_must_be_named_and_there(tmp_path, monkeypatch):
     assert (result.exit_code, result.stderr) == (2, "ctrans: Missing option '--checkpoint'.\n")
     result = run("generate", "--checkpoint", "nowhere")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "there is no checkpoint 'nowhere'" in result.stderr
+    assert "there is no checkpoint 'nowhere' that can be read" in result.stderr
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
