@@ -116,7 +116,7 @@ def _set_threads(request: TrainRequest, planned: Plan) -> None:
     """As many threads as --threads says, or as the model and its micro-batch are worth: the same when the run is taken up again."""
     if request.threads is not None:
         torch.set_num_threads(request.threads)
-    elif torch.device(request.device).type == "cpu":
+    elif get_device(request.device).type == "cpu":
         model, config = planned.architecture, planned.config
         choose_threads(flops(model.width, config.batch, model.context), config.weight_dtype.itemsize)
 

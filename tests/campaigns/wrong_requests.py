@@ -45,9 +45,9 @@ SLOW = {"convergence", "verify", "hjb-check", "control", "screen"}
 
 @functools.cache
 def parameters(command):
-    """The options of a command."""
+    """The options of a command, but for the one that makes a right answer take minutes."""
     found = importlib.import_module(f"ctrans.cli.{command.replace('-', '_')}").command
-    return [parameter for parameter in found.params if isinstance(parameter, click.Option)]
+    return [parameter for parameter in found.params if isinstance(parameter, click.Option) and parameter.name != "compile"]
 
 
 def values(parameter):
