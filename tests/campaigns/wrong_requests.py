@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from ctrans.cli import COMMANDS
 
 LONG, HUGE = "n" * 300, "9" * 40
-ODD = ["", " ", "\udcff", "\ud800name", LONG, "name\nname", "a/b", "../..", "-", "\u202e", "all", "0", "nan", "[red]", "é" * 130]
+ODD = ["", " ", "\udcff", "\ud800name", LONG, "name\nname", "a/b", "../x", "-", "\u202e", "all", "0", "nan", "[red]", "é" * 130]
 WHOLE = ["0", "-1", "1.5", "x", "", HUGE, "-" + HUGE, "1e3", "nan", "١", "0x10", "9" * 5000]
 REAL = ["nan", "inf", "-inf", "0", "-1", "1e39", "1e-320", "1e400", "x", "", "-0.0", HUGE, "1e308"]
 PATHS = [
-    "/does/not/exist",
+    "/proc/none/x",
     "",
     LONG,
     "a/" + LONG,
-    "/",
+    "/proc",
     "/dev/null",
     "/dev/zero",
     "/proc/self/mem",
     "/proc/1/mem",
     "\udcff",
     "é" * 130,
-    "/root/x/y",
+    "/sys/none/x",
 ]
 SMALL = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "4", "--batch", "1"]
 QUICK = {
