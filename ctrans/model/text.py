@@ -36,7 +36,10 @@ def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
     if file is not None and text is not None:
         raise ConfigError("both a file and a text are given: choose one of --file and --text")
     if text is not None:
-        return text.encode(errors="surrogateescape")
+        try:
+            return text.encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"the text has half a character at place {error.start}: give text, or bytes by --file") from None
     if file is None:
         return default_text()
     return read_file(Path(file))
