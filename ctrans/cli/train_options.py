@@ -49,7 +49,7 @@ SETTINGS = {
     "temperature_start": "Attention's temperature at first, decaying to --temperature.",
     "temperature_steps": "Iterations of that decay.",
     "kinetic": "lam of the running cost lam/2 int |v|^2 dt.",
-    "method": "euler (with one step: the discrete model), midpoint, heun, rk4, dopri5, tsit5, or torchdiffeq:NAME.",
+    "method": options.METHOD_HELP,
     "steps": "Steps per segment of a fixed-step method.",
     "rtol": "Relative tolerance of an adaptive method.  [default: 1e-6]",
     "atol": "Absolute tolerance of an adaptive method.  [default: 1e-8]",
