@@ -189,7 +189,12 @@ def _jobs(request: ScreenRequest) -> dict[str, Subject]:
     for values in itertools.product(*axes.values()):
         changes = list(zip(axes, values, strict=True))
         changed: dict[str, Any] = {COMPARABLE[name].field: COMPARABLE[name].as_field(value) for name, value in changes}
-        (jobs[label(changes)],) = find(dataclasses.replace(request, **changed))
+        found = find(dataclasses.replace(request, **changed))
+        if len(found) > 1:
+            raise ConfigError(
+                f"--norm all stands for {len(found)} norms, and one is looked at in each model: choose one, or --compare norm=..."
+            )
+        (jobs[label(changes)],) = found
     return jobs
 
 

@@ -12,6 +12,7 @@ from ctrans.model.checkpoint import CONFIG, WEIGHTS, load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.generation import generate
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import SUMS, sums
 from ctrans.scheme import Scheme
 from ctrans.training.loop import carry_out
 from solvers import ConfigError
@@ -136,13 +137,16 @@ def test_a_runs_model_is_integrated_as_it_was_trained_and_says_so(settings, sche
 def test_a_runs_state_that_cannot_be_read_is_named(state, tmp_path):
     place = trained(tmp_path, method="rk4")
     (place / "best" / "train.json").write_text(state)
+    damaged = run("generate", "--checkpoint", place)
+    assert (damaged.exit_code, "train.json' is damaged: its SHA-256" in damaged.stderr) == (2, True)
+    (place / "best" / SUMS).write_bytes(sums(place / "best"))
     result = run("generate", "--checkpoint", place)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "train.json' is no training state" in result.stderr
+    assert ("train.json' is no JSON" if state == "{" else "train.json' is no training state") in result.stderr
 
 
 def test_other_commands_take_a_run_directory_too(tmp_path):
-    save(GPT(GPTConfig(**SIZES, depth_weights="linear", knots=1)), tmp_path / "last")
+    save(GPT(GPTConfig(**SIZES, depth_weights="linear", knots=1)), tmp_path / "best")
     result = run("simulate", "--checkpoint", tmp_path, "--batch", "1", "--json", "-")
     assert strict(result.stdout)["options"]["width"] == SIZES["width"]
 
