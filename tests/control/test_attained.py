@@ -175,9 +175,7 @@ def test_a_saddle_has_a_gap_though_its_first_order_condition_holds():
     assert found.first_order[0] == pytest.approx(0, abs=1e-9)
     x, p, spent = fixed.states[0], fixed.costates[1], float(attention.qkv.weight.square().sum())
     rows = torch.ones(8, 8, dtype=torch.float64).tril()
-    u, s, vt = torch.linalg.svd(
-        torch.einsum("ij,bjd,bie->de", rows / rows.sum(-1, keepdim=True), sublayer.input_norm(x), p)
-    )
+    u, s, vt = torch.linalg.svd(torch.einsum("ij,bjd,bie->de", rows / rows.sum(-1, keepdim=True), sublayer.input_norm(x), p))
     before, r = sum(float(part.square().sum()) for part in sublayer.parameters()), (spent / 2) ** 0.5
     attention.qkv.weight.zero_()
     attention.qkv.weight[16], attention.out.weight[:, 0] = r * u[:, 0], -r * vt[0]
