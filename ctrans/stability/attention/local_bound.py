@@ -50,7 +50,8 @@ def _key_radius(k: Float[Tensor, "*batch tokens head"], head: HeadMatrices) -> F
     """
     if head.key_offset is None:
         return enclosing_radius(k)
-    return torch.linalg.vector_norm(k + head.key_offset.to(k.dtype), dim=-1).amax(-1)
+    longest: Tensor = torch.linalg.vector_norm(k + head.key_offset.to(k.dtype), dim=-1).amax(-1)
+    return longest
 
 
 def enclosing_radius(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
