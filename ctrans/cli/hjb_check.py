@@ -63,19 +63,22 @@ class HJBCheckRequest(ModelRequest):
     "--weight-decay",
     type=float,
     metavar="LAM",
-    help="What LAM/2 |W|^2 of every matrix, as in training, makes of H where no output norm bounds it: compare it with lam*.",
+    help="What a penalty LAM/2 |W|^2 of every matrix in a training loss (not AdamW's decoupled decay) makes of H where no output norm "
+    "bounds it, on this text and for this model: LAM is compared with dt lam*.",
 )
 @click.option(
     "--last-map-decay",
     type=float,
     metavar="LAM",
-    help="Remedy: running cost LAM/2 |W|^2 of each last linear map alone, what feeds it being fixed.",
+    help="Remedy: running cost LAM/2 |W|^2 of each last linear map and its bias alone, what feeds them being fixed (a penalty in a "
+    "training loss, over dt).",
 )
 @click.option(
     "--gain-decay",
     type=float,
     metavar="LAM",
-    help="Remedy: running cost LAM/2 (|gamma|^2 + |beta|^2) of each output norm's trained gains and offsets.",
+    help="Remedy: running cost LAM/2 (|gamma|^2 + |beta|^2) of each output norm's trained gains and offsets (a penalty in a training "
+    "loss, over dt).",
 )
 @click.option("--kinetic", type=float, metavar="LAM", help="Remedy: running cost LAM/2 |f|^2 of each velocity.")
 @click.option("--pde", is_flag=True, help="Also solve the HJB equation in the plane, and draw it: hjb-pde.png. Half a minute.")
@@ -94,7 +97,8 @@ def command(request: HJBCheckRequest) -> None:
     A GPT, seeded or your own, reads real text; at every segment the Hamiltonian H(P) = sup of -<P, f> over the velocities that
     the placement allows is computed in closed form at the costate P, for the ODE and for the discrete step, and checked by
     ascents that do not know the formula. H = inf means that the best velocity runs away. Behind a norm H is finite for bounded
-    gains: with gains trained it grows as they do, and a decay of them or a kinetic cost mends that. Exit code 1 if any
+    gains: with gains trained it grows as they do, and a decay of them or a kinetic cost mends that. All this is found at one
+    text's costates, and a finite H alone does not make an optimum exist. Exit code 1 if any
     evidence disagrees with its verdict. The directory gets hjb-check.json and hjb-check.png.
 
     \b
@@ -160,7 +164,7 @@ def _tables(norm: str, row: Sequence[ModelCheck], refused: Mapping[str, str]) ->
 
 
 def _summary(check: ModelCheck) -> dict[str, Any]:
-    properties = ("verdict", "step_verdict", "agrees", "failures", "evidence", "step_evidence", "threshold")
+    properties = ("verdict", "step_verdict", "agrees", "failures", "evidence", "step_evidence", "training_threshold", "held")
     return {**vars(check), **{name: getattr(check, name) for name in properties}, "largest": check.largest.segment}
 
 

@@ -4,12 +4,15 @@ A sublayer's raw velocity r is linear in its last factor theta: the last linear 
 offsets. So <theta, dL/dtheta> = h <P, r> over a step of length h, P the gradient at the sum X + h r. Where the loss is stationary
 in theta, <P, r> is therefore 0, and with it the alignment: a trained layer does not point along its steepest allowed descent. With a
 decay lam/2 |theta|^2 in the loss, h <P, r> = -lam |theta|^2 (the part of theta that decays). AdamW's decoupled decay is no such
-term: its fixed points are others.
+term: its fixed points are others. All of it is of one loss: on another text than the one trained on, these quantities are that
+text's, and a trained model need not make them 0 there.
 
 Weights are shared by all tokens and data, so that Pontryagin's principle for them maximises over theta the sum over tokens and
 mean over data of -<P, r_theta>: the mean-field principle (P holds the mean). What a sublayer leaves of that within the norm that its
-parameters have is its shared gap. It is 0 where the gradient of the loss points against the parameters, as it does at a
-minimum with decay, or vanishes.
+parameters have is its shared gap. Where the gradient of the loss points against the parameters, as it does at a minimum with
+decay, or vanishes, the first-order condition of that maximum holds. The maximum itself need not: a sublayer is not linear in all of
+its parameters, and where two factors are 0 the gradient is, though both together would gain. Nor need it hold where the
+discrete model is best, for steps of finite length: the principle in the large is the ODE's.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ from solvers import ConfigError
 Parameters = dict[str, Tensor]
 
 STEPS = 60
+STARTS = 2
+"""Random points of the parameters' sphere from which ascents begin, beside the parameters: they leave a saddle, which may not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +54,10 @@ class Attained:
       where H is infinite
     - `last_gap`: h times what the last factor alone would gain within |theta| <= its present norm, sqrt(|theta|^2 |dL/dtheta|^2)
       + work, exactly
-    - `shared_gap`: what an ascent found that all parameters of the sublayer together would gain within their present norm, in
-      sum over tokens and mean over data: a bound from below
+    - `shared_gap`: what ascents found that all parameters of the sublayer together would gain within their present norm, in
+      sum over tokens and mean over data: a bound from below. One starts at the parameters, the others at random on their sphere
     - `first_order`: R |g| + <theta, g>, g = dL/dtheta of all of them and R = |theta|: what that gap is to first order, 0 exactly
-      where its first-order condition holds
+      where its first-order condition holds, as it does at a saddle too, which has a gap
     """
 
     loss: float
@@ -212,7 +217,10 @@ class _Step:
         def within(z: Tensor) -> Tensor:
             return z / (frobenius(z) / radius).clamp_min(1)
 
-        return float(ascend(payoff, theta, (-2, -1), within, STEPS).best) + self.work
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(STARTS, *theta.shape, generator=generator, dtype=theta.dtype).to(theta.device)
+        starts = [theta, *(radius * z / frobenius(z) for z in noise)]
+        return max(float(ascend(payoff, start, (-2, -1), within, STEPS).best) for start in starts) + self.work
 
     def _made_by(self, parameters: Parameters) -> Tensor:
         made: Tensor = torch.func.functional_call(self.sublayer, parameters, (self.x,))

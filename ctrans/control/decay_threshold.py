@@ -1,14 +1,21 @@
-"""Weight decay as it is trained: it acts on both factors of a path, and makes H zero or infinite.
+"""A penalty lam/2 |W|^2 in the loss: it acts on both factors of a path, and makes their best gain zero or infinite.
 
-Where f = A X V'O' and both V and O decay, sup over them of -<P, f> - lam/2 (|V|^2 + |O|^2) is 0 if lam >= lam* and infinite if
-lam < lam*, for the value is homogeneous of degree 2 like its cost. With one bound |V|^2 + |O|^2 <= R^2 it is R^2/2 (lam* - lam), or
-0. The least cost of a product M = O V is lam times its nuclear norm, so that lam* is the dual norm |(A X)'P|_2; of several heads
-the largest, heads that share their values counting as one. Units a phi(<w, x>) with a positively homogeneous phi have lam* = max
-over |w| = 1 of |P'phi(X w)|; any other phi of our table grows like c max(z, 0), and what it does at small z adds something finite.
+A step of length dt pays lam/2 (|V|^2 + |O|^2) once for its weights, and gains -dt <P, f> of the loss to first order. For
+f = A X V'O' the supremum over both factors of
 
-That is at fixed attention rows and input gains, without biases. A bias that does not decay makes H infinite for every lam unless
-sum_j p_j = 0. Trained input gains do too: undecayed they scale lam*, and decayed the path has three factors and grows like R^3,
-against a cost that grows like R^2.
+    -dt <P, f> - lam/2 (|V|^2 + |O|^2)
+
+is 0 if lam >= dt lam* and infinite if lam < dt lam*, for the gain is homogeneous of degree 2 like its cost. (As a running cost over
+the dt of depth-time the same penalty is lam/dt, and its threshold lam*.) With one bound |V|^2 + |O|^2 <= R^2 it is
+R^2/2 (dt lam* - lam), or 0. The least cost of a product M = O V is lam times its nuclear norm, so that lam* is the dual norm
+|(A X)'P|_2; of several heads the largest, heads that share their values counting as one. Units a phi(<w, x>) with a positively
+homogeneous phi have lam* = max over |w| = 1 of |P'phi(X w)|; any other phi of our table grows like c max(z, 0), and what it does at
+small z adds something finite.
+
+That is a penalty in the loss, as gradient descent sees it, and not the decoupled decay of AdamW; at this text's P and X; and at
+fixed attention rows, input gains and biases. A bias that does not decay makes H infinite for every lam unless sum_j p_j = 0; one of
+values that decays like a column of V enlarges lam* to |[A X, 1]'P|_2. Trained input gains make H infinite too: undecayed they scale
+lam*, and decayed the path has three factors and grows like R^3, against a cost that grows like R^2.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -35,11 +43,11 @@ STEPS = 40
 UNITS = 16
 """So many units climb: each grows by itself, so that their number matters only as a number of starts."""
 BELOW, ABOVE = 0.9, 1.1
-"""Decays, in lam*, at which both factors climb."""
+"""Penalties, in dt lam*, at which both factors climb."""
 GROWS = 80.0
 """By how much a value that is infinite grows at least in the last decade of R, of the hundredfold that it should."""
 VANISHES = 0.01
-"""What a value that is zero may be at most, as a share of lam* R^2/2: GELU's, finite where small inputs pay, is only small."""
+"""What a value that is zero may be at most, as a share of dt lam* R^2/2: GELU's, finite where small inputs pay, is only small."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +64,12 @@ class Path(abc.ABC):
 
     @abc.abstractmethod
     def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
-        """lam* from below, by factors that were found, and from above."""
+        """lam* of P from below, by factors that were found, and from above."""
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether f grows exactly like r^2 with r times the factors, so that H is 0 where it is finite."""
+        return True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,6 +135,10 @@ class UnitsPath(Path):
         above = (shared[0] + torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)) / 2
         return growth * float(found.best.amax()), growth * float(above)
 
+    @property
+    def homogeneous(self) -> bool:
+        return self.activation.homogeneous
+
 
 @dataclasses.dataclass(frozen=True)
 class Climb:
@@ -134,22 +151,24 @@ class Climb:
 
 @dataclasses.dataclass(frozen=True)
 class DecayThreshold:
-    """lam* of one segment: with decays of both factors below it H is infinite, above it zero (finite, for GELU and its like).
+    """dt lam* of one segment, or of several: with a penalty below it H is infinite, above it zero, or finite if not `homogeneous`.
 
-    `lower` is attained by factors that were found, `upper` is proven. `bias` is |sum_j p_j| where a bias is added to the path,
-    else 0: undecayed it makes H infinite whatever the decay. `gains` says whether an input norm's gains scale the path: trained,
-    they make H infinite whatever the decay. `below` and `above` are ascents at .9 and 1.1 lam*, where they were made.
+    In the terms of a training loss with lam/2 |W|^2 in it. `lower` is attained by factors that were found, `upper` is proven. `bias`
+    is dt |sum_j p_j| where a bias is added to the path, else 0: undecayed it makes H infinite whatever lam. `gains` says whether an
+    input norm's gains scale the path: trained, they make H infinite whatever lam. `below` and `above` are ascents at .9 and 1.1 of
+    `lower`, where they were made.
     """
 
     lower: float
     upper: float
     bias: float
     gains: bool
+    homogeneous: bool = True
     below: Climb | None = None
     above: Climb | None = None
 
     def verdict(self, decay: float) -> Verdict:
-        """What a decay of that size makes of H, with rows, input gains and biases as they are."""
+        """What a penalty of that size makes of H, with rows, input gains and biases as they are."""
         if decay < self.lower:
             return "degenerate"
         return "well-posed, the rest fixed" if decay >= self.upper else "open"
@@ -162,8 +181,8 @@ class DecayThreshold:
         before, last = self.below.values[-2:]
         share = self.above.values[-1] / (self.lower * self.above.radii[-1] ** 2 / 2)
         return {
-            f"with a decay of {BELOW} lam* the value grows like R^2": before > 0 and last / before >= GROWS,
-            f"with a decay of {ABOVE} lam* it vanishes": share <= VANISHES,
+            f"with a penalty of {BELOW} dt lam* the value grows like R^2": before > 0 and last / before >= GROWS,
+            f"with a penalty of {ABOVE} dt lam* it vanishes": share <= VANISHES,
         }
 
 
@@ -198,13 +217,28 @@ def product_svd(
 
 @torch.no_grad()
 def decay_threshold(path: Path, P: Float[Tensor, "tokens width"], *, bias: bool = False, gains: bool = False) -> DecayThreshold:
-    """lam* of a path at the costate P of its output."""
+    """dt lam* of a path, P being dt times the costate of its output: lam* is linear in it."""
     lower, upper = path.threshold(P)
-    return DecayThreshold(lower, upper, float(P.sum(0).norm()) if bias else 0.0, gains)
+    return DecayThreshold(lower, upper, float(P.sum(0).norm()) if bias else 0.0, gains, path.homogeneous)
+
+
+def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
+    """What a penalty must exceed on every segment: the largest that was found, and the largest that is proven.
+
+    They may be of different segments. The ascents are those of the segment with the largest found.
+    """
+    top = max(thresholds, key=lambda each: each.lower)
+    return dataclasses.replace(
+        top,
+        upper=max(each.upper for each in thresholds),
+        bias=max(each.bias for each in thresholds),
+        gains=any(each.gains for each in thresholds),
+        homogeneous=all(each.homogeneous for each in thresholds),
+    )
 
 
 def with_evidence(threshold: DecayThreshold, path: Path, P: Float[Tensor, "tokens width"]) -> DecayThreshold:
-    """The threshold with ascents over both factors below and above it."""
+    """The threshold with ascents over both factors below and above it, P as it was given for it."""
     below, above = (climb_factors(path, P, share * threshold.lower) for share in (BELOW, ABOVE))
     return dataclasses.replace(threshold, below=below, above=above)
 

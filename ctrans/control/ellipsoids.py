@@ -1,4 +1,4 @@
-"""Images of a norm: where an output norm puts every velocity. Bounded, so the Hamiltonian is finite and attained."""
+"""Images of a norm: where an output norm puts every velocity. Bounded, so H is finite; attained for eps = 0, off ties at one point."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ctrans.control.ascent import Chart, unchanged
 from ctrans.control.bounded_growth import Growth, growth
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.costate import Costate, costate
-from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, path_of, with_evidence
+from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
 from ctrans.control.ellipsoids import IMAGES, EllipsoidSlice, ellipsoid_value
 from ctrans.control.filled_ellipsoid import FilledImage
 from ctrans.control.kinetic_cost import KineticCost
@@ -23,6 +23,7 @@ from ctrans.control.last_map import LastMapDecay
 from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
+from ctrans.depth import Depth
 from ctrans.fields import EndsLinear
 from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
@@ -35,8 +36,11 @@ from solvers import ConfigError
 class Remedy:
     """What velocities or weights cost: each is lam in lam/2 times a square; or none.
 
-    - `weight_decay`: of all matrices, as in training. No remedy but above the threshold of `DecayThreshold`
-    - `last_map_decay`: of the last linear map alone, what feeds it being fixed
+    - `weight_decay`: of all matrices, once in a training loss. No remedy but above the threshold of `DecayThreshold`
+
+    The others are running costs, per unit of depth-time: a penalty lam in a training loss is one of lam/dt.
+
+    - `last_map_decay`: of the last linear map with its bias, what feeds it being fixed
     - `gain_decay`: of an output norm's gains and offsets
     - `kinetic`: of the velocity
     """
@@ -63,9 +67,10 @@ class SegmentCheck:
 
     `slope` is |h'T'P|_F where the placement makes a velocity T(h W') of weights W by a linear T, without running cost: the best
     value with |W|_F <= R is then slope * R (|T'P| R, R a bound on the raw output, where `blind`: h'T'P is zero and the last map can
-    move nothing). `ellipsoid` is Kan's printed value of H, for LayerNorm's image only: H there is at most that. `threshold` is the
-    decay of both factors at which H turns from infinite to zero, for a linear T and a map that shows its factors; `weight_decay`
-    is the one asked about. `step` is the certificate of the discrete step where that has a set of its own.
+    move nothing). `ellipsoid` is Kan's printed value of H, for LayerNorm's image only: H there is at most that. `training_threshold` is
+    dt lam*, the penalty of both factors in a training loss at which H turns from infinite to zero, for a linear T and a map that
+    shows its factors; `weight_decay` is the one asked about, which the certificate does not have. `step` is the certificate of the
+    discrete step where that has a set of its own.
     """
 
     segment: int
@@ -76,7 +81,7 @@ class SegmentCheck:
     slope: float | None
     ellipsoid: float | None
     blind: bool = False
-    threshold: DecayThreshold | None = None
+    training_threshold: DecayThreshold | None = None
     weight_decay: float | None = None
     step: Certificate | None = None
 
@@ -85,7 +90,20 @@ class SegmentCheck:
         """The certificate's, or what weight decay makes of it: a bounded set does not ask what the weights are."""
         if self.weight_decay is None or self.certificate.verdict != "degenerate":
             return self.certificate.verdict
-        return "open" if self.threshold is None else self.threshold.verdict(self.weight_decay)
+        return "open" if self.training_threshold is None else self.training_threshold.verdict(self.weight_decay)
+
+    @property
+    def decayed(self) -> bool:
+        """Whether the verdict is that of the weight decay asked about, so that the certificate, without decay, is no evidence for it."""
+        return self.verdict != self.certificate.verdict
+
+    @property
+    def hamiltonian(self) -> float | None:
+        """H under what the verdict assumes; None where it is finite by a threshold that does not say how large, or open."""
+        if not self.decayed:
+            return self.certificate.hamiltonian
+        exact = self.training_threshold is not None and self.training_threshold.homogeneous and self.verdict != "open"
+        return 0.0 if exact else None
 
     @property
     def step_verdict(self) -> Verdict:
@@ -96,7 +114,7 @@ class SegmentCheck:
     def failures(self) -> list[str]:
         """The findings that do not support the verdicts, each with its segment; empty where all agree."""
         parts = {"": self.certificate.findings, ", step": {} if self.step is None else self.step.findings}
-        parts[", decay"] = {} if self.threshold is None else self.threshold.findings
+        parts[", decay"] = {} if self.training_threshold is None else self.training_threshold.findings
         return [
             f"segment {self.segment} ({self.kind}{part}): does not hold: {finding}"
             for part, findings in parts.items()
@@ -135,11 +153,19 @@ class ModelCheck:
         return self.verdict not in ("open", "degenerate")
 
     @property
-    def threshold(self) -> DecayThreshold | None:
-        """The largest of the segments', which a decay must exceed for all; None where a segment has none."""
-        found = [segment.threshold for segment in self.segments]
+    def training_threshold(self) -> DecayThreshold | None:
+        """What a penalty must exceed on all segments: the largest found and the largest proven; None where a segment has none."""
+        found = [segment.training_threshold for segment in self.segments]
         known = [threshold for threshold in found if threshold is not None]
-        return max(known, key=lambda threshold: threshold.lower) if len(known) == len(found) else None
+        return largest(known) if len(known) == len(found) else None
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """What else must not be trained freely where the verdict is that of a weight decay: biases, or an input norm's gains."""
+        threshold = self.training_threshold
+        if threshold is None or not any(segment.decayed for segment in self.segments):
+            return ()
+        return ("biases",) * (threshold.bias > 0) + ("gains",) * threshold.gains
 
     @property
     def failures(self) -> list[str]:
@@ -153,8 +179,8 @@ class ModelCheck:
 
     @property
     def evidence(self) -> dict[str, float | None]:
-        """The weakest evidence for the ODE's verdict over all segments (see `weakest`)."""
-        return weakest(segment.certificate for segment in self.segments)
+        """The weakest evidence for the ODE's verdict over all segments but those that a weight decay decides (see `weakest`)."""
+        return weakest(segment.certificate for segment in self.segments if not segment.decayed)
 
     @property
     def step_evidence(self) -> dict[str, float | None] | None:
@@ -206,7 +232,7 @@ def check_model(
     P and X are taken at the segment's start, the text's sequences side by side: one set of weights serves them all. The last
     linear map acts on its features of X, with a column of ones where it has a bias. Where a norm stands around the state the
     discrete step has a set of its own, certified at the discrete model's costates; for all other placements the step's
-    velocities are the ODE's. Ascents over both factors that decay are made on the segment whose lam* is largest. `progress(k)`
+    velocities are the ODE's. Ascents over both factors that decay are made on the segment whose threshold is largest. `progress(k)`
     follows the segments. Raises ConfigError for a remedy that a placement does not take (see `refusal`), and as `costate` does.
 
     >>> check_model(model, tokens[:, :-1], tokens[:, 1:]).verdict
@@ -218,7 +244,7 @@ def check_model(
     discrete = costate(model, tokens, targets) if around else None
     segments = []
     for k, (sublayer, dt) in enumerate(zip(sublayers, model.depth.lengths, strict=True)):
-        segment = check_segment(sublayer, found, k, remedy)
+        segment = check_segment(sublayer, found, k, dt, remedy)
         if discrete is not None and sublayer.state_norm is not None:
             segment = dataclasses.replace(segment, step=check_step(sublayer, discrete, k, dt, remedy))
         segments.append(segment)
@@ -226,13 +252,13 @@ def check_model(
             progress(k)
     names = {sublayer.placement.name for sublayer in sublayers}
     check = ModelCheck(", ".join(sorted(names)), found.loss, tokens.numel(), tuple(segments))
-    return _climbed(check, sublayers, found)
+    return _climbed(check, model.depth, found)
 
 
 @torch.no_grad()
-def check_segment(sublayer: Sublayer, found: Costate, k: int, remedy: Remedy) -> SegmentCheck:
-    """The certificate of segment k of the ODE, whose sublayer is given, at the costate found there."""
-    return check_at(sublayer, *found.starts[k], segment=k, time=found.times[k], remedy=remedy)
+def check_segment(sublayer: Sublayer, found: Costate, k: int, dt: float, remedy: Remedy) -> SegmentCheck:
+    """The certificate of segment k of the ODE, whose sublayer and length are given, at the costate found there."""
+    return check_at(sublayer, *found.starts[k], segment=k, time=found.times[k], dt=dt, remedy=remedy)
 
 
 @torch.no_grad()
@@ -243,9 +269,10 @@ def check_at(
     *,
     segment: int,
     time: float,
+    dt: float,
     remedy: Remedy,
 ) -> SegmentCheck:
-    """The certificate of a sublayer at a state and its costate, which segment `segment` meets at depth-time `time`.
+    """The certificate of a sublayer at a state and its costate, which segment `segment` of length dt meets at depth-time `time`.
 
     A gain g behind an output norm makes the velocity g f of the norm's f: H(P) is the norm's own at g P.
     """
@@ -276,7 +303,7 @@ def check_at(
         slope=slope,
         ellipsoid=float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None,
         blind=blind,
-        threshold=None if pulled is None else _threshold(sublayer, start, sublayer.gain * pulled),
+        training_threshold=None if pulled is None else _threshold(sublayer, start, dt * sublayer.gain * pulled),
         weight_decay=remedy.weight_decay,
     )
 
@@ -334,7 +361,7 @@ def _input(sublayer: Sublayer, x: Tensor) -> Tensor:
 
 
 def _threshold(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
-    """lam* at the costate of the raw output; None for a map that does not show its factors."""
+    """dt lam* at dt times the costate of the raw output; None for a map that does not show its factors."""
     try:
         path = path_of(sublayer.field, _input(sublayer, x))
     except ConfigError:
@@ -344,20 +371,23 @@ def _threshold(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThres
 
 
 @torch.no_grad()
-def _climbed(check: ModelCheck, sublayers: list[Sublayer], found: Costate) -> ModelCheck:
+def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
     """The check with ascents over both factors on the segment whose threshold is largest."""
-    known = [segment for segment in check.segments if segment.threshold is not None and segment.threshold.lower > 0]
-    if not known:
+
+    def size(segment: SegmentCheck) -> float:
+        return 0.0 if segment.training_threshold is None else segment.training_threshold.lower
+
+    top = max(check.segments, key=size)
+    if size(top) == 0:
         return check
-    top = max(known, key=lambda segment: -math.inf if segment.threshold is None else segment.threshold.lower)
-    assert top.threshold is not None, "it was chosen for its threshold"
-    sublayer, (x, p) = sublayers[top.segment], found.starts[top.segment]
+    assert top.training_threshold is not None, "it was chosen for its threshold"
+    sublayer, dt, (x, p) = list(depth.sublayers)[top.segment], depth.lengths[top.segment], found.starts[top.segment]
     space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {})
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
-    raw_costate = sublayer.gain * pulled_back(space, p.flatten(0, -2))
-    climbed = with_evidence(top.threshold, path_of(sublayer.field, _input(sublayer, x)), raw_costate)
+    raw_costate = dt * sublayer.gain * pulled_back(space, p.flatten(0, -2))
+    climbed = with_evidence(top.training_threshold, path_of(sublayer.field, _input(sublayer, x)), raw_costate)
     segments = list(check.segments)
-    segments[top.segment] = dataclasses.replace(top, threshold=climbed)
+    segments[top.segment] = dataclasses.replace(top, training_threshold=climbed)
     return dataclasses.replace(check, segments=tuple(segments))
 
 

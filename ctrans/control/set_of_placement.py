@@ -100,7 +100,7 @@ def _check_options(
         ),
         (
             gain_decay is not None and not placement.output_norm,
-            "has no output norm whose gains could decay: leave gain_decay out; kinetic applies",
+            "has no output norm whose gains could decay (a state norm's are not covered): leave gain_decay out; kinetic applies",
         ),
         (
             "last_map_decay" in given and kinetic is not None,

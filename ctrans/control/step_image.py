@@ -17,9 +17,10 @@ from ctrans.control.filled_ellipsoid import FilledImage
 class StepImage(VelocitySet):
     """{(z - X)/dt : z in the norm's image}, what X_{k+1} = N(X_k + dt r) can make of any raw velocity r.
 
-    H(P) = (sum_j sqrt(d)|C(gamma * p_j)| - <p_j, beta> + <P, X>)/dt, P being the costate at the step's end. As dt goes to 0 it
-    goes to +inf unless X itself is the image's lowest point for P, where it is 0: the ODE's value (see `TangentSpace`), but at
-    the image's other critical points of P, where the ODE, which sees the tangent alone, says 0 too.
+    H(P) = (sum_j sqrt(d)|C(gamma * p_j)| - <p_j, beta> + <P, X>)/dt, P being the costate at the step's end. For X on the image it
+    goes to +inf like 1/dt as dt goes to 0, unless X is the image's lowest point for P, where it is 0: the ODE's value (see
+    `TangentSpace`), but at the image's other critical points of P, where the ODE, which sees the tangent alone, says 0 too. An X
+    off the image, as an embedding is, must first come to it: dt H is then any number, and H may go to -inf.
     """
 
     image: NormImage | FilledImage

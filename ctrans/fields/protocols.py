@@ -64,8 +64,8 @@ class TokenBound(NamedTuple):
 class HeadMatrices(NamedTuple):
     """One head: queries Q x + q_0, keys K x + k_0, values V x + .., and the columns of W_O that it writes through.
 
-    k_0 is None where it shifts the scores of a row alike, which the softmax does not see. It is given where positions turn the keys
-    (rotary embeddings) or something not linear acts on the scores (soft-capping).
+    k_0 is None where it shifts the scores of a row alike, which the softmax does not see. It is given, 0 where there is none, where
+    positions turn the keys (rotary embeddings) or something not linear acts on the scores (soft-capping).
     """
 
     query: Float[Tensor, "head width"]

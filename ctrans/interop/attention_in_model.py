@@ -150,10 +150,14 @@ class AttentionWithHeads(AttentionWithValues):
         return rows / rows.sum(-1, keepdim=True)
 
     def head_matrices(self) -> Iterator[HeadMatrices]:
-        """Q_h, K_g, V_g, the columns of W_O for each head, its part of b_Q, and of b_K where that counts."""
+        """Q_h, K_g, V_g, the columns of W_O for each head, its part of b_Q, and of b_K where that counts (0 where there is none)."""
         reading, chain = self.reading, self.attention
         keys, values = self._groups(reading.key.weight(chain)), self._groups(self._value)
-        q_0, k_0 = reading.query.bias(chain), reading.key.bias(chain) if reading.key_offsets else None
+        q_0, k_0 = reading.query.bias(chain), reading.key.bias(chain)
+        if not reading.key_offsets:
+            k_0 = None
+        elif k_0 is None:
+            k_0 = keys[0].new_zeros(sum(map(len, keys)))
         query_offsets = [None] * self.heads if q_0 is None else q_0.chunk(self.heads)
         key_offsets = [None] * reading.groups if k_0 is None else k_0.chunk(reading.groups)
         queries, outs = reading.query.weight(chain).chunk(self.heads), self._out.chunk(self.heads, dim=1)

@@ -41,8 +41,9 @@ def attained_table(name: str, found: Attained, rows: int = 12) -> Table:
     """What the shared weights leave, a row for each segment, thinned to about that many. Fits 80 columns."""
     return _by_segment(
         f"{name}, discrete model: what training attains",
-        "dt<P,v> = <th, dL/dth>, th the last factor: 0 at a critical point. Left of the loss, to first order: by velocities "
-        "free at each token; by th within its norm; by all parameters within theirs, found, and its first-order condition",
+        "dt<P,v> = <th, dL/dth>, th the last factor: 0 at a critical point of the loss on this text. Left of that loss, to first "
+        "order: by velocities free at each token; by th within its norm; by all parameters within theirs, from below, as ascents "
+        "found it; and its first-order condition, which holds at a saddle too",
         {
             "seg": str,
             "sublayer": lambda k: found.kinds[k],

@@ -13,6 +13,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from ctrans.control.admissible import Verdict
 from ctrans.control.model_check import ModelCheck, SegmentCheck
 from ctrans.placement import PLACEMENTS
 from ctrans.report.axes import show_at_least_a_decade
@@ -45,8 +46,27 @@ def exponent(value: float | None) -> str:
     return "–" if value is None else f"{round(value, 2) + 0.0:.2f}"
 
 
+def verdict(check: ModelCheck, of: Verdict) -> str:
+    """The verdict with what it needs to stay as it is, and a question mark where the evidence disagrees."""
+    words = of.replace("the rest fixed", f"{'+'.join(check.held)} fixed") if check.held else of
+    return words if check.agrees else f"{words}?"
+
+
+def supremum(segment: SegmentCheck) -> str:
+    """H under what the verdict assumes: a number, or what is known of it under the weight decay asked about."""
+    known = segment.hamiltonian
+    if known is not None:
+        return size(known)
+    return "open" if segment.verdict == "open" else "finite"
+
+
 def found(segment: SegmentCheck) -> float | None:
-    """The best value that an ascent found: over velocities, or within the largest bound on the last map's weights."""
+    """The best value that an ascent found: over velocities, or within the largest bound on the last map's weights.
+
+    None where a weight decay decides: that ascent pays for none.
+    """
+    if segment.decayed:
+        return None
     certificate = segment.certificate
     if certificate.velocities is not None:
         return certificate.velocities.best
@@ -54,17 +74,20 @@ def found(segment: SegmentCheck) -> float | None:
 
 
 def decay(check: ModelCheck) -> str:
-    """lam*, from what was found to what is proven where these differ, or a dash."""
-    threshold = check.threshold
+    """dt lam*, from what was found to what is proven where these differ, or a dash."""
+    threshold = check.training_threshold
     if threshold is None:
         return "–"
-    low, high = f"{threshold.lower:.2g}", f"{threshold.upper:.2g}"
-    return low if low == high else f"{low}..{high}"
+    low, high, power = f"{threshold.lower:.2g}", f"{threshold.upper:.2g}", ""
+    if 0 < threshold.upper < 0.1:  # one power for both takes less room
+        k = math.floor(math.log10(threshold.upper))
+        low, high, power = f"{threshold.lower / 10**k:.1f}", f"{threshold.upper / 10**k:.1f}", f"e{k}"
+    return f"{low}{power}" if low == high else f"{low}-{high}{power}"
 
 
 COLUMNS: dict[str, Callable[[ModelCheck], str]] = {
     "seg": lambda c: str(c.largest.segment),
-    "H": lambda c: size(c.largest.certificate.hamiltonian),
+    "H": lambda c: supremum(c.largest),
     "found": lambda c: size(found(c.largest)),
     "Kan's": lambda c: size(c.largest.ellipsoid),
     "gap": lambda c: power(c.evidence["gap"]),
@@ -73,7 +96,7 @@ COLUMNS: dict[str, Callable[[ModelCheck], str]] = {
     "apart": lambda c: power(c.evidence["uniqueness"]),
     "R^k": lambda c: exponent(c.evidence["exponent"]),
     "g^k": lambda c: exponent(c.evidence["gained"]),
-    "lam*": decay,
+    "dt lam*": decay,
 }
 
 KEY = (
@@ -83,9 +106,10 @@ KEY = (
     "infinite. Of the ODE, at the segment (seg) with the largest costate: H in closed form; the best an ascent found (degenerate: "
     "within the largest bound R tried); Kan's printed value for LayerNorm. The worst of all segments: gap from H to the best "
     "velocities and to the best last-layer weights W, KKT residual of the maximiser, how far apart maximisers from different "
-    "starts are; k of value ~ R^k with |W| <= R, and with W, gains and offsets bounded by R together (g^k). lam*: with every "
-    "matrix decaying less, H is infinite on some segment; with more, it is finite on all, at these attention rows and input "
-    "gains and without biases (found..proven)."
+    "starts are; k of value ~ R^k with |W| <= R, and with W, gains and offsets bounded by R together (g^k). dt lam*: with a "
+    "smaller penalty lam/2 |W|^2 of every matrix in the loss (not AdamW's decoupled decay), H is infinite on some segment; with a "
+    "larger one it is finite on all, at this text, these weights, attention rows, input gains and biases (found-proven). Where "
+    "--weight-decay decides, H is that with it; no other column pays for it."
 )
 
 
@@ -95,8 +119,7 @@ def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str,
     for name in ("placement", "ODE", "step"):
         table.add_column(name, no_wrap=True)
     for c in checks:
-        doubt = "" if c.agrees else "?"
-        table.add_row(c.placement, c.verdict + doubt, c.step_verdict + doubt)
+        table.add_row(c.placement, verdict(c, c.verdict), verdict(c, c.step_verdict))
     for placement in refused:
         table.add_row(placement, "n/a", "n/a")
     return table
@@ -140,7 +163,7 @@ def check_notes(checks: Sequence[ModelCheck]) -> str:
 
 def decay_notes(check: ModelCheck) -> list[str]:
     """What the weight decay asked about does to a placement without a bound, and what no weight decay mends."""
-    threshold, asked = check.threshold, check.largest.weight_decay
+    threshold, asked = check.training_threshold, check.largest.weight_decay
     if asked is None:
         return []
     if threshold is None:
@@ -149,15 +172,18 @@ def decay_notes(check: ModelCheck) -> list[str]:
         return [f"{check.placement}: {open_} of {len(check.segments)} segments have a map that {without}"] if open_ else []
     lines = []
     if asked < threshold.lower:
-        lines.append(
-            f"a decay of {asked:g} is {threshold.lower / asked:.3g} times too small for a finite H: lam* is {decay(check)}"
-        )
+        times = threshold.lower / asked
+        lines.append(f"a penalty of {asked:g} is {times:.3g} times too small for a finite H: dt lam* is {decay(check)}")
     elif asked < threshold.upper:
-        lines.append(f"a decay of {asked:g} is between the lam* that was found and what is proven to suffice: {decay(check)}")
+        lines.append(
+            f"a penalty of {asked:g} is between the dt lam* that was found and what is proven to suffice: {decay(check)}"
+        )
     else:
-        lines.append(f"a decay of {asked:g} keeps both factors from running away: lam* is {decay(check)}")
+        lines.append(f"a penalty of {asked:g} keeps both factors from running away: dt lam* is {decay(check)}")
     if threshold.bias > 0:
-        lines.append(f"biases that do not decay make H infinite whatever it is, as |sum_j p_j| = {threshold.bias:.2g} is not 0")
+        lines.append(
+            f"biases that do not decay make H infinite whatever it is, as dt |sum_j p_j| = {threshold.bias:.2g} is not 0"
+        )
     if threshold.gains:
         lines.append("so do the input norm's gains: trained, they are a third factor, and the value grows like R^3")
     return [f"{check.placement}: {line}" for line in lines]
@@ -185,7 +211,9 @@ def check_figure(checks: Mapping[str, Sequence[ModelCheck]]) -> Figure:
     show_at_least_a_decade(panels[0])
     panels[0].set_ylabel(r"best $-\langle P, f\rangle$ with $|W|_F \leq R$, less any running cost")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4 * len(checks), frameon=False)
-    figure.suptitle("At gains as they are. Bounded: saturates at H. Degenerate: grows with R")
+    undecayed = any(segment.weight_decay for row in checks.values() for c in row for segment in c.segments)
+    title = "At gains as they are, without weight decay" if undecayed else "At gains as they are"
+    figure.suptitle(f"{title}. Bounded: saturates at H. Degenerate: grows with R")
     return figure
 
 

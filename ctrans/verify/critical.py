@@ -66,19 +66,32 @@ def _critical(generator: torch.Generator) -> tuple[float, float, float]:
 
 
 def shared_principle(generator: torch.Generator) -> Trial:
-    """For theta = -g/lam, where a decayed loss is stationary, the last factor leaves nothing of the best of its norm."""
+    """A last map trained with decay by L-BFGS, in the loss itself: at the costates found there it is the best of its norm."""
     made = model(generator, one_of(generator, ("none", "pre")), depth=1)
     tokens, targets = text(generator, 1, 4), text(generator, 1, 4)
-    fixed, sublayer = costate(made, tokens, targets), made.depth.sublayers[-1]
-    x, p, h = fixed.states[-2], fixed.costates[-1], made.depth.lengths[-1]
-    u = x if sublayer.input_norm is None else sublayer.input_norm(x)
-    features = sublayer.field.features(u).flatten(0, -2)
-    lam, P = size(generator, -2, 1), p.flatten(0, -2)
-    W, b = -h * P.mT @ features / lam, -h * P.sum(0) / lam
-    g = torch.cat([h * P.mT @ features, h * P.sum(0).unsqueeze(-1)], -1)
-    theta = torch.cat([W, b.unsqueeze(-1)], -1)
-    value = -h * (P * (features @ W.mT + b)).sum()
-    return equal(value, theta.norm() * g.norm(), f"{described(made)}: what theta gains against the best of its norm")
+    sublayer, h, lam = made.depth.sublayers[-1], made.depth.lengths[-1], size(generator, -1.5, 0.5)
+    state = costate(made, tokens, targets).states[-2]
+    last = sublayer.field.last
+    features = sublayer.field.features(state if sublayer.input_norm is None else sublayer.input_norm(state)).flatten(0, -2)
+    features = torch.cat([features, torch.ones_like(features[..., :1])], -1)
+    theta = torch.cat([last.weight, last.bias.unsqueeze(-1)], -1).requires_grad_()
+    optimiser = torch.optim.LBFGS([theta], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        logits = made.head(state + h * (features @ theta.mT).reshape(state.shape))
+        value = F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + lam / 2 * theta.square().sum()
+        value.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        return value
+
+    with torch.enable_grad():
+        optimiser.step(loss)  # type: ignore[no-untyped-call, unused-ignore]
+    theta = theta.detach()
+    last.weight.copy_(theta[:, :-1])
+    last.bias.copy_(theta[:, -1])
+    P = costate(made, tokens, targets).costates[-1].flatten(0, -2)
+    gained, best = -h * (P * (features @ theta.mT)).sum(), h * theta.norm() * (P.mT @ features).norm()
+    return equal(gained, best, f"{described(made)}, decay {lam:.2g}: what the trained map gains against the best of its norm")
 
 
 STATEMENTS: tuple[Statement, ...] = (
@@ -103,6 +116,6 @@ STATEMENTS: tuple[Statement, ...] = (
         5,
         "ctrans",
         "where a loss with decay is stationary in the last map, that map attains the mean-field principle within its norm",
-        Check(shared_principle, 1e-10, 0.25),
+        Check(shared_principle, 1e-6, 0.05),
     ),
 )

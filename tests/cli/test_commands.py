@@ -228,3 +228,10 @@ def test_convergence_measures_and_writes(tmp_path):
     assert row["order"] == pytest.approx(2, abs=0.05)
     assert (tmp_path / "convergence.png").exists()
     assert "2.00" in result.stdout
+
+
+def test_no_number_is_cut_off_where_nothing_bounds_the_width():
+    small = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]
+    result = run("simulate", "--method", "tsit5", "--rtol", "1e-6", *small, "--json", "/dev/null")
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.stdout

@@ -163,3 +163,23 @@ def test_a_critical_point_without_decay_has_no_work_and_no_alignment():
 def test_every_field_is_plain_json():
     found = attained(small_model("post", depth=1), TEXT[:, :-1], TEXT[:, 1:])
     assert json.loads(json.dumps(asdict(found), allow_nan=False))["pointwise_gap"] == [None, None]
+
+
+def test_a_saddle_has_a_gap_though_its_first_order_condition_holds():
+    """V = W_O = 0: no gradient, but Q = K = 0 and values and outputs of rank one, as long, gain |theta|^2/2 |(A X)'P|_2."""
+    model = small_model("pre", depth=1, width=8, bias=False, dt=1.0)
+    attention, sublayer = model.depth.sublayers[0].field, model.depth.sublayers[0]
+    attention.qkv.weight[16:].zero_()
+    attention.out.weight.zero_()
+    found, fixed = attained(model, TEXT[:, :-1], TEXT[:, 1:]), costate(model, TEXT[:, :-1], TEXT[:, 1:])
+    assert found.first_order[0] == pytest.approx(0, abs=1e-9)
+    x, p, spent = fixed.states[0], fixed.costates[1], float(attention.qkv.weight.square().sum())
+    rows = torch.ones(8, 8, dtype=torch.float64).tril()
+    u, s, vt = torch.linalg.svd(torch.einsum("ij,bjd,bie->de", rows / rows.sum(-1, keepdim=True), sublayer.input_norm(x), p))
+    before, r = sum(float(part.square().sum()) for part in sublayer.parameters()), (spent / 2) ** 0.5
+    attention.qkv.weight.zero_()
+    attention.qkv.weight[16], attention.out.weight[:, 0] = r * u[:, 0], -r * vt[0]
+    gain = -float((p * sublayer(x)).sum())
+    assert sum(float(part.square().sum()) for part in sublayer.parameters()) == pytest.approx(before, rel=1e-12)
+    assert gain == pytest.approx(spent / 2 * float(s[0]), rel=1e-12)
+    assert 0 < gain <= found.shared_gap[0]

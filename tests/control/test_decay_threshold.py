@@ -10,10 +10,12 @@ from torch import nn
 
 from ctrans.control.costate import costate
 from ctrans.control.decay_threshold import (
+    DecayThreshold,
     UnitsPath,
     ValuePath,
     climb_factors,
     decay_threshold,
+    largest,
     path_of,
     product_svd,
     with_evidence,
@@ -204,14 +206,14 @@ def test_a_models_decay_is_compared_with_its_largest_threshold(placement):
     model, text = small_model(placement, depth=1), tokens(1, 9)
     free = check_model(model, text[:, :-1], text[:, 1:])
     if PLACEMENTS[placement].output_norm:
-        assert free.threshold is None
+        assert free.training_threshold is None
         decayed = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=0.1))
         assert decayed.verdict == free.verdict == "well-posed for bounded gains"
         return
-    assert free.threshold.bias > 0
-    assert free.threshold.gains == PLACEMENTS[placement].input_norm
+    assert free.training_threshold.bias > 0
+    assert free.training_threshold.gains == PLACEMENTS[placement].input_norm
     for share, verdict in ((0.5, "degenerate"), (1e3, "well-posed, the rest fixed")):
-        decayed = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=share * free.threshold.lower))
+        decayed = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=share * free.training_threshold.lower))
         assert decayed.verdict == verdict
         assert decayed.agrees, decayed.failures
 
@@ -234,7 +236,63 @@ def test_the_threshold_is_that_of_the_raw_output_behind_a_tangent_projection_and
         return -(p * sublayer.state_norm.tangent(x, raw)).sum()
 
     best = climb(value, 2 * width**2, 1.0, starts=2)
-    assert best == pytest.approx(check.segments[0].threshold.lower / 2, rel=1e-6)
+    assert model.config.dt * best == pytest.approx(check.segments[0].training_threshold.lower / 2, rel=1e-6)
+
+
+def test_the_threshold_is_that_of_the_penalty_in_the_trained_models_own_loss():
+    """dt = 0.1: at V = W_O = 0 the loss itself falls along both factors with 0.9 of the threshold in it, and rises with 1.1."""
+    model, text = small_model("pre", depth=1, width=8, bias=False), tokens(2, 9)
+    attention, x, y = model.depth.sublayers[0].field, text[:, :-1], text[:, 1:]
+    attention.qkv.weight[16:].zero_()
+    attention.out.weight.zero_()
+    model.depth.sublayers[1].field.last.weight.zero_()
+    threshold = check_model(model, x, y).segments[0].training_threshold
+    assert threshold.lower == threshold.upper
+    base, point = float(model(x, targets=y)[1]), costate(model, x, y)
+    u, p = model.depth.sublayers[0].input_norm(point.states[0]), point.costates[1]
+    moments = torch.einsum("bhij,bjd,bie->hde", attention.probabilities(u), u, p)
+    spectra = torch.linalg.svd(moments)
+    best = int(spectra.S[:, 0].argmax())
+    assert threshold.lower == pytest.approx(0.1 * float(spectra.S[best, 0]), rel=1e-2)  # its costate is the ODE's
+    r = 1e-3
+    attention.qkv.weight[16 + 4 * best] = r * spectra.U[best, :, 0]
+    attention.out.weight[:, 4 * best] = -r * spectra.Vh[best, 0]
+    change = (float(model(x, targets=y)[1]) - base) / r**2
+    assert change + 0.9 * threshold.lower == pytest.approx(-0.1 * threshold.lower, rel=0.1)
+    assert change + 1.1 * threshold.lower == pytest.approx(0.1 * threshold.lower, rel=0.1)
+
+
+def test_a_penalty_must_exceed_what_is_proven_of_every_segment():
+    """The largest found and the largest proven may be of different segments: between them the question is open."""
+    tight, loose = DecayThreshold(9.69, 9.69, 0.0, gains=False), DecayThreshold(8.11, 9.83, 0.5, gains=True)
+    both = largest([tight, loose])
+    assert (both.lower, both.upper, both.bias, both.gains) == (9.69, 9.83, 0.5, True)
+    assert [both.verdict(decay) for decay in (9.6, 9.757, 9.83)] == ["degenerate", "open", "well-posed, the rest fixed"]
+    model, text = small_model("pre", depth=1), tokens(1, 9)
+    found = [segment.training_threshold for segment in check_model(model, text[:, :-1], text[:, 1:]).segments]
+    for share in (0.3, 0.7):
+        decay = max(each.lower for each in found) * (1 - share) + max(each.upper for each in found) * share
+        check = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=decay))
+        assert check.training_threshold.verdict(decay) == check.verdict == "open"
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_what_is_said_to_be_homogeneous_is(name):
+    """So that H above the threshold is 0, and not merely finite: else small inputs can pay."""
+    z = numbers(50)
+    scaled = [torch.allclose(ACTIVATIONS[name](r * z), r * ACTIVATIONS[name](z), rtol=1e-12) for r in (1e-2, 3.0)]
+    assert all(scaled) is ACTIVATIONS[name].homogeneous
+
+
+def test_h_is_that_of_the_penalty_asked_about():
+    """0 for attention, finite for GELU units, infinite below; and the growth without a penalty is no evidence for it."""
+    model, text = small_model("pre", depth=1), tokens(1, 9)
+    small, large = (check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=decay)) for decay in (1e-6, 1e6))
+    assert [segment.hamiltonian for segment in small.segments] == [math.inf, math.inf]
+    assert [segment.hamiltonian for segment in large.segments] == [0.0, None]
+    assert (small.held, large.held) == ((), ("biases", "gains"))
+    assert small.evidence["exponent"] == pytest.approx(1, abs=1e-6)
+    assert large.evidence["exponent"] is None
 
 
 def test_a_map_that_shows_no_factors_says_what_it_lacks():
@@ -282,8 +340,8 @@ def test_a_gated_model_says_that_no_threshold_is_known():
             sublayer.field = Gated(model.config.width, 8).to(next(model.parameters()))
     text = tokens(batch=1, length=5)
     check = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=1e9))
-    assert check.segments[1].threshold is None
-    assert check.threshold is None
+    assert check.segments[1].training_threshold is None
+    assert check.training_threshold is None
     assert check.segments[1].verdict == "open"
 
 

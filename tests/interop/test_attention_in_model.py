@@ -15,6 +15,7 @@ from ctrans.interop import from_transformers
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.stability.attention.bounds import attention_bound, attention_theta
 from ctrans.stability.attention.by_depth import attention_layers
+from ctrans.stability.attention.local_bound import local_attention_bound
 from ctrans.stability.backward.parameter_gradients import gradient_norms
 from solvers import ConfigError
 from tests.interop.models import FAMILIES, TEXT, inputs, made
@@ -133,8 +134,9 @@ def test_no_input_makes_an_output_token_longer_than_the_bound(name):
 @pytest.mark.parametrize("scale", [0.1, 0.4])
 def test_theorem_5_1_lies_above_the_local_value(name, scale):
     imported, states, _ = opened(name, scale=scale)
-    for layer in attention_layers(imported.depth, states):
+    for layer, (attention, u) in zip(attention_layers(imported.depth, states), attentions(imported, states), strict=True):
         assert 0 < layer.measured <= layer.bound
+        assert layer.measured <= local_attention_bound(attention, u)
         assert layer.theta_max == pytest.approx(theta_of(*list(attentions(imported, states))[layer.index // 2]))
         assert layer.G > 0
 
@@ -157,6 +159,28 @@ def test_offsets_of_keys_count_where_positions_turn_them():
     reading.key.bias(attention.attention).add_(100.0)
     assert torch.allclose(attention.probabilities(u), rows, atol=1e-3)
     assert all(head.key_offset is None for head in attention.head_matrices())
+
+
+def test_the_local_bound_counts_from_keys_as_they_are_turned():
+    """Equal long keys and far values: queries of 0 read them alike, and a small query tells turned keys apart.
+
+    The dense Jacobian's largest block is 116; with the radius of the keys before they are turned, 0, the bound would be 1.
+    """
+    size = {"hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=1, attn_implementation="eager", **size)
+    model = transformers.LlamaForCausalLM(config).double().eval().requires_grad_(False)
+    maps = model.model.layers[0].self_attn
+    for name, entry in (("q_proj", (0, 2)), ("k_proj", (0, 0)), ("v_proj", (0, 1))):
+        getattr(maps, name).weight.zero_()
+        getattr(maps, name).weight[entry] = 1.0
+    maps.o_proj.weight.copy_(torch.eye(4))
+    attention = from_transformers(model).depth.sublayers[0].field
+    x = torch.zeros(1, 6, 4, dtype=torch.float64)
+    x[..., 0], x[0, :, 1] = 30.0, 30.0 * torch.tensor([-1.0, 1.0] * 3)
+    J = torch.autograd.functional.jacobian(attention, x)[0, :, :, 0]
+    moved = max(float(torch.linalg.matrix_norm(J[i, :, j], 2)) for i in range(6) for j in range(6))
+    assert 116 < moved <= local_attention_bound(attention, x)
+    assert all(head.key_offset is not None for head in attention.head_matrices())
 
 
 def test_stretched_rotations_are_part_of_the_scale():

@@ -118,7 +118,7 @@ def test_every_instrument_runs_on_every_family(name, tmp_path):
     found = costate(model, tokens, targets, form="continuous")
     assert max(found.drift) < 1e-5
     for k in (0, 1):
-        certificate = check_segment(model.depth.sublayers[k], found, k, Remedy()).certificate
+        certificate = check_segment(model.depth.sublayers[k], found, k, 0.1, Remedy()).certificate
         bounded = model.config.placement in ("peri", "output")
         assert certificate.verdict == ("well-posed for bounded gains" if bounded else "degenerate")
         assert certificate.agrees, certificate.findings

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.fields import ShowsHeads, spectral_norm
+from ctrans.fields import HeadMatrices, ShowsHeads, spectral_norm
 from ctrans.stability.attention.bounds import attention_theta
 from solvers import ConfigError
 
@@ -22,8 +22,10 @@ def local_attention_bound(attention: ShowsHeads, u: Float[Tensor, "*batch tokens
 
     q, k, v are the head's queries, keys and values at U, W_h the columns of W_O that it writes through, and rad the radius of a ball
     that encloses a sequence's tokens. A change of attention sums to zero over a row, so that W_h v counts from any centre; a
-    change of all scores of a row alike changes nothing, so that keys do too. Emadi has 2 B^2 |Q||K||V||W_O| for the second
-    factor, with B the longest token. Raises ConfigError for normalised queries and keys, whose scores are not bilinear.
+    change of all scores of a row alike changes nothing, so that keys do too, unless positions turn them or a cap bends their
+    scores: keys that are equal then differ from token to token, and rad(k) is the length of the longest. Emadi has
+    2 B^2 |Q||K||V||W_O| for the second factor, with B the longest token. Raises ConfigError for normalised queries and keys,
+    whose scores are not bilinear.
     """
     if attention.normalised_scores:
         raise ConfigError("the local bound does not cover qk_norm: it is for queries and keys linear in the input")
@@ -34,11 +36,22 @@ def local_attention_bound(attention: ShowsHeads, u: Float[Tensor, "*batch tokens
         query, key = head.query.double(), head.key.double()
         through = head.out.double() @ head.value.double()
         q = x @ query.mT if head.query_offset is None else x @ query.mT + head.query_offset.double()
-        keys, values = (enclosing_radius(x @ matrix.mT).unsqueeze(-1) for matrix in (key, through))
+        keys, values = (part.unsqueeze(-1) for part in (_key_radius(x @ key.mT, head), enclosing_radius(x @ through.mT)))
         scores = spectral_norm(query) * keys + torch.linalg.vector_norm(q, dim=-1) * spectral_norm(key)
         scale = attention.temperature * math.sqrt(len(query))
         total = total + spectral_norm(through) + theta[..., index, :] / scale * values * scores
     return float(total.max())
+
+
+def _key_radius(k: Float[Tensor, "*batch tokens head"], head: HeadMatrices) -> Float[Tensor, "*batch"]:
+    """How far keys can be from a centre that shifts all scores of a row alike: any point, or 0 where the offset k_0 counts.
+
+    A rotation leaves a key's length, and a cap has slope at most 1.
+    """
+    if head.key_offset is None:
+        return enclosing_radius(k)
+    longest: Tensor = torch.linalg.vector_norm(k + head.key_offset.to(k.dtype), dim=-1).amax(-1)
+    return longest
 
 
 def enclosing_radius(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:

@@ -58,7 +58,7 @@ class Certificates(Instrument):
         if at.k in self._chosen:
             # a norm around the state needs a state on its image, which the embedding is not on
             x = at.x if at.sublayer.state_norm is None else at.sublayer.state_norm.retract(at.x)
-            found = check_at(at.sublayer, x, at.before, segment=at.k, time=at.time, remedy=Remedy())
+            found = check_at(at.sublayer, x, at.before, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
             self._found.insert(0, found)
 
     def figures(self) -> ModelCheck:

@@ -148,7 +148,7 @@ IN_JSON: dict[str, str] = {
     "segments.slope": "slope and radii bound the last map's weights, whose features scale against them",
     "segments.certificate.growth": "the same, by ascent",
     "segments.certificate.gained": "the same, by ascent over gains and weights together",
-    "segments.threshold": "a weight decay acts on the weights: its threshold scales with the gain before them",
+    "segments.training_threshold": "a weight decay acts on the weights: its threshold scales with the gain before them",
     "gradients": "|dL/dW| by sublayer and matrix are derivatives by the weights",
     "last": "|dL/dW_2| of the last FFN and Kim's bound on it are derivatives by the weights; their ratio is gauge-free",
     "curvature": "lambda_max, trace and tangent kernel are made of derivatives by the weights",

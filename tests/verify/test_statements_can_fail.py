@@ -1,0 +1,55 @@
+"""Statements whose objects are wrong are violated: each mutation once stayed unseen, or would be seen by nothing else."""
+
+import dataclasses
+import math
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from ctrans.control import LastMapDecay, StepImage
+from ctrans.control.linear_spaces import TangentSpace
+from ctrans.verify import adjoint, critical, trained
+from ctrans.verify.statement import verify
+from ctrans.verify.table import STATEMENTS
+
+
+def times(factor, function):
+    return lambda *given, **named: factor * function(*given, **named)
+
+
+def with_random_costates(function):
+    def wrong(*given):
+        found = function(*given)
+        return dataclasses.replace(found, costates=tuple(torch.randn_like(p) for p in found.costates))
+
+    return wrong
+
+
+def without_first_factor(c, s, b, steps):
+    return math.log1p(b * steps / s) * c / b
+
+
+MUTATIONS = {
+    "a proven gap times 3": ("rank-gap", trained, "gap_of_rank", times(3, trained.gap_of_rank)),
+    "H of the step times 3": ("discrete-hamiltonian-limit", StepImage, "support", times(3, StepImage.support)),
+    "H of the step over 3": ("discrete-hamiltonian-limit", StepImage, "support", times(1 / 3, StepImage.support)),
+    "H of the tangent space is infinite": (
+        "discrete-hamiltonian-limit",
+        TangentSpace,
+        "support",
+        lambda space, P: torch.tensor(torch.inf),
+    ),
+    "H of the tangent space is 0": ("discrete-hamiltonian-limit", TangentSpace, "support", lambda space, P: torch.tensor(0.0)),
+    "H of the last map times 7": ("weight-decay-features", LastMapDecay, "support", times(7, LastMapDecay.support)),
+    "random costates": ("shared-principle", critical, "costate", with_random_costates(critical.costate)),
+    "a power law without the first factor": ("adjoint-power-law", adjoint, "_power_law", without_first_factor),
+    "a rate of 1/(k + 1)": ("intrinsic-rate", adjoint, "_slope", times(0.75, adjoint._slope)),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_statement_about_something_else_is_violated(name):
+    statement, owner, attribute, wrong = MUTATIONS[name]
+    with patch.object(owner, attribute, wrong):
+        assert not verify(dataclasses.replace(STATEMENTS[statement], seed=None), cases=40).corrected.holds
