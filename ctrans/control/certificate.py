@@ -24,6 +24,8 @@ from solvers.errors import look_up
 
 PAIRS = 2
 """Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one, on the other side."""
+GUESSES, TRIED = 32, 30
+"""Starts beside the random ones where there are local maxima, and the steps of each before the best go on."""
 WEIGHT_STEPS = 200
 """With fewer features than tokens an ascent over weights converges slowly; where it stops is a lower bound in any case."""
 LINEAR, SATURATED = 0.01, 0.05
@@ -34,8 +36,9 @@ LINEAR, SATURATED = 0.01, 0.05
 class VelocityAscent:
     """The best -<P, f> - cost(f) found over velocities, through the model's own modules with their eps.
 
-    `gap` is (H - best)/|H|. `uniqueness` is the largest distance between one token's maximisers found from different starts,
-    relative to the longest velocity, over tokens that do not tie; `tied` is the same over those that do.
+    `gap` is (H - best)/scale, scale = sum_j |p_j||f*_j| the size of what H is a sum of, f* its maximiser: H itself may cancel to
+    nothing, against an offset or the state. `uniqueness` is the largest distance between one token's maximisers found from
+    different starts, relative to the longest velocity, over tokens that do not tie; `tied` is the same over those that do.
     """
 
     best: float
@@ -49,10 +52,10 @@ class VelocityAscent:
 class WeightAscent:
     """The best -<P, f> - cost(f) found over actual weights W of the last linear map, the placement making f of h W'.
 
-    `gap` is (H - best)/|H|: 0 where the rank of the features is the number of tokens. With a smaller rank the best that was found
-    is a bound from below, so that the least gap lies between `proven`, which no weights can undercut (see `gap_of_rank`), and
-    `gap`. `proven` is 0 where nothing is proven: an output norm leaves the lengths of the rows of h W' free, so that weights can
-    attain H where (tokens - rank)(d - 1) < tokens.
+    `gap` is (H - best)/scale, as for velocities: 0 where the rank of the features is the number of tokens. With a smaller rank
+    the best that was found is a bound from below, so that the least gap lies between `proven`, which no weights can undercut
+    (see `gap_of_rank`), and `gap`. `proven` is 0 where nothing is proven: an output norm leaves the lengths of the rows of h W'
+    free, so that weights can attain H where (tokens - rank)(d - 1) < tokens.
     """
 
     best: float
@@ -173,7 +176,9 @@ def certify(
         grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
         return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
     best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
-    velocities, likely = climb_velocities(chart, value, ties, pairs, generator)
+    scale = float((length(P) * length(best)).sum())
+    still = bool(ties.all()) and not bool(admissible.gains_tie(P))
+    velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
     summary = dataclasses.replace(
         summary,
         kkt=float(admissible.kkt(P, best)),
@@ -182,9 +187,9 @@ def certify(
     )
     if last_map is None or bool(ties.all()):
         return summary
-    weights = climb_weights(chart, last_map, value, pairs, generator, likely)
+    weights = climb_weights(chart, last_map, value, scale, pairs, generator, likely)
     if isinstance(admissible, NormImage):
-        weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), value))
+        weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), scale))
     summary = dataclasses.replace(summary, weights=weights, growth=growth(chart, last_map, best, generator, likely=likely))
     slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
     if slope is None or slope.lower == 0:
@@ -201,12 +206,27 @@ def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | 
 
 @torch.no_grad()
 def climb_velocities(
-    chart: Chart, value: float, ties: Bool[Tensor, " tokens"], pairs: int, generator: torch.Generator
+    chart: Chart,
+    value: float,
+    scale: float,
+    ties: Bool[Tensor, " tokens"],
+    pairs: int,
+    generator: torch.Generator,
+    *,
+    steps: int = STEPS,
 ) -> tuple[VelocityAscent, Float[Tensor, "tokens width"]]:
-    """Ascent over the chart's velocities from pairs of random starts, against H = `value`; and the coordinates of the best."""
+    """Ascent over the chart's velocities from pairs of random starts, against H = `value`; and the coordinates of the best.
+
+    `steps` are the most, 0 where all tokens tie by themselves: there is nothing to climb but rounding. Where the chart
+    has guesses, those starts go on that are best after a few steps.
+    """
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
-    # where all tokens tie there is nothing to climb but rounding
-    found = ascend(chart.payoff, start, chart.axes, chart.project, steps=0 if bool(ties.all()) else STEPS)
+    if chart.guess is not None:
+        noise = torch.randn(GUESSES, 1, chart.shape[-1], generator=generator, dtype=start.dtype).to(start.device)
+        start = torch.cat([start, chart.guess(noise)])
+        tried = ascend(chart.payoff, start, chart.axes, chart.project, steps=min(steps, TRIED))
+        start = tried.z[tried.best.topk(2 * pairs).indices]
+    found = ascend(chart.payoff, start, chart.axes, chart.project, steps=steps)
     payoffs = found.best.reshape(2 * pairs, -1)
     best, first = payoffs.max(0)
     near = payoffs >= best - math.sqrt(torch.finfo(best.dtype).eps) * best.abs()
@@ -218,7 +238,7 @@ def climb_velocities(
     distance = ratio(apart, length(top).amax())
     ascent = VelocityAscent(
         best=float(best.sum()),
-        gap=_share(value - float(best.sum()), value),
+        gap=_share(value - float(best.sum()), scale),
         uniqueness=float(torch.where(ties, 0.0, distance).amax()),
         tied=float(torch.where(ties, distance, 0.0).amax()),
         steps=found.steps,
@@ -231,6 +251,7 @@ def climb_weights(
     chart: Chart,
     features: Features,
     value: float,
+    scale: float,
     pairs: int,
     generator: torch.Generator,
     likely: Float[Tensor, "tokens width"] | None = None,
@@ -246,7 +267,7 @@ def climb_weights(
     found = ascend(lambda z: chart.payoff(u @ z).sum(-1), u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS)
     W = features.weights(features.coordinates(u @ found.z[found.best.argmax()]))
     best = float(chart.payoff(features.h @ W.mT).sum())
-    return WeightAscent(best, _share(value - best, value), 0.0, features.rank, len(u), found.steps)
+    return WeightAscent(best, _share(value - best, scale), 0.0, features.rank, len(u), found.steps)
 
 
 def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, "starts rows width"]:
@@ -254,5 +275,5 @@ def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Gene
     return torch.cat([half, -half])
 
 
-def _share(part: float, value: float) -> float:
-    return part / (abs(value) or 1.0)
+def _share(part: float, whole: float) -> float:
+    return part / (whole or 1.0)

@@ -83,6 +83,9 @@ class NormImage(VelocitySet):
         eta = -ratio((u * slope).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
         return torch.maximum(ratio(length(slope + eta * u), scale).amax(-1), self.residual(f))
 
+    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+        return -float((P @ self.norm.beta).sum())
+
     def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope:
         return gain_slope(self.norm, P)
 

@@ -53,6 +53,12 @@ def found(segment: SegmentCheck) -> float | None:
     return None if certificate.growth is None else certificate.growth.values[-1]
 
 
+def hamiltonian(segment: SegmentCheck) -> str:
+    """H, from what was found to what is proven where its maximiser is the best that was found."""
+    H, ceiling = segment.certificate.hamiltonian, segment.certificate.ceiling
+    return size(H) if ceiling is None else f"{size(H)}..{size(ceiling)}"
+
+
 def decay(check: ModelCheck) -> str:
     """lam*, from what was found to what is proven where these differ, or a dash."""
     threshold = check.threshold
@@ -64,7 +70,7 @@ def decay(check: ModelCheck) -> str:
 
 COLUMNS: dict[str, Callable[[ModelCheck], str]] = {
     "seg": lambda c: str(c.largest.segment),
-    "H": lambda c: size(c.largest.certificate.hamiltonian),
+    "H": lambda c: hamiltonian(c.largest),
     "found": lambda c: size(found(c.largest)),
     "Kan's": lambda c: size(c.largest.ellipsoid),
     "gap": lambda c: power(c.evidence["gap"]),
