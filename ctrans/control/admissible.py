@@ -95,6 +95,15 @@ class Supremum(abc.ABC):
         """What H(P) is measured from as a bound on the weights grows: -<P, f> at the set's centre, which no choice changes."""
         return 0.0
 
+    def scale(self, P: Float[Tensor, "tokens width"]) -> float:
+        """What gaps are measured by: |H - base| + |base|, as H itself may cancel to nothing, against an offset or a step's state.
+
+        It is at least the square root of the machine epsilon times sum_j |p_j||f*_j|, f* the maximiser: all are rounding below.
+        """
+        rounding = float((length(P) * length(self.maximizer(P))).sum()) * torch.finfo(P.dtype).eps ** 0.5
+        base = self.base(P)
+        return max(abs(float(self.support(P)) - base) + abs(base), rounding)
+
     def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:
         """What H(P) is proven not to exceed: H(P) itself, but where that is the best that was found."""
         return float(self.support(P))

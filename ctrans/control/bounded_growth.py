@@ -24,7 +24,7 @@ STEPS = 25
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value ~ R^k at the largest R."""
+    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value - base ~ R^k at the largest R."""
 
     radii: tuple[float, ...]
     values: tuple[float, ...]
@@ -48,12 +48,14 @@ def growth(
     generator: torch.Generator,
     *,
     likely: Float[Tensor, "tokens width"] | None = None,
+    base: float = 0.0,
 ) -> Growth:
     """max of -<P, f> - cost(f) over the velocities f that the placement makes of h W', |W|_F <= R, by ascent at each R.
 
     The radii are in units of the least norm of weights whose raw output has the velocity `typical`, well above any eps. The first
     ascent starts at random, each later one where the one before ended, or at that point stretched to the new bound if it is
     better; so do weights whose raw output is `likely`, where the velocities jump from one point to another (a norm of width 2).
+    The exponent is that of what the values exceed `base` by (see `Supremum.base`).
     """
     u, s, inverse, _ = features.svd
     # a norm forgets the scale of h W', so that coordinates orthonormal in h W' converge fastest; where f is linear, those in W
@@ -85,7 +87,7 @@ def growth(
         found = ascend(payoff, start, (-2, -1), functools.partial(within, radius), STEPS)
         z = found.z
         values.append(found.best)
-    return Growth(tuple(radii), numbers(torch.cat(values)), exponent(s.new_tensor(radii), torch.cat(values)))
+    return Growth(tuple(radii), numbers(torch.cat(values)), exponent(s.new_tensor(radii), torch.cat(values) - base))
 
 
 def witness(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Witness:

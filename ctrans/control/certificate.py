@@ -36,8 +36,7 @@ LINEAR, SATURATED = 0.01, 0.05
 class VelocityAscent:
     """The best -<P, f> - cost(f) found over velocities, through the model's own modules with their eps.
 
-    `gap` is (H - best)/scale, scale = sum_j |p_j||f*_j| the size of what H is a sum of, f* its maximiser: H itself may cancel to
-    nothing, against an offset or the state. `uniqueness` is the largest distance between one token's maximisers found from
+    `gap` is (H - best)/scale, see `Supremum.scale`. `uniqueness` is the largest distance between one token's maximisers found from
     different starts, relative to the longest velocity, over tokens that do not tie; `tied` is the same over those that do.
     """
 
@@ -176,21 +175,21 @@ def certify(
         grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
         return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
     best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
-    scale = float((length(P) * length(best)).sum())
+    base, scale = admissible.base(P), admissible.scale(P)
     still = bool(ties.all()) and not bool(admissible.gains_tie(P))
     velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
     summary = dataclasses.replace(
         summary,
         kkt=float(admissible.kkt(P, best)),
         velocities=velocities,
-        ceiling=None if ceiling <= value * (1 + math.sqrt(summary.eps)) else ceiling,
+        ceiling=None if ceiling <= value + math.sqrt(summary.eps) * scale else ceiling,
     )
     if last_map is None or bool(ties.all()):
         return summary
     weights = climb_weights(chart, last_map, value, scale, pairs, generator, likely)
     if isinstance(admissible, NormImage):
         weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), scale))
-    summary = dataclasses.replace(summary, weights=weights, growth=growth(chart, last_map, best, generator, likely=likely))
+    summary = dataclasses.replace(summary, weights=weights, growth=growth(chart, last_map, best, generator, likely=likely, base=base))
     slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
     if slope is None or slope.lower == 0:
         return summary

@@ -91,4 +91,5 @@ def gained_growth(
         values.append(value)
         last = radius
     values.reverse()
-    return Growth(tuple(radii), numbers(torch.stack(values)), exponent(u.new_tensor(radii), torch.stack(values)))
+    base = float(-(chart.P * gains.velocity(u @ z[0], zero, zero)).sum())
+    return Growth(tuple(radii), numbers(torch.stack(values)), exponent(u.new_tensor(radii), torch.stack(values) - base))
