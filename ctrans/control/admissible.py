@@ -87,6 +87,10 @@ class Supremum(abc.ABC):
     def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         """The larger of feasibility and stationarity at f, with the best multipliers; dimensionless, 0 at a maximiser."""
 
+    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+        """By how much `kkt` magnifies the rounding of velocities f to read its points off them."""
+        return 1.0
+
     @abc.abstractmethod
     def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
         """The same problem in free coordinates, through the model's own modules: what a certificate climbs on."""
@@ -100,7 +104,7 @@ class Supremum(abc.ABC):
 
         It is at least the square root of the machine epsilon times sum_j |p_j||f*_j|, f* the maximiser: all are rounding below.
         """
-        rounding = float((length(P) * length(self.maximizer(P))).sum()) * torch.finfo(P.dtype).eps ** 0.5
+        rounding = float((length(P) * length(self.maximizer(P))).sum()) * math.sqrt(torch.finfo(P.dtype).eps)
         base = self.base(P)
         return max(abs(float(self.support(P)) - base) + abs(base), rounding)
 

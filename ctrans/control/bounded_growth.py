@@ -29,6 +29,7 @@ class Growth:
     radii: tuple[float, ...]
     values: tuple[float, ...]
     exponent: float
+    base: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +81,20 @@ def growth(
     if likely is not None:
         # at a size where no eps shows, and large against the state that it is added to
         directions.append(inverse / to_weights * (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0))
-    z, values = None, []
+    z, values, ends = None, [], []
     for radius in radii:
         starts = [stretch(way, radius) for way in directions] + ([] if z is None else [z, stretch(z, radius)])
         start = max(starts, key=lambda z: float(payoff(z)))
         found = ascend(payoff, start, (-2, -1), functools.partial(within, radius), STEPS)
         z = found.z
         values.append(found.best)
-    return Growth(tuple(radii), numbers(torch.cat(values)), exponent(s.new_tensor(radii), torch.cat(values) - base))
+        ends.append(z)
+    # an end at any bound may be better at another than what the ascents there came to
+    for k, radius in enumerate(radii):
+        start = max((stretch(end, radius) for end in ends), key=lambda z: float(payoff(z)))
+        if float(payoff(start)) > float(values[k]):
+            values[k] = torch.maximum(values[k], ascend(payoff, start, (-2, -1), functools.partial(within, radius), STEPS).best)
+    return Growth(tuple(radii), numbers(torch.cat(values)), exponent(s.new_tensor(radii), torch.cat(values) - base), base)
 
 
 def witness(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Witness:

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import GainSlope, Supremum, VelocitySet, Verdict, check_costate, length, ratio
+from ctrans.control.admissible import ROUNDING, GainSlope, Supremum, VelocitySet, Verdict, check_costate, length, ratio
 from ctrans.control.ascent import STEPS, Chart, ascend, evened
 from ctrans.control.bounded_growth import Growth, Witness, growth, witness
 from ctrans.control.ellipsoids import NormImage
 from ctrans.control.gained_growth import gained_growth
+from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import Features
 from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.rank_gap import gap_of_rank
@@ -38,6 +39,7 @@ class VelocityAscent:
 
     `gap` is (H - best)/scale, see `Supremum.scale`. `uniqueness` is the largest distance between one token's maximisers found from
     different starts, relative to the longest velocity, over tokens that do not tie; `tied` is the same over those that do.
+    Where gains make one problem of all tokens, a token counts by its share |p_j|/max |p|.
     """
 
     best: float
@@ -69,9 +71,11 @@ class WeightAscent:
 class Certificate:
     """A verdict on one costate with its evidence, in plain numbers (`dataclasses.asdict`); H is inf where degenerate.
 
-    `eps` is the machine epsilon of the computation, and `ceiling` what H is proven not to exceed where its maximiser is the best
-    that was found. `growth` is that with a bound on the weights, `gained` that with one bound on the weights and the norm's gains
-    and offsets together; `gain_slope` is what the latter should grow by. Evidence that does not apply to the set is None.
+    `eps` is the machine epsilon of the computation, `scale` the size of what H is a sum of, `kkt_noise` what rounding alone may
+    make of the KKT residual (where gains are tiny beside an offset or a step's state), and `ceiling` what H is proven not to
+    exceed where its maximiser is the best that was found. `growth` is that with a bound on the weights, `gained` that with one
+    bound on the weights and the norm's gains and offsets together; `gain_slope` is what the latter should grow by. Evidence that
+    does not apply to the set is None.
     """
 
     words: str
@@ -79,7 +83,9 @@ class Certificate:
     hamiltonian: float
     ties: int
     eps: float
+    scale: float = 0.0
     kkt: float | None = None
+    kkt_noise: float = 0.0
     velocities: VelocityAscent | None = None
     weights: WeightAscent | None = None
     growth: Growth | None = None
@@ -99,13 +105,18 @@ class Certificate:
         return all(self.findings.values())
 
     @property
+    def short_of_rank(self) -> bool:
+        """Whether weights cannot have every velocity: what ascents over them then find has no closed form to agree with."""
+        return self.weights is not None and self.weights.rank < self.weights.tokens
+
+    @property
     def findings(self) -> dict[str, bool]:
         """What the evidence should show, in words, and whether it does."""
         small = math.sqrt(self.eps)
         found: dict[str, bool] = {}
         if self.kkt is not None:
             words = f"the closed form's maximiser satisfies the KKT conditions (found: to {self.kkt:.2g})"
-            found[words] = self.kkt <= self.eps ** (2 / 3)
+            found[words] = self.kkt <= max(self.eps ** (2 / 3), self.kkt_noise)
         if self.velocities is not None:
             if self.ceiling is None:
                 words = f"the best velocity found has the closed form's value (found: a gap of {self.velocities.gap:.2g})"
@@ -122,10 +133,19 @@ class Certificate:
         if self.growth is not None:
             k, error = (1, LINEAR) if self.hamiltonian == math.inf else (0, SATURATED)
             words = f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g}, which may be {error:g} off)"
-            found[words] = abs(self.growth.exponent - k) <= error
-        if self.gained is not None:
+            if not self.short_of_rank:
+                found[words] = abs(self.growth.exponent - k) <= error
+            if self.weights is not None:
+                most = max(self.growth.values) - self.hamiltonian
+                found["no weights within a bound exceed H"] = most <= small * (self.scale or 1.0)
+        if self.gained is not None and self.gain_slope is not None:
             grown = f"found: R^{self.gained.exponent:.3g}, which may be {LINEAR:g} off"
-            found[f"with gains trained, the value grows like R^1 ({grown})"] = abs(self.gained.exponent - 1) <= LINEAR
+            if not self.short_of_rank:
+                found[f"with gains trained, the value grows like R^1 ({grown})"] = abs(self.gained.exponent - 1) <= LINEAR
+            pairs = zip(self.gained.radii, self.gained.values, strict=True)
+            share = max((value - self.gained.base) / (radius * self.gain_slope.upper) for radius, value in pairs)
+            words = f"no weights and gains within R exceed the proven slope times R (found: {share:.6g} of it)"
+            found[words] = share <= 1 + small
         if self.witness is not None:
             found["the witness velocities are admissible"] = self.witness.residual <= small
         return found
@@ -180,16 +200,25 @@ def certify(
     velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
     summary = dataclasses.replace(
         summary,
+        scale=scale,
         kkt=float(admissible.kkt(P, best)),
+        kkt_noise=ROUNDING * summary.eps * admissible.magnification(best),
         velocities=velocities,
         ceiling=None if ceiling <= value + math.sqrt(summary.eps) * scale else ceiling,
     )
     if last_map is None or bool(ties.all()):
         return summary
+    moved = last_map.h.any(-1)
+    if not bool(moved.all()) and undefined_at_zero(admissible):
+        rest = certify(admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed)
+        names = ("weights", "growth", "gained", "gain_slope")
+        return dataclasses.replace(summary, **{name: getattr(rest, name) for name in names})
     weights = climb_weights(chart, last_map, value, scale, pairs, generator, likely)
     if isinstance(admissible, NormImage):
         weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), scale))
-    summary = dataclasses.replace(summary, weights=weights, growth=growth(chart, last_map, best, generator, likely=likely, base=base))
+    summary = dataclasses.replace(
+        summary, weights=weights, growth=growth(chart, last_map, best, generator, likely=likely, base=base)
+    )
     slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
     if slope is None or slope.lower == 0:
         return summary
@@ -201,6 +230,12 @@ def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | 
     if norm is None or isinstance(norm, str):
         norm = look_up("norm", norm or "layernorm", NORMS)(P.shape[-1]).to(P).requires_grad_(False)
     return admissible_set(norm, placement, state=state)
+
+
+def undefined_at_zero(admissible: Supremum) -> bool:
+    """Whether a raw output of 0 has no velocity: behind a norm with eps = 0. Such tokens are no part of what weights can do."""
+    image = admissible.velocities if isinstance(admissible, KineticCost) else admissible
+    return isinstance(image, NormImage) and image.norm.eps == 0
 
 
 @torch.no_grad()
@@ -234,7 +269,11 @@ def climb_velocities(
     top = velocities[first.expand(len(ties)), rows]
     likely = found.z[first.expand(len(ties)), rows]
     apart = torch.where(near, length(velocities - top), 0.0).amax(0)
-    distance = ratio(apart, length(top).amax())
+    # against rounding of a random one, where the best is none at all
+    longest = torch.maximum(length(top).amax(), torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax())
+    distance = ratio(apart, longest)
+    if chart.guess is not None:  # tokens are climbed together: one whose share is small is seen as far as that goes
+        distance = distance * ratio(length(chart.P), length(chart.P).amax())
     ascent = VelocityAscent(
         best=float(best.sum()),
         gap=_share(value - float(best.sum()), scale),

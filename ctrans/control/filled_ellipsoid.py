@@ -49,6 +49,9 @@ class FilledImage(VelocitySet):
     def base(self, P: Float[Tensor, "tokens width"]) -> float:
         return self.image.base(P)
 
+    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+        return self.image.magnification(f)
+
     def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
         return self.image.ties(P)
 

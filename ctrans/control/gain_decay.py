@@ -86,7 +86,7 @@ class GainDecay(Supremum):
     def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
         """Rows of raw output. For given u the best gains are -sum_j p_j * u_j/lam: an ascent over both together would crawl.
 
-        For LayerNorm there are local maxima, and guesses: what is best at random gains.
+        There are local maxima, and guesses: what is best at random gains.
         """
         self.check(P)
         inner = self.image.chart(P)
@@ -101,7 +101,10 @@ class GainDecay(Supremum):
             return self.gain_decay / 2 * (made(x)[0].square().sum((-2, -1)) + beta.square().sum())
 
         def guess(gamma: Tensor) -> Tensor:
-            return -math.sqrt(self.norm.width) * inner.spread * unit(self.norm.centre(gamma * P))
+            w = self.norm.centre(gamma * P)
+            # a token without costate may go anywhere, but a norm without eps knows no direction of 0
+            w = torch.where(length(w).unsqueeze(-1) > 0, -w, self.norm.centre(gamma))
+            return math.sqrt(self.norm.width) * inner.spread * unit(w)
 
         return Chart(
             P,
@@ -111,7 +114,7 @@ class GainDecay(Supremum):
             velocity=lambda x: made(x)[1],
             cost=cost,
             spread=inner.spread,
-            guess=guess if self.norm.centred else None,
+            guess=guess,
         )
 
     def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:

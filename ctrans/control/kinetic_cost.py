@@ -53,6 +53,9 @@ class KineticCost(AdmissibleSet):
     def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         return self.velocities.kkt(P, f, self.kinetic)
 
+    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+        return self.velocities.magnification(f)
+
     def base(self, P: Float[Tensor, "tokens width"]) -> float:
         """So far below H that no cost makes the difference cancel."""
         return float(self.support(P)) - self.scale(P)
