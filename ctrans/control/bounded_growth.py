@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import torch
 from jaxtyping import Float
@@ -24,12 +25,16 @@ STEPS = 25
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value - base ~ R^k at the largest R."""
+    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value - base ~ R^k at the largest R.
+
+    `limit` is what no value may exceed: H and its rounding, where it is finite.
+    """
 
     radii: tuple[float, ...]
     values: tuple[float, ...]
     exponent: float
     base: float = 0.0
+    limit: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,8 +136,7 @@ class Certificate:
             if not self.short_of_rank:
                 found[words] = abs(self.growth.exponent - k) <= error
             if self.weights is not None:
-                most = max(self.growth.values) - self.hamiltonian
-                found["no weights within a bound exceed H"] = most <= small * (self.scale or 1.0)
+                found["no weights within a bound exceed H"] = max(self.growth.values) <= self.growth.limit
         if self.gained is not None and self.gain_slope is not None:
             grown = f"found: R^{self.gained.exponent:.3g}, which may be {LINEAR:g} off"
             if not self.short_of_rank:
@@ -213,12 +212,12 @@ def certify(
         rest = certify(admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed)
         names = ("weights", "growth", "gained", "gain_slope")
         return dataclasses.replace(summary, **{name: getattr(rest, name) for name in names})
-    weights = climb_weights(chart, last_map, value, scale, pairs, generator, likely)
+    weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
     if isinstance(admissible, NormImage):
         weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), scale))
-    summary = dataclasses.replace(
-        summary, weights=weights, growth=growth(chart, last_map, best, generator, likely=likely, base=base)
-    )
+    limit = value + math.sqrt(summary.eps) * (scale or 1.0)
+    grown = dataclasses.replace(growth(chart, last_map, best, generator, likely=likely, base=base), limit=limit)
+    summary = dataclasses.replace(summary, weights=weights, growth=grown)
     slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
     if slope is None or slope.lower == 0:
         return summary
@@ -289,12 +288,13 @@ def climb_weights(
     chart: Chart,
     features: Features,
     value: float,
-    scale: float,
     pairs: int,
     generator: torch.Generator,
     likely: Float[Tensor, "tokens width"] | None = None,
+    *,
+    scale: float | None = None,
 ) -> WeightAscent:
-    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z, against H = `value`.
+    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z, against H = `value`; |H| is the scale if None.
 
     One more start is the weights whose raw output comes nearest to `likely`, what an ascent over velocities ended at.
     """
@@ -305,7 +305,9 @@ def climb_weights(
     found = ascend(lambda z: chart.payoff(u @ z).sum(-1), u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS)
     W = features.weights(features.coordinates(u @ found.z[found.best.argmax()]))
     best = float(chart.payoff(features.h @ W.mT).sum())
-    return WeightAscent(best, _share(value - best, scale), 0.0, features.rank, len(u), found.steps)
+    return WeightAscent(
+        best, _share(value - best, abs(value) if scale is None else scale), 0.0, features.rank, len(u), found.steps
+    )
 
 
 def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, "starts rows width"]:
