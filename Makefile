@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all gpu lint setup clean
+.PHONY: simulate train test test-all campaign gpu lint setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -19,6 +19,10 @@ test: setup
 
 test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# wrong requests and calls, hostile files, flipped bits, kills; the counts are kept in benchmarks/results
+campaign: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.campaigns
 
 # no set-up: it takes what there is; NANOGPT=PATH for a checkout to train beside
 gpu:

@@ -10,17 +10,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.depth import Depth
-from solvers import METHODS, Gradient, Method, Segment, Solution, solve
+from ctrans.depth import Depth, check_count
+from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, get_norm, solve
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
 from solvers.request import check_solver
 from solvers.run import Save
 
+MOST_STEPS = 10**6
+"""Steps of a segment: beyond these rounding grows faster than the error falls, and nobody waits for the end."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """X_T from X_0: `method`, `steps`, `rtol`, `atol` and `gradient` as `solvers.solve` takes them. The default is the discrete model.
+    """X_T from X_0: `method`, `steps`, `rtol`, `atol`, `gradient` and `norm` as `solvers.solve` takes them. The default is the discrete
+    model.
 
     `gradient` matters without a gradient too: `reversible` computes by a scheme of its own. Raises ConfigError when made for
     names that are in no table and numbers that make no sense.
@@ -31,11 +35,15 @@ class Scheme:
     rtol: float | None = None
     atol: float | None = None
     gradient: str | Gradient = "backprop"
+    norm: str | Norm = "rms"
 
     def __post_init__(self) -> None:
+        if isinstance(self.steps, int) and self.steps > MOST_STEPS:
+            check_count("steps", self.steps, MOST_STEPS)
         # which tolerances a dtype resolves is known when a state comes
         self.check_numbers(torch.float64)
         get_gradient(self.gradient)
+        get_norm(self.norm)
 
     @property
     def discrete(self) -> bool:
@@ -89,6 +97,7 @@ def trajectory(
     rtol: float | None = None,
     atol: float | None = None,
     gradient: str | Gradient = "backprop",
+    norm: str | Norm = "rms",
     continuous: bool | None = None,
     throw: bool = True,
     max_steps: int = 10_000,
@@ -98,9 +107,9 @@ def trajectory(
 
     Euler with one step is the discrete model, bit for bit. Everything else integrates the ODE.
 
-    - `method`, `steps`, `rtol`, `atol`, `gradient`, `max_steps`, `progress`: as `solvers.solve` takes them
+    - `method`, `steps`, `rtol`, `atol`, `gradient`, `norm`, `max_steps`, `progress`: as `solvers.solve` takes them
     - `continuous`: whether the ODE is integrated whatever the method, which matters only where a norm stands around the state
     - `throw`: whether a failure raises SolveError; otherwise the solution's status says it
     """
-    scheme = Scheme(method, steps, rtol, atol, gradient)
+    scheme = Scheme(method, steps, rtol, atol, gradient, norm)
     return scheme.solve(depth, x0, save="segments", continuous=continuous, throw=throw, max_steps=max_steps, progress=progress)

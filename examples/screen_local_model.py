@@ -1,4 +1,4 @@
-"""Screen models from disk before they cost anything: a GPT-2 and a Gemma, as their directories hold them, ranked by stability score.
+"""Screen models from disk before they cost anything: a GPT-2 and a Gemma, as their directories hold them, side by side.
 
 Two tiny random models with a tokenizer are made and saved first, so that this runs anywhere; local directories that
 save_pretrained() wrote take their place. Nothing is downloaded.
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ctrans.interop import open_model
 from ctrans.model.text import default_text, windows
-from ctrans.report.screen_report import ranking_table
+from ctrans.report.screen_report import comparison_tables
 from ctrans.stability.screening.screen import EFFORTS, Screening, screen
 
 VOCABULARY, LENGTH, SEQUENCES = 512, 24, 2
@@ -56,4 +56,5 @@ def save_examples(root: Path) -> list[Path]:
 
 with tempfile.TemporaryDirectory() as scratch:
     directories = [Path(name) for name in sys.argv[1:]] or save_examples(Path(scratch))
-    Console().print(ranking_table({directory.name: screened(directory) for directory in directories}))
+    for table in comparison_tables({directory.name: screened(directory) for directory in directories}):
+        Console().print(table)

@@ -6,10 +6,12 @@
 from solvers.adjoint import Adjoint, AdjointError
 from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, Cautious, Controller
+from solvers.error_norm import NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
 from solvers.methods import METHODS, fixed_step, get_method
+from solvers.odeint import odeint
 from solvers.request import check_solver
 from solvers.reversible import Reversible
 from solvers.reversible_scheme import ReversibleScheme
@@ -26,6 +28,7 @@ __all__ = [
     "EULER",
     "GRADIENTS",
     "METHODS",
+    "NORMS",
     "PI",
     "Adjoint",
     "AdjointError",
@@ -39,6 +42,7 @@ __all__ = [
     "HasReversibleForm",
     "Map",
     "Method",
+    "Norm",
     "Replayable",
     "Reversible",
     "ReversibleForm",
@@ -58,7 +62,9 @@ __all__ = [
     "fixed_step",
     "get_gradient",
     "get_method",
+    "get_norm",
     "look_up",
+    "odeint",
     "solve",
     "tableau",
     "unknown",

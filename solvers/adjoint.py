@@ -22,6 +22,7 @@ from solvers.method import Method
 from solvers.run import Run
 from solvers.segment import Segment, Time
 from solvers.solution import Solution, Status
+from solvers.transforms import check_no_transform
 
 FINER = 0.1
 """By how much the tolerances of an adaptive method are lowered to estimate its error."""
@@ -68,12 +69,14 @@ class Adjoint:
                 )
 
     detached = True
+    dense = True
 
     def scheme(self, method: Method) -> Method:
         return method
 
     @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        check_no_transform("adjoint")
         starts: dict[int, Tensor] = {}
         noted = [k for k, s in enumerate(segments) if self.restore or k == 0 or s.enter is not None]
         chain, found = Chain([x0]), Found(run)
@@ -136,7 +139,7 @@ def _backward(
         stops.setdefault(k, []).append((time, gradient))
     way = _Way(stretch.method, stretch.segments, stretch.first, stops, dict(zip(stretch.kept, kept, strict=True)))
     x1, *step = baton[0]
-    run = stretch.request.again(controlled=2 * x1.numel(), step_size=step[0] if step else None)
+    run = stretch.request.again(controlled=(2, *x1.shape), step_size=step[0] if step else None)
     x, a, misses = way.back(x1, after[0], state, run)
     baton[0] = (x, run.step_size)  # an adaptive method takes its step from segment to segment on the way back too
     if stretch.report is not None:
@@ -222,7 +225,7 @@ class _Way:
     def error(self, x1: Tensor, a1: Tensor, a: Tensor, state: Backward, request: Run) -> float:
         """The relative error of all gradients together, by going the way again more finely."""
         finer = Backward(state.captured, state.tensors)
-        request = request.again(controlled=2 * x1.numel())
+        request = request.again(controlled=(2, *x1.shape))
         if self.method.adaptive:
             again, factor = request.again(rtol=FINER * request.rtol, atol=FINER * request.atol), 1.0
         else:

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from solvers.capture import Captured, Substitute, autocast_state, check_seen
 from solvers.errors import SolveError
 from solvers.run import Run, Saved
+from solvers.transforms import differentiable_once, stand_for
 
 Grads = list[Tensor | None]
 
@@ -102,7 +102,8 @@ class Found:
 
     def all(self, last: Tensor) -> list[Tensor]:
         """The states after the initial one; the last one ends the solve."""
-        return [*self._states[:-1], last]
+        # with "ends" it is saved when everything is done
+        return [*(self._states if self._run.save == "ends" else self._states[:-1]), last]
 
 
 class Chain:
@@ -162,16 +163,17 @@ class Chain:
         if not any(tensor.requires_grad for tensor in inputs):
             return list(outputs)
         # aliases, since autograd marks what a node gives out, and the solve goes on without a graph
-        job = _Job([tensor.detach() for tensor in outputs], list(keep), self._autocast, pull)
         with torch.enable_grad():
+            stand = stand_for(inputs)
+            job = _Job([tensor.detach() for tensor in outputs], list(keep), self._autocast, pull, stand)
             return list(cast(tuple[Tensor, ...], _Node.apply(job, *inputs)))  # type: ignore[no-untyped-call]
 
 
 class _Job:
     """What travels to the autograd node; the tensors leave it on the way, lest outputs and node hold each other."""
 
-    def __init__(self, outputs: list[Tensor], keep: list[Tensor], autocast: dict[str, Any], pull: Pull):
-        self.outputs, self.keep, self.autocast, self.pull = outputs, keep, autocast, pull
+    def __init__(self, outputs: list[Tensor], keep: list[Tensor], autocast: dict[str, Any], pull: Pull, stand: Tensor):
+        self.outputs, self.keep, self.autocast, self.pull, self.stand = outputs, keep, autocast, pull, stand
 
 
 class _Node(torch.autograd.Function):
@@ -184,8 +186,8 @@ class _Node(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = [tensor.detach() for tensor in ctx.saved_tensors]
         with torch.autocast(**ctx.job.autocast), torch.no_grad():
-            return None, *ctx.job.pull(kept, list(gradients))
+            found = ctx.job.pull(kept, list(gradients))
+        return None, *(differentiable_once(ctx.job.stand, found) if torch.is_grad_enabled() else found)

@@ -18,6 +18,7 @@ from solvers.recompute import recomputed
 from solvers.run import Run, Stopped
 from solvers.segment import Segment
 from solvers.solution import Solution, Stats, Status
+from solvers.transforms import check_no_transform
 
 Part = tuple[int, Segment]
 """A piece of segment k that is recomputed whole."""
@@ -47,6 +48,7 @@ class Checkpoint:
         return method
 
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        check_no_transform("checkpoint")
         try:
             return self._integrate(method, segments, x0, run, progress)
         except Stopped:  # without a graph, the plain loop says how far it got
@@ -124,8 +126,7 @@ def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -
         segment = step.segment
         first, last = step.start == segment.start, step.end == segment.end
         t0, t1 = segment.t0 if first else step.start, segment.t1 if last else step.end
-        piece = Segment(t0, t1, segment.field, segment.project, segment.enter if first else None)
-        parts.append((place[id(segment)], piece))
+        parts.append((place[id(segment)], segment.part(t0, t1, first)))
     return method.fixed(), parts, run.again(steps=1, save="segments")
 
 

@@ -64,7 +64,8 @@ class PI:
     """h_next = h * clip(safety err^(-alpha/q) err_prev^(beta/q), shrink, grow); rejected: h * clip(safety err^(-1/q), shrink, 1).
 
     The proportional-integral control of Gustafsson (1991), with the exponents of Hairer and Wanner, IV.2. beta = 0 and alpha = 1
-    is the elementary control. Raises ConfigError for factors that could not work.
+    is the elementary control. At equal error it takes 8 to 30% fewer evaluations than `Cautious` on DETEST and switched models
+    (`benchmarks/controllers.py`), at equal tolerances more, for a smaller error. Raises ConfigError for factors that could not work.
     """
 
     safety: float = 0.9
@@ -111,10 +112,12 @@ class StepSize:
     q: int
     step: float
     error: float = 1.0
+    longest: float = math.inf
 
     def propose(self, remaining: float) -> tuple[float, bool]:
         """The next step's size, and whether it ends the segment. The last two steps are equal, so that no sliver is left."""
-        pieces = max(1, math.ceil(remaining / (STRETCH * self.step)))
+        self.step = min(self.step, self.longest)
+        pieces = max(1, math.ceil(min(3.0, remaining / min(STRETCH * self.step, self.longest))))
         return (remaining / pieces if pieces <= 2 else self.step), pieces == 1
 
     def judge(self, size: float, error: float) -> bool:

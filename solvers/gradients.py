@@ -11,7 +11,9 @@ The last two give parameter gradients to autograd segment by segment.
 
 Fields that draw random numbers have `backprop` and `checkpoint`; so has half precision, with the adjoint. A scripted field, into
 which nothing looks, too. `torchdiffeq:scipy_solver` leaves torch and has the adjoint only. torchdiffeq's methods are recomputed
-by whole segments. Second derivatives and `torch.func` have `backprop` only.
+by whole segments. Second derivatives have `backprop` and `checkpoint`, `torch.func.grad` and `vmap` (fixed steps) `backprop`; the
+others raise ConfigError there. Forward mode (`torch.func.jvp`, `forward_ad`) is taken through the plain steps whatever the kind.
+Times of segments that are tensors are learned by every kind: `solvers.learned_time`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Gradient(Protocol):
     """What `solve` asks of a kind of gradient.
 
     A `detached` one computes the solution without a graph and calls the fields anew, outside their modules' own passes, when the
-    gradient is wanted: a compiler does not see into it, and what frees weights between the passes cannot work with it.
+    gradient is wanted: a compiler does not see into it, and what frees weights between the passes cannot work with it. One with a true
+    attribute `dense` differentiates states inside steps, too.
     """
 
     @property
@@ -62,6 +65,7 @@ class Backprop:
         pass
 
     detached = False
+    dense = True
 
     def scheme(self, method: Method) -> Method:
         return method

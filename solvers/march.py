@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from solvers.method import Method
-from solvers.run import Run, Stopped, finite
+from solvers.run import Run, Stopped, check_like, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
 
@@ -27,7 +27,10 @@ def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, don
             where = k
             if run.watch and not finite(x):
                 raise Stopped(Status.NON_FINITE, t, x)
-            x = method.advance(segment, x if segment.enter is None else segment.enter(x), run)
+            if segment.enter is not None:
+                x, before = segment.enter(x), x
+                check_like("enter", x, before)
+            x = method.advance(segment, x, run)
             t = segment.end
             if run.save == "segments":
                 run.keep(t, x)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from solvers.errors import ConfigError
-from solvers.method import Method
+from solvers.method import HasFixedSteps, Method
 from solvers.methods import get_method
 from solvers.segment import Segment, check_chain
 
@@ -19,13 +21,18 @@ TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_problem(segments: Sequence[Segment], x0: Tensor) -> None:
-    """Raises ConfigError unless the segments meet and x0 is a non-empty tensor of a floating type."""
+    """Raises ConfigError unless the segments meet and x0 is a non-empty tensor of a floating type that holds numbers."""
+    if not isinstance(segments, Sequence) or isinstance(segments, str):
+        raise ConfigError(f"the segments are a {type(segments).__name__}, which is gone through more than once: give a list")
     if not all(isinstance(segment, Segment) for segment in segments):
         raise ConfigError("the segments are not all of type Segment: make them by Segment(t0, t1, field)")
     check_chain(segments)
     if not isinstance(x0, Tensor) or x0.dtype not in TYPES or x0.numel() == 0:
         what = f"{tuple(x0.shape)} of {x0.dtype}" if isinstance(x0, Tensor) else type(x0).__name__
         raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating type")
+    if x0.layout is not torch.strided or x0.is_nested or x0.is_meta:
+        what = "on the meta device and has no numbers" if x0.is_meta else "nested" if x0.is_nested else str(x0.layout)
+        raise ConfigError(f"the initial state is {what}: give a dense tensor with numbers, as by x0.to_dense()")
 
 
 def check_solver(
@@ -38,7 +45,7 @@ def check_solver(
     """
     chosen = get_method(method)
     for what, count in (("steps", steps), ("max_steps", max_steps)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
             raise ConfigError(f"{what} = {count!r}: give a whole number of at least 1")
     if not chosen.adaptive and (rtol is not None or atol is not None):
         raise ConfigError(
@@ -48,10 +55,27 @@ def check_solver(
         raise ConfigError(f"method {method!r} chooses its own steps and takes no steps = {steps}: give rtol and atol, or use rk4")
     rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
     for what, value in (("rtol", rtol), ("atol", atol)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
             raise ConfigError(f"{what} = {value!r}: give a positive finite number")
     resolution = 4 * torch.finfo(dtype).eps
     if chosen.adaptive and rtol < resolution:
         name = str(dtype).removeprefix("torch.")
         raise ConfigError(f"rtol = {rtol:g} is below what {name} resolves ({resolution:.1g}): raise it or use float64")
     return chosen, float(rtol), float(atol)
+
+
+def check_callable(what: str, given: object) -> None:
+    """Raises ConfigError for what is neither a function nor None."""
+    if given is not None and not callable(given):
+        raise ConfigError(f"{what} = {given!r}: give a function, or None")
+
+
+def check_bounds(method: Method, first_step: float | None, max_step: float | None) -> dict[str, Any]:
+    """Those of them that are given; ConfigError unless they are positive numbers, and for a method that does not take them."""
+    given = {name: step for name, step in (("first_step", first_step), ("max_step", max_step)) if step is not None}
+    for name, step in given.items():
+        if isinstance(step, bool) or not isinstance(step, Real) or not 0 < step < math.inf:
+            raise ConfigError(f"{name} = {step!r}: give a positive finite number, in units of time")
+        if not (method.adaptive and isinstance(method, HasFixedSteps)):
+            raise ConfigError(f"{name} is for the package's own adaptive methods, as tsit5: give steps to one of fixed steps")
+    return {name: float(step) for name, step in given.items()}

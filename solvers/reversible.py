@@ -7,19 +7,23 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from solvers.capture import untraced, without_graph
 from solvers.chain import Backward, Chain, Found, Grads
-from solvers.errors import ConfigError
+from solvers.errors import ConfigError, SolveError
 from solvers.march import Progress, march
 from solvers.method import HasReversibleForm, Method, ReversibleForm
 from solvers.run import Run, Step
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
+from solvers.transforms import check_no_transform
 
 COUPLING = 0.99
 """lambda. Smaller is stabler; rounding errors of the way back grow by 1/lambda a step."""
+MISSED = 1e-3
+"""By how much of the initial state the way back may miss it. The gradient's relative error was 1 to 10 times that where it was seen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +32,11 @@ class Reversible:
 
     For own methods and fields without projections, whose information is gone for good. It computes another solution than the
     plain method, by an error of the method's order, and takes two increments a step: what is trained by it is not the discrete
-    model of one Euler step per segment. `coupling` is lambda in (0, 1]. The pair drifts apart where a step h meets a Jacobian with
-    h |df/dx| above about 1 - lambda for a long time, even if the plain method is stable there: a smaller lambda is stabler,
-    and its way back magnifies rounding errors by 1/lambda a step. The state must have float32 or float64.
+    model of one Euler step per segment. `coupling` is lambda in (0, 1]. Where the field damps by more than lambda a step, the pair
+    comes apart even if the plain method is stable (`solvers.reversible_scheme` has the region): an adaptive method takes shorter
+    steps, and where that does not help, the solve ends with Status.PAIR_APART. A smaller lambda is stabler, and its way back magnifies
+    rounding errors by 1/lambda a step. A way back that misses the initial state by more than a thousandth of it (RMS)
+    raises SolveError instead of giving a wrong gradient. The state must have float32 or float64.
     """
 
     coupling: float = COUPLING
@@ -61,6 +67,7 @@ class Reversible:
 
     @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        check_no_transform("reversible")
         if x0.dtype.itemsize < 4:
             raise ConfigError(
                 f"gradient 'reversible' cannot go back in {str(x0.dtype).removeprefix('torch.')}, whose rounding errors grow on the way: "
@@ -76,7 +83,8 @@ class Reversible:
             captured = {k: capture.take()}
             before = run.stats.accepted - len(steps)
             back = partial(_backward, scheme, k, steps, [saved.steps - before for saved in inside], chain.baton, run.again())
-            found.put(chain.add([saved.x for saved in inside], [x, run.partner], [], captured, back), chain.links[0])
+            first = [x0] if k == 0 else []
+            found.put(chain.add([saved.x for saved in inside], [x, run.partner], first, captured, back), chain.links[0])
             capture.take()  # the links themselves: what was just made is nothing that a field depends on
             if progress is not None:
                 progress(k)
@@ -106,10 +114,23 @@ def _backward(
     """dL/dy and dL/dz at segment k's start from those at its end; gradients of saved states come in where they were saved."""
     pair, cotangents = (baton[0][0], baton[0][1]), (after[0], after[1])
     waiting = list(zip(saved_after, inside, strict=True))
+    after_first = pair
     for i in range(len(steps), 0, -1):
+        after_first = pair
         while waiting and waiting[-1][0] == i:
             gradient = waiting.pop()[1]
             cotangents = cotangents if gradient is None else (cotangents[0] + gradient, cotangents[1])
         pair, cotangents = scheme.undo(steps[i - 1], pair, cotangents, partial(state.pull, k), run)
     baton[0] = pair
+    for x0 in kept:
+        _check_start(pair[0], x0, after_first[0])
     return cotangents
+
+
+def _check_start(y: Tensor, x0: Tensor, ahead: Tensor) -> None:
+    missed, *sizes = (float(torch.linalg.vector_norm(x)) for x in (y - x0, x0, ahead))
+    if not missed <= MISSED * max(sizes):
+        raise SolveError(
+            f"the way back of gradient 'reversible' misses the initial state by {missed / max(sizes):.1g} of it, since rounding errors "
+            "grow there: use gradient='checkpoint', float64, fewer steps, or a coupling nearer to 1"
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from solvers.controller import StepSize
+from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
 from solvers.segment import Segment
 from solvers.solution import Stats, Status
@@ -19,6 +22,10 @@ Save = Literal["ends", "segments", "steps"]
 
 TIME_TYPES = frozenset({torch.float32, torch.float64})
 """A field gets the time in the state's type if it is one of these, else in float32: half precision cannot tell steps apart."""
+
+
+REQUEST = ("steps", "rtol", "atol", "max_steps", "watch", "save", "first_step", "max_step", "norm", "controlled")
+"""What of a run is asked for; the rest is what it found."""
 
 
 class Stopped(Exception):  # noqa: N818 - a signal inside the package, turned into a Status before anybody sees it
@@ -52,9 +59,12 @@ class Run:
 
     `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones. `step_size` outlives a segment: an adaptive method
     takes the step it had reached into the next one. With `watch`, each accepted state is checked for non-finite entries.
+    `wanted` are the times inside at which states are asked for, in the order in which they are passed.
     `clock` has the times that a solve is sure to need as tensors, made at once: one by one they cost an Euler step 1%.
     `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
-    second state of a reversible scheme. `controlled` limits the error norm to that many leading entries of a flat state.
+    second state of a reversible scheme, `apart` how far the two were from each other at worst, over what is allowed.
+    `first_step` and `max_step` bound an adaptive method's steps. `norm` measures errors; `controlled` is the shape of the leading
+    entries of a flat state that it is given, or None for all of it.
     """
 
     steps: int
@@ -63,32 +73,53 @@ class Run:
     max_steps: int
     watch: bool = False
     save: Save = "ends"
-    controlled: int | None = None
+    first_step: float | None = None
+    max_step: float = math.inf
+    norm: Norm = rms
+    controlled: tuple[int, ...] | None = None
     stats: Stats = dataclasses.field(default_factory=Stats)
     step_size: StepSize | None = None
     partner: Tensor | None = None
+    apart: Tensor | None = None
+    wanted: Sequence[float] = ()
     clock: dict[float, Tensor] = dataclasses.field(default_factory=dict)
+    limits: dict[tuple[float, float], tuple[float, float]] = dataclasses.field(default_factory=dict)
     trace: list[Step] = dataclasses.field(default_factory=list)
     saved: list[Saved] = dataclasses.field(default_factory=list)
 
     def again(self, **changes: Any) -> Run:
         """A fresh run with the same request, but for the changes."""
-        request = {name: getattr(self, name) for name in ("steps", "rtol", "atol", "max_steps", "watch", "save", "controlled")}
-        return Run(**{**request, **changes})
+        return Run(**{**{name: getattr(self, name) for name in REQUEST}, **changes})
 
     def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
-        """field(t, x), counted; ConfigError where its shape is not the state's."""
+        """field(t, x), counted; ConfigError where it is not like the state. A time that is a number is moved inside the segment."""
         self.stats.evaluations += 1
         if not isinstance(t, Tensor):
-            t = self.clock[t] if t in self.clock else as_tensors([t], x.dtype)[0]
+            low, high = self.inside(segment, x.dtype)
+            t = as_tensors([low if t < low else high if t > high else t], x.dtype)[0]
         v = segment.field(t, x)
-        if not isinstance(v, Tensor):
-            raise ConfigError(f"the field returned {type(v).__name__}: dx/dt must be a tensor of x's shape")
-        if v.shape != x.shape:
-            raise ConfigError(
-                f"the field returned shape {tuple(v.shape)} for a state of shape {tuple(x.shape)}: dx/dt must match x"
-            )
+        check_like("field", v, x)
         return v
+
+    def start(self, segment: Segment, t: float, x: Tensor) -> Tensor | float:
+        """The time at which an Euler step begins: as it is, unless it is a segment's later end."""
+        assert segment.whole is not None, "every segment knows it"
+        if t >= segment.whole[1]:
+            return t
+        return self.clock[t] if t in self.clock else as_tensors([t], x.dtype)[0]
+
+    def inside(self, segment: Segment, dtype: torch.dtype) -> tuple[float, float]:
+        """The first and the last time at which a field may be evaluated: one ulp of the time's type inside the segment.
+
+        Where no number lies between the ends, these.
+        """
+        ends = segment.whole
+        assert ends is not None, "every segment knows it"
+        if ends not in self.limits:
+            low, high = as_tensors(ends, dtype)
+            inner = float(torch.nextafter(low, high)), float(torch.nextafter(high, low))
+            self.limits[ends] = inner if inner[0] <= inner[1] else ends
+        return self.limits[ends]
 
     def set_clock(self, segments: Sequence[Segment], dtype: torch.dtype) -> None:
         """Makes the times at which segments start and end, for a state of that type."""
@@ -99,7 +130,8 @@ class Run:
         """Takes the step's result: projects it, counts it, and records it if asked to."""
         self.stats.accepted += 1
         if segment.project is not None:
-            x = segment.project(x)
+            x, before = segment.project(x), x
+            check_like("project", x, before)
         if self.watch and not finite(x):
             raise Stopped(Status.NON_FINITE, t, x)
         if self.save == "steps":
@@ -108,11 +140,56 @@ class Run:
 
     def counted(self, x: Tensor) -> Tensor:
         """The entries that enter the error norm."""
-        return x if self.controlled is None else x[: self.controlled]
+        return x if self.controlled is None else x[: math.prod(self.controlled)].view(self.controlled)
+
+    def size(self, error: Tensor, *states: Tensor) -> float:
+        """The norm of an error over what the tolerances allow for these states, atol + rtol max(abs states)."""
+        # tolerances vanish in half precision
+        counted = [self.counted(x).float() if x.dtype.itemsize < 4 else self.counted(x) for x in (error, *states)]
+        largest = functools.reduce(torch.maximum, (x.abs() for x in counted[1:]))
+        return self.measure(counted[0] / (self.atol + self.rtol * largest))
+
+    def measure(self, x: Tensor) -> float:
+        """The norm as a number. Waits for the device."""
+        return float(self.norm(x))
+
+    def passed(self, start: float, end: float) -> list[float]:
+        """The wanted times of a step that are not served yet."""
+        served = 0
+        while served < len(self.wanted) and (self.wanted[served] <= end if start < end else self.wanted[served] >= end):
+            served += 1
+        found, self.wanted = list(self.wanted[:served]), self.wanted[served:]
+        return found
 
     def keep(self, t: float, x: Tensor) -> None:
         """Saves a state for the solution."""
         self.saved.append(Saved(t, x, self.stats.accepted))
+
+
+def check_like(what: str, y: object, x: Tensor) -> None:
+    """Raises ConfigError unless what a map of a segment returned is a tensor like the state, of a type that does not widen it."""
+    if not isinstance(y, Tensor):
+        raise ConfigError(f"the {what} returned {type(y).__name__}: {WANTED[what]} must be a tensor of x's shape")
+    if y.dtype is not x.dtype and not (
+        y.dtype.is_floating_point and (y.dtype.itemsize < x.dtype.itemsize or torch.is_autocast_enabled(x.device.type))
+    ):
+        raise ConfigError(
+            f"the {what} returned {_name(y.dtype)} for a state of {_name(x.dtype)}: return it as .to(x.dtype), or start from a state of "
+            "that type"
+        )
+    if y.shape != x.shape:
+        raise ConfigError(
+            f"the {what} returned shape {tuple(y.shape)} for a state of shape {tuple(x.shape)}: {WANTED[what]} must match x"
+        )
+    if y.device != x.device:
+        raise ConfigError(f"the {what} returned a tensor on {y.device} for a state on {x.device}: keep it there")
+
+
+WANTED = {"field": "dx/dt", "project": "the projected state", "enter": "the state entered with"}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
@@ -121,6 +198,11 @@ def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
     On the CPU whatever the state's device: such a tensor mixes with all of them and costs no transfer.
     """
     return torch.tensor(times, dtype=dtype if dtype in TIME_TYPES else torch.float32, device="cpu").unbind()
+
+
+def representable(t: float, dtype: torch.dtype) -> float:
+    """The nearest time that a field can be told exactly: a step to another one begins and ends beside the times of its stages."""
+    return t if dtype is torch.float64 else ctypes.c_float(t).value
 
 
 def finite(x: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
-from solvers.reversible_scheme import ReversibleScheme
-from solvers.run import Run, Step, Stopped, finite
+from solvers.reversible_scheme import Finish, ReversibleScheme
+from solvers.run import Run, Step, Stopped, finite, representable
 from solvers.segment import Segment
 from solvers.solution import Status
 from solvers.tableau import Tableau
 
-Finish = Callable[[Step, Tensor, Tensor], Tensor]
-"""(step, x, increment) -> the next x."""
+SHORTEST = 1e-150
+"""A step this short does not advance the time even at t = 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,11 @@ class RungeKutta:
         """The formal order: the global error is O(h^order) on a smooth field."""
         return self.tableau.order
 
+    @property
+    def dense(self) -> bool:
+        """Whether it knows the states inside its steps."""
+        return bool(self.tableau.dense)
+
     @functools.cached_property
     def _used(self) -> int:
         """Stages that enter the result: all but those that only estimate the error."""
@@ -67,8 +72,25 @@ class RungeKutta:
             return self._adaptive(segment, x, run, None)
         h = segment.step(run.steps)
         for start, end in segment.intervals(run.steps):
-            x = run.accept(segment, end, x + self._increment(segment, start, end, h, x, run))
+            if run.wanted and (times := run.passed(start, end)):
+                step = Step(segment, start, end, h)
+                stages = self._stages(*step, x, run, None, len(self.tableau.b))
+                x1 = run.accept(segment, end, x + weighted(h, self.tableau.b, stages))
+                self._between(times, step, x, x1, stages, run)
+                x = x1
+            else:
+                x = run.accept(segment, end, x + self._increment(segment, start, end, h, x, run))
         return x
+
+    def _between(self, times: Sequence[float], step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], run: Run) -> None:
+        """Keeps the states at times inside the step from x to x1, by the tableau's own interpolation."""
+        for time in times:
+            inside = x1
+            if time != step.end:
+                theta = (time - step.start) / (step.end - step.start)
+                inside = x + weighted(step.h, self.tableau.dense_weights(theta), stages)
+                inside = inside if step.segment.project is None else step.segment.project(inside)
+            run.keep(time, inside)
 
     def walk(self, segment: Segment, x: Tensor, run: Run, finish: Finish) -> Tensor:
         """Goes over the segment by steps whose next x `finish` makes. An adaptive method keeps the error of x + increment small."""
@@ -77,8 +99,10 @@ class RungeKutta:
         h = segment.step(run.steps)
         for start, end in segment.intervals(run.steps):
             step = Step(segment, start, end, h)
-            x = finish(step, x, self._increment(*step, x, run))
+            following = finish(step, x, self._increment(*step, x, run))
+            assert following is not None, "a step of given size is not refused"
             run.trace.append(step)
+            x = following
         return x
 
     def increment(self, step: Step, x: Tensor, run: Run) -> Tensor:
@@ -87,32 +111,35 @@ class RungeKutta:
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
         """The segment's steps as segments of one step each, the same to the last bit."""
-        ends = [segment.t0 + segment.length * Fraction(i, steps) for i in range(steps + 1)]
+        ends = [segment.ends[0] + segment.length * Fraction(i, steps) for i in range(steps + 1)]
         for i, (t0, t1) in enumerate(pairwise(ends)):
-            yield Segment(t0, t1, segment.field, segment.project, segment.enter if i == 0 else None)
+            yield segment.part(t0, t1, i == 0)
 
     def _increment(self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run) -> Tensor:
         if self._used == 1:  # Euler: beside the field of a small model every call counts
-            return h * self.tableau.b[0] * run.velocity(segment, start, x)
+            return h * self.tableau.b[0] * run.velocity(segment, run.start(segment, start, x), x)
         return weighted(h, self.tableau.b, self._stages(segment, start, end, h, x, run, None, self._used))
 
     def _adaptive(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None) -> Tensor:
         t, t1 = segment.start, segment.end
         direction = math.copysign(1.0, t1 - t)
-        resolution = 4 * math.ulp(max(abs(t), abs(t1)))
         weights = self.tableau.error_weights
         assert weights is not None, "an adaptive method has embedded weights"
         first = run.velocity(segment, t, x)
         if run.step_size is None:
-            start = self._initial_step(segment, t, t1, x, first, run)
-            run.step_size = StepSize(self.controller, self.tableau.embedded_order + 1, start)
-        steps = 0
+            start = run.first_step or self._initial_step(segment, t, t1, x, first, run)
+            run.step_size = StepSize(self.controller, self.tableau.embedded_order + 1, start, longest=run.max_step)
+        steps, error = 0, 0.0
         while t != t1:
             size, last = run.step_size.propose(abs(t1 - t))
             h = direction * size
-            end = t1 if last else t + h
-            if size <= resolution:
-                raise Stopped(Status.STEP_UNDERFLOW if finite(first) else Status.NON_FINITE, t, x)
+            end = t1 if last else representable(t + h, x.dtype)
+            if not last and end != t:
+                h = end - t
+            # a segment however short is one step; where the field is not finite at the start, no step can be short enough
+            broken = not (math.isfinite(error) or finite(first))
+            if broken or (not last and size <= max(4 * math.ulp(t), SHORTEST)):
+                raise Stopped(Status.STEP_UNDERFLOW if math.isfinite(error) else Status.NON_FINITE, t, x)
             if steps == run.max_steps:
                 raise Stopped(Status.TOO_MANY_STEPS, t, x)
             steps += 1
@@ -120,11 +147,17 @@ class RungeKutta:
             stages = self._stages(*step, x, run, first, len(self.tableau.b))
             increment = weighted(h, self.tableau.b, stages)
             x1 = x + increment
-            if not run.step_size.judge(size, self._error(x, x1, h, weights, stages, run)):
+            error = self._error(x, x1, h, weights, stages, run)
+            following = finish(step, x, increment) if finish is not None and error <= 1 else x1
+            if not run.step_size.judge(size, math.inf if following is None else error):
                 run.stats.rejected += 1
                 continue
+            assert following is not None, "refused, it is rejected"
             run.trace.append(step)
-            t, x = end, run.accept(segment, end, x1) if finish is None else finish(step, x, increment)
+            before, x = x, run.accept(segment, end, following) if finish is None else following
+            if run.wanted and (times := run.passed(t, end)):
+                self._between(times, step, before, x, stages, run)
+            t = end
             if t != t1:
                 reuse = self.tableau.reuses_last_stage and x is x1
                 first = stages[-1] if reuse else run.velocity(segment, t, x)
@@ -142,10 +175,8 @@ class RungeKutta:
 
     @torch.no_grad()
     def _error(self, x: Tensor, x1: Tensor, h: float, weights: Sequence[float], stages: Sequence[Tensor], run: Run) -> float:
-        x, x1, estimate = (run.counted(whole) for whole in (x, x1, weighted(h, weights, stages)))
-        if x.dtype.itemsize < 4:  # tolerances vanish in half precision
-            x, x1, estimate = x.float(), x1.float(), estimate.float()
-        return _rms(estimate / (run.atol + run.rtol * torch.maximum(x.abs(), x1.abs())))
+        estimate = weighted(h, weights, stages)
+        return run.size(estimate, x, x1)
 
     @torch.no_grad()
     def _initial_step(self, segment: Segment, t: float, t1: float, x: Tensor, first: Tensor, run: Run) -> float:
@@ -154,11 +185,11 @@ class RungeKutta:
         Theirs is 0.01^(1/order) of this; on switched Transformers that first error came out near 1e-4 of what is allowed.
         """
         scale = run.counted(run.atol + run.rtol * x.abs())
-        size, slope = _rms(run.counted(x) / scale), _rms(run.counted(first) / scale)
+        size, slope = run.measure(run.counted(x) / scale), run.measure(run.counted(first) / scale)
         span = abs(t1 - t)
         probe = min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
         h = math.copysign(probe, t1 - t)
-        curvature = _rms(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
+        curvature = run.measure(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
         largest = max(slope, curvature)
         if not math.isfinite(largest):
             return probe
@@ -173,7 +204,3 @@ def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Te
         if weight:
             total = (h * weight) * stage if total is None else torch.add(total, stage, alpha=h * weight)
     return torch.zeros_like(stages[0]) if total is None else total
-
-
-def _rms(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x)) / math.sqrt(x.numel())

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
-from numbers import Rational
+from numbers import Rational, Real
 
 from torch import Tensor
 
 from solvers.errors import ConfigError
+from solvers.learned_time import with_learned_times
 
 Field = Callable[[Tensor, Tensor], Tensor]
 Map = Callable[[Tensor], Tensor]
-Time = int | float | Fraction
+Time = int | float | Fraction | Tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
     """dx/dt = field(t, x) from t0 to t1, smooth on the closed interval.
 
-    `field(t, x)` gets the time as a 0-dimensional tensor and returns dx/dt in x's shape. `project(x)`, if given, is applied after
+    `field(t, x)` gets the time as a 0-dimensional tensor and returns dx/dt in x's shape. It is never evaluated at the ends themselves
+    but one ulp inside, on this segment's side of a switch: fields of several segments may be one function that asks `t < switch`
+    (Euler's steps, which begin at t0, evaluate there to be those of a plain loop). `project(x)`, if given, is applied after
     each accepted step (a Post-LN norm is such a map), and `enter(x)` once, before the first step: a state that must start
     on a manifold is put there. t1 < t0 integrates backward.
 
     Times may be ints, floats or fractions and are kept as exact fractions: k * Fraction(dt) to (k + 1) * Fraction(dt) has the
-    length dt to the last bit, which (k + 1) * dt - k * dt in floats has not. Raises ConfigError for times that are not finite
-    or are equal.
+    length dt to the last bit, which (k + 1) * dt - k * dt in floats has not. A 0-dimensional tensor that requires a gradient is a time
+    to be learned: `solvers.learned_time`. Raises ConfigError for times that are not finite or are equal, and maps that are none.
+
+    `whole` is the earlier and the later end of the segment that this one is a part of.
     """
 
     t0: Time
@@ -35,7 +41,10 @@ class Segment:
     field: Field
     project: Map | None = None
     enter: Map | None = None
+    whole: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     # made from t0 and t1 once, since exact arithmetic is slow beside a small model's step
+    learned: bool = dataclasses.field(init=False, repr=False)
+    ends: tuple[Fraction, Fraction] = dataclasses.field(init=False, repr=False)
     length: Fraction = dataclasses.field(init=False, repr=False)
     start: float = dataclasses.field(init=False, repr=False)
     end: float = dataclasses.field(init=False, repr=False)
@@ -43,17 +52,32 @@ class Segment:
 
     def __post_init__(self) -> None:
         t0, t1 = _exact("t0", self.t0), _exact("t1", self.t1)
+        for name in ("field", "project", "enter"):
+            given = getattr(self, name)
+            if not callable(given) and (given is not None or name == "field"):
+                raise ConfigError(
+                    f"a segment's {name} is {given!r}: give a function" + (" of time and state" * (name == "field"))
+                )
         if t0 == t1:
             raise ConfigError(f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out")
+        field = with_learned_times(self.field, self.t0, self.t1)
         for name, value in {
+            "learned": field is not self.field,
+            "field": field,
             "t0": t0,
             "t1": t1,
+            "ends": (t0, t1),
             "length": t1 - t0,
             "start": float(t0),
             "end": float(t1),
             "span": float(t1 - t0),
+            "whole": self.whole or (float(min(t0, t1)), float(max(t0, t1))),
         }.items():
             object.__setattr__(self, name, value)
+
+    def part(self, t0: Time, t1: Time, first: bool) -> Segment:
+        """The part from t0 to t1; the `first` one is entered as the whole is."""
+        return Segment(t0, t1, self.field, self.project, self.enter if first else None, self.whole)
 
     def step(self, steps: int) -> float:
         """The length of one of `steps` equal steps, rounded once; negative where the segment runs backward."""
@@ -63,7 +87,7 @@ class Segment:
         """The ends of that many equal steps, t0 first: t0 + length i/steps, rounded once, so that the last is exactly t1."""
         yield self.start
         for i in range(1, steps):
-            yield float(self.t0 + self.length * Fraction(i, steps))
+            yield float(self.ends[0] + self.length * Fraction(i, steps))
         yield self.end
 
     def intervals(self, steps: int) -> Iterable[tuple[float, float]]:
@@ -87,7 +111,11 @@ def check_chain(segments: Sequence[Segment]) -> None:
 
 def _exact(name: str, time: object) -> Fraction:
     try:
-        exact = Fraction(time if isinstance(time, Rational) else float(time))  # type: ignore[arg-type]
+        if isinstance(time, Tensor):
+            time = time.detach().item() if time.dim() == 0 else f"a tensor of shape {tuple(time.shape)}"
+        if not isinstance(time, (Real, Decimal)) or isinstance(time, bool):
+            raise TypeError
+        exact = Fraction(time if isinstance(time, Rational) else float(time))
         float(exact)
         return exact
     except (TypeError, ValueError, OverflowError):

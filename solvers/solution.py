@@ -16,13 +16,18 @@ class Status(enum.Enum):
     NON_FINITE = "the state became non-finite"
     STEP_UNDERFLOW = "the step became too small to advance the time"
     TOO_MANY_STEPS = "the step limit was reached"
+    PAIR_APART = "the two states of the reversible scheme drifted apart"
 
 
 ADVICE: dict[Status, str] = {
-    Status.NON_FINITE: "take a smaller dt or more steps, or a placement with bounded velocities; check x0 and the weights",
+    Status.NON_FINITE: "take a smaller dt or more steps, or a placement with bounded velocities; check x0, the weights and "
+    "the field's values there",
     Status.STEP_UNDERFLOW: "the field is singular, not smooth or too stiff there, or the tolerances are below what the dtype "
     "resolves: raise rtol and atol, use float64, or declare the switch as a segment's end",
-    Status.TOO_MANY_STEPS: "raise max_steps or the tolerances",
+    Status.TOO_MANY_STEPS: "raise rtol and atol (or max_steps, of `solve` itself): a field that needs so many steps is stiff or not "
+    "smooth there; a method of fixed steps always gets to the end",
+    Status.PAIR_APART: "the field damps faster than a reversible scheme can follow, or the steps are too coarse: use "
+    "gradient='checkpoint', Reversible(coupling=0.9) or less, or smaller steps",
 }
 
 

@@ -17,6 +17,8 @@ from solvers.errors import ConfigError
 
 TOLERANCE = 1e-13
 """How exactly a condition must hold: coefficients are published to 16 digits."""
+DENSE_TOLERANCE = 1e-12
+"""The same for the coefficients of dense output, whose terms of opposite signs reach 90."""
 
 Coefficient = int | float | str
 Tree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
@@ -27,7 +29,9 @@ class Tableau:
     """Coefficients of an explicit Runge-Kutta method: k_i = f(t + c_i h, x + h sum_j a_ij k_j), x1 = x + h sum_i b_i k_i.
 
     `a` holds the rows below the diagonal (row i has i entries, the first is empty). `embedded` are the weights of the
-    lower-order solution that a step's error estimate is taken against, of order `embedded_order`.
+    lower-order solution that a step's error estimate is taken against, of order `embedded_order`. `dense` holds polynomials without
+    constant term, one for each stage and lowest power first: x(t + theta h) = x + h sum_i dense_i(theta) k_i inside the step. They
+    must be of order - 1 for every theta, and the weights b at its end: then states inside have the method's order.
     Raises ConfigError naming the coefficient or order condition that fails (Butcher; Hairer, Norsett, Wanner, II.2).
     """
 
@@ -37,6 +41,7 @@ class Tableau:
     c: tuple[float, ...]
     embedded: tuple[float, ...] | None = None
     embedded_order: int = 0
+    dense: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         stages = len(self.b)
@@ -54,6 +59,8 @@ class Tableau:
             if len(self.embedded) != stages:
                 raise ConfigError(f"embedded has {len(self.embedded)} weights for {stages} stages")
             self._check_order("embedded", self.embedded, self.embedded_order)
+        if self.dense:
+            self._check_dense()
 
     @property
     def error_weights(self) -> tuple[float, ...] | None:
@@ -77,6 +84,28 @@ class Tableau:
                         f"the condition of order {size} for the tree {tree} gives {have:.17g}, not 1/{density(tree)}"
                     )
 
+    def dense_weights(self, theta: float) -> tuple[float, ...]:
+        """The weights of x(t + theta h), 0 <= theta <= 1."""
+        return tuple(sum(c * theta**power for power, c in enumerate(row, 1)) for row in self.dense)
+
+    def _check_dense(self) -> None:
+        if len(self.dense) != len(self.b):
+            raise ConfigError(f"dense has {len(self.dense)} polynomials for {len(self.b)} stages")
+        for i, (b, row) in enumerate(zip(self.b, self.dense, strict=True)):
+            if abs(sum(row) - b) > TOLERANCE:
+                raise ConfigError(f"dense[{i}] is {sum(row):.17g} at the step's end, not b[{i}] = {b:.17g}")
+        for size in range(1, max(2, self.order)):
+            for tree in trees(size):
+                values = self._stage_weights(tree)
+                # theta^size/density, power by power
+                for power in range(1, max(map(len, self.dense)) + 1):
+                    have = sum(row[power - 1] * v for row, v in zip(self.dense, values, strict=True) if len(row) >= power)
+                    if abs(have - (power == size) / density(tree)) > DENSE_TOLERANCE:
+                        raise ConfigError(
+                            f"dense is not of order {max(1, self.order - 1)}: in the condition of order {size} for the tree {tree}, "
+                            f"theta^{power} has {have:.17g}"
+                        )
+
     def _stage_weights(self, tree: Tree) -> list[float]:
         values = [1.0] * len(self.b)
         for branch in tree:
@@ -92,6 +121,7 @@ def tableau(
     b: Sequence[Coefficient],
     embedded: Sequence[Coefficient] | None = None,
     embedded_order: int = 0,
+    dense: Sequence[Sequence[Coefficient]] = (),
 ) -> Tableau:
     """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row sums of a."""
     rows = [[Fraction(value) for value in row] for row in a]
@@ -107,6 +137,7 @@ def tableau(
         c=tuple(round(float(sum(row)), 15) for row in rows),
         embedded=None if embedded is None else floats(embedded),
         embedded_order=embedded_order,
+        dense=tuple(floats(row) for row in dense),
     )
 
 
@@ -137,10 +168,33 @@ def _nodes(tree: Tree) -> int:
     return 1 + sum(_nodes(branch) for branch in tree)
 
 
-EULER = tableau(1, [[]], [1])
-MIDPOINT = tableau(2, [[], ["1/2"]], [0, 1])
-HEUN = tableau(2, [[], [1]], ["1/2", "1/2"])
-RK4 = tableau(4, [[], ["1/2"], [0, "1/2"], [0, 0, 1]], ["1/6", "1/3", "1/3", "1/6"])
+EULER = tableau(1, [[]], [1], dense=[[1]])
+MIDPOINT = tableau(2, [[], ["1/2"]], [0, 1], dense=[[1, -1], [0, 1]])
+# With Euler's method beside it, the pair 2(1).
+HEUN = tableau(2, [[], [1]], ["1/2", "1/2"], [1, 0], 1, dense=[[1, "-1/2"], [0, "1/2"]])
+RK4 = tableau(
+    4,
+    [[], ["1/2"], [0, "1/2"], [0, 0, 1]],
+    ["1/6", "1/3", "1/3", "1/6"],
+    dense=[[1, "-3/2", "2/3"], [0, 1, "-2/3"], [0, 1, "-2/3"], [0, "-1/2", "2/3"]],
+)
+# Kutta (1901), the 3/8 rule.
+RK4_38 = tableau(
+    4,
+    [[], ["1/3"], ["-1/3", 1], [1, -1, 1]],
+    ["1/8", "3/8", "3/8", "1/8"],
+    dense=[[1, "-15/8", 1], [0, "15/8", "-3/2"], [0, "3/8", 0], [0, "-3/8", "1/2"]],
+)
+HEUN3 = tableau(3, [[], ["1/3"], [0, "2/3"]], ["1/4", 0, "3/4"], dense=[[1, "-3/4"], [0, 0], [0, "3/4"]])
+# Bogacki and Shampine (1989), the 3(2) pair; inside a step the cubic through both ends and their slopes.
+BOSH3 = tableau(
+    3,
+    [[], ["1/2"], [0, "3/4"], ["2/9", "1/3", "4/9"]],
+    ["2/9", "1/3", "4/9", 0],
+    ["7/24", "1/4", "1/3", "1/8"],
+    2,
+    [[1, "-4/3", "5/9"], [0, 1, "-2/3"], [0, "4/3", "-8/9"], [0, -1, 1]],
+)
 # Dormand and Prince (1980), the 5(4) pair.
 DOPRI5 = tableau(
     5,
@@ -156,6 +210,16 @@ DOPRI5 = tableau(
     ["35/384", 0, "500/1113", "125/192", "-2187/6784", "11/84", 0],
     ["5179/57600", 0, "7571/16695", "393/640", "-92097/339200", "187/2100", "1/40"],
     4,
+    # Shampine (1986)
+    [
+        [1, "-8048581381/2820520608", "8663915743/2820520608", "-12715105075/11282082432"],
+        [0],
+        [0, "131558114200/32700410799", "-68118460800/10900136933", "87487479700/32700410799"],
+        [0, "-1754552775/470086768", "14199869525/1410260304", "-10690763975/1880347072"],
+        [0, "127303824393/49829197408", "-318862633887/49829197408", "701980252875/199316789632"],
+        [0, "-282668133/205662961", "2019193451/616988883", "-1453857185/822651844"],
+        [0, "40617522/29380423", "-110615467/29380423", "69997945/29380423"],
+    ],
 )
 # Tsitouras (2011), the 5(4) pair; coefficients as published, to 16 digits.
 _TSIT5_B = [
@@ -189,4 +253,14 @@ TSIT5 = tableau(
     [*_TSIT5_B, 0],
     [b - error for b, error in zip([*_TSIT5_B, 0.0], _TSIT5_ERROR, strict=True)],
     4,
+    # his own interpolant, its factors multiplied out
+    [
+        [1.0, -2.763706197274826, 2.9132554618219126, -1.0530884977290216],
+        [0.0, 0.1317, -0.2234, 0.1017],
+        [0.0, 3.9302962368947516, -5.941033872131505, 2.490627285651253],
+        [0.0, -12.411077166933676, 30.33818863028232, -16.548102889244902],
+        [0.0, 37.50931341651104, -88.1789048947664, 47.37952196281928],
+        [0.0, -27.896526289197286, 65.09189467479366, -34.87065786149661],
+        [0.0, 1.5, -4.0, 2.5],
+    ],
 )

@@ -64,8 +64,7 @@ class TorchDiffEq:
                 options["max_order"] = self.order + 1  # its own default, 12, is unstable at ordinary steps
         elif self.name != "scipy_solver":
             options = {"step_t": times[1:].clone(), "max_num_steps": run.max_steps}
-            if run.controlled is not None:
-                options["norm"] = lambda x: run.counted(x).square().mean().sqrt()
+            options["norm"] = lambda x: run.norm(run.counted(x))
         try:
             x1 = torchdiffeq.odeint(field, x, times, rtol=run.rtol, atol=run.atol, method=self.name, options=options)[-1]
         except AssertionError as error:
@@ -85,7 +84,8 @@ class _Watched(torch.nn.Module):
         for name in callbacks & {"callback_step", "callback_reject_step"}:  # it warns of callbacks that a method never calls
             setattr(self, name, getattr(self, f"_{name}"))
         self._segment, self._run = segment, run
-        self._low, self._high = min(t0, t1), max(t0, t1)
+        low, high = run.inside(segment, x.dtype)
+        self._low, self._high = max(min(t0, t1), low), min(max(t0, t1), high)
         self.time, self.state = t0, x
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:

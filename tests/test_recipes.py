@@ -24,6 +24,7 @@ from ctrans.norm import NORMS, Norm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from ctrans.stability.screening.case import Finding, StepPlan
+from ctrans.stability.screening.quantities import QUANTITIES, Quantity
 from ctrans.stability.screening.screen import STEPS, ScreeningStep, screen
 from ctrans.verify.convergence import substep_convergence
 from ctrans.walk import Instrument, walk
@@ -186,7 +187,9 @@ def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch)
     monkeypatch.setitem(STEPS, "similarity", ScreeningStep("do tokens collapse?", plan_similarity))
     findings = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick").findings
     assert findings["similarity"].verdict == "apart"
-    assert 0 < findings["similarity"].score <= 1
+    assert findings["similarity"].flags == {}
+    monkeypatch.setitem(QUANTITIES, "cosine", Quantity("mean cosine of two tokens", high=-1.0, above="collapse"))
+    assert findings["similarity"].flags == {"cosine": "collapse"}
     shown = command("screen", "--placement", "pre", "--quick")
     (screening,) = shown["models"].values()
     assert math.isfinite(screening["findings"]["similarity"]["result"])

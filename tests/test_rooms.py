@@ -15,6 +15,7 @@ ROOMS = [
     "placement",
     "fields",
     "weights",
+    "given_files",
     "sublayer",
     "depth",
     "scheme",

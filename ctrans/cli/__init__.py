@@ -5,6 +5,7 @@ for.
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import Any
 
@@ -21,7 +22,7 @@ COMMANDS = {
     "convergence": "Measure the order of every integration method on every placement.",
     "hjb-check": "Certify whether training is a well-posed optimal-control problem.",
     "control": "See by depth how far a model is from what the optimal control would do.",
-    "screen": "Screen an architecture before training it: four steps, and a stability score.",
+    "screen": "Screen an architecture before training it: what it does, with limits on both sides.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "generate": "Continue a text with a trained model.",
@@ -48,6 +49,9 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):  # names of files may be bytes that are no text
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
@@ -56,14 +60,19 @@ class Commands(click.Group):
         except click.ClickException as error:
             early = isinstance(error, click.NoSuchOption) and error.option_name == "--plugin"
             hint = " It stands before the command: ctrans --plugin FILE COMMAND" if early else ""
-            click.echo(f"ctrans: {error.format_message()}{hint}", err=True)
+            _say(f"{error.format_message()}{hint}")
             code = error.exit_code
         except click.Abort:
-            click.echo("ctrans: interrupted", err=True)
+            _say("interrupted")
             code = 130
-        except (ValueError, RuntimeError, MemoryError) as error:
+        except (ValueError, RuntimeError, MemoryError, OSError) as error:
             code = _explain(error)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(message: str) -> None:
+    """One line on stderr, whatever names the message repeats."""
+    click.echo("ctrans: " + message.strip().replace("\n", "\\n").replace("\r", "\\r"), err=True)
 
 
 def _explain(error: Exception) -> int:
@@ -71,10 +80,14 @@ def _explain(error: Exception) -> int:
     from solvers import ConfigError, SolveError
 
     if isinstance(error, (ConfigError, SolveError)):
-        click.echo(f"ctrans: {error}", err=True)
+        _say(str(error))
         return 2 if isinstance(error, ConfigError) else 1
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f"{str(error.filename)!r}: "
+        _say(f"{where}{error.strerror or error}")
+        return 2
     if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
-        click.echo("ctrans: out of memory: lower --width, --depth, --context or --batch", err=True)
+        _say("out of memory: lower --width, --depth, --context or --batch")
         return 2
     raise error
 

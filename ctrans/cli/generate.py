@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,11 +21,12 @@ from ctrans.depth import check_count
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.generation import Sampling, stream
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
 from ctrans.report.progress import progress_bar
 from ctrans.scheme import DISCRETE, Scheme
 from ctrans.threads import choose_threads, flops
-from ctrans.training.training_state import STATE, read_state
+from ctrans.training.training_state import read_state
 from solvers import ConfigError
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
@@ -105,7 +107,7 @@ def trained_with(directory: Path) -> Scheme:
 
     Raises ConfigError for a training state that is damaged.
     """
-    if not (directory / STATE).exists():
+    if not os.path.exists(directory / STATE):
         return DISCRETE
     config = read_state(directory).config
     method = get_method(config.method)

@@ -17,7 +17,7 @@ from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS, spell
 from ctrans.weights.functions_of_depth import BASES
-from solvers import ConfigError
+from solvers import METHODS, ConfigError
 from solvers.errors import unknown
 
 Command = Callable[..., Any]
@@ -26,6 +26,10 @@ Command = Callable[..., Any]
 def one_of(names: Sequence[str] | dict[str, Any]) -> str:
     """The allowed names for a help text."""
     return "one of " + ", ".join(names)
+
+
+OTHERS = [name for name in METHODS if name != "euler" and ":" not in name]
+METHOD_HELP = f"euler (with one step: the discrete model), {', '.join(OTHERS)}, or torchdiffeq:NAME."
 
 
 def stack(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

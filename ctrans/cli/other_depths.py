@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ctrans.depth import check_count
-from ctrans.model.checkpoint import load
-from ctrans.model.config import GPTConfig
+from ctrans.model.checkpoint import LAST, load
+from ctrans.model.config import MOST_BLOCKS, GPTConfig
 from ctrans.model.gpt import check_buildable
 from ctrans.report.progress import progress_bar
 from ctrans.training.evaluation import evaluate
 from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import LAST
 from ctrans.training.settings import TrainConfig
 from ctrans.weights.on_demand import memory
 from solvers import ConfigError
@@ -22,7 +21,7 @@ from solvers import ConfigError
 def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -> None:
     """Raises ConfigError for a depth whose weights, or whose 2 N + 1 hidden states of a batch, this machine cannot hold."""
     for depth in depths:
-        check_count("eval_depth", depth)
+        check_count("eval_depth", depth, MOST_BLOCKS)
         other = model.at_depth(depth)
         try:
             check_buildable(other, config.seed)

@@ -141,7 +141,13 @@ def get_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):
+    except (
+        RuntimeError,
+        AssertionError,
+        ImportError,
+        ValueError,
+        TypeError,
+    ):  # each backend that is not there says so in its way
         raise ConfigError(
             f"device {name!r} is not available here: use --device cpu, or install a torch that supports it"
         ) from None

@@ -24,8 +24,9 @@ from ctrans.norm import NORMS
 from ctrans.report.files import png
 from ctrans.report.progress import Bar, progress_bar
 from ctrans.report.screen_figure import screen_figure
-from ctrans.report.screen_report import KEY, label, ranked, ranking_table, screen_reasons, screen_table
-from ctrans.stability.screening.screen import EFFORTS, STEPS, Screening, screen
+from ctrans.report.screen_report import KEY, NAMES_APART, comparison_tables, label, screen_reasons, screen_table
+from ctrans.stability.screening.quantities import QUANTITIES
+from ctrans.stability.screening.screen import EFFORTS, Screening, screen
 from ctrans.weights.on_demand import watch
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -93,10 +94,12 @@ class ScreenRequest(ModelRequest):
     "--compare",
     multiple=True,
     metavar="NAME=V,V",
-    help=f"Repeatable: every combination of the values, ranked. {options.one_of(COMPARABLE).capitalize()}; names also take all.",
+    help=f"Repeatable: every combination of the values. {options.one_of(COMPARABLE).capitalize()}; names also take all.",
 )
 @click.option(
-    "--quick", is_flag=True, help="Seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances."
+    "--quick",
+    is_flag=True,
+    help="Seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances; no curvature or spectrum.",
 )
 @options.text_options
 @options.device_options
@@ -108,8 +111,9 @@ def command(request: ScreenRequest) -> None:
     """Screen an architecture before it is trained, or a model that there is.
 
     Kan's four steps: is training a well-posed control problem, how do hidden states grow, how do gradients pass, how far does
-    uncertainty travel. Beside them attention sensitivity and initialisation theory, and a stability score made of all. A step
-    that cannot handle the model says so. The directory gets screen.json and screen.png.
+    uncertainty travel. Beside them attention sensitivity, what one optimiser step does, and initialisation theory. Every quantity
+    has limits on both sides, outside of which a model does nothing or explodes. A step that cannot handle the model says so. The
+    directory gets screen.json and screen.png.
 
     \b
     ctrans screen --placement pre --quick
@@ -128,7 +132,7 @@ def command(request: ScreenRequest) -> None:
     directory = directory_of(request)
     effort = EFFORTS["quick" if request.quick else "full"]
     results: dict[str, Screening] = {}
-    with progress_bar("screen", len(STEPS) * len(jobs)) as advance:
+    with progress_bar("screen", sum(map(_visits, found))) as advance:
         for name, subject in jobs.items():
             model = subject.model(dtype, device)
             watch(model, partial(_under_way, advance, name))
@@ -141,7 +145,7 @@ def command(request: ScreenRequest) -> None:
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
         findings={
-            "ranking": ranked(results),
+            "quantities": {name: dataclasses.asdict(quantity) for name, quantity in QUANTITIES.items()},
             "models": {name: _summary(screening) for name, screening in results.items()},
         },
         files={"screen.png": lambda: png(screen_figure(results, _title(found)))},
@@ -153,6 +157,11 @@ def command(request: ScreenRequest) -> None:
         ],
     )
     end(request, directory, ending)
+
+
+def _visits(subject: Subject) -> int:
+    """How often its screening tells its progress, known before it is made: two sublayers a block, there and back."""
+    return 4 * subject.blocks
 
 
 def _told(advance: Bar, name: str, step: str) -> None:
@@ -180,7 +189,12 @@ def _jobs(request: ScreenRequest) -> dict[str, Subject]:
     for values in itertools.product(*axes.values()):
         changes = list(zip(axes, values, strict=True))
         changed: dict[str, Any] = {COMPARABLE[name].field: COMPARABLE[name].as_field(value) for name, value in changes}
-        (jobs[label(changes)],) = find(dataclasses.replace(request, **changed))
+        found = find(dataclasses.replace(request, **changed))
+        if len(found) > 1:
+            raise ConfigError(
+                f"--norm all stands for {len(found)} norms, and one is looked at in each model: choose one, or --compare norm=..."
+            )
+        (jobs[label(changes)],) = found
     return jobs
 
 
@@ -216,13 +230,13 @@ def _title(found: Sequence[Subject]) -> str:
 
 
 def _summary(screening: Screening) -> dict[str, Any]:
-    findings = {name: {**vars(finding), "score": finding.score} for name, finding in screening.findings.items()}
-    return {**vars(screening), "findings": findings}
+    findings = {name: {**vars(finding), "flags": finding.flags} for name, finding in screening.findings.items()}
+    return {**vars(screening), "flags": screening.flags, "findings": findings}
 
 
 def _page(results: Mapping[str, Screening]) -> list[str | Table]:
-    """One model with its reasons, or a ranking of several."""
+    """One model with its reasons, or several beside each other, step by step."""
     ((name, first), *others) = results.items()
     if others:
-        return [ranking_table(results), "", KEY, ""]
+        return [*(part for table in comparison_tables(results) for part in (table, "")), NAMES_APART, KEY, ""]
     return [screen_table(name, first), "", screen_reasons(first), "", KEY, ""]

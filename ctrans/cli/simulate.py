@@ -19,7 +19,7 @@ from ctrans.report.progress import progress_bar
 from ctrans.report.simulate_report import simulation_figure, simulation_table
 from ctrans.scheme import Scheme
 from ctrans.stability.forward.simulation import Simulation, simulate
-from solvers import ConfigError, Status
+from solvers import NORMS, ConfigError, Status
 from solvers.methods import get_method
 
 
@@ -31,6 +31,7 @@ class SimulateRequest(ModelRequest):
     steps: int | None
     rtol: float | None
     atol: float | None
+    error_norm: str
     reference: bool
 
     unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"reference"}
@@ -45,11 +46,18 @@ class SimulateRequest(ModelRequest):
     default="euler",
     show_default=True,
     metavar="NAME",
-    help="euler (with one step: the discrete model), midpoint, heun, rk4, dopri5, tsit5, or torchdiffeq:NAME.",
+    help=options.METHOD_HELP,
 )
 @click.option("--steps", type=int, help="Steps per segment of a fixed-step method.  [default: 1]")
 @click.option("--rtol", type=float, help="Relative tolerance of an adaptive method.  [default: 1e-6]")
 @click.option("--atol", type=float, help="Absolute tolerance of an adaptive method.  [default: 1e-8]")
+@click.option(
+    "--error-norm",
+    type=click.Choice(sorted(NORMS)),
+    default="rms",
+    show_default=True,
+    help="Of a step's error, by an adaptive method: all entries' root mean square, the largest token's, or the largest entry.",
+)
 @click.option(
     "--reference/--no-reference",
     default=True,
@@ -96,6 +104,7 @@ def command(request: SimulateRequest) -> None:
                     steps=solver.steps,
                     rtol=request.rtol,
                     atol=request.atol,
+                    norm=request.error_norm,
                     reference=request.reference,
                     progress=word,
                 )
@@ -120,6 +129,8 @@ def _scheme(request: SimulateRequest, dtype: torch.dtype) -> Scheme:
         raise ConfigError(
             f"method {request.method!r} chooses its own steps and takes no --steps: give --rtol and --atol, or use rk4"
         )
-    scheme = Scheme(request.method, 1 if request.steps is None else request.steps, request.rtol, request.atol)
+    scheme = Scheme(
+        request.method, 1 if request.steps is None else request.steps, request.rtol, request.atol, norm=request.error_norm
+    )
     scheme.check_numbers(dtype)
     return scheme

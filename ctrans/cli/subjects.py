@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.hugging_face import import_transformers
 from ctrans.interop.imported import Imported
 from ctrans.interop.open_model import Opened, open_imported, open_model
+from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.tokens import quiet
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.config import GPTConfig
@@ -51,7 +53,7 @@ class Subject:
     """
 
     config: Described
-    make: Callable[[], GPT | Imported]
+    make: Callable[[], GPT | OTTransformer | Imported]
     weights: str
     vocabulary: int
     blocks: int
@@ -74,7 +76,7 @@ class Subject:
         """The model in a line, for a picture."""
         return f"{self.blocks} block{'s' * (self.blocks != 1)}, width {self.width}, dt = {self.config.dt:g}, {self.weights}"
 
-    def model(self, dtype: torch.dtype, device: torch.device) -> GPT | Imported:
+    def model(self, dtype: torch.dtype, device: torch.device) -> GPT | OTTransformer | Imported:
         """The model, ready to be looked at: no gradients, evaluation mode."""
         made = self.make().to(device=device).requires_grad_(False).eval()
         # an imported model is read in its dtype, and keeps tables in float32 that its library keeps so
@@ -173,7 +175,7 @@ def _described(request: ModelRequest) -> list[Subject]:
             on_demand=request.stream,
         )
     place = Path(source)
-    directory = None if source in PRESETS else place if place.is_dir() else place.parent
+    directory = None if source in PRESETS else place if os.path.isdir(place) else place.parent
     return [_of_opened(open_imported(model, directory), request, f"fresh weights of {source}, seed {seed}")]
 
 

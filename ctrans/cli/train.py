@@ -35,6 +35,8 @@ from solvers import ConfigError
 
 SIGNALLED = 128
 """Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and not finished."""
+MOST_THREADS = 256
+"""Threads of a run where there are fewer processors; too many of them cannot be made, and end the process."""
 ADVICE = {
     (True, Ending.INTERRUPTED): "go on with --resume",
     (True, Ending.DIVERGED): "go on from its last good checkpoint with --resume and a lower --learning-rate, as {rate:g},",
@@ -91,7 +93,7 @@ def _check_places(request: TrainRequest) -> None:
         if getattr(request, first) and getattr(request, second):
             raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
     if request.threads is not None:
-        check_count("threads", request.threads)
+        check_count("threads", request.threads, max(MOST_THREADS, os.cpu_count() or 1))
     if request.use_tensorboard:
         check_tensorboard()
     check_json(request, request.out)
@@ -114,7 +116,7 @@ def _set_threads(request: TrainRequest, planned: Plan) -> None:
     """As many threads as --threads says, or as the model and its micro-batch are worth: the same when the run is taken up again."""
     if request.threads is not None:
         torch.set_num_threads(request.threads)
-    elif torch.device(request.device).type == "cpu":
+    elif get_device(request.device).type == "cpu":
         model, config = planned.architecture, planned.config
         choose_threads(flops(model.width, config.batch, model.context), config.weight_dtype.itemsize)
 

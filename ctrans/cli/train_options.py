@@ -16,6 +16,7 @@ from ctrans.model.text import VOCABULARY
 from ctrans.placement import PLACEMENTS
 from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.parallel import PARALLEL
+from ctrans.training.schedule import SCHEDULES
 from ctrans.training.settings import PRECISIONS, TrainConfig
 from solvers import GRADIENTS
 
@@ -39,6 +40,7 @@ SETTINGS = {
     "learning_rate": "Its peak.",
     "min_learning_rate": "Where the cosine ends.  [default: a tenth of the peak]",
     "warmup": "Iterations of linear growth of the learning rate.",
+    "schedule": f"{options.one_of(SCHEDULES).capitalize()}: how it grows; nanoGPT's first of w steps is 1/(w + 1) of the peak, ours 1/w.",
     "weight_decay": "Of matrices only, unless gains decay too.",
     "decay_gains": "Let norms' gains and offsets, and biases, decay too: what a finite H behind an output norm takes.",
     "beta1": "Decay of the first moment; momentum of sgd.",
@@ -47,7 +49,7 @@ SETTINGS = {
     "temperature_start": "Attention's temperature at first, decaying to --temperature.",
     "temperature_steps": "Iterations of that decay.",
     "kinetic": "lam of the running cost lam/2 int |v|^2 dt.",
-    "method": "euler (with one step: the discrete model), midpoint, heun, rk4, dopri5, tsit5, or torchdiffeq:NAME.",
+    "method": options.METHOD_HELP,
     "steps": "Steps per segment of a fixed-step method.",
     "rtol": "Relative tolerance of an adaptive method.  [default: 1e-6]",
     "atol": "Absolute tolerance of an adaptive method.  [default: 1e-8]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import WrittenRequest, takes
 from ctrans.depth import check_count
+from ctrans.given_files import read_file
 from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
@@ -96,11 +98,11 @@ def command(request: VerifyRequest) -> None:
 
 def _page(path: Path | None) -> str:
     """The Markdown file's text, empty where there is none yet. Raises ConfigError where it is no text, or lacks the markers."""
-    if path is None or not path.exists():
+    if path is None or not os.path.exists(path):
         return ""
     try:
-        page = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        page = read_file(path).decode()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}; give a Markdown file") from None
     if page and between_markers(page, "") is None:
         raise ConfigError(f"{str(path)!r} has no place for the table: put the lines {START} and {END} where it should stand")

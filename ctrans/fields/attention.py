@@ -20,6 +20,17 @@ from ctrans.norm import RMSNorm
 from solvers import ConfigError
 from solvers.errors import look_up
 
+TEMPERATURES = (1e-12, 1e30)
+"""Beyond these scores over tau sqrt(d_h), or their derivatives, are no numbers of single precision."""
+
+
+def check_temperature(value: float) -> float:
+    """The value. Raises ConfigError unless it is a number that scores can be divided by in every precision."""
+    lowest, highest = TEMPERATURES
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= highest:
+        raise ConfigError(f"temperature = {value!r}: give a number from {lowest:g} to {highest:g}; 1 is the usual one")
+    return value
+
 
 class Attention(nn.Module):
     """f(x) = [softmax(Q_h K_h' / (tau sqrt(d_h))) V_h]_h W_O' + b_O, heads side by side, over the tokens of each sequence.
@@ -42,7 +53,7 @@ class Attention(nn.Module):
         super().__init__()
         if heads < 1 or width % heads:
             raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")
-        self.width, self.heads, self.causal, self.temperature = width, heads, causal, temperature
+        self.width, self.heads, self.causal, self.temperature = width, heads, causal, check_temperature(temperature)
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
         self.query_norm = RMSNorm(width // heads, eps) if qk_norm else nn.Identity()

@@ -7,12 +7,14 @@ from ctrans.interop.hugging_face import from_transformers
 from ctrans.interop.imported import Architecture, Imported
 from ctrans.interop.nanogpt import from_nanogpt, to_nanogpt
 from ctrans.interop.open_model import Opened, open_model
+from ctrans.interop.ot_transformer import OTTransformer
 
 __all__ = [
     "PRESETS",
     "Anatomy",
     "Architecture",
     "Imported",
+    "OTTransformer",
     "Opened",
     "continuize",
     "discretize",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ctrans.depth import check_count
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.hugging_face import (
     build,
@@ -20,6 +22,7 @@ from ctrans.interop.hugging_face import (
     reading_errors,
 )
 from ctrans.interop.imported import Imported
+from ctrans.interop.limits import MOST_PARTS, check_size
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
 from ctrans.model.config import check_seed
 from ctrans.weights.on_demand import check_fits, skeletons, too_large_to_stay
@@ -115,17 +118,22 @@ def skeleton(
     transformers = import_transformers()
     settings = _settings(architecture, transformers)
     own = {name: value for name, value in settings.items() if name != "model_type"}
-    # here are drawn only vectors, if a family draws those
-    with skeletons(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            config = transformers.CONFIG_MAPPING[settings["model_type"]](**own)
-            if blocks is not None:
-                _set_blocks(config, blocks)
+    named = settings["model_type"] if isinstance(architecture, Mapping) else str(architecture)
+    try:
+        config = transformers.CONFIG_MAPPING[settings["model_type"]](**own)
+        if blocks is not None:
+            _set_blocks(config, blocks)
+
+        def make() -> nn.Module:
             return build(settings, config, transformers.AutoModelForCausalLM, dtype)
-        except reading_errors() as error:
-            named = settings["model_type"] if isinstance(architecture, Mapping) else str(architecture)
-            raise ConfigError(f"architecture {named!r} makes no model: {one_line(error)}") from None
+
+        check_size(f"architecture {named!r}", make, dtype, held=None, on_demand=True)
+        # here are drawn only vectors, if a family draws those
+        with skeletons(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return make()
+    except reading_errors() as error:
+        raise ConfigError(f"architecture {named!r} makes no model: {one_line(error)}") from None
 
 
 def _settings(architecture: Description, transformers: Any) -> Mapping[str, Any]:
@@ -135,16 +143,15 @@ def _settings(architecture: Description, transformers: Any) -> Mapping[str, Any]
     if str(architecture) in PRESETS:
         return PRESETS[str(architecture)]
     path = Path(architecture)
-    if not str(architecture) or not path.exists():
+    if not str(architecture) or not os.path.exists(path):
         raise unknown("architecture", str(architecture), [*PRESETS, "a config.json"])
-    settings = read_settings(path) if path.is_file() else read_config(path)
+    settings = read_settings(path) if os.path.isfile(path) else read_config(path)
     check_family(repr(str(path)), settings, transformers)
     return settings
 
 
 def _set_blocks(config: Any, blocks: int) -> None:
-    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
-        raise ConfigError(f"blocks = {blocks!r}: give a whole number of at least 1")
+    check_count("blocks", blocks, MOST_PARTS)
     config.num_hidden_layers = blocks
     kinds = getattr(config, "layer_types", None)  # one entry for each block
     if kinds is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import math
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import safetensors
 import torch
 from torch import nn
 
+from ctrans.given_files import check_file, read_json
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.imported import Imported
+from ctrans.interop.limits import check_settings, check_size
 from ctrans.interop.streamed import put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.weights.on_demand import skeletons
 from solvers import ConfigError
@@ -21,7 +24,10 @@ from solvers.errors import unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 
-LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, AttributeError)
+LOADING_ERRORS = (
+    *(OSError, ValueError, RuntimeError, ImportError, LookupError),
+    *(TypeError, AttributeError, ArithmeticError, AssertionError),
+)
 
 
 def from_transformers(
@@ -58,10 +64,17 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
     """The model saved in that directory, of the class that its config names, in eval mode. Errors as `from_transformers`."""
     directory = Path(directory)
     settings, transformers = _checked(directory)
+    stored = stored_weights([directory / name for name in weight_files(directory)])
+    held = sum(math.prod(weight.shape) for weight in stored.values())
     try:
+        config = read_library_config(directory, transformers)
+        where = repr(str(directory / CONFIG))
+        kept = dtype or torch.float32
+        check_size(where, lambda: build(settings, config, transformers.AutoModel, kept), kept, held=held, on_demand=False)
         model, seen = (model_class(settings, transformers) or transformers.AutoModel).from_pretrained(
             directory,
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
@@ -100,16 +113,24 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
     settings, transformers = _checked(directory)
     stored = stored_weights([directory / name for name in weight_files(directory)])
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = read_library_config(directory, transformers)
+        kept = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
+        held = sum(math.prod(weight.shape) for weight in stored.values())
+        where = repr(str(directory / CONFIG))
+        check_size(where, lambda: build(settings, config, transformers.AutoModel, kept), kept, held=held, on_demand=True)
         with skeletons():
-            kept = getattr(config, "dtype", None) or stored_dtype(stored)
-            model = build(settings, config, transformers.AutoModel, dtype or kept)
+            model = build(settings, config, transformers.AutoModel, kept)
     except reading_errors() as error:
         raise ConfigError(f"cannot load {str(directory)!r}: {one_line(error)}") from None
     source, unused = read(model, stored)
     check_all_blocks(directory, model, unused)
     put_model_on_demand(model, anatomy, source)
     return model
+
+
+def read_library_config(directory: Path, transformers: Any) -> Any:
+    """The library's object of the config in that directory; no code of the directory's is run, and no question asked."""
+    return transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
 def _checked(directory: Path) -> tuple[dict[str, Any], Any]:
@@ -125,7 +146,10 @@ def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.d
     """A model of that config in eval mode and without gradients, of the class that the settings name or of the default family."""
     kind = model_class(settings, import_transformers())
     with torch.random.fork_rng(devices=[]):
-        model: nn.Module = default.from_config(config, dtype=dtype) if kind is None else kind._from_config(config, dtype=dtype)
+        if kind is None:
+            model: nn.Module = default.from_config(config, dtype=dtype, trust_remote_code=False)
+        else:
+            model = kind._from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 
@@ -163,52 +187,32 @@ def check_not_quantised(model: nn.Module) -> None:
 
 def read_config(directory: Path) -> dict[str, Any]:
     """The config of a directory. Raises ConfigError where there is none."""
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise ConfigError(f"{str(directory)!r} is no directory: give one with {CONFIG} and {WEIGHTS} (nothing is downloaded)")
-    if not (directory / CONFIG).is_file():
+    if not os.path.isfile(directory / CONFIG):
         raise ConfigError(f"{str(directory)!r} has no {CONFIG}: give a directory that save_pretrained() wrote")
     return read_settings(directory / CONFIG)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The entries of a config file. Raises ConfigError for a file that holds something else."""
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise ConfigError(f"{str(path)!r} holds no object: it is no model's config")
     return config
 
 
 def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> None:
-    """Raises ConfigError for a config of quantised weights, of a family that is not built in, or of kernels from elsewhere."""
-    if config.get("quantization_config") is not None:
-        raise ConfigError(f"{where} is of quantised weights: save the model unquantised")
+    """Raises ConfigError for a config of a family that is not built in, and all that `check_settings` refuses.
+
+    Code that a config brings (`auto_map`) is never run: a built-in family is read by the library's own, and nothing else is read.
+    """
     family = str(config.get("model_type"))
     if family not in transformers.CONFIG_MAPPING:
         if "auto_map" in config:
             raise ConfigError(f"{where} brings its own code, which is never run: its family {family!r} is not built in")
         raise unknown(f"model_type of {where}", family, FAMILIES)
-    for name, kernel in _kernels(config):
-        if kernel not in KERNELS:
-            raise ConfigError(
-                f"{where} asks for {name} {kernel!r}, which would be fetched or has neither float64 nor second derivatives: set it "
-                'to "sdpa" or "eager"'
-            )
-
-
-KERNELS = (None, "eager", "sdpa")
-"""Attention that the library itself computes; it would fetch and run others by their names."""
-
-
-def _kernels(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every kernel that a config or a part of it names: in one word, or in words by part."""
-    for name, value in config.items():
-        if name in ("attn_implementation", "_attn_implementation"):
-            yield from ((name, each) for each in (value.values() if isinstance(value, Mapping) else [value]))
-        elif isinstance(value, Mapping):
-            yield from _kernels(value)
+    check_settings(where, config)
 
 
 FAMILIES = ("bert", "gemma2", "gemma3_text", "gpt2", "llama", "olmo2", "qwen2", "qwen3", "vit")
@@ -216,26 +220,35 @@ FAMILIES = ("bert", "gemma2", "gemma3_text", "gpt2", "llama", "olmo2", "qwen2", 
 
 
 def weight_files(directory: Path) -> list[str]:
-    """The names of the files of weights: the one, as the library prefers, or the index's. ConfigError for an index that is none."""
-    if not (directory / WEIGHTS).is_file() and (directory / INDEX).is_file():
+    """The names of the files of weights: the one, as the library prefers, or the index's.
+
+    Raises ConfigError for an index that is none, or names files elsewhere.
+    """
+    if not os.path.isfile(directory / WEIGHTS) and os.path.isfile(directory / INDEX):
+        index = read_json(directory / INDEX)
         try:
-            return sorted({str(name) for name in json.loads((directory / INDEX).read_text())["weight_map"].values()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            names = sorted({str(name) for name in index["weight_map"].values()})
+        except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{str(directory / INDEX)!r} is no index of shards: {one_line(error)}") from None
+        outside = next((name for name in names if name != Path(name).name or name in ("", "..")), None)
+        if outside is not None:
+            raise ConfigError(f"{str(directory / INDEX)!r} names {outside!r}: shards are files beside it, and no others are read")
+        return names
     return [WEIGHTS]
 
 
 def _check_weights(directory: Path) -> None:
     """Raises ConfigError unless all shards are there and are whole safetensors files."""
-    if (directory / ADAPTER).exists():
+    if os.path.exists(directory / ADAPTER):
         raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge the two and save the result")
     shards = weight_files(directory)
-    missing = [name for name in shards if not (directory / name).is_file()]
+    missing = [name for name in shards if not os.path.isfile(directory / name)]
     if missing:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
         hint = f"; {pickled[0]} is a pickle and is not read: save with safe_serialization=True" if pickled else ""
         raise ConfigError(f"{str(directory)!r} lacks {len(missing)} of {len(shards)} files of weights, {missing[0]} first{hint}")
     for name in shards:
+        check_file(directory / name)
         try:
             with safetensors.safe_open(directory / name, "pt"):
                 pass

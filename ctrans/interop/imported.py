@@ -86,10 +86,16 @@ class Imported(nn.Module):
         self.config = _architecture(model, blocks, structures, calls[0].x.shape[-1], self.depth.dt)
 
     def forward(self, tokens: Tensor, targets: Int[Tensor, "*batch tokens"] | None = None) -> tuple[Tensor, Tensor | None]:
-        """The logits, and with `targets` their mean cross-entropy in nats (targets of -1 are left out)."""
+        """The logits, and with `targets` their mean cross-entropy in nats (targets of -1 are left out). Raises ConfigError
+        where there are none.
+        """
         logits = self.head(self.depth(self.embed(tokens)))
         if targets is None:
             return logits, None
+        if targets.device.type == "cpu" and not (targets != -1).any():
+            raise ConfigError(
+                f"all {targets.numel()} targets are -1, so there is no loss: give at least one token to predict, or no targets"
+            )
         return logits, F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
     def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:

@@ -38,7 +38,9 @@ def images(model: nn.Module, batch: int = 1) -> Tensor:
 
 
 def _tokens(model: nn.Module) -> Tensor:
-    return torch.arange(1, 5).unsqueeze(0)  # 0 is often padding
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
+    count: int = getattr(embedding, "num_embeddings", 5)
+    return (torch.arange(1, 5) % count).unsqueeze(0)  # 0 is often padding
 
 
 EXAMPLES: Mapping[str, Callable[[nn.Module], Tensor]] = {"input_ids": _tokens, "idx": _tokens, "pixel_values": images}

@@ -6,22 +6,33 @@ nanoGPT (github.com/karpathy/nanoGPT, model.py) is a `pre` model with LayerNorm,
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 import re
+import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ctrans.given_files import check_file
+from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.weights.on_demand import check_present
+from ctrans.placement import spell
+from ctrans.weights.on_demand import check_fits, check_present
 from solvers import ConfigError
+from solvers.errors import unknown
 
 BUILT_IN = GPTConfig(placement="pre")
 """What nanoGPT has no setting for is as here."""
+OT = {"cts": False, "steps": 20, "ln1_on": True, "ln2_on": True, "lnf_on": True, "lmbda": 0.0}
+"""Settings of the OT-Transformer's fork, and what they are where they are left out."""
+OTHER = ("dropout", "tokenization", "random_seed")
+"""Settings that a model in evaluation does not have."""
 SETTINGS = {
     "vocab_size": "vocab_size",
     "context": "block_size",
@@ -53,12 +64,23 @@ COMPILED = "_orig_mod."
 """What torch.compile puts before every name."""
 
 
-def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = None) -> GPT:
+def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = None) -> GPT | OTTransformer:
     """The GPT of a nanoGPT `ckpt.pt`, of such a checkpoint in memory, or of a model's state dict alone (which needs `heads`).
 
-    Files are read by torch.load(weights_only=True) and no other way, so no code in them runs. Dropout is left out.
-    Raises ConfigError for what is no such file, and weights that do not fit together.
+    A checkpoint of the OT-Transformer's fork with `cts` is an `OTTransformer`. Files are read by torch.load(weights_only=True) and no
+    other way, so no code in them runs. Raises ConfigError for what is no such file, settings that are not known, and weights that
+    do not fit together. Warns of dropout, which is off in the model.
     """
+    model, notes = read_nanogpt(source, heads=heads)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return model
+
+
+def read_nanogpt(
+    source: str | Path | Mapping[str, Any], *, heads: int | None = None
+) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
+    """`from_nanogpt`, and what is to be said of settings that the model does not have, instead of warnings."""
     named = str(source) if isinstance(source, (str, Path)) else "the state dict"
     checkpoint = _read(Path(source)) if isinstance(source, (str, Path)) else source
     weights: Mapping[str, Any] = checkpoint
@@ -69,6 +91,7 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
         raise ConfigError(
             f"{named!r} holds no nanoGPT model: its model_args are {type(arguments).__name__}, not settings by name"
         )
+    _check_arguments(named, arguments)
     weights = {str(name).removeprefix(COMPILED): value for name, value in weights.items()}
     weights = {name: value for name, value in weights.items() if not IGNORED.fullmatch(name)}
     if not all(_is_weight(value) for value in weights.values()):
@@ -78,8 +101,40 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
     heads = arguments.get("n_head") if heads is None else heads
     if heads is None:
         raise ConfigError("a state dict does not say how many heads the model has: give heads=...")
-    config = _config(named, weights, heads)
+    config = _config(named, weights, heads, arguments)
     model = GPT(config).to(weights["transformer.wte.weight"].dtype)
+    if not _ot(arguments, "lnf_on"):
+        model.final_norm = nn.Identity()
+    _load(model, named, weights)
+    notes = tuple(f"trained with dropout {p:g}, which is off here" for p in [arguments.get("dropout")] if p)
+    if not _ot(arguments, "cts"):
+        return model, notes
+    return OTTransformer(model, _ot(arguments, "steps"), kinetic=float(_ot(arguments, "lmbda"))), notes
+
+
+def _check_arguments(named: str, arguments: Mapping[str, Any]) -> None:
+    """Raises ConfigError for settings that are not known: what they ask for would be left out in silence."""
+    known = [*SETTINGS.values(), *OT, *OTHER]
+    for name, value in arguments.items():
+        if name not in known:
+            raise unknown(f"setting in the model_args of {named!r}", str(name), known)
+        if name in OT and type(value) is not type(OT[name]) and not (name == "lmbda" and type(value) is int):
+            raise ConfigError(f"{named!r} says {name} = {value!r}, and that is of type {type(OT[name]).__name__}")
+    dropout, kinetic = arguments.get("dropout", 0.0), _ot(arguments, "lmbda")
+    if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
+        raise ConfigError(f"{named!r} says dropout = {dropout!r}: it is a probability")
+    if not 0 <= kinetic < math.inf:
+        raise ConfigError(f"{named!r} says lmbda = {kinetic!r}: it is a finite weight of at least 0")
+    if not _ot(arguments, "cts") and not _ot(arguments, "lnf_on"):
+        raise ConfigError(f"{named!r} has no norm before its head (lnf_on = False without cts), which no GPT here lacks")
+
+
+def _ot(arguments: Mapping[str, Any], name: str) -> Any:
+    return arguments.get(name, OT[name])
+
+
+def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
+    """Gives the model the weights. Raises ConfigError where a name or shape is another."""
     tied = weights.pop(TIED, None)
     if tied is not None and not torch.equal(tied, weights["transformer.wte.weight"]):
         raise ConfigError(f"{named!r} has a head of its own ({TIED} differs from transformer.wte.weight): nanoGPT's is tied")
@@ -90,7 +145,6 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
         if have != shapes.get(name, "absent"):
             raise ConfigError(f"{named!r} is no nanoGPT model: {name!r} is {have}, expected {shapes.get(name, 'absent')}")
     model.load_state_dict({expected[name]: value for name, value in weights.items()})
-    return model
 
 
 def to_nanogpt(model: GPT) -> dict[str, Any]:
@@ -112,6 +166,7 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    _check_size(path, check_file(path))
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -127,20 +182,51 @@ def _read(path: Path) -> Mapping[str, Any]:
     return checkpoint
 
 
+def _check_size(path: Path, size: int) -> None:
+    """Raises ConfigError for an archive that unpacks to more than itself, which torch.save never writes, or than there is memory."""
+    check_fits(size, "it can only be read whole")
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(part.file_size for part in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return  # its reader says so
+    if unpacked > size:
+        raise ConfigError(
+            f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save packs nothing, not read"
+        )
+
+
 def _is_weight(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided and not value.is_meta
+    """Whether it is a dense tensor of floating-point numbers, all of which are there: a view can repeat a few for ever."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
+        return False
+    return value.numel() * value.itemsize <= value.untyped_storage().nbytes()
 
 
-def _config(named: str, weights: Mapping[str, Tensor], heads: int) -> GPTConfig:
-    """The architecture, read from the shapes."""
+def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Mapping[str, Any]) -> GPTConfig:
+    """The architecture, read from the shapes. Raises ConfigError where the settings say another."""
     try:
         vocab_size, width = weights["transformer.wte.weight"].shape
         context = weights["transformer.wpe.weight"].shape[0]
     except (KeyError, ValueError, IndexError):
         raise ConfigError(f"{named!r} has no embeddings transformer.wte and transformer.wpe: it is no nanoGPT model") from None
-    depth = len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")})
-    bias = "transformer.ln_f.bias" in weights
-    return dataclasses.replace(BUILT_IN, vocab_size=vocab_size, context=context, depth=depth, width=width, heads=heads, bias=bias)
+    found: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "context": context,
+        "depth": len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")}),
+        "width": width,
+        "heads": heads,
+        "bias": any(name.startswith("transformer.") and name.endswith(".bias") for name in weights),
+    }
+    for ours, theirs in SETTINGS.items():
+        said = arguments.get(theirs, found[ours])
+        if said != found[ours]:
+            raise ConfigError(f"{named!r} is no nanoGPT model: it says {theirs} = {said!r}, and its weights {found[ours]!r}")
+    attention, ffn = ("pre" if _ot(arguments, name) else "none" for name in ("ln1_on", "ln2_on"))
+    placement = attention if attention == ffn else spell((attention, ffn))
+    return dataclasses.replace(BUILT_IN, placement=placement, **found)
 
 
 def _theirs(name: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from ctrans.interop.hugging_face import (
     load_local,
     one_line,
     open_local,
+    read_settings,
     weight_files,
 )
 from ctrans.interop.imported import Imported
 from ctrans.interop.inputs import main_input
-from ctrans.interop.nanogpt import from_nanogpt
+from ctrans.interop.nanogpt import read_nanogpt
+from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.streamed import stored_weights
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
 from ctrans.model.gpt import GPT
@@ -49,7 +51,7 @@ class Opened:
     head gives logits of tokens, so that there is a loss.
     """
 
-    model: GPT | Imported
+    model: GPT | OTTransformer | Imported
     directory: Path | None
     described: str
     vocabulary: int
@@ -113,16 +115,16 @@ def open_imported(model: Imported, directory: Path | None = None) -> Opened:
 
 def _find(path: Path) -> Path:
     """The Hugging Face directory, or the checkpoint's file."""
-    if path.is_file() and path.suffix in PICKLED:
+    if os.path.isfile(path) and path.suffix in PICKLED:
         return path
-    if path.is_dir() and (path / CONFIG).is_file():
+    if os.path.isdir(path) and os.path.isfile(path / CONFIG):
         return path
-    if path.is_dir() and (path / NANOGPT).is_file():
+    if os.path.isdir(path) and os.path.isfile(path / NANOGPT):
         return path / NANOGPT
     wanted = f"give a directory with {CONFIG} (Hugging Face), or one with {NANOGPT} or such a file (nanoGPT)"
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {NANOGPT}: {wanted}")
-    what = "is no checkpoint" if path.exists() else "does not exist, and nothing is downloaded"
+    what = "is no checkpoint" if os.path.exists(path) else "does not exist, and nothing is downloaded"
     raise ConfigError(f"{str(path)!r} {what}: {wanted}")
 
 
@@ -130,13 +132,15 @@ def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | N
     if on_demand:
         raise ConfigError(f"{str(path)!r} can only be read whole: leave out on_demand (--stream)")
     with warnings.catch_warnings(action="ignore"):  # of pickles that are refused anyway
-        model = from_nanogpt(path).to(dtype)
-    c = model.config = dataclasses.replace(model.config, dt=dt)
-    model.depth = Depth(model.depth.sublayers, dt)
-    said = (
-        f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
-    )
-    return Opened(model.requires_grad_(False).eval(), path.parent, said, c.vocab_size, c.causal, True)
+        model, notes = read_nanogpt(path)
+    model = model.to(dtype).requires_grad_(False).eval()
+    if isinstance(model, OTTransformer):
+        said = str(model.with_scale(dt).config)
+    else:
+        c = model.config = dataclasses.replace(model.config, dt=dt)
+        model.depth = Depth(model.depth.sublayers, dt)
+        said = f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
+    return Opened(model, path.parent, "; ".join([said, *notes]), model.config.vocab_size, model.config.causal, True)
 
 
 def _from_transformers(directory: Path, dtype: torch.dtype, dt: float, on_demand: bool | None) -> Opened:
@@ -158,12 +162,7 @@ def _from_transformers(directory: Path, dtype: torch.dtype, dt: float, on_demand
 
 def _check_foreign(directory: Path) -> None:
     """Raises ConfigError for a checkpoint of our own, which has another option."""
-    try:
-        config = json.loads((directory / CONFIG).read_text())
-    except (OSError, ValueError, RecursionError):
-        return  # reading the model says what is wrong with it
-    if not isinstance(config, dict):
-        return
+    config = read_settings(directory / CONFIG)
     if "placement" in config and "model_type" not in config:
         raise ConfigError(f"{str(directory)!r} is a checkpoint of ctrans: give it by --checkpoint")
 

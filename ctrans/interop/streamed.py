@@ -17,6 +17,7 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
+from ctrans.given_files import check_file
 from ctrans.interop.anatomy import Anatomy, fields, find_blocks
 from ctrans.weights.on_demand import Known, Piece, Shelf, put_on_demand
 from solvers import ConfigError
@@ -104,9 +105,10 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 def stored_weights(files: list[Path]) -> dict[str, Stored]:
-    """What the files hold, by name, from their headers."""
+    """What the files hold, by name, from their headers. Raises ConfigError for what is no regular file."""
     found = {}
     for path in files:
+        check_file(path)
         with safetensors.safe_open(path, "pt") as file:
             for name in file.offset_keys():
                 part = file.get_slice(name)

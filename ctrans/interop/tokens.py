@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
+from ctrans.given_files import check_file, read_json
+from ctrans.interop.apart import apart
 from ctrans.interop.hugging_face import import_transformers, one_line
 from ctrans.model.text import VOCABULARY
 from ctrans.training.data import map_tokens
@@ -45,7 +48,7 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
     Only what the installed library can build from files of words is read: no code, no pickle, no network. Raises ConfigError for
     a tokenizer that is damaged or brings its own code, and where there is none and the vocabulary is smaller than 256.
     """
-    if directory is not None and any((directory / name).is_file() for name in TOKENIZERS):
+    if directory is not None and any(os.path.isfile(directory / name) for name in TOKENIZERS):
         return _from_files(directory)
     if vocabulary < VOCABULARY:
         where = "the model" if directory is None else repr(str(directory))
@@ -78,6 +81,7 @@ def read_ids(path: str | Path) -> Ids:
 
 
 def _read_array(path: Path) -> Ids:
+    check_file(path)
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
@@ -96,11 +100,17 @@ IDS: dict[str, Callable[[Path], Ids]] = {".bin": map_tokens, ".npy": _read_array
 
 def _from_files(directory: Path) -> Tokeniser:
     transformers = import_transformers()
-    whole = (directory / WHOLE).is_file()
+    whole = os.path.isfile(directory / WHOLE)
     _check_settings(directory / SETTINGS, may_name_code=whole)
     # a whole tokenizer is taken as it is; a family's own class would build it anew, by that family's rules
     family: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
-    tokenizer: Any = _attempt(transformers, directory, lambda: family.from_pretrained(directory, local_files_only=True))
+
+    def load() -> Any:
+        return family.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+    def describe() -> bytes:
+        tokenizer = load()
+        return json.dumps([len(tokenizer), tokenizer.mask_token_id]).encode()
 
     def encode(text: bytes) -> Ids:
         try:
@@ -108,30 +118,40 @@ def _from_files(directory: Path) -> Tokeniser:
         except UnicodeDecodeError as error:
             where = f"byte {error.start} is no UTF-8"
             raise ConfigError(f"this model reads text, and {where}: give text, or token ids by --ids") from None
-        ids = _attempt(transformers, directory, lambda: tokenizer(decoded, add_special_tokens=False)["input_ids"])
-        return np.array(ids, dtype=np.int64)
 
-    return Tokeniser(f"the tokenizer in {str(directory)!r} ({len(tokenizer)} tokens)", encode, tokenizer.mask_token_id)
+        def ids() -> bytes:
+            found: bytes = np.array(load()(decoded, add_special_tokens=False)["input_ids"], dtype=np.int64).tobytes()
+            return found
+
+        return np.frombuffer(_attempt(transformers, directory, ids, len(text)), dtype=np.int64)
+
+    size, mask = json.loads(_attempt(transformers, directory, describe))
+    return Tokeniser(f"the tokenizer in {str(directory)!r} ({size} tokens)", encode, mask)
 
 
-def _attempt(transformers: Any, directory: Path, act: Callable[[], Any]) -> Any:
-    """What it returns, without a word from the library; ConfigError in a line for whatever it says against it."""
+SECONDS, BYTES_A_SECOND = 20, 100_000
+"""What a tokenizer may take to be built, and how much text it has to read in each second more: a tenth of what others read."""
+MEMORY, MEMORY_A_BYTE = 2 << 30, 500
+"""What it may need beyond what is there, and for every byte of text."""
+
+
+def _attempt(transformers: Any, directory: Path, act: Callable[[], bytes], length: int = 0) -> bytes:
+    """What it returns, without a word from the library; ConfigError in a line for whatever it says against it.
+
+    A tokenizer's own rules can take any time and memory, and stop the whole process: it works in one of its own.
+    """
     with quiet(transformers):
         try:
-            return act()
-        # its parts raise plain Exception for files that they cannot parse and tokens that they lack
-        except Exception as error:
-            raise ConfigError(f"the tokenizer in {str(directory)!r} does not work: {one_line(error)}") from None
+            return apart(act, seconds=SECONDS + length // BYTES_A_SECOND, memory=MEMORY + MEMORY_A_BYTE * length)
+        except ConfigError as error:
+            raise ConfigError(f"the tokenizer in {str(directory)!r} does not work: {error}") from None
 
 
 def _check_settings(path: Path, *, may_name_code: bool) -> None:
     """Raises ConfigError for settings that are damaged, or name code that a tokenizer cannot be built without."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return
-    try:
-        settings = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
+    settings = read_json(path)
     if not isinstance(settings, dict) or ("auto_map" in settings and not may_name_code):
         what = "names code of its own, which is never run" if isinstance(settings, dict) else "holds no object"
         raise ConfigError(f"{str(path)!r} {what}: save the tokenizer as tokenizer.json alone, or give token ids by --ids FILE")

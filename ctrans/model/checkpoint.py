@@ -7,7 +7,6 @@ configuration, because the same weights with another dt would otherwise be anoth
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -22,15 +21,17 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ctrans.given_files import read_file, read_json
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
+from ctrans.model.sums import check_bound
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 from solvers.errors import unknown
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-RUN_MODELS = ("best", "last")
-"""Where the directory of a training run has its models, in the order in which they are looked for."""
+BEST, LAST = "best", "last"
+"""Where the directory of a training run has its models: links to checkpoints."""
 CHECKSUM, CONFIG_DIGEST = "crc32", "config_sha256"
 """What the metadata of the weights' file call them; a file without them is not checked by them."""
 PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
@@ -76,21 +77,33 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def find_model(directory: str | Path) -> Path:
-    """The directory that holds the model: the one given, or for a training run's directory its `best`, else its `last`.
+    """The directory that holds the model: the one given, or for a training run's directory its `best`.
 
-    Raises ConfigError where there is no such directory, or no model in it.
+    Raises ConfigError where there is no such directory or no model in it, and for a run whose `best` is missing or leads nowhere, or
+    to a checkpoint that another run has left behind.
     """
     directory = Path(directory)
+    best, last = directory / BEST, directory / LAST
+    if os.path.exists(directory / CONFIG):  # unlike the method of a path it only ever says yes or no
+        return directory.resolve()
     fix = "give one that ctrans saved (config.json, model.safetensors), or a training run's"
-    with contextlib.suppress(OSError, ValueError):  # what cannot be looked at is named when it is read
-        for place in (directory, *(directory / name for name in RUN_MODELS)):
-            if (place / CONFIG).exists():
-                return place.resolve()  # a run that goes on moves its links
     if not os.path.exists(directory):
         raise ConfigError(f"there is no checkpoint {str(directory)!r} that can be read: {fix}")
-    if os.path.isdir(directory):
-        raise ConfigError(f"{str(directory)!r} holds no model of ctrans: {fix}")
-    return directory
+    if not (os.path.lexists(best) or os.path.lexists(last)):
+        if os.path.isdir(directory):
+            raise ConfigError(f"{str(directory)!r} holds no model of ctrans: {fix}")
+        return directory
+    if not os.path.exists(best / CONFIG):
+        raise ConfigError(
+            f"{str(best)!r}, the best model of the run, {'leads nowhere' if os.path.lexists(best) else 'is missing'}: give a "
+            f"checkpoint by its own name, as {str(last)!r}, or go on with the run by ctrans train --resume"
+        )
+    place = best.resolve()  # a run that goes on moves its links
+    if os.path.islink(last) and os.path.islink(best) and last.resolve().parent != place.parent:
+        raise ConfigError(
+            f"{str(best)!r} is of a run that was overwritten: give {str(last)!r}, or go on by ctrans train --resume"
+        )
+    return place
 
 
 def load_config(directory: str | Path) -> GPTConfig:
@@ -101,11 +114,7 @@ def load_config(directory: str | Path) -> GPTConfig:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    text = _read(path)
-    try:
-        settings: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is no JSON: {error}") from None
+    settings = read_json(path)
     names = {field.name for field in dataclasses.fields(GPTConfig)}
     if not isinstance(settings, dict):
         raise ConfigError(f"{str(path)!r} holds no object: it is not a checkpoint of ctrans")
@@ -118,10 +127,11 @@ def _read_settings(path: Path) -> dict[str, Any]:
 def load(directory: str | Path) -> GPT:
     """The model saved there (see `find_model`), in the dtype its weights were saved in, on the CPU.
 
-    Raises ConfigError for files that are missing, damaged or pickles, a configuration that is not the one that was saved with the
-    weights, and weights that do not fit it.
+    Raises ConfigError for files that are missing, damaged, of another run, or pickles, a configuration that is not the one that was
+    saved with the weights, and weights that do not fit it.
     """
     directory = find_model(directory)
+    check_bound(directory)
     path = directory / WEIGHTS
     settings = _read_settings(directory / CONFIG)
     config = GPTConfig(**settings)
@@ -154,7 +164,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
     """The weights, and the digest of the configuration that they were saved with if it was recorded."""
-    data = _read(path)
+    data = read_file(path)
     try:
         weights = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
@@ -162,7 +172,7 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
         reason = f"it is {pickled}, and reading that may run code" if pickled else error
         raise ConfigError(f"{str(path)!r} is no whole safetensors file: {reason}") from None
     length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
     if metadata.get(CHECKSUM) not in (None, _checksum(weights)):
         raise ConfigError(f"{str(path)!r} is damaged: its weights are not those that were saved (checksum {CHECKSUM})")
     for name, value in weights.items():
@@ -184,10 +194,3 @@ def _checksum(weights: Mapping[str, Tensor]) -> str:
 def _digest(settings: Mapping[str, Any]) -> str:
     """SHA-256 of what the configuration says, however its file is laid out."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        raise ConfigError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from ctrans.depth import check_count, check_dt
 from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS
+from ctrans.fields.attention import check_temperature
 from ctrans.model.initialisation import get_initialisation
 from ctrans.norm import NORMS, check_norm
 from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
@@ -17,6 +18,8 @@ from solvers.errors import look_up
 
 FREE = "free"
 """The `depth_weights` of a model whose blocks have weights of their own."""
+MOST_BLOCKS = 10_000
+"""Blocks of a model: ten times those of the deepest that was trained."""
 KNOTS = 4
 """How many knots weights have that are functions of depth, unless said otherwise."""
 
@@ -65,7 +68,8 @@ class GPTConfig:
     knots: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "depth", "width", "heads"):
+        check_count("depth", self.depth, MOST_BLOCKS)
+        for name in ("vocab_size", "context", "width", "heads"):
             check_count(name, getattr(self, name))
         if self.ffn_width is not None:
             check_count("ffn_width", self.ffn_width)
@@ -84,11 +88,11 @@ class GPTConfig:
         for name in ("bias", "causal", "qk_norm"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
-        _check_positive("temperature", self.temperature)
+        check_temperature(self.temperature)
         _check_positive("embedding_std", self.embedding_std)
         look_up("depth_weights", self.depth_weights, {FREE: None, **BASES})
         if self.knots is not None:
-            check_count("knots", self.knots)
+            check_count("knots", self.knots, MOST_BLOCKS)
             if self.depth_weights == FREE:
                 raise ConfigError(
                     f"knots = {self.knots} has no meaning for free weights: leave it out, or choose depth_weights "
@@ -125,7 +129,7 @@ class GPTConfig:
 
         Raises ConfigError for placements that differ by block, which say nothing of another number of blocks.
         """
-        check_count("blocks", blocks)
+        check_count("blocks", blocks, MOST_BLOCKS)
         if blocks != self.depth and "+" in self.placement:
             raise ConfigError(f"placement {self.placement!r} is of {self.depth} blocks: it has no other depth")
         dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))

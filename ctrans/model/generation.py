@@ -30,7 +30,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.temperature, bool) or not 0 <= self.temperature < math.inf:
+        number = isinstance(self.temperature, (int, float)) and not isinstance(self.temperature, bool)
+        if not number or not 0 <= self.temperature < math.inf:
             raise ConfigError(
                 f"temperature = {self.temperature!r}: give a finite number of at least 0; 0 takes the likeliest token"
             )
@@ -108,7 +109,7 @@ def sample(logits: Float[Tensor, "*batch vocab"], sampling: Sampling, generator:
     if sampling.temperature == 0:
         return logits.argmax(-1)
     # the largest becomes 0 first: a small temperature then sends the others to -inf, never the largest to inf
-    scaled = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
+    scaled = (logits - logits.amax(-1, keepdim=True)) / float(sampling.temperature)
     if sampling.top_k is not None:
         values, places = scaled.topk(sampling.top_k)
         scaled = torch.full_like(scaled, -math.inf).scatter(-1, places, values)

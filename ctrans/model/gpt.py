@@ -57,14 +57,23 @@ class GPT(nn.Module):
     ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
         """The logits of every next token, and with `targets` their mean cross-entropy in nats (targets of -1 are left out)."""
         logits = self.head(self.depth(self.embed(tokens)))
-        if targets is None:
-            return logits, None
+        return logits, None if targets is None else self.loss(logits, tokens, targets)
+
+    def loss(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+        """Their mean cross-entropy in nats over all targets but -1. Raises ConfigError where there is none, or tokens are unknown."""
+        if targets.dtype != torch.int64:
+            raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64, as the tokens' shape")
         if targets.shape != tokens.shape:
             raise ConfigError(
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: give one target per token"
             )
-        self._check_range("targets", targets[targets != -1])
-        return logits, F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
+        known = targets[targets != -1]
+        if targets.device.type == "cpu" and not known.numel():
+            raise ConfigError(
+                f"all {targets.numel()} targets are -1, so there is no loss: give at least one token to predict, or no targets"
+            )
+        self._check_range("targets", known)
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
     def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
         """X_0: token plus position embeddings. Raises ConfigError for sequences longer than the context or unknown tokens."""

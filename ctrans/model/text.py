@@ -9,9 +9,13 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
+from ctrans.given_files import read_file
+from ctrans.weights.on_demand import check_fits
 from solvers import ConfigError
 
 VOCABULARY = 256
+WORK = 1000
+"""Bytes that a token takes at least in whatever is computed of it."""
 
 
 def default_text() -> bytes:
@@ -32,15 +36,13 @@ def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
     if file is not None and text is not None:
         raise ConfigError("both a file and a text are given: choose one of --file and --text")
     if text is not None:
-        return text.encode(errors="surrogateescape")
+        try:
+            return text.encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"the text has half a character at place {error.start}: give text, or bytes by --file") from None
     if file is None:
         return default_text()
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(file)!r}: {error.strerror or error}") from None
-    except ValueError as error:  # a path with a null byte
-        raise ConfigError(f"cannot read {str(file)!r}: {error}") from None
+    return read_file(Path(file))
 
 
 def to_tokens(data: bytes, batch: int, length: int) -> Int[Tensor, "batch tokens"]:
@@ -57,5 +59,6 @@ def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> Int[Tens
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")
     length = min(length, len(ids))
+    check_fits(WORK * batch * length, "lower --batch or --context", f"{batch:,} sequences of {length:,} tokens take")
     starts = np.linspace(0, len(ids) - length, batch).astype(int)
     return torch.from_numpy(np.stack([ids[start : start + length] for start in starts]).astype(np.int64))

@@ -16,6 +16,7 @@ from ctrans.stability.screening.attention import AttentionStep
 from ctrans.stability.screening.backward import BackwardStep
 from ctrans.stability.screening.forward import ForwardStep
 from ctrans.stability.screening.screen import Screening
+from ctrans.stability.screening.updates import UpdateStep
 
 DASHES = ("-", "--", ":", "-.")
 """Models of one placement share its colour and are told apart by these."""
@@ -23,7 +24,7 @@ Draw = Callable[[Axes, Any, dict[str, Any]], None]
 
 
 def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
-    """Hidden states, single entries, Jacobians of sublayers and of the rest of the model, gradients, attention; a line for each
+    """Hidden states, what the depth adds, tokens' likeness, Jacobians of the rest of the model, updates, attention; a line for each
     model, named by its key. Steps that do not apply leave their panels empty.
     """
     figure = Figure(figsize=(14, 8.2), layout="constrained")
@@ -66,28 +67,26 @@ def _growth(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
         _line(axes, range(len(step.times)), step.bounds.mean_abs[: len(step.times)], bound)
 
 
-def _massive(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
-    _line(axes, range(len(step.times)), step.massive.ratio, style)
+def _added(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
+    _line(axes, range(len(step.share.added)), step.share.added, style)
 
 
-def _sublayers(axes: Axes, step: BackwardStep, style: dict[str, Any]) -> None:
-    values = [each.value for each in step.sensitivity.sublayers]
-    _line(axes, range(len(values)), values, style)
+def _similarity(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
+    apart = [1 - value for value in step.share.similarity]
+    _line(axes, range(len(apart)), apart, style)
 
 
-def _products(axes: Axes, step: BackwardStep, style: dict[str, Any]) -> None:
-    values = [each.value for each in step.sensitivity.products]
-    _line(axes, range(len(values)), values, style)
+def _condition(axes: Axes, step: BackwardStep, style: dict[str, Any]) -> None:
+    _line(axes, range(len(step.condition)), step.condition, style)
 
 
-def _gradients(axes: Axes, step: BackwardStep, style: dict[str, Any]) -> None:
-    if step.gradients is not None:
-        totals = [sublayer.total for sublayer in step.gradients.sublayers]
-        _line(axes, range(len(totals)), totals, style)
+def _updates(axes: Axes, step: UpdateStep, style: dict[str, Any]) -> None:
+    adam = step.updates["adam"]
+    _line(axes, adam.segments, adam.values, style)
 
 
 def _attention(axes: Axes, step: AttentionStep, style: dict[str, Any]) -> None:
-    _line(axes, [layer.index for layer in step.layers], [layer.S for layer in step.layers], style)
+    _line(axes, [layer.index for layer in step.layers], [layer.path for layer in step.layers], style)
 
 
 def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict[str, Any]) -> None:
@@ -99,9 +98,9 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict
 
 PANELS: tuple[tuple[str, str, str, Draw], ...] = (
     ("forward", "mean |x|, and its bound (pale)", "segments done", _growth),
-    ("forward", "largest entry over median", "segments done", _massive),
-    ("backward", r"sublayer sensitivity $|\partial v_k/\partial X|_2$", "segment k", _sublayers),
-    ("backward", r"from block i to the end: $|J_{i:D}|_2$", "block i", _products),
-    ("backward", r"gradient $|\partial L/\partial \theta_k|$", "segment k", _gradients),
-    ("attention", r"attention $S = (\theta/\tau) B^2 G$", "segment k", _attention),
+    ("forward", "added by the depth, of the state", "segments done", _added),
+    ("forward", "1 - similarity of tokens", "segments done", _similarity),
+    ("backward", r"condition $|J_{i:D}||X_i|/|X_D|$", "block i", _condition),
+    ("updates", "output moved by a step of Adam, lr 0.001", "segment k", _updates),
+    ("attention", "gain through attention rows alone", "segment k", _attention),
 )

@@ -1,41 +1,43 @@
-"""How a screening is shown on a terminal: one page for each model, and a ranking of several."""
+"""How a screening is shown on a terminal: one page for each model, and a table for each step of several."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.stability.screening.case import exponent
+from ctrans.stability.screening.quantities import QUANTITIES, shown
 from ctrans.stability.screening.screen import STEPS, Screening
 
 KEY = (
-    "Score of a step: geometric mean of 1/(1 + k) over its ingredients k >= 0, exponents in the weights and decades by depth; of the "
-    "model: geometric mean of its steps'. It is from theory at these weights; whether it predicts training has not been measured."
+    "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights; inside of them nothing is said of "
+    "which of two models is better, and whether any of this predicts training has not been measured. Quantities with * are of an "
+    "optimiser's step, which depends on how weights are scaled against each other; all others are the function's own."
 )
-
-
-def points(score: float | None) -> str:
-    """A score in [0, 1] with two decimals, or a dash."""
-    return "–" if score is None else f"{score:.2f}"
+NAMES_APART = "A – is what was not measured; the reasons are in the notes of each model's own screening and in screen.json."
 
 
 def screen_table(name: str, screening: Screening) -> Table:
-    """A row for each step: verdict, figure, score and what the score is made of. Fits 80 columns."""
-    table = Table(
-        title=escape(f"{name}: stability score {total(screening)}"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
-    )
+    """Each step's verdict, and a row for each quantity: its value, its limits, and what it is called outside of them.
+
+    80 columns hold it; with fewer, words are folded, and numbers stay whole as long as there is room for one.
+    """
+    table = Table(title=escape(f"{name}: {said(screening)}"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.title_style, table.title_justify = "bold", "left"
-    for column in ("step", "verdict", "figure"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("ingredients k")
+    table.add_column("step and quantity", overflow="fold", min_width=10)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("limits", overflow="fold", min_width=8)
+    table.add_column("verdict", overflow="fold", min_width=9)
     for step, finding in screening.findings.items():
-        ingredients = ", ".join(f"{what} {exponent(k)}" for what, k in finding.ingredients.items())
-        table.add_row(step, finding.verdict, escape(finding.figure), points(finding.score), ingredients)
+        table.add_row(step, "", "", finding.verdict, style="bold")
+        for what, value in finding.quantities.items():
+            known = QUANTITIES.get(what)
+            word = finding.flags.get(what, "")
+            number = escape(shown(what, value, finding.errors.get(what)))
+            limits = "–" if known is None else known.limits
+            table.add_row(f"  {_starred(what)}", number, limits, f"[red]{word}[/red]" if word else "")
     return table
 
 
@@ -48,43 +50,47 @@ def screen_reasons(screening: Screening) -> str:
     return escape("\n".join(lines))
 
 
-def ranked(screenings: Mapping[str, Screening]) -> list[str]:
-    """The names, highest score first; those without a score last."""
-    return sorted(screenings, key=lambda name: _rank(screenings[name].score.value), reverse=True)
+def comparison_tables(screenings: Mapping[str, Screening]) -> list[Table]:
+    """For each step that has quantities a row for each model, in the order given: nothing is ranked."""
+    return [table for step in STEPS if (table := _comparison(step, screenings)) is not None]
 
 
-def ranking_table(screenings: Mapping[str, Screening]) -> Table:
-    """A row for each model, highest score first, with the score of every step."""
-    table = Table(title="Ranking by stability score", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.title_style, table.title_justify = "bold", "left"
-    scored = [name for name, step in STEPS.items() if step.scored]
-    table.add_column("model", no_wrap=True)
-    for column in ("score", *(name.removeprefix("well-") for name in scored)):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name in ranked(screenings):
-        score = screenings[name].score
-        each = [points(score.steps.get(step)) for step in scored]
-        table.add_row(name, points(score.value) + "*" * bool(score.missing), *each)
-    if any(screening.score.missing for screening in screenings.values()):
-        table.caption, table.caption_justify = (
-            "* lacks a step or an ingredient: compares only with scores that lack the same",
-            "left",
-        )
-    return table
-
-
-def total(screening: Screening) -> str:
-    """The score, and of how many steps it is where some have none."""
-    score = screening.score
-    lacking = f" without {', '.join(score.missing)}" if score.missing else ""
-    return points(score.value) + lacking
-
-
-def _rank(score: float | None) -> float:
-    return -math.inf if score is None else score
+def said(screening: Screening) -> str:
+    """How many quantities are outside of their limits."""
+    count = sum(len(finding.quantities) for finding in screening.findings.values())
+    outside = len(screening.flags)
+    if screening.broken is not None:
+        return f"states are not finite from segment {screening.broken} on"
+    return f"{outside} of {count} quantities outside of their limits" if outside else f"all {count} quantities within limits"
 
 
 def label(changes: Sequence[tuple[str, object]]) -> str:
     """A model's name from what sets it apart, as `peri, dt 0.1`."""
     words = [f"{value:g}" if isinstance(value, float) else str(value) for _, value in changes]
     return ", ".join(word if name == "placement" else f"{name} {word}" for (name, _), word in zip(changes, words, strict=True))
+
+
+def _comparison(step: str, screenings: Mapping[str, Screening]) -> Table | None:
+    findings = {name: screening.findings[step] for name, screening in screenings.items()}
+    quantities = list(dict.fromkeys(what for finding in findings.values() for what in finding.quantities))
+    if not quantities:
+        return None
+    table = Table(title=f"{step}: {STEPS[step].question}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.title_style, table.title_justify = "bold", "left"
+    table.add_column("model", overflow="fold")
+    for what in quantities:
+        table.add_column(_starred(what), justify="right", overflow="fold")
+    table.add_column("verdict", overflow="fold")
+    for name, finding in findings.items():
+        values = [_cell(finding.quantities, what, finding.flags) for what in quantities]
+        table.add_row(escape(name), *values, escape(finding.verdict))
+    return table
+
+
+def _cell(quantities: Mapping[str, float], what: str, outside: Mapping[str, str]) -> str:
+    text = escape(shown(what, quantities[what])) if what in quantities else "–"
+    return f"[red]{text}[/red]" if what in outside else text
+
+
+def _starred(what: str) -> str:
+    return escape(what + "*" * bool(what in QUANTITIES and QUANTITIES[what].gauge))

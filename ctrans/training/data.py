@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
+from ctrans.given_files import cannot_read, check_file
 from ctrans.model.text import read_text
 from solvers import ConfigError
 
@@ -66,7 +68,7 @@ class Data:
     def validation_windows(self, count: int) -> tuple[Int[Tensor, "windows context"], Int[Tensor, "windows context"]]:
         """At most `count` sequences of the validation split and their targets, evenly spaced, always the same."""
         last = len(self.validation) - self.context - 1
-        return self._windows(self.validation, np.unique(np.linspace(0, last, count).astype(np.int64)))
+        return self._windows(self.validation, np.unique(np.linspace(0, last, min(count, last + 1)).astype(np.int64)))
 
     def check_batch(self, sequences: int) -> None:
         """Raises ConfigError where an iteration would take more tokens than there are."""
@@ -140,7 +142,7 @@ def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
     if isinstance(given, bytes):
         return {}, from_text(given, context)
     path = None if given is None else Path(given).absolute()
-    is_text = path is None or not path.is_dir()
+    is_text = path is None or not os.path.isdir(path)
     source = {"file": str(path) if path and is_text else None, "bin": None if is_text else str(path)}
     return source, read_source(source, context)
 
@@ -156,10 +158,10 @@ def read_source(source: Source, context: int) -> Data:
 
 def map_tokens(path: Path) -> Tokens:
     """The token ids of one such file. ConfigError naming what is wrong with it."""
+    size = check_file(path)
+    if size % 2 or not size:
+        raise ConfigError(f"{str(path)!r} has {size} bytes: tokens of two bytes each make an even number, and at least two")
     try:
-        size = path.stat().st_size
-        if size % 2 or not size:
-            raise ConfigError(f"{str(path)!r} has {size} bytes: tokens of two bytes each make an even number, and at least two")
         return np.memmap(path, dtype=np.dtype("<u2"), mode="r")
     except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+        raise cannot_read(path, error) from None

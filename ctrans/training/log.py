@@ -57,6 +57,25 @@ def cut(directory: Path, step: int) -> None:
         raise _unwritten(path, error) from None
 
 
+def set_aside(directory: Path, generation: str) -> None:
+    """Keeps the log of a run that is to be overwritten, by where its checkpoints are, until that has happened. Raises OSError."""
+    if (directory / LOG).exists() and not (directory / _aside(generation)).exists():
+        os.replace(directory / LOG, directory / _aside(generation))
+
+
+def bring_back(directory: Path, generation: str) -> None:
+    """The log of the run with those checkpoints, where it was set aside for one that never came to be; others' are removed."""
+    aside = directory / _aside(generation)
+    if aside.exists():
+        os.replace(aside, directory / LOG)
+    for other in directory.glob(_aside("*")):
+        other.unlink()
+
+
+def _aside(generation: str) -> str:
+    return f".{generation}.{LOG}"
+
+
 def _lines(path: Path) -> Iterator[str]:
     with path.open(errors="replace") as file:
         yield from file

@@ -150,6 +150,8 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
                 if not math.isfinite(row["validation_loss"]):
                     return diverged(run, progress, "the validation loss is not finite before the first iteration")
                 run.save(progress)
+                if run.processes.first:
+                    log.bring_back(run.store.directory, run.store.checkpoints.name)
             while progress.step < config.iterations:
                 row = run.iterate(progress.step)
                 for what in ("loss", "gradient_norm"):

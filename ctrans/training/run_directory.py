@@ -6,7 +6,9 @@
     .lock                        locked by the process that trains here
 
 A checkpoint is written under another name, flushed to the disk, and renamed; then the links are replaced. A process killed at
-any moment leaves a `last` that can be read. `sha256sum -c SHA256SUMS` checks a checkpoint by hand.
+any moment leaves a `last` that can be read. A run that overwrites another writes into checkpoints-2 (or back again), and the link
+`last` is what makes it the run: until then the one before is whole, and after it is removed. `sha256sum -c SHA256SUMS` checks a
+checkpoint by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
 import os
 import shlex
 import shutil
@@ -24,27 +25,55 @@ from pathlib import Path
 
 import safetensors
 
+from ctrans.model.checkpoint import BEST, LAST
+from ctrans.model.sums import SUMS, damage, sums
 from solvers import ConfigError
 
-CHECKPOINTS, LAST, BEST, SUMS, LOCK = "checkpoints", "last", "best", "SHA256SUMS", ".lock"
+LOCK = ".lock"
+GENERATIONS = ("checkpoints", "checkpoints-2")
+"""Where checkpoints are: a run that overwrites another has its own in the other one, until the first of them is whole."""
 STEP = "step-" + 8 * "[0-9]"
 """What the checkpoints' directories are called; what a user keeps beside them is left alone."""
-NAME = 64 + len("  ")
-"""Where the name begins in a line of sums."""
 KEPT = 2
 """How many of the newest checkpoints stay, besides the best: a damaged one leaves another to go on from."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """The directory of one run."""
+    """The directory of one run, whose checkpoints are in `generation`, by default where `last` leads."""
 
     directory: Path
+    generation: str | None = None
 
     @property
     def exists(self) -> bool:
         """Whether anything of a run is here: a checkpoint, or a `last` of any form, since others may still be good."""
-        return bool(self.steps()) or os.path.lexists(self.directory / LAST)
+        return bool(self.steps()) or (self.generation is None and os.path.lexists(self.directory / LAST))
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints are."""
+        return self.directory / (self.generation or self._current())
+
+    def _current(self) -> str:
+        """Of the two, the one that `last` leads to, or else the one with checkpoints."""
+        for link in (LAST, BEST):
+            with contextlib.suppress(OSError):
+                name = Path(os.readlink(self.directory / link)).parent.name
+                if name in GENERATIONS:
+                    return name
+        return next((name for name in GENERATIONS if any((self.directory / name).glob(STEP))), GENERATIONS[0])
+
+    def beside(self) -> RunDirectory:
+        """A new run's directory in the same place: the run that is here stays until the new one has a whole checkpoint.
+
+        Raises ConfigError where a link's name is taken by what no run made.
+        """
+        for path in self._copies():
+            if not (path / SUMS).is_file():
+                raise ConfigError(f"{str(path)!r} was not made by a run: move it away, or choose another --out")
+        current = self.checkpoints.name if self.exists else None
+        return RunDirectory(self.directory, next(name for name in GENERATIONS if name != current))
 
     @property
     def last(self) -> Path:
@@ -74,15 +103,15 @@ class RunDirectory:
 
     def step_directory(self, step: int) -> Path:
         """Where the checkpoint of that iteration lies."""
-        return self.directory / CHECKPOINTS / f"step-{step:08d}"
+        return self.checkpoints / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
         """The iterations with a checkpoint, ascending."""
-        return sorted(int(path.name.removeprefix("step-")) for path in (self.directory / CHECKPOINTS).glob(STEP))
+        return sorted(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob(STEP))
 
     def temporary(self, step: int) -> Path:
         """Where that checkpoint is written before it is renamed."""
-        return self.directory / CHECKPOINTS / f".step-{step:08d}"
+        return self.checkpoints / f".step-{step:08d}"
 
     def save(self, step: int, write: Callable[[Path], None], *, best: int | None, good: int) -> None:
         """Makes a checkpoint of what `write(directory)` puts into a fresh directory, and the link `best` lead to step `best`.
@@ -118,9 +147,16 @@ class RunDirectory:
         """Makes the links lead to these two (`best` to `last` where there is none), and removes the checkpoints that nothing
         needs any more.
         """
+        copies = self._copies()
+        for path in copies:  # as after a copy that follows links: the run that is overwritten
+            os.rename(path, path.with_name(f".{path.name}.copy"))
+        steps = self.steps()  # those of the run whose checkpoint is whole now, wherever `last` leads
         self._link(LAST, last)
-        self._link(BEST, best if best in self.steps() else last)
+        self._link(BEST, best if best in steps else last)
         self.prune(last, {best, self.newest(good)})
+        self.forget_others()
+        for path in copies:
+            shutil.rmtree(path.with_name(f".{path.name}.copy"))
 
     def newest(self, step: int) -> int | None:
         """The newest checkpoint up to that step."""
@@ -135,7 +171,7 @@ class RunDirectory:
 
     def prune(self, last: int, needed: Set[int | None]) -> None:
         """Removes checkpoints after `last` and all but the newest before it, save those needed; and what was never finished."""
-        for unfinished in (self.directory / CHECKPOINTS).glob(f".{STEP}"):
+        for unfinished in self.checkpoints.glob(f".{STEP}"):
             shutil.rmtree(unfinished)
         kept = {*[step for step in self.steps() if step <= last][-KEPT:], *needed}
         for step in self.steps():
@@ -143,17 +179,13 @@ class RunDirectory:
                 os.rename(self.step_directory(step), self.temporary(step))
                 shutil.rmtree(self.temporary(step))
 
-    def clear(self) -> None:
-        """Removes links and checkpoints. ConfigError, with nothing removed, where a link's name is taken by what no run made."""
-        copies = self._copies()
-        for path in copies:
-            if not (path / SUMS).is_file():
-                raise ConfigError(f"{str(path)!r} was not made by a run: move it away, or choose another --out")
-        for path in copies:
-            shutil.rmtree(path)
-        for name in (LAST, BEST):
-            (self.directory / name).unlink(missing_ok=True)
-        self.prune(-1, set())
+    def forget_others(self) -> None:
+        """Removes the checkpoints of a run that this one has overwritten, or that has overwritten this one and has no checkpoint."""
+        for name in GENERATIONS:
+            if name != self.checkpoints.name:
+                RunDirectory(self.directory, name).prune(-1, set())
+                with contextlib.suppress(OSError):  # not there, or with something in it that no run made
+                    (self.directory / name).rmdir()
 
     def check_writable(self) -> None:
         """Raises ConfigError, before any work is done, unless files can be made in the directory, which is made."""
@@ -204,7 +236,7 @@ class RunDirectory:
         if good is None:
             raise ConfigError(f"{fault}; no other checkpoint of this run is whole: start again with --overwrite")
         aside = "".join(f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.copy')} && " for path in copies)
-        link = f"ln -sfn {CHECKPOINTS}/{self.step_directory(good).name} {shlex.quote(str(self.directory / LAST))}"
+        link = f"ln -sfn {self.step_directory(good).relative_to(self.directory)} {shlex.quote(str(self.directory / LAST))}"
         raise ConfigError(f"{fault}; to go on from step {good}: {aside}{link}")
 
     def _copies(self) -> list[Path]:
@@ -215,38 +247,12 @@ class RunDirectory:
     def _link(self, name: str, step: int) -> None:
         temporary = self.directory / f".{name}"
         temporary.unlink(missing_ok=True)
-        temporary.symlink_to(Path(CHECKPOINTS) / self.step_directory(step).name)
+        temporary.symlink_to(self.step_directory(step).relative_to(self.directory))
         try:
             os.replace(temporary, self.directory / name)
         finally:
             temporary.unlink(missing_ok=True)
         _flush(self.directory)
-
-
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, in words, or None where all are there and each has its recorded hash."""
-    try:
-        recorded, actual = (checkpoint / SUMS).read_bytes(), sums(checkpoint)
-    except OSError as error:
-        return f"cannot read {error.filename!r}: {error.strerror}"
-    if recorded == actual:
-        return None
-    lines = recorded.splitlines()
-    wrong = [line[NAME:].decode() for line in actual.splitlines() if line not in lines]
-    if wrong:
-        return f"{str(checkpoint / wrong[0])!r} is damaged: its SHA-256 is not the one in {SUMS}"
-    return f"{str(checkpoint / SUMS)!r} is damaged, or a file that it lists is missing"
-
-
-def sums(checkpoint: Path) -> bytes:
-    """The SHA-256 of every file, as `sha256sum` writes them."""
-    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != SUMS]
-    return "".join(f"{_digest(path)}  {path.relative_to(checkpoint)}\n" for path in files).encode()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

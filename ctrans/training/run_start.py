@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ctrans.model.checkpoint import load
+from ctrans.model.checkpoint import BEST, load
 from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.data import Data, share_of
@@ -16,7 +16,7 @@ from ctrans.training.objective import Objective
 from ctrans.training.optimiser import make_optimiser
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
-from ctrans.training.run_directory import BEST, RunDirectory
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import MAY_CHANGE, TrainConfig
 from ctrans.training.sharded_checkpoint import restore
 from ctrans.training.training_state import Progress, State, read_state
@@ -41,6 +41,7 @@ def anew(
     """
     if not overwrite:
         check_free(store)
+    store = store.beside() if overwrite else store
     check_data(model, config, data, processes)
     state = State(Progress(), config, dict(source), data.fingerprint())
     run = assemble(model, state, data, store, parallel, processes)
@@ -48,7 +49,8 @@ def anew(
         with store.changing():
             store.directory.mkdir(parents=True, exist_ok=True)
             if overwrite:
-                store.clear()
+                store.prune(-1, set())  # of one that was to overwrite this run, and was killed
+                log.set_aside(store.directory, RunDirectory(store.directory).checkpoints.name)
             (store.directory / log.LOG).unlink(missing_ok=True)
     return run, state.progress
 
@@ -101,6 +103,7 @@ def resumed(
     if processes.first:
         with store.changing():
             store.settle(progress.step, best=progress.best_step, good=progress.good)
+            log.bring_back(store.directory, store.checkpoints.name)
         log.cut(store.directory, progress.step)
         if changes:
             log.append(store.directory, {"step": progress.step, "settings": changes})

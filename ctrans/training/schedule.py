@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ctrans.training.settings import TrainConfig
+if TYPE_CHECKING:
+    from ctrans.training.settings import TrainConfig
+
+SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
+    "cosine": lambda peak, s, warmup: peak * (s + 1) / warmup,
+    "nanogpt": lambda peak, s, warmup: peak * (s + 1) / (warmup + 1),
+    "nanogpt-0": lambda peak, s, warmup: peak * s / warmup,
+}
+"""The warm-up before the cosine, of peak, step and its length: ours, which has the peak at its last step; nanoGPT's, which has it one
+step later; and that of its first versions (and of the OT-Transformer's fork), whose first step is 0."""
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """eta(s) = peak (s + 1)/warmup while s < warmup, then low + (peak - low)/2 (1 + cos(pi (s - warmup)/(S - warmup))).
+    """eta(s) by `SCHEDULES` while s < warmup, then low + (peak - low)/2 (1 + cos(pi (s - warmup)/(S - warmup))).
 
     `step` counts from 0, S is `iterations`; from S on it stays at the lowest.
     """
     if step < config.warmup:
-        return config.learning_rate * (step + 1) / config.warmup
+        return SCHEDULES[config.schedule](config.learning_rate, step, config.warmup)
     if step >= config.iterations:
         return config.lowest
     share = (step - config.warmup) / (config.iterations - config.warmup)

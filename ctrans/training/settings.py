@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from ctrans.depth import check_count
+from ctrans.fields.attention import check_temperature
 from ctrans.scheme import Scheme
 from ctrans.training.optimiser import OPTIMISERS
+from ctrans.training.schedule import SCHEDULES
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import look_up, unknown
 
@@ -24,8 +26,9 @@ class TrainConfig:
     """Everything that decides a run's weights besides the architecture, the data and the number of threads.
 
     `batch` counts the sequences of one micro-batch over all processes, of which `accumulate` make an iteration. Learning rate:
-    linear over `warmup` iterations, then a cosine to `min_learning_rate` (a tenth if None) at `iterations`. `temperature_start`
-    decays geometrically to the model's own temperature over `temperature_steps`. `kinetic` is the lam of lam/2 int |v|^2 dt.
+    linear over `warmup` iterations (which `schedule`, a name of `SCHEDULES`, says exactly), then a cosine to `min_learning_rate` (a
+    tenth if None) at `iterations`. `temperature_start` decays geometrically to the model's own temperature over
+    `temperature_steps`. `kinetic` is the lam of lam/2 int |v|^2 dt.
     Steps, tolerances and `gradient` are those of `solvers.solve`; euler with one step and backprop is the discrete model.
     `decay_gains` makes norms' gains and offsets, and biases, decay like matrices.
     A run has diverged when a loss or gradient is not finite, or when `patience` evaluations in a row lie more than `margin`
@@ -39,6 +42,7 @@ class TrainConfig:
     learning_rate: float = 3e-3
     min_learning_rate: float | None = None
     warmup: int = 100
+    schedule: str = "cosine"
     weight_decay: float = 0.1
     decay_gains: bool = False
     beta1: float = 0.9
@@ -66,7 +70,7 @@ class TrainConfig:
         for name in ("batch", "accumulate", "iterations", "eval_every", "eval_windows", "save_every", "patience"):
             check_count(name, getattr(self, name))
         for name in ("warmup", "temperature_steps"):
-            _check(name, getattr(self, name), whole, "a whole number of at least 0")
+            _check(name, getattr(self, name), lambda value: whole(value) and value <= 10**9, "a whole number from 0 to 10^9")
         _check("seed", self.seed, lambda value: whole(value) and value < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("learning_rate", "clip", "margin"):
             _check(name, getattr(self, name), positive, "a positive finite number")
@@ -81,6 +85,7 @@ class TrainConfig:
             _check(
                 "min_learning_rate", low, lambda value: number(value) and 0 <= value <= self.learning_rate, "0 to learning_rate"
             )
+        look_up("schedule", self.schedule, SCHEDULES)
         look_up("optimiser", self.optimiser, OPTIMISERS)
         look_up("gradient", self.gradient, GRADIENTS)
         look_up("dtype", self.dtype, PRECISIONS)
@@ -99,7 +104,7 @@ class TrainConfig:
             )
         if start is None:
             return
-        _check("temperature_start", start, positive, "a positive finite number")
+        check_temperature(start)
         if self.compile:
             raise ConfigError(
                 "a temperature warm-up changes a constant of the compiled model at every step: leave one of them out"
@@ -124,7 +129,7 @@ class TrainConfig:
 MAY_CHANGE = frozenset(
     {
         *("iterations", "save_every", "eval_every", "eval_windows", "theta", "margin", "patience"),
-        *("learning_rate", "min_learning_rate", "warmup", "weight_decay", "decay_gains", "clip"),
+        *("learning_rate", "min_learning_rate", "warmup", "schedule", "weight_decay", "decay_gains", "clip"),
     }
 )
 """What a resumed run may set anew: what leaves the weights alone, and what a run that diverged needs less of."""

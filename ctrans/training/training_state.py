@@ -12,11 +12,13 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ctrans.given_files import read_json
+from ctrans.model.sums import STATE
 from ctrans.training.settings import TrainConfig, from_saved
 from solvers import ConfigError
 from solvers.errors import unknown
 
-STATE, OPTIMISER = "train.json", "optimiser.safetensors"
+OPTIMISER = "optimiser.safetensors"
 NAME_END = ":"
 """Stands between a parameter's name and what the optimiser keeps for it, as in depth.sublayers.0.field.qkv.weight:exp_avg."""
 
@@ -67,12 +69,10 @@ class State:
 def read_state(directory: Path) -> State:
     """The state saved there. ConfigError for a file that is missing, damaged, or has a key that is none."""
     path = directory / STATE
+    content = read_json(path)
     try:
-        content = json.loads(path.read_text())
         progress, settings, source, fingerprint = (content[field.name] for field in dataclasses.fields(State))
         progress, settings = dict(progress), dict(settings)
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError):
         raise ConfigError(f"{str(path)!r} is no training state of ctrans") from None
     names = [field.name for field in dataclasses.fields(Progress)]

@@ -68,10 +68,12 @@ class DescribedModel(ModelOfModules, Protocol):
 
 
 def check_targets(tokens: Tensor, targets: Tensor) -> None:
-    """Raises ConfigError unless there is one target per token and one of them is not -1."""
+    """Raises ConfigError unless there is one target of int64 per token and one of them is not -1."""
     if targets.shape != tokens.shape:
         shapes = f"shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}"
         raise ConfigError(f"targets have {shapes}: give one target per token")
+    if targets.dtype != torch.int64:
+        raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64")
     if not (targets != -1).any():
         raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
 

@@ -34,10 +34,11 @@ def too_large_to_stay(weights: float) -> bool:
     return weights * SHARE > memory()
 
 
-def check_fits(weights: float, remedy: str) -> None:
-    """Raises ConfigError, with the remedy, for more bytes of weights than there is memory: before this machine starts to swap."""
-    if weights > memory():
-        raise ConfigError(f"the weights need {weights / 1e9:.3g} GB and this machine has {memory() / 1e9:.3g}: {remedy}")
+def check_fits(size: int | float, remedy: str, what: str = "the weights need") -> None:
+    """Raises ConfigError, with the remedy, for more bytes than there is memory: before this machine starts to swap."""
+    if size > memory():
+        much = f"{size / 1e9:.3g}" if size < 10**30 else "over 10^21"
+        raise ConfigError(f"{what} {much} GB and this machine has {memory() / 1e9:.3g}: {remedy}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

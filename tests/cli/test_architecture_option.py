@@ -60,7 +60,11 @@ def test_screening_with_weights_on_demand_leaves_out_what_needs_all_of_them_and_
         next(iter(found("screen", "--architecture", config, choice, *FEW)["models"].values()))
         for choice in ("--no-stream", "--stream")
     )
-    assert "backward: condition" in streamed["score"]["missing"]
+    # a step that is wholly about all weights at once says so
+    assert streamed["findings"]["backward"]["quantities"]["condition"] == "nan"
+    assert (streamed["findings"]["updates"]["verdict"], whole["findings"]["updates"]["verdict"]) == ("n/a", "moves")
+    assert "needs all weights at once" in streamed["findings"]["updates"]["why"]
+    assert streamed["findings"]["attention"]["quantities"] == whole["findings"]["attention"]["quantities"]
     assert any("made on demand" in note for note in streamed["findings"]["backward"]["notes"])
     for name in ("well-posedness", "forward"):
         assert figures(streamed["findings"][name]) == figures(whole["findings"][name])

@@ -166,7 +166,7 @@ def test_json_to_stdout_is_alone_there(name, tmp_path, monkeypatch):
         (["control", "--text", ""], "at least two tokens"),
         (["control", "--batch", "-1"], "batch = -1"),
         (["control", "--device", "gpu"], "device 'gpu' is not available"),
-        (["control", "--json", "/proc/nothing/x.json", *SMALL], "cannot write to directory '/proc/nothing'"),
+        (["control", "--json", "/proc/nothing/x.json", *SMALL], "there is no directory '/proc/nothing'"),
     ],
 )
 def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words, tmp_path, monkeypatch):

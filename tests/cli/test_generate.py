@@ -12,6 +12,7 @@ from ctrans.model.checkpoint import CONFIG, WEIGHTS, load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.generation import generate
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import SUMS, sums
 from ctrans.scheme import Scheme
 from ctrans.training.loop import carry_out
 from solvers import ConfigError
@@ -136,13 +137,16 @@ def test_a_runs_model_is_integrated_as_it_was_trained_and_says_so(settings, sche
 def test_a_runs_state_that_cannot_be_read_is_named(state, tmp_path):
     place = trained(tmp_path, method="rk4")
     (place / "best" / "train.json").write_text(state)
+    damaged = run("generate", "--checkpoint", place)
+    assert (damaged.exit_code, "train.json' is damaged: its SHA-256" in damaged.stderr) == (2, True)
+    (place / "best" / SUMS).write_bytes(sums(place / "best"))
     result = run("generate", "--checkpoint", place)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "train.json' is no training state" in result.stderr
+    assert ("train.json' is no JSON" if state == "{" else "train.json' is no training state") in result.stderr
 
 
 def test_other_commands_take_a_run_directory_too(tmp_path):
-    save(GPT(GPTConfig(**SIZES, depth_weights="linear", knots=1)), tmp_path / "last")
+    save(GPT(GPTConfig(**SIZES, depth_weights="linear", knots=1)), tmp_path / "best")
     result = run("simulate", "--checkpoint", tmp_path, "--batch", "1", "--json", "-")
     assert strict(result.stdout)["options"]["width"] == SIZES["width"]
 
@@ -173,7 +177,7 @@ def test_text_appears_as_it_is_made(spoken):
         (["--tokens", "many"], "'many' is not a valid integer"),
         (["--device", "tpu9"], "device 'tpu9' is not available"),
         (["--checkpoint", "nowhere"], "--checkpoint is given 2 times, 'model', 'nowhere'"),
-        (["--json", "/proc/nothing/a.json"], "cannot write to directory"),
+        (["--json", "/proc/nothing/a.json"], "there is no directory '/proc/nothing'"),
     ],
 )
 def test_each_mistake_gets_one_line_and_exit_code_2(options, words, tmp_path, monkeypatch):
@@ -192,7 +196,7 @@ def test_a_checkpoint_must_be_named_and_there(tmp_path, monkeypatch):
     assert (result.exit_code, result.stderr) == (2, "ctrans: Missing option '--checkpoint'.\n")
     result = run("generate", "--checkpoint", "nowhere")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "cannot read 'nowhere/config.json'" in result.stderr
+    assert "there is no checkpoint 'nowhere' that can be read" in result.stderr
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])

@@ -15,8 +15,10 @@ import pytest
 
 from ctrans.cli.train_options import SETTINGS
 from ctrans.model.checkpoint import load
+from ctrans.model.sums import damage
+from ctrans.training import log
 from ctrans.training.loop import Ending, carry_out
-from ctrans.training.run_directory import RunDirectory, damage
+from ctrans.training.run_directory import RunDirectory
 from solvers import SolveError
 from tests.cli.test_commands import run, strict
 from tests.training.helpers import same
@@ -119,12 +121,12 @@ def test_a_depth_that_no_machine_holds_is_refused_before_a_run_begins_or_goes_on
     wanted = [*TINY, *weights, "--eval-depth", "3", "--eval-depth", "100000000000", "--out", tmp_path]
     refused = run("train", *wanted)
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert refused.stderr.startswith("ctrans: --eval-depth 100000000000: the ")
+    assert refused.stderr == "ctrans: eval_depth = 100,000,000,000: give at most 10,000\n"
     assert not list(tmp_path.iterdir())
     run("train", *TINY, *weights, "--out", tmp_path)
     before = (tmp_path / "log.jsonl").read_text()
     again = run("train", "--resume", "--iterations", "15", "--eval-depth", "100000000000", "--out", tmp_path)
-    assert (again.exit_code, "--eval-depth 100000000000" in again.stderr) == (2, True)
+    assert (again.exit_code, again.stderr) == (2, refused.stderr)
     assert (tmp_path / "log.jsonl").read_text() == before
 
 
@@ -148,6 +150,13 @@ def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
     assert (further.exit_code, "step 15/15" in further.stdout) == (0, True)
     again = run("train", *TINY, "--overwrite", "--out", tmp_path)
     assert (again.exit_code, "step  0/12" in again.stdout) == (0, True)
+    assert not (tmp_path / "checkpoints").exists()
+    assert next(row["step"] for row in log.read(tmp_path) if "validation_loss" in row) == 0
+    assert not list(tmp_path.glob(".*.jsonl"))
+    assert damage(tmp_path / "last") is damage(tmp_path / "best") is None
+    assert run("train", "--resume", "--iterations", "13", "--out", tmp_path).exit_code == 0
+    assert run("train", *TINY, "--overwrite", "--out", tmp_path).exit_code == 0
+    assert not (tmp_path / "checkpoints-2").exists()
 
 
 @pytest.mark.parametrize(
@@ -300,7 +309,7 @@ main(["train", "--resume", *sys.argv[2:]])
         (["--temperature-start", "3"], "needs both, or neither"),
         (["--device", "cuda:99"], "device 'cuda:99' is not available"),
         (["--out", "/proc/nothing"], "cannot write to directory '/proc/nothing'"),
-        (["--json", "/proc/nothing/x.json"], "cannot write to directory '/proc/nothing'"),
+        (["--json", "/proc/nothing/x.json"], "there is no directory '/proc/nothing'"),
         (["--parallel", "ddp"], "torchrun --nproc-per-node 2"),
         (["--parallel", "fsdp", "--gradient", "adjoint"], "fsdp frees weights"),
         (["--method", "rk4", "--placement", "post", "--gradient", "reversible"], "reversible"),

@@ -180,6 +180,7 @@ def test_whatever_the_reader_of_a_damaged_file_raises_is_a_line(error, tmp_path,
     def fail(*_, **__):
         raise error
 
+    (tmp_path / "ckpt.pt").touch()
     monkeypatch.setattr(torch, "load", fail)
     with pytest.raises(ConfigError, match=f"no whole file of torch.save \\({type(error).__name__}"):
         from_nanogpt(tmp_path / "ckpt.pt")

@@ -12,9 +12,11 @@ import torch
 from hypothesis import given, settings
 
 from ctrans.model.checkpoint import CONFIG, WEIGHTS, find_model, load, load_config, save, write_durably
+from ctrans.model.gpt import GPT
+from ctrans.model.sums import SUMS, sums
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
-from tests.helpers import NAMES, learned, small_model, tokens
+from tests.helpers import NAMES, learned, small_config, small_model, tokens
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,18 +169,45 @@ def test_bytes_are_on_the_disk_before_they_have_their_name(tmp_path, monkeypatch
     assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the directory that holds the name
 
 
-def test_a_run_gives_its_best_model_or_else_its_last(tmp_path):
+def test_a_run_gives_its_best_model_and_never_another_in_its_place(tmp_path):
     first, second = small_model("peri"), small_model("pre")
     save(first, tmp_path / "checkpoints" / "1")
     (tmp_path / "last").symlink_to("checkpoints/1")
-    assert load_config(tmp_path) == first.config
-    save(second, tmp_path / "checkpoints" / "2")
+    with pytest.raises(ConfigError, match="best', the best model of the run, is missing: give a checkpoint by its own name"):
+        load(tmp_path)
     (tmp_path / "best").symlink_to("checkpoints/2")
+    with pytest.raises(ConfigError, match="best', the best model of the run, leads nowhere"):
+        load_config(tmp_path)
+    save(second, tmp_path / "checkpoints" / "2")
     assert load_config(tmp_path) == second.config
     assert torch.equal(load(tmp_path)(tokens())[0], second(tokens())[0])
     assert find_model(tmp_path / "last") == (tmp_path / "checkpoints" / "1").resolve()
     save(first, tmp_path)
     assert load_config(tmp_path) == first.config
+
+
+def test_the_best_of_a_run_that_was_overwritten_is_refused(tmp_path):
+    for name, place in (("best", "checkpoints/1"), ("last", "checkpoints-2/1")):
+        save(small_model("peri"), tmp_path / place)
+        (tmp_path / name).symlink_to(place)
+    with pytest.raises(ConfigError, match="best' is of a run that was overwritten"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train.json", "config.json", "model.safetensors", "SHA256SUMS"])
+def test_files_of_a_run_are_bound_to_each_other(name, tmp_path):
+    for seed in (1, 2):
+        place = tmp_path / str(seed)
+        save(learned(GPT(small_config("peri", temperature=float(seed))), seed=seed), place)
+        (place / "train.json").write_text(json.dumps({"seed": seed}))
+        (place / SUMS).write_bytes(sums(place))
+    load(tmp_path / "1")
+    (tmp_path / "1" / name).write_bytes((tmp_path / "2" / name).read_bytes())
+    with pytest.raises(ConfigError, match="SHA"):
+        load(tmp_path / "1")
+    (tmp_path / "1" / name).unlink()
+    with pytest.raises(ConfigError, match=name):
+        load(tmp_path / "1")
 
 
 @pytest.mark.parametrize(

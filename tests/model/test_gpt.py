@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctrans.fields import ACTIVATIONS
+from ctrans.fields.attention import check_temperature
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.initialisation import INITIALISATIONS
@@ -230,3 +231,26 @@ def test_a_request_is_refused_exactly_where_it_cannot_be(method, steps, rtol, le
         return
     assert len(solution.states) == 2 * config["depth"] + 1
     assert torch.isfinite(solution.x1).all()
+
+
+@pytest.mark.parametrize("count", [0, 8])
+def test_targets_without_one_to_predict_are_refused_and_not_nan(count):
+    model, x = GPT(small_config("peri")), tokens()[:, :count]
+    with pytest.raises(ConfigError, match=f"all {2 * count} targets are -1"):
+        model(x, torch.full_like(x, -1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf, 1e39, 1e-40, True])
+def test_temperatures_that_scores_cannot_be_divided_by_are_refused(temperature):
+    with pytest.raises(ConfigError, match="temperature = "):
+        unchecked_config(temperature=temperature).__post_init__()
+    with pytest.raises(ConfigError, match="temperature = "):
+        check_temperature(temperature)
+
+
+@pytest.mark.parametrize("temperature", [1e-12, 1e30])
+def test_the_largest_and_smallest_temperatures_give_numbers(temperature):
+    model = GPT(small_config("peri", temperature=temperature))
+    loss = model(tokens(), tokens())[1]
+    loss.backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())

@@ -145,7 +145,7 @@ def test_reversible_goes_back_over_512_steps():
 
 
 # Steps per segment at which the error of each order is asymptotic and above rounding.
-SIZES = {1: (64, 128), 2: (32, 64), 4: (12, 24), 5: (10, 20)}
+SIZES = {1: (64, 128), 2: (32, 64), 3: (64, 128), 4: (12, 24), 5: (10, 20)}
 
 
 def assert_order(errors, order):

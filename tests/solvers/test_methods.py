@@ -181,3 +181,27 @@ def test_fixed_steps_are_asked_for_by_name_or_method():
     assert fixed_step(Plain()) == Plain()
     with pytest.raises(ConfigError, match=r"'torchdiffeq:dopri5' only runs with adaptive steps"):
         fixed_step("torchdiffeq:dopri5")
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].adaptive and isinstance(METHODS[name], RungeKutta)])
+def test_steps_begin_with_the_first_and_stay_below_the_longest(method):
+    solution = solve(
+        [Segment(0, 3, lambda t, x: -x)], X0, method=method, rtol=1e-3, atol=1e-3, first_step=0.01, max_step=0.25, save="steps"
+    )
+    steps = [b - a for a, b in pairwise(solution.times)]
+    assert steps[0] == pytest.approx(0.01)
+    assert max(steps) <= 0.25 * (1 + 1e-12)
+    assert sum(step > 0.2 for step in steps) > 5 or method == "heun_euler"
+    backward = solve([Segment(0, -3, lambda t, x: -x)], X0, method=method, rtol=1e-3, atol=1e-3, max_step=0.25, save="steps")
+    assert max(a - b for a, b in pairwise(backward.times)) <= 0.25 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["first_step", "max_step"])
+def test_bounds_of_steps_that_make_no_sense_are_refused(name):
+    segments = [Segment(0, 1, lambda t, x: -x)]
+    for wrong in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=f"{name} = "):
+            solve(segments, X0, method="tsit5", **{name: wrong})
+    for method in ("rk4", "torchdiffeq:dopri5"):
+        with pytest.raises(ConfigError, match=f"{name} is for the package's own adaptive methods"):
+            solve(segments, X0, method=method, **{name: 0.1})

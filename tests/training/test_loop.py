@@ -267,8 +267,21 @@ def test_a_second_run_does_not_overwrite_the_first_unless_told_to(tmp_path):
     carry_out(*start(tmp_path))
     with pytest.raises(ConfigError, match="has a run already"):
         start(tmp_path)
+    before = RunDirectory(tmp_path).steps()
+    run, progress = start(tmp_path, overwrite=True)
+    assert RunDirectory(tmp_path).steps() == before  # until the new one has a checkpoint
+    carry_out(run, progress)
+    assert [path.name for path in tmp_path.glob("checkpoints*")] == ["checkpoints-2"]
+    assert [row["step"] for row in log.read(tmp_path)][:2] == [0, 1]
+
+
+def test_a_run_goes_on_with_its_own_log_when_another_that_was_to_overwrite_it_came_to_nothing(tmp_path):
+    carry_out(*start(tmp_path))
+    rows = list(log.read(tmp_path))
     start(tmp_path, overwrite=True)
-    assert RunDirectory(tmp_path).steps() == []
+    carry_out(*resume(tmp_path))
+    assert list(log.read(tmp_path)) == rows
+    assert not list(tmp_path.glob(".*.jsonl"))
 
 
 def test_lack_of_memory_names_batch_and_context(tmp_path, monkeypatch):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrans.model.sums import damage
 from ctrans.training import log
 from ctrans.training.evaluation import shares
 from ctrans.training.parallel import PARALLEL, get_parallel
-from ctrans.training.run_directory import damage
 from ctrans.training.settings import TrainConfig
 from solvers import GRADIENTS, ConfigError
 

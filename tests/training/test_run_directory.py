@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrans.model.sums import damage
 from ctrans.training import run_directory as module
-from ctrans.training.run_directory import RunDirectory, damage
+from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 
 FILES = {"config.json": b"{}", "model.safetensors": bytes(range(100)), "train.json": b"state"}
@@ -117,7 +118,7 @@ def test_any_flipped_bit_or_cut_is_seen_and_another_checkpoint_named(name, data,
 def test_a_missing_file_is_named_and_without_a_good_checkpoint_that_is_said(tmp_path):
     store = filled(tmp_path, 1)
     (store.step_directory(1) / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"a file that it lists is missing; no other checkpoint"):
+    with pytest.raises(ConfigError, match=r"model.safetensors' is missing; no other checkpoint"):
         store.verified_last()
 
 
@@ -136,11 +137,12 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
 
 def test_what_a_user_keeps_beside_the_checkpoints_is_left_alone(tmp_path):
     (tmp_path / "checkpoints" / "step-by-step").mkdir(parents=True)
-    store = filled(tmp_path, 1, 2, 3, 4)
-    store.clear()
-    assert store.steps() == []
-    assert not store.exists
+    old = filled(tmp_path, 1, 2, 3, 4)
+    new = old.beside()
+    assert (new.exists, old.exists) == (False, True)
+    new.save(7, write, best=7, good=7)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-by-step"]
+    assert RunDirectory(tmp_path).steps() == [7]
 
 
 def test_sums_are_in_the_format_of_sha256sum(tmp_path):
@@ -185,18 +187,37 @@ def test_a_directory_without_a_run_is_named_on_resume(tmp_path):
         RunDirectory(tmp_path / "tpyo").verified_last()
 
 
-def test_clearing_removes_copies_of_checkpoints_and_nothing_that_a_user_made(tmp_path):
+def test_overwriting_removes_copies_of_checkpoints_and_nothing_that_a_user_made(tmp_path):
     store = filled(tmp_path, 1, 2, best=1)
     (tmp_path / "best").unlink()
     (tmp_path / "best").write_text("mine")
     with pytest.raises(ConfigError, match="best' was not made by a run: move it away"):
-        store.clear()
+        store.beside()
     assert (store.steps(), (tmp_path / "best").read_text()) == ([1, 2], "mine")
     (tmp_path / "best").unlink()
     shutil.copytree(store.step_directory(1), tmp_path / "best")
-    store.clear()
-    assert not store.exists
-    assert not (tmp_path / "best").exists()
+    store.beside().save(5, write, best=5, good=5)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints-2", "last", "best"}
+    assert (tmp_path / "best").is_symlink()
+
+
+def test_killed_before_any_operation_a_run_that_overwrites_leaves_one_that_is_whole(tmp_path, monkeypatch):
+    total, killed_after = operations(monkeypatch, tmp_path / "count", 0)
+    seen = set()
+    for n in range(3 * total):
+        filled(tmp_path / str(n), 1, 2, 3, best=2)
+        killed_after(n, RunDirectory(tmp_path / str(n)).beside(), 0)
+        store = RunDirectory(tmp_path / str(n))
+        last = int(store.verified_last().resolve().name.removeprefix("step-"))
+        seen.add(last)
+        store.settle(last, best={0: 0, 3: 2}[last], good=last)  # as --resume does
+        assert damage(store.directory / "last") is damage(store.directory / "best") is None
+        assert store.steps() == {0: [0], 3: [2, 3]}[last]
+        assert len(list(store.directory.glob("checkpoints*"))) == 1
+        if last == 3:
+            store.beside().save(0, write, best=0, good=0)
+            assert RunDirectory(store.directory).steps() == [0]
+    assert seen == {0, 3}
 
 
 @given(steps=st.lists(st.integers(1, 30), unique=True, min_size=1, max_size=6).map(sorted), good=st.integers(0, 30))

@@ -36,7 +36,10 @@ from solvers import ConfigError
         ({"rtol": 1e-3}, "takes no rtol"),
         ({"temperature_start": 4.0}, "needs both, or neither"),
         ({"temperature_steps": 4}, "needs both, or neither"),
-        ({"temperature_start": -1.0, "temperature_steps": 4}, "temperature_start = -1.0"),
+        ({"temperature_start": -1.0, "temperature_steps": 4}, "temperature = -1.0"),
+        ({"schedule": "nanoGPT"}, "did you mean 'nanogpt'"),
+        ({"iterations": 10**40}, "iterations = a number of 41 digits: give at most 1,000,000,000"),
+        ({"warmup": 10**400}, "warmup = "),
         ({"temperature_start": 4.0, "temperature_steps": 4, "compile": True}, "leave one of them out"),
         ({"margin": 0.0}, "margin = 0.0"),
     ],
@@ -58,6 +61,25 @@ def test_learning_rate_warms_up_linearly_and_ends_on_a_cosine():
     assert learning_rate(config, 60) == pytest.approx(0.6)
     assert learning_rate(config, 35) == pytest.approx(0.2 + 0.8 * (1 + math.sqrt(0.5)) / 2)
     assert learning_rate(config, 110) == 0.2
+
+
+def nanogpt_rate(it, lr, warmup, last, low, later):
+    """nanoGPT's formula, of its newer and its first versions."""
+    if it < warmup:
+        return lr * (it + 1) / (warmup + 1) if later else lr * it / warmup
+    if it > last:
+        return low
+    return low + 0.5 * (1.0 + math.cos(math.pi * (it - warmup) / (last - warmup))) * (lr - low)
+
+
+@pytest.mark.parametrize(("name", "later"), [("nanogpt", True), ("nanogpt-0", False)])
+def test_nanogpts_schedules_are_theirs(name, later):
+    config = TrainConfig(iterations=60, warmup=10, learning_rate=1e-3, min_learning_rate=1e-4, schedule=name)
+    for it in range(70):
+        assert learning_rate(config, it) == pytest.approx(nanogpt_rate(it, 1e-3, 10, 60, 1e-4, later), rel=1e-15)
+    ours = TrainConfig(iterations=60, warmup=10, learning_rate=1e-3)
+    assert learning_rate(ours, 0) == pytest.approx(1e-4)
+    assert learning_rate(config, 0) == pytest.approx(9.09e-5 if later else 0.0, rel=1e-3)
 
 
 def test_learning_rate_without_warmup_starts_at_its_peak():

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.fields import ShowsHeads, ShowsMatrices, plain_attention, spectral_norm
+from ctrans.stability.attention.attention_path import attention_path_gain
 from ctrans.stability.attention.block_norm import block_gain, gain_of_rows, one_for_each
-from ctrans.stability.attention.bounds import attention_bound, attention_theta, step_bound
+from ctrans.stability.attention.bounds import Pathways, attention_bound, attention_theta, step_bound
+from ctrans.stability.backward.sensitivity import TOLERANCE
 from ctrans.stability.backward.singular_values import Linearisation, compose, linearise
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Passage, observe
@@ -28,7 +30,9 @@ class AttentionLayer:
     """One attention sublayer at its state. Lists run over heads; theta over every row that reads something.
 
     `theta_width` is the widest bracket, `masked` the number of rows that read nothing. `softmax_norm` is max theta/tau. `bound` is
-    theorem 5.1, `printed` its form without biases, `measured` the local value found at `ROWS` tokens, `ratio` bound over measured.
+    theorem 5.1, `printed` its form without biases, `measured` the local value found at `ROWS` tokens, `ratio` bound over measured;
+    where the theorem does not cover the attention, these and the paths are nan and `note` says why. `path` is
+    |dX_{k+1}/dX_k| |X_k|/|X_{k+1}| through the attention rows alone (`attention_path`), nan where its Jacobian is not known.
     G = |W_O||W_Q||W_K||W_V|, B = sqrt(d) |U|_{inf,rms} of the map's input U, S = (theta/tau) B^2 G, and `log_sensitivity` the
     three logarithms that add up to log S (Emadi, E.6). `stream` is B of the hidden state, which the paper's S grows with. Where
     the state is not finite, `finite` is false and figures are nan.
@@ -53,6 +57,8 @@ class AttentionLayer:
     stream: float
     S: float
     log_sensitivity: dict[str, float]
+    path: float
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +78,8 @@ class AttentionByDepth(Instrument):
     """Theta, theorem 5.1, G and S of attention sublayers, each at the state that enters it.
 
     `segments` are those that are looked at, all by default. Local values are measured on the first sequence. `padding` is true
-    where a token is padding and concerns theta alone. Raises ConfigError for attention that does not show its heads, and for
-    normalised queries and keys.
+    where a token is padding and concerns theta alone. Raises ConfigError for attention that does not show its heads; for normalised
+    queries and keys, which the theorem does not cover, what is measured is given without the bounds.
     """
 
     def __init__(
@@ -82,8 +88,9 @@ class AttentionByDepth(Instrument):
         *,
         padding: Bool[Tensor, "batch tokens"] | None = None,
         seed: int = 0,
+        tolerance: float = TOLERANCE,
     ):
-        self.segments, self.padding, self.seed = segments, padding, seed
+        self.segments, self.padding, self.seed, self.tolerance = segments, padding, seed, tolerance
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._generator = torch.Generator().manual_seed(self.seed)
@@ -91,7 +98,11 @@ class AttentionByDepth(Instrument):
 
     def forward(self, at: Passage) -> None:
         if at.sublayer.kind == "attention" and (self.segments is None or at.k in self.segments):
-            self._layers.append(_layer(at.k, at.sublayer, at.x.detach(), self.padding, self._generator))
+            layer = _layer(at.k, at.sublayer, at.x.detach(), self.padding, self._generator)
+            if layer.finite:
+                gain = attention_path_gain(at.sublayer, at.h, at.x.detach(), at.y.detach(), tolerance=self.tolerance)
+                layer = dataclasses.replace(layer, path=gain)
+            self._layers.append(layer)
 
     def figures(self) -> list[AttentionLayer]:
         return self._layers
@@ -184,7 +195,12 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     b, stream = (float(torch.linalg.vector_norm(state, dim=-1).max()) for state in (u, x))
     # padding changes which rows count, not what the map itself does
     whole = highest if padding is None else attention_theta(field, u).upper.movedim(-2, 0).flatten(1).amax(1)
-    paths = attention_bound(field, b, whole.tolist())
+    paths, printed, note = Pathways(math.nan, math.nan), math.nan, ""
+    try:
+        paths = attention_bound(field, b, whole.tolist())
+        printed = attention_bound(field, b, whole.tolist(), biases=False).bound
+    except ConfigError as error:
+        note = str(error)
     first, rows = _looked_at(u)
     with plain_attention(sublayer):
         measured = block_gain(sublayer.field, first, rows=rows, generator=generator)
@@ -202,7 +218,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
         value_path=paths.value,
         attention_path=paths.attention,
         bound=paths.bound,
-        printed=attention_bound(field, b, whole.tolist(), biases=False).bound,
+        printed=printed,
         measured=measured,
         ratio=_ratio(paths.bound, measured),
         G=product,
@@ -210,6 +226,8 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
         stream=stream,
         S=math.exp(sum(logs.values())),
         log_sensitivity=logs,
+        path=math.nan,
+        note=note,
     )
 
 

@@ -55,23 +55,29 @@ class ParameterGradients(Instrument):
     """|dL/dW| of every weight. No weight's `grad` is touched, frozen ones count too.
 
     dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, from P = dL/dX_T backward: beside the walk's states it holds the gradient of one weight at a
-    time. What embedding and head share counts once, with both parts of its gradient, and the head's part is held until then.
+    time, and of the head's all at once. What embedding and head share (a tied head) counts once, with both parts of its gradient, and
+    the head's part is held until then; of what they do not share nothing is held but a norm.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._sublayers: list[SublayerGradient] = []
 
     def head(self, model: Model, at: Turn) -> None:
-        """The gradients of weights that the embedding has too are kept, of all others the norm."""
+        """The gradients of weights that the embedding has too are kept until it is reached; of an untied head's only the norm is.
+
+        All of the head's gradients are there at once while the norms are taken.
+        """
         if not isinstance(model, ModelOfModules):
             raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are not known: give a model of modules")
         self._loss, self._outside = at.loss, _outside(model)
-        with _tracked(self._outside) as embedding:
-            model.embed(at.tokens)
-        self._shared: dict[Hashable, Tensor] = {}
+        with _tracked(self._outside) as weights, torch.enable_grad():
+            used = _leaves(model.embed(at.tokens))
+            embedding = {key for key, weight in weights.items() if id(weight) in used}
+        self._tied: dict[Hashable, Tensor] = {}
         with _tracked(self._outside) as weights:
-            _pull(lambda x: cross_entropy(model, x, at.targets), at.x, None, weights, self._shared)
-        self._unshared = _norm(self._shared.pop(key) for key in list(self._shared) if key not in embedding)
+            _pull(lambda x: cross_entropy(model, x, at.targets), at.x, None, weights, self._tied)
+        alone = [key for key, gradient in self._tied.items() if key not in embedding or not gradient.any()]
+        self._untied = _norm(self._tied.pop(key) for key in alone)
 
     def backward(self, at: PassageBack) -> None:
         self._sublayers.insert(0, _of_sublayer(at))
@@ -79,10 +85,22 @@ class ParameterGradients(Instrument):
     def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
         with _tracked(self._outside) as weights:
             # the zero has a gradient even where nothing in the embedding has one
-            _pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights, self._shared)
+            _pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights, self._tied)
 
     def figures(self) -> Gradients:
-        return Gradients(self._loss, self._sublayers, math.hypot(self._unshared, _norm(self._shared.values())))
+        return Gradients(self._loss, self._sublayers, math.hypot(self._untied, _norm(self._tied.values())))
+
+
+def _leaves(x: Tensor) -> set[int]:
+    """The ids of the weights that x was made from."""
+    found, seen, waiting = set[int](), set[Any](), [x.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [inner for inner, _ in node.next_functions]
+            found |= {id(node.variable)} if hasattr(node, "variable") else set()
+    return found
 
 
 def gradient_norms(
@@ -101,10 +119,10 @@ def _of_sublayer(at: PassageBack) -> SublayerGradient:
     sublayer = at.sublayer
     with parametrize.cached():  # so that theta(s) is one tensor as long as it is looked at
         with torch.no_grad():
-            weights = _weights(sublayer)
+            weights = used_weights(sublayer)
         norms: list[float] = []
         by_matrix: dict[str, float] = {}
-        with _requiring_gradients(weights.values()), torch.enable_grad():
+        with requiring_gradients(weights.values()), torch.enable_grad():
             y = sublayer.step(at.x.detach(), at.h)
             for name, weight in weights.items():
                 # one after the other, as all gradients together are as large as the weights
@@ -135,7 +153,7 @@ def _pull(
     return y.detach(), gradient
 
 
-def _weights(sublayer: Sublayer) -> dict[str, Tensor]:
+def used_weights(sublayer: Sublayer) -> dict[str, Tensor]:
     """What the sublayer uses, by name: parameters, weights on demand, and theta(s) in place of its coefficients."""
     free = {name: weight for name, weight in weights_of(sublayer).items() if "parametrizations." not in name}
     functions = {
@@ -154,7 +172,7 @@ def _outside(model: ModelOfModules) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def _requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
+def requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
     """Inside, those weights require gradients, frozen or not."""
     before = [(weight, weight.requires_grad) for weight in weights]
     try:
@@ -178,7 +196,7 @@ def _tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
         def add(key: Hashable, weight: Tensor) -> None:
             if key not in found and weight.is_floating_point():
                 found[key] = weight
-                stack.enter_context(_requiring_gradients([weight]))
+                stack.enter_context(requiring_gradients([weight]))
 
         def called(part: OnDemand, _: object) -> None:
             for name, key in part.place.names.items():

@@ -76,11 +76,19 @@ class Sensitivities(Instrument):
     Sublayers and blocks need the memory of one block: its weights, its graph. Products look ahead: they keep the graph of the whole
     depth, which holds all weights; where those are made on demand (`depth.streamed`) products are left out.
 
-    What is not finite, and what depends on it, has None as its value; the rest is computed.
+    What is not finite, and what depends on it, has None as its value; the rest is computed. So have products along states that end
+    before the depth does. `graphs`, where given, stand before it in the same lane, and are shared with whoever else needs them.
     """
 
-    def __init__(self, *, tolerance: float = TOLERANCE, starts: int | None = None, progress: Progress | None = None):
-        self.tolerance, self.starts, self.progress = tolerance, starts, progress
+    def __init__(
+        self,
+        *,
+        tolerance: float = TOLERANCE,
+        starts: int | None = None,
+        progress: Progress | None = None,
+        graphs: StepGraphs | None = None,
+    ):
+        self.tolerance, self.starts, self.progress, self.graphs = tolerance, starts, progress, graphs
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._wanted = depth, set() if depth.streamed else _spread(depth.blocks, self.starts)
@@ -93,7 +101,7 @@ class Sensitivities(Instrument):
 
     def forward(self, at: Passage) -> None:
         self._sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
-        self._steps.append(linearised_step(at.sublayer, at.h, at.x))
+        self._steps.append(linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at))
         if len(self._steps) == self._depth.per_block:
             self._blocks.append(self._told(_of_chain(self._steps, self.tolerance)[0]))
             kept = len(self._kept) >= min(self._wanted, default=self._depth.blocks)
@@ -102,8 +110,11 @@ class Sensitivities(Instrument):
             self._sizes.append(_size(at.y))
 
     def figures(self) -> SensitivityByDepth:
-        left_out = ALL_AT_ONCE if self._depth.streamed else "left out"
-        products = _of_products(self._kept, self._wanted, left_out, self.tolerance, self._told)
+        reached, blocks = len(self._blocks), self._depth.blocks
+        left_out, wanted = ALL_AT_ONCE if self._depth.streamed else "left out", self._wanted
+        if reached < blocks:
+            left_out, wanted = f"the states end after {reached} of {blocks} blocks, so that X_D is not known", set()
+        products = _of_products([*self._kept, *[()] * (blocks - reached)], wanted, left_out, self.tolerance, self._told)
         return SensitivityByDepth(self._sublayers, self._blocks, products, self._sizes)
 
     def _told(self, figure: Sensitivity) -> Sensitivity:
@@ -164,13 +175,19 @@ def step_linearisations(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) 
 
 
 class StepGraphs(Instrument):
-    """`linearised_step` of every segment, all kept."""
+    """`linearised_step` of every segment, all kept: for one instrument or for several, which then ask for a segment's with `of`."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._steps: list[Linearisation | None] = []
 
     def forward(self, at: Passage) -> None:
-        self._steps.append(linearised_step(at.sublayer, at.h, at.x))
+        self.of(at)
+
+    def of(self, at: Passage) -> Linearisation | None:
+        """That of the segment, which has to follow those known."""
+        if at.k == len(self._steps):
+            self._steps.append(linearised_step(at.sublayer, at.h, at.x))
+        return self._steps[at.k]
 
     def figures(self) -> list[Linearisation | None]:
         return self._steps

@@ -26,6 +26,13 @@ LAG = 8
 """Products over which the growth of the values is judged. A plateau at a close second value can last for 4."""
 GUESS = 0.3
 """Length of the random part added to a guess of length 1."""
+SAFETY = 4.0
+"""Errors are given as so many times the estimate that ends the iteration. Where values crowd without a gap a start may have next to
+nothing of the largest, and another passes for it: in 2 of 100 cases (linear, quadratic, root and logarithmic spectra of 50 to 2000
+values, Gaussian matrices) the truth was further away than the estimate, by up to 4.1 times. No residual sees what the start lacks:
+with probability 1 - p over starts in n dimensions what may be missed after m products is the e with e T_m-1(1 + 2e)^2 = 2n/(pi p^2)
+(Kaniel, Saad), 1% at m = 31, n = 200, p = 0.02, which is too loose to stop by.
+"""
 CLUSTER = 4
 """How many values beyond the wanted ones may belong to one cluster with them, in the error estimate."""
 
@@ -133,8 +140,8 @@ def leading_singular(
 
     The estimate for the square of a value, a Ritz value of J'J, is the least over j of |residuals of it and the j after it|^2 over
     the distance to the next, and never more than its residual. Ritz values stand in for the unknown ones in that distance, which
-    misleads where values crowd together: there the growth of the values over the last products counts, if it says more. So it
-    is an estimate and no rigorous bound.
+    misleads where values crowd together: there the growth of the values over the last products counts, if it says more. Errors are
+    `SAFETY` times that: an estimate, which covered the truth in all but 1% of the spectra tried, and no bound.
 
     Raises ConfigError for a count or limit below 1, a cycle that leaves no room beside the wanted vectors, or a tolerance that
     is not positive.
@@ -160,7 +167,7 @@ def leading_singular(
         space.extend(space.direction(tolerance))
     return Singular(
         space.values.reshape(*batch, count).to(linear.x.dtype),
-        space.errors.reshape(*batch, count).to(linear.x.dtype),
+        (SAFETY * space.errors).reshape(*batch, count).to(linear.x.dtype),
         space.vectors[:, :count].reshape(*batch, count, *inner),
         space.products,
     )

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import HasBound, TokenBound, why_not
+from ctrans.fields import HasBound, HasLipschitz, ShowsHeads, TokenBound, mixes_tokens, spectral_norm, why_not
 from ctrans.norm import Norm
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
@@ -44,6 +44,7 @@ class _Measured:
     sigma: float
     bound: TokenBound | None
     unknown: str = ""
+    apart: float = math.inf
 
     def known(self) -> TokenBound:
         if self.bound is None:
@@ -86,10 +87,11 @@ class BoundsByDepth(Instrument):
     def spreads(self) -> list[float | None]:
         """s_k, the largest distance between two tokens of segment k's velocity, or of its state behind a norm around it.
 
-        2 sqrt(d) g behind an output norm or one around the state; behind an input norm alone twice the bound on a token's length.
-        None without norms, and behind an input norm alone for a map of which no bound is known.
+        2 sqrt(d) g behind an output norm or one around the state. Behind an input norm alone the smaller of twice the bound on a
+        token's length and 2 sqrt(d) g L, L a Lipschitz constant of the map (`difference_bound`), in which what every token has in
+        common cancels. None without norms, and behind an input norm alone for a map of which neither is known.
         """
-        return [token_spread(each.sublayer, each.bound) for each in self._segments]
+        return [token_spread(each.sublayer, each.bound, each.apart) for each in self._segments]
 
 
 def forward_bounds(
@@ -110,16 +112,36 @@ def map_bound(sublayer: Sublayer) -> TokenBound:
     return sublayer.field.bound()
 
 
-def token_spread(sublayer: Sublayer, bound: TokenBound | None) -> float | None:
-    """`BoundsByDepth.spreads` of one sublayer, with its map's bound where that is known."""
+def difference_bound(sublayer: Sublayer) -> float:
+    """L with |f(U)_i - f(U')_j| <= L max over tokens of |u_k - u'_l| for inputs behind the sublayer's input norm; inf if not known.
+
+    Attention: with rows a of A and b of A', f(U)_i - f(U')_j = sum_h W_h V_h (sum_k a_hk u_k - sum_l b_hl u'_l), as offsets of values
+    and of the output come through whole in both; a difference of two averages is no longer than the largest of differences, so
+    that L = sum_h |W_h V_h|_2. An FFN acts on each token alone: L is its Lipschitz constant, among tokens no longer than the
+    norm's image reaches.
+    """
+    norm, field = sublayer.input_norm, sublayer.field
+    if norm is None or not needs_map_bound(sublayer):
+        return math.inf
+    if isinstance(field, ShowsHeads):
+        heads = [head.out.detach().double() @ head.value.detach().double() for head in field.head_matrices()]
+        return math.fsum(spectral_norm(path) for path in heads)
+    if not mixes_tokens(field, sublayer.kind) and isinstance(field, HasLipschitz):
+        return field.lipschitz(_level(norm) * math.sqrt(norm.width))
+    return math.inf
+
+
+def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = math.inf) -> float | None:
+    """`BoundsByDepth.spreads` of one sublayer, with its map's bound and `difference_bound` where these are known."""
     if sublayer.state_norm is not None:
         return 2 * math.sqrt(sublayer.state_norm.width) * largest_gain(sublayer.state_norm)
     if sublayer.output_norm is not None:
         return 2 * sublayer.gain * largest_gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
-    if sublayer.input_norm is None or bound is None:
-        return None
     norm = sublayer.input_norm
-    return 2 * sublayer.gain * bound.at(_level(norm) * math.sqrt(norm.width))
+    if norm is None or (bound is None and apart == math.inf):
+        return None
+    alone = math.inf if bound is None else 2 * bound.at(_level(norm) * math.sqrt(norm.width))
+    return sublayer.gain * min(alone, 2 * largest_gain(norm) * math.sqrt(norm.width) * apart)
 
 
 def needs_map_bound(sublayer: Sublayer) -> bool:
@@ -135,7 +157,7 @@ def largest_gain(norm: Norm) -> float:
 def _measure(at: Passage) -> _Measured:
     norm = at.sublayer.input_norm
     sigma = math.nan if norm is None else float(norm.sigma(at.x.detach().double()).min())
-    return _Measured(at.sublayer, at.h, sigma, *_bound_of(at.sublayer))
+    return _Measured(at.sublayer, at.h, sigma, *_bound_of(at.sublayer), difference_bound(at.sublayer))
 
 
 def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:

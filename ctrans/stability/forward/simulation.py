@@ -20,7 +20,7 @@ from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.walk import Attempt, DescribedModel, observe
-from solvers import Solution, Status
+from solvers import Norm, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 """How the ODE is solved that the discrete model is compared with, in float64."""
@@ -68,6 +68,7 @@ def simulate(
     steps: int = 1,
     rtol: float | None = None,
     atol: float | None = None,
+    norm: str | Norm = "rms",
     reference: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
@@ -78,7 +79,9 @@ def simulate(
     not solved, and distances to it are None. Raises ConfigError for a request that makes no sense.
     """
     start = time.perf_counter()
-    solution = model.trajectory(tokens, method=method, steps=steps, rtol=rtol, atol=atol, throw=False, progress=progress)
+    solution = model.trajectory(
+        tokens, method=method, steps=steps, rtol=rtol, atol=atol, norm=norm, throw=False, progress=progress
+    )
     seconds = time.perf_counter() - start
     itself = Scheme(method, steps, rtol, atol).discrete
     discrete = solution if itself else model.trajectory(tokens, throw=False, progress=progress)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
 
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import ShowsHeads
+from ctrans.fields import ShowsHeads, why_not
 from ctrans.model.config import GPTConfig
 from ctrans.stability.attention.by_depth import (
     AttentionByDepth,
@@ -19,14 +17,10 @@ from ctrans.stability.attention.by_depth import (
     sensitivity_growth,
 )
 from ctrans.stability.initialisation.theory import SLOPES, LastLayer, Setting, gains, last_layer_bound
-from ctrans.stability.screening.case import Case, Finding, StepPlan, found, spread
-from ctrans.stability.screening.score import decades
+from ctrans.stability.screening.case import Case, Finding, StepPlan, found, judged, largest, spread, three
 from ctrans.walk import Attempt, Instrument, PassageBack
 from solvers import ConfigError, SolveError
 from solvers.run import finite
-
-STEADY = math.log10(2)
-"""Growth of S over the depth, in decades, that counts as none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +33,20 @@ class AttentionStep:
 
 
 def plan_attention(case: Case) -> StepPlan:
-    """Theta, theorem 5.1 and S = (theta/tau) B^2 G by layer, and the block bounds 5.2 and 5.3 (theory, section 9).
+    """What attention's rows alone pass on, theta, theorem 5.1 and the block bounds 5.2 and 5.3 by layer (theory, section 9).
 
-    The ingredient is by how many decades S grows from the middle of the depth to the last attention layer: the first layers show
-    the size of the embeddings, and no growth.
+    The quantity is the largest gain of a layer along the attention path, of changes relative to the state's size.
     """
     depth = case.model.depth
     own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.kind == "attention"]
     chosen = [own[i] for i in spread(len(own), case.effort.layers)]
-    if not all(isinstance(depth.sublayers[k].field, ShowsHeads) for k in chosen):
-        raise ConfigError("theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not show")
-    layers = AttentionByDepth(chosen, seed=case.seed)
+    for k in chosen:
+        field = depth.sublayers[k].field
+        if not isinstance(field, ShowsHeads):
+            raise ConfigError(
+                f"theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not show{why_not(field)}"
+            )
+    layers = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
     blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
     instruments = [layers, blocks] if case.effort.blocks else [layers]
     return StepPlan({"part": instruments}, lambda: _conclude_attention(case, layers, blocks))
@@ -62,24 +59,16 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
         raise ConfigError("no attention sublayer was reached, so there is no attention to speak of")
     growth = sensitivity_growth(layers)
     result = AttentionStep(layers, (found(notes, block_bounds) or []) if case.effort.blocks else [], growth)
-    k = _decades(layers[len(layers) // 2 :])
-    verdict = "unknown" if math.isnan(k) else "steady" if k < STEADY else "grows"
-    first, last = layers[0], layers[-1]
-    middle = layers[len(layers) // 2]
+    gain = largest([layer.path for layer in layers])
     theta = max(max(layer.theta_max) for layer in layers)
+    bound = largest([layer.ratio for layer in layers])
+    unknown = next((layer.note for layer in layers if layer.note), "")
     why = (
-        f"S = (theta/tau) B^2 G goes from {first.S:.3g} over {middle.S:.3g} in the middle to {last.S:.3g}, theta is at most "
-        f"{theta:.3g}, and theorem 5.1 allows up to {max(layer.ratio for layer in layers):.3g} times what is measured"
+        f"through the attention rows alone a relative change of the state grows {three(gain)} times in a layer at most, theta is at "
+        f"most {theta:.3g}, and " + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
     )
-    return Finding(verdict, f"S = {last.S:.3g}", why, {"S in depth": k}, notes, result)
-
-
-def _decades(layers: Sequence[AttentionLayer]) -> float:
-    """From the first of the layers to the last; none where attention ends up insensitive, as one-hot rows are."""
-    start, end = layers[0].S, layers[-1].S
-    if end == 0:
-        return 0.0
-    return decades(end / start) if start and math.isfinite(end) else math.nan
+    quantities = {"attention path": gain}
+    return Finding(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)
 
 
 @dataclasses.dataclass(frozen=True)

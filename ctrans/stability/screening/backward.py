@@ -1,4 +1,4 @@
-"""The screening's last two steps: how do gradients pass, and how far does uncertainty travel?"""
+"""The screening's steps on how gradients pass, and how far uncertainty travels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ctrans.stability.backward.log_singular_values import DepthSpectrum, LogSingularValues
 from ctrans.stability.backward.lyapunov import Lyapunov, LyapunovExponents
 from ctrans.stability.backward.parameter_gradients import Gradients, ParameterGradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, Sensitivities, SensitivityByDepth
 from ctrans.stability.backward.weight_slope import Slope, SlopeAt
 from ctrans.stability.carried import CarriedStates
-from ctrans.stability.screening.case import Case, Finding, StepPlan, attempt, exponent, found, largest, three
+from ctrans.stability.screening.case import (
+    NOT_IN_QUICK,
+    Case,
+    Finding,
+    StepPlan,
+    attempt,
+    exponent,
+    found,
+    judged,
+    largest,
+    three,
+)
 from ctrans.stability.screening.forward import run_away, weights_verdict
-from ctrans.stability.screening.score import decades
 from ctrans.stability.transport.generalisation import GeneralisationRadius, generalisation_radius
 from ctrans.stability.transport.perturbations import PERTURBATIONS, SIZE, perturbed
 from ctrans.stability.transport.transport import Transport, distances
@@ -29,52 +40,58 @@ SCALED = {"attention": "W", "ffn": "W2"}
 """Which weights are scaled in a sublayer of each kind: with any of the exact scalings f becomes c f, so one stands for all."""
 LARGE = (100.0, 1000.0)
 """Factors of the weights between which an exponent of the transport is taken."""
-AMPLIFIES = 2.0
-"""Decades from which a condition number is called an amplification."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BackwardStep:
     """Sensitivities by depth, Lyapunov exponents, gradient norms, and slopes against activation scale in the middle block.
 
-    `condition` is that of `sensitivity`. `spread` is the largest over the smallest gradient norm of all sublayers of a kind, the
-    worse kind.
+    `condition` is that of `sensitivity`, `spectrum` of J_{0:D}'s singular values. None where not measured.
     """
 
     sensitivity: SensitivityByDepth
     condition: list[float | None]
     lyapunov: Lyapunov | None
     gradients: Gradients | None
-    spread: float
     slopes: list[Slope]
+    spectrum: LogSingularValues | None
 
 
 def plan_backward(case: Case) -> StepPlan:
     """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation scale (theory, section 7).
 
-    Ingredients: the mean slope of log |dv/dX| against log c; decades of the largest condition number of the blocks looked
-    at; decades between the largest and the smallest gradient of sublayers of a kind.
+    Quantities: the largest condition number of the blocks looked at; mean and deviation of log sigma of J_{0:D}, the mean in units
+    of |X_D|/|X_0|; the mean slope of log |dv/dX| against log c.
     """
     effort = case.effort
-    jacobians = Sensitivities(tolerance=effort.tolerance, starts=effort.starts)
+    graphs = None if case.model.depth.streamed else case.graphs
+    jacobians = Sensitivities(tolerance=effort.tolerance, starts=effort.starts, graphs=graphs)
+    spectrum = Attempt(DepthSpectrum(case.graphs, steps=effort.lanczos)) if effort.lanczos else None
     generator = torch.Generator().manual_seed(case.seed)
     rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator))
     gradients = Attempt(ParameterGradients())
     slopes = _slopes(case)
     return StepPlan(
-        {"text": [gradients], "part": [jacobians, rates, *(slope for _, slope in slopes)]},
-        lambda: _conclude_backward(case, jacobians, rates, gradients, slopes),
+        {"text": [gradients], "part": [jacobians, rates, *(slope for _, slope in slopes), *([spectrum] if spectrum else [])]},
+        lambda: _conclude_backward(case, jacobians, rates, gradients, slopes, spectrum),
     )
 
 
 def _conclude_backward(
-    case: Case, jacobians: Sensitivities, rates: Attempt, gradients: Attempt, slopes: Sequence[tuple[int, Attempt]]
+    case: Case,
+    jacobians: Sensitivities,
+    rates: Attempt,
+    gradients: Attempt,
+    slopes: Sequence[tuple[int, Attempt]],
+    spectrum: Attempt | None,
 ) -> Finding:
     notes = [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
     notes += [f"|J_i:D| is {ALL_AT_ONCE}"] if case.model.depth.streamed else []
     sensitivity = jacobians.figures()
     exponents_in_time: Lyapunov | None = found(notes, rates)
     norms: Gradients | None = found(notes, gradients)
+    singular: LogSingularValues | None = None if spectrum is None else found(notes, spectrum)
+    notes += [NOT_IN_QUICK.format("the spectrum of J_0:D")] if spectrum is None else []
     known: list[Slope] = []
     for k, instrument in slopes:
         slope: Slope | None = found(notes, instrument)
@@ -84,18 +101,20 @@ def _conclude_backward(
                 why = "its Jacobian is zero, not finite or undefined"
                 notes.append(f"the slope with {slope.scaling} of segment {k} is unknown: {why}")
     condition = sensitivity.condition
-    result = BackwardStep(sensitivity, condition, exponents_in_time, norms, _gradient_spread(norms), known)
+    result = BackwardStep(sensitivity, condition, exponents_in_time, norms, known, singular)
     exponents = [each.slope for each in known if not math.isnan(each.slope)]
     mean, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
-    ingredients = {
-        "|dv/dX| in weights": mean,
-        "condition": math.nan if math.isnan(worst) else decades(worst),
-        "gradients": math.nan if math.isnan(result.spread) else decades(result.spread),
-    }
-    verdict = "amplifies" if ingredients["condition"] >= AMPLIFIES else weights_verdict(mean)
+    quantities, errors = {"condition": worst}, {}
+    if singular is not None:
+        start, end = sensitivity.sizes[0], sensitivity.sizes[-1]
+        quantities["log stretch"] = singular.mean + math.log(start / end) if start and end else math.nan
+        quantities["log stretch, deviation"] = singular.deviation
+        errors = {"log stretch": singular.mean_error, "log stretch, deviation": singular.deviation_error}
+    quantities["|dv/dX| in weights"] = mean
     first = sensitivity.products[0].value
     figure = "|J| unknown" if first is None else f"|J| = {first:.3g}"
-    return Finding(verdict, figure, _why_backward(result, mean, worst), ingredients, notes, result)
+    verdict = judged(quantities, weights_verdict(mean))
+    return Finding(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
 
 
 def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
@@ -103,8 +122,8 @@ def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     rate = three(rates.exponents[0] if rates is not None and rates.exponents else math.nan)
     grown = "" if math.isnan(worst) else f"relative changes grow up to {three(worst)} times from the blocks looked at, "
     return (
-        f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, gradients of layers differ "
-        f"{three(result.spread)} times, and sensitivities follow larger weights like c^{exponent(slope)}"
+        f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, and sensitivities follow larger weights like "
+        f"c^{exponent(slope)}"
     )
 
 
@@ -117,15 +136,6 @@ def _slopes(case: Case) -> list[tuple[int, Attempt]]:
             k = own[len(own) // 2]
             slopes.append((k, Attempt(SlopeAt(k, name, tolerance=case.effort.tolerance))))
     return slopes
-
-
-def _gradient_spread(gradients: Gradients | None) -> float:
-    if gradients is None:
-        return math.nan
-    kinds: dict[str, list[float]] = {}
-    for sublayer in gradients.sublayers:
-        kinds.setdefault(sublayer.kind, []).append(sublayer.total)
-    return max(max(totals) / min(totals) if min(totals) else math.inf for totals in kinds.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +159,7 @@ class TransportStep:
 def plan_transport(case: Case) -> StepPlan:
     """Kan's step 4: W_p between terminal states of perturbed inputs, over that between the inputs (theory, section 8).
 
-    Ingredients: the exponent of the distance in the weights, and decades of the largest relative growth of a distance.
+    Quantities: the largest relative growth of a distance, and the exponent of the distance in the weights.
     """
     tokens, notes = case.tokens[:, : case.effort.tokens], list[str]()
     x, inputs = case.model.embed(tokens), _perturbed(case, tokens, notes)
@@ -184,10 +194,10 @@ def _conclude_transport(
     worst = max(relative, key=lambda name: relative[name], default=None)
     # where the worst direction is left out growth would look smaller than it does for a model in memory
     unknown = worst is None or depth.streamed
-    ingredients = {"W_2 in weights": slope, "W_2 in depth": math.nan if unknown else decades(max(relative.values()))}
+    quantities = {"W_2 growth": math.nan if unknown else max(relative.values()), "W_2 in weights": slope}
     if worst is None:
         why = "no distance between terminal states is known, as inputs do not differ or states are not finite"
-        return Finding("unknown", "–", why, ingredients, notes, result)
+        return Finding("unknown", "–", why, quantities, notes, result)
     top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
     assert top.after is not None, "its amplification is known"
     bound = "no bound" if top.bound is None else f"{top.after / top.bound:.1%} of its bound"
@@ -195,7 +205,8 @@ def _conclude_transport(
         f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
         f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
     )
-    return Finding(weights_verdict(slope), f"W_2 x {top.amplification:.3g}", why, ingredients, notes, result)
+    verdict = judged(quantities, weights_verdict(slope))
+    return Finding(verdict, f"W_2 x {top.amplification:.3g}", why, quantities, notes, result)
 
 
 def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:

@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.stability.backward.sensitivity import StepGraphs
 from ctrans.stability.forward.bounds import BoundsByDepth
-from ctrans.stability.screening.score import step_score
+from ctrans.stability.screening.quantities import flags
 from ctrans.walk import Attempt, DescribedModel, Instrument, Passage
 from solvers import ConfigError, SolveError
 from solvers.run import finite
@@ -32,6 +33,9 @@ class Effort:
     - `layers`: attention layers that get their sensitivity, spread evenly over the depth
     - `vectors`: how many Lyapunov exponents there are
     - `blocks`: how many blocks' Lipschitz constants are measured
+    - `updates`: of how many segments the response to an optimiser's step is measured, spread evenly over the depth
+    - `curvature`: whether Gauss-Newton matrices and the tangent kernel are looked at
+    - `lanczos`: steps of the spectrum of J_{0:D}; 0 leaves it out
     """
 
     tokens: int
@@ -42,11 +46,38 @@ class Effort:
     layers: int
     vectors: int
     blocks: int
+    updates: int
+    curvature: bool
+    lanczos: int
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort(tokens=32, sequences=1, tolerance=0.02, starts=4, certified=4, layers=3, vectors=2, blocks=0),
-    "full": Effort(tokens=256, sequences=1, tolerance=0.01, starts=6, certified=12, layers=12, vectors=4, blocks=3),
+    "quick": Effort(
+        tokens=32,
+        sequences=1,
+        tolerance=0.02,
+        starts=4,
+        certified=4,
+        layers=3,
+        vectors=2,
+        blocks=0,
+        updates=6,
+        curvature=False,
+        lanczos=0,
+    ),
+    "full": Effort(
+        tokens=256,
+        sequences=1,
+        tolerance=0.01,
+        starts=6,
+        certified=12,
+        layers=12,
+        vectors=4,
+        blocks=3,
+        updates=12,
+        curvature=True,
+        lanczos=48,
+    ),
 }
 
 
@@ -54,25 +85,28 @@ EFFORTS: dict[str, Effort] = {
 class Finding:
     """The answer of one step: a verdict in a word, the figure it rests on, and one sentence of why.
 
-    `ingredients` are the exponents and decades that enter the score (see `step_score`), `notes` what could not be computed, and
-    `result` all figures. A step that does not apply has the verdict "n/a" and no result.
+    `quantities` are what it measures, by names of `QUANTITIES`, nan where not known; `errors` those that are estimates with a known
+    error; `notes` what could not be computed, and `result` all figures. A step that does not apply has the verdict "n/a" and no
+    result.
     """
 
     verdict: str
     figure: str
     why: str
-    ingredients: dict[str, float] = dataclasses.field(default_factory=dict)
+    quantities: dict[str, float] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     result: Any = None
+    errors: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
-    def score(self) -> float | None:
-        """In [0, 1]; None where there is no ingredient."""
-        return step_score(self.ingredients)
+    def flags(self) -> dict[str, str]:
+        """The quantities outside of their limits, and what they are called there."""
+        return flags(self.quantities)
 
 
 LaneName = Literal["text", "part", "certified"]
 """Lanes of the screening's walk: all sequences of the text; those that the effort lets into Jacobians; what is certified."""
+NOT_IN_QUICK = "{} is left out, as it takes minutes in a large model: screen in full"
 CERTIFIED_TOKENS = 64
 """How many tokens a certificate is for: its verdict is about each token alone."""
 
@@ -115,7 +149,8 @@ class Reach(Instrument):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A model on a text, with another text where one is given. `trained` weights are not those of the configuration's
-    initialisation. `reach` and `bounds` look at the whole text, for every step that asks.
+    initialisation. `reach` and `bounds` look at the whole text, for every step that asks, `graphs` at the part of it that Jacobians
+    are for, where the model is in memory.
     """
 
     model: DescribedModel
@@ -127,6 +162,7 @@ class Case:
     trained: bool = False
     reach: Reach = dataclasses.field(default_factory=Reach)
     bounds: BoundsByDepth = dataclasses.field(default_factory=BoundsByDepth)
+    graphs: StepGraphs = dataclasses.field(default_factory=StepGraphs)
 
     @property
     def broken(self) -> int | None:
@@ -175,6 +211,11 @@ def exponent(k: float) -> str:
 def three(value: float) -> str:
     """Three significant digits for a sentence."""
     return "unknown" if math.isnan(value) else f"{value:.3g}"
+
+
+def judged(quantities: Mapping[str, float], otherwise: str) -> str:
+    """The verdict: what the first quantity outside of its limits is called, or the other word."""
+    return next(iter(flags(quantities).values()), otherwise)
 
 
 def largest(values: Sequence[float | None]) -> float:

@@ -11,12 +11,12 @@ from torch import Tensor
 from ctrans.control.model_check import ModelCheck, Remedy, SegmentCheck, check_at
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds
+from ctrans.stability.forward.depth_share import DepthShare, DepthShares
 from ctrans.stability.forward.growth_law import GrowthLaw, growth_law
 from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.stability.forward.single_entries import DataVariance, Massive, MassiveByDepth, VarianceOverInputs
 from ctrans.stability.forward.weight_growth import GrowthWithWeights, WeightGrowth
-from ctrans.stability.screening.case import Case, Finding, StepPlan, attempt, exponent, found, spread
-from ctrans.stability.screening.score import decades
+from ctrans.stability.screening.case import Case, Finding, StepPlan, attempt, exponent, found, judged, spread
 from ctrans.walk import Attempt, Instrument, Model, Passage, PassageBack, Turn
 from solvers import SolveError, Status
 from solvers.run import finite
@@ -67,10 +67,7 @@ class Certificates(Instrument):
 
 
 def plan_well_posedness(case: Case) -> StepPlan:
-    """Kan's step 1: is the Hamiltonian finite?
-
-    The ingredient is the largest k of sup -<P, f> ~ R^k with weights bounded by R: 0 where H is finite, 1 where it is not.
-    """
+    """Kan's step 1: is the Hamiltonian finite? The quantity is the share of certified segments where it is not."""
     count = len(case.model.depth.sublayers)
     chosen = spread(count, case.effort.certified)
     certificates = Certificates(chosen, case.batch("certified")[0].numel())
@@ -88,7 +85,8 @@ def _conclude_well_posedness(check: ModelCheck, chosen: int, count: int) -> Find
         f"certified on {chosen} of {count} segments"
     )
     notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
-    return Finding(check.verdict, f"H ~ R^{exponent(k)}", why, {"H in weights": k}, notes, check)
+    infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
+    return Finding(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
 
 
 def _exponent(segment: SegmentCheck) -> float:
@@ -99,11 +97,22 @@ def _exponent(segment: SegmentCheck) -> float:
     return 0.0 if segment.certificate.finite else 1.0
 
 
+class InitialLoss(Instrument):
+    """(L, log V): the loss in nats, and that of equal probabilities for V outputs."""
+
+    def head(self, model: Model, at: Turn) -> None:
+        self._found = at.loss, math.log(model.head(at.x[..., :1, :]).shape[-1])
+
+    def figures(self) -> tuple[float, float]:
+        return self._found
+
+
 @dataclasses.dataclass(frozen=True)
 class ForwardStep:
     """Moments by depth-time as far as states are finite, their bounds and growth laws, single entries, and weight scaling.
 
-    `used` is the mean absolute value over its sharper bound at the last time.
+    `used` is the mean absolute value over its sharper bound at the last time. `loss` is the loss in nats and `guessing` that of
+    equal probabilities, `share` what the depth does to its input; None where not known.
     """
 
     times: list[float]
@@ -117,33 +126,45 @@ class ForwardStep:
     massive: Massive
     data: DataVariance | None
     scaling: WeightGrowth | None
+    loss: float | None
+    guessing: float | None
+    share: DepthShare
 
 
 def plan_forward(case: Case) -> StepPlan:
-    """Kan's step 2: moments, bounds and growth laws by depth, and under scaled weights (theory, section 6).
+    """Kan's step 2: moments, bounds and growth laws by depth, and under scaled weights (theory, section 6); and what the depth does.
 
-    Ingredients: the exponent of mean|X_D| in the weights; and by how many decades RMS grows from the input, or from 1, the size
-    of a normalised token, if the input is smaller.
+    Quantities: what the depth adds to its input, how that grows, how alike tokens end, the loss above that of guessing, and the
+    exponent of mean|X_D| in the weights.
     """
     each, massive, scaling = MomentsByDepth(), MassiveByDepth(), Attempt(GrowthWithWeights())
-    data = Attempt(VarianceOverInputs(case.bounds.figures))
+    data, loss, share = Attempt(VarianceOverInputs(case.bounds.figures)), Attempt(InitialLoss()), DepthShares()
     return StepPlan(
-        {"text": [each, massive, data], "part": [scaling]}, lambda: _conclude_forward(case, each, massive, data, scaling)
+        {"text": [each, massive, data, loss, share], "part": [scaling]},
+        lambda: _conclude_forward(case, each, massive, data, scaling, loss, share.figures()),
     )
 
 
 def _conclude_forward(
-    case: Case, moments: MomentsByDepth, massive: MassiveByDepth, data: Attempt, scaling_instrument: Attempt
+    case: Case,
+    moments: MomentsByDepth,
+    massive: MassiveByDepth,
+    data: Attempt,
+    scaling_instrument: Attempt,
+    loss_instrument: Attempt,
+    share: DepthShare,
 ) -> Finding:
     notes: list[str] = []
     reached = case.reach.count
     if not reached:
-        return Finding("non-finite", "t = 0", "the embedded text itself is not finite", {"|x| in depth": math.inf})
+        return Finding("non-finite", "t = 0", "the embedded text itself is not finite", {"growth exponent": math.inf})
     each = moments.figures()[:reached]
     times = list(case.model.depth.times[:reached])
     mean_abs, variance, rms = ([getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms"))
     bounds = attempt(notes, case.bounds.figures)
     scaling: WeightGrowth | None = found(notes, scaling_instrument)
+    loss, guessing = found(notes, loss_instrument) or (None, None)
+    share = DepthShare(share.added[:reached], share.growth, share.similarity[:reached])
     result = ForwardStep(
         times,
         mean_abs,
@@ -156,24 +177,35 @@ def _conclude_forward(
         Massive(*(column[:reached] for column in vars(massive.figures()).values())),
         None if bounds is None else found(notes, data),
         scaling,
+        loss,
+        guessing,
+        share,
     )
     slope = math.nan if scaling is None else run_away(scaling.slope, scaling.mean_abs)
     if case.broken is not None:
         start = f"which starts at t = {times[-1]:.3g} with mean|x| = {mean_abs[-1]:.3g}"
         why = f"activations become non-finite in segment {case.broken}, {start}"
-        ingredients = {"|x| in weights": slope, "|x| in depth": math.inf}
-        return Finding("non-finite", f"t = {times[-1]:.3g}", why, ingredients, notes, result)
-    ingredients = {"|x| in weights": slope, "|x| in depth": decades(rms[-1] / max(rms[0], 1.0))}
+        quantities = {"growth exponent": math.inf, "|x| in weights": slope}
+        return Finding("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
+    quantities = {
+        "added by depth": share.added[-1],
+        "growth exponent": share.growth,
+        "token similarity": share.similarity[-1],
+        "loss over guessing": math.nan if loss is None or guessing is None else loss - guessing,
+        "|x| in weights": slope,
+    }
     figure = f"|x| {mean_abs[0]:.2g} to {mean_abs[-1]:.2g}"
-    return Finding(weights_verdict(slope), figure, _why_forward(result, slope), ingredients, notes, result)
+    verdict = judged(quantities, weights_verdict(slope))
+    return Finding(verdict, figure, _why_forward(result, slope), quantities, notes, result)
 
 
 def _why_forward(result: ForwardStep, slope: float) -> str:
     law = "no law" if result.mean_abs_law is None else f"{result.mean_abs_law.law} by AIC"
     used = "without a bound" if result.used is None else f"{result.used:.0%} of its bound"
     massive = result.massive.ratio[-1]
+    added = f"the depth makes up {result.share.added[-1]:.2g} of the state at its end"
     return (
-        f"mean|x| goes from {result.mean_abs[0]:.3g} to {result.mean_abs[-1]:.3g} ({law}), {used}; it follows weights a hundred "
+        f"{added}; mean|x| goes from {result.mean_abs[0]:.3g} to {result.mean_abs[-1]:.3g} ({law}), {used}; it follows weights a hundred "
         f"times as large and more like c^{exponent(slope)}, and the largest entry is {massive:.1f} times the median"
     )
 

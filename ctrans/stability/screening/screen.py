@@ -1,7 +1,7 @@
 """Screening an architecture before it is trained: Kan's four steps (appendix B), attention sensitivity and initialisation theory.
 
 >>> screening = screen(model, tokens[:, :-1], tokens[:, 1:], "quick")
->>> screening.score.value, [finding.why for finding in screening.findings]
+>>> screening.flags, [finding.why for finding in screening.findings.values()]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ctrans.stability.screening.attention import plan_attention, plan_initialisa
 from ctrans.stability.screening.backward import plan_backward, plan_transport
 from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
-from ctrans.stability.screening.score import Score, overall
+from ctrans.stability.screening.updates import plan_updates
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, walk_lanes
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
@@ -28,11 +28,10 @@ __all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen",
 
 @dataclasses.dataclass(frozen=True)
 class ScreeningStep:
-    """A step of the workflow: what it asks, the instruments and the conclusion that answer it, and whether the score counts it."""
+    """A step of the workflow: what it asks, and the instruments and the conclusion that answer it."""
 
     question: str
     plan: Callable[[Case], StepPlan]
-    scored: bool = True
 
 
 STEPS: dict[str, ScreeningStep] = {
@@ -41,14 +40,15 @@ STEPS: dict[str, ScreeningStep] = {
     "backward": ScreeningStep("how do gradients pass?", plan_backward),
     "transport": ScreeningStep("how far does uncertainty travel?", plan_transport),
     "attention": ScreeningStep("how sensitive is attention?", plan_attention),
-    "initialisation": ScreeningStep("what does theory say of the initial weights?", plan_initialisation, scored=False),
+    "updates": ScreeningStep("what does one optimiser step do?", plan_updates),
+    "initialisation": ScreeningStep("what does theory say of the initial weights?", plan_initialisation),
 }
 """A new step is one entry: a plan of instruments by lane, and what it concludes from their figures."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Screening:
-    """All findings about one model, in the order of `STEPS`, and the score. Every field suits JSON.
+    """All findings about one model, in the order of `STEPS`. Every field suits JSON.
 
     `broken` is the first segment whose state is not finite, None where all are.
     """
@@ -59,8 +59,12 @@ class Screening:
     initialisation: str | None
     tokens: int
     broken: int | None
-    score: Score
     findings: dict[str, Finding]
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """The quantities of all steps that are outside of their limits, and what they are called there."""
+        return {name: word for finding in self.findings.values() for name, word in finding.flags.items()}
 
 
 def screen(
@@ -74,14 +78,15 @@ def screen(
     trained: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Screening:
-    """Every step of `STEPS` at the model's weights as they are, in one walk of these tokens there and back, and the score.
+    """Every step of `STEPS` at the model's weights as they are, in one walk of these tokens there and back.
 
     - `model`: a GPT, or another library's (`ctrans.interop`)
     - `effort`: a name of `EFFORTS`, or such an object
     - `other`: another text of the same shape, for the transport step
     - `seed`: of perturbations and of the vectors that iterations start with
     - `trained`: whether the weights are other than those of the configuration's initialisation
-    - `progress`: called with a word `visits(model)` times, whenever a segment is done
+    - `progress`: called with a word `visits(model)` times, whenever a segment is done on the way down, on the way back or, where there is
+      no loss and so no way back, for that too
 
     A step that cannot handle the model says so in its finding, and the others run; where a state is not finite, they run as far as
     it is. Raises ConfigError where tokens, targets and the other text do not have one shape, and for an unknown effort.
@@ -98,6 +103,9 @@ def screen(
     plans = {name: _planned(step, case) for name, step in STEPS.items()}
     lanes = _lanes(case, plans)
     walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
+    if progress is not None and all(lane.targets is None for lane in lanes):
+        for _ in model.depth.sublayers:
+            progress("no way back")
     guards = {id(each.instrument): each for lane in lanes for each in lane.instruments if isinstance(each, Attempt)}
     findings = {name: plan if isinstance(plan, Finding) else _concluded(plan, guards) for name, plan in plans.items()}
     return Screening(
@@ -107,7 +115,6 @@ def screen(
         model.config.initialisation,
         tokens.numel(),
         case.broken,
-        overall({name: findings[name].ingredients for name, step in STEPS.items() if step.scored}),
         findings,
     )
 
@@ -138,15 +145,23 @@ def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> Finding:
 
 
 def _lanes(case: Case, plans: Mapping[str, StepPlan | Finding]) -> list[Lane]:
-    """The lanes of the walk with everyone's instruments, each guarded. Lanes of the same tokens are one."""
-    wanted: dict[LaneName, list[Instrument]] = {"text": [case.reach, case.bounds]}
+    """The lanes of the walk with everyone's instruments, each guarded. Lanes of the same tokens are one.
+
+    Every lane's tokens are the first of the longer lanes', so that those of one shape are the same.
+    """
+    wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
+    wanted["text"] += [case.reach, case.bounds]
+    wanted["part"] += [] if case.model.depth.streamed else [case.graphs]
     for plan in plans.values():
         if isinstance(plan, StepPlan):
             for name, instruments in plan.instruments.items():
-                wanted.setdefault(name, []).extend(instruments)
-    if "certified" in wanted and case.batch("certified")[0].shape == case.batch("part")[0].shape:
-        wanted.setdefault("part", []).extend(wanted.pop("certified"))
-    return [_lane(case, name, wanted[name]) for name in get_args(LaneName) if name in wanted]
+                wanted[name] += instruments
+    together: dict[torch.Size, LaneName] = {}
+    for name in get_args(LaneName):
+        first = together.setdefault(case.batch(name)[0].shape, name)
+        if first != name:
+            wanted[first] += wanted.pop(name)
+    return [_lane(case, name, instruments) for name, instruments in wanted.items() if instruments]
 
 
 def _lane(case: Case, name: LaneName, instruments: Sequence[Instrument]) -> Lane:

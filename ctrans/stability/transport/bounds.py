@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ctrans.depth import Depth
 from ctrans.fields import HasBound
-from ctrans.stability.forward.bounds import largest_gain, needs_map_bound, token_spread
+from ctrans.stability.forward.bounds import difference_bound, largest_gain, needs_map_bound, token_spread
 from ctrans.stability.transport.wasserstein import check_order
 
 
@@ -37,7 +37,7 @@ def token_spreads(depth: Depth) -> list[float | None]:
     def bound(k: int) -> float | None:
         sublayer = depth.sublayers[k]
         known = needs_map_bound(sublayer) and sublayer.input_norm is not None and isinstance(sublayer.field, HasBound)
-        return token_spread(sublayer, sublayer.field.bound() if known else None)
+        return token_spread(sublayer, sublayer.field.bound() if known else None, difference_bound(sublayer))
 
     return [bound(k) for k in range(len(depth.sublayers))]
 

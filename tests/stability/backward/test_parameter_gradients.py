@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from ctrans.interop.imported import Imported
+from ctrans.model.gpt import GPT
 from ctrans.stability.backward.parameter_gradients import NAMES as MATRICES
-from ctrans.stability.backward.parameter_gradients import gradient_norms
+from ctrans.stability.backward.parameter_gradients import ParameterGradients, gradient_norms
+from ctrans.walk import walk
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
-from tests.helpers import NAMES, small_model, tokens
+from tests.helpers import NAMES, small_config, small_model, tokens
 from tests.interop.models import inputs, made
 
 
@@ -36,6 +38,32 @@ def test_norms_are_those_of_the_gradients_that_training_sees(placement):
     assert list(found.sublayers[0].matrices) == ["W_Q", "W_K", "W_V", "W_O"]
     assert list(found.sublayers[1].matrices) == ["W_1", "W_2"]
     assert found.rest == pytest.approx(norm(set(model.parameters()) - inside), rel=1e-12)
+
+
+class Untied(GPT):
+    """A GPT with a head of its own."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.readout = torch.nn.Linear(config.width, config.vocab_size, bias=False)
+
+    def head(self, x):
+        return self.readout(self.final_norm(x))
+
+
+def test_of_a_head_of_its_own_nothing_is_held_but_a_norm():
+    model = Untied(small_config("pre")).double().requires_grad_(False)
+    gradients, held = ParameterGradients(), []
+    own = gradients.backward
+    gradients.backward = lambda at: (held.append(dict(gradients._tied)), own(at))
+    found = walk(model, tokens(), tokens(seed=1), [gradients])[0]
+    assert held and not any(held)  # noqa: PT018
+    model.requires_grad_()
+    x = model.depth(model.embed(tokens()))
+    torch.nn.functional.cross_entropy(model.head(x).flatten(0, 1), tokens(seed=1).flatten()).backward()
+    inside = set(model.depth.parameters())
+    rest = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters() if p not in inside))
+    assert found.rest == pytest.approx(rest, rel=1e-12)
 
 
 @pytest.mark.parametrize("basis", sorted(BASES))

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity
+from ctrans.stability.backward.sensitivity import Sensitivities, backward_sensitivity, sublayer_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
 from ctrans.stability.carried import carried
 from ctrans.stability.forward.weight_growth import weight_growth
 from ctrans.stability.weight_scaling import FACTORS, SCALINGS, WithEps, scale_last, scaled, times
 from ctrans.sublayer import Sublayer
-from ctrans.walk import states_of
+from ctrans.walk import observe, states_of
 from solvers import ConfigError
 from tests.helpers import NAMES, learned, small_model, tokens
 
@@ -205,6 +205,18 @@ def test_the_state_follows_the_weights_unless_a_norm_holds_it(placement, expecte
     assert found.slope == pytest.approx(expected, abs=0.02)
     own = model.depth(model.embed(tokens())).abs().mean()
     assert found.mean_abs[0] == pytest.approx(float(own), rel=1e-12)
+
+
+def test_states_that_end_before_the_depth_have_no_products_and_say_so():
+    model = small_model("peri")
+    states = model.depth.states(model.embed(tokens()))
+    whole = observe(model.depth, states, [Sensitivities()])[0]
+    part = observe(model.depth, states[:4], [Sensitivities()])[0]
+    assert [each.value for each in part.products] == [None] * 3
+    assert all("end after 1 of 3 blocks" in each.note for each in part.products)
+    assert part.condition[0] is None
+    assert part.sublayers == whole.sublayers[:3]
+    assert part.blocks == whole.blocks[:1]
 
 
 def test_without_starts_no_product_is_computed():

@@ -55,6 +55,22 @@ def test_the_error_estimate_covers_the_error():
     assert sum(ratio <= 1 for ratio in ratios) >= 38
 
 
+def test_the_error_covers_99_of_100_spectra_without_a_gap():
+    ratios = []
+    for size in (50, 200, 400):
+        even = torch.linspace(1 / size, 1, size, dtype=torch.float64)
+        for values in (even, even.sqrt(), even.square(), torch.logspace(-2, 0, size, dtype=torch.float64)):
+            matrix = of_spectrum(values, size, 0)
+            exact = float(torch.linalg.svdvals(matrix)[0])
+            for seed in range(9):
+                generator = torch.Generator().manual_seed(seed)
+                found = leading_singular(linear(matrix), problem=1, tolerance=1e-3, generator=generator)
+                assert found.largest <= exact * (1 + 1e-12)
+                ratios.append((exact - found.largest) / (found.error * found.largest))
+    assert sum(ratio > 1 for ratio in ratios) <= len(ratios) / 100
+    assert max(ratios) < 2
+
+
 def test_restarts_keep_what_was_found():
     matrix = of_spectrum([1 + 0.001 * k for k in range(200)], 200, 0)
     short = leading_singular(linear(matrix), problem=1, cycle=8, tolerance=1e-4, limit=400)

@@ -112,6 +112,24 @@ def test_the_bound_scales_with_dt_and_sums_each_segments_own_gain():
     assert printed_transport_bound(model.depth, 5, 3.0, 2) == pytest.approx(printed)
 
 
+@pytest.mark.parametrize("norm", sorted(NORMS))
+def test_what_all_tokens_have_in_common_is_not_in_the_bound_behind_an_input_norm(norm):
+    model = small_model("pre", norm=norm, dt=0.25, activation="relu")  # of slope 1, which is as steep as it is long
+    before = transport_bound(model.depth, 5, 3.0, 2)
+    for sublayer in model.depth.sublayers:
+        field = sublayer.field
+        field.last.bias.add_(100)
+        if sublayer.kind == "attention":
+            field.qkv.bias.add_(100)
+        if norm == "layernorm":
+            sublayer.input_norm.bias.add_(100)
+    assert transport_bound(model.depth, 5, 3.0, 2) == pytest.approx(before)
+    x = torch.randn(6, 5, 16, dtype=torch.float64)
+    y = x + torch.randn(6, 5, 16, dtype=torch.float64)
+    for p in (1, 2):
+        assert wasserstein(model.depth(x), model.depth(y), p) <= transport_bound(model.depth, 5, wasserstein(x, y, p), p)
+
+
 @pytest.mark.parametrize("perturbation", sorted(PERTURBATIONS))
 @pytest.mark.parametrize("placement", ["none", "pre", "peri", "post"])
 def test_every_perturbation_is_measured_and_bounded(placement, perturbation):

@@ -1,0 +1,78 @@
+"""Files that somebody gave: regular files only, of bounded size, and JSON of bounded depth. All else is refused before it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from ctrans.weights.on_demand import memory
+from solvers import ConfigError
+
+LARGEST_JSON = 256 << 20
+"""Bytes of a JSON file: the largest tokenizers have 40 MB."""
+DEEPEST_JSON = 100
+"""How deep objects and lists may lie in each other."""
+NO_FILE = {
+    stat.S_ISDIR: "a directory",
+    stat.S_ISFIFO: "a pipe, which may never end",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+"""What has a file's name and is none."""
+
+
+def check_file(path: Path) -> int:
+    """The bytes of a regular file that can be read. Raises ConfigError for all else: a pipe would be waited for without end."""
+    try:
+        # without waiting, as opening a pipe does
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        raise cannot_read(path, error) from None
+    try:
+        status = os.fstat(handle)
+    finally:
+        os.close(handle)
+    if not stat.S_ISREG(status.st_mode):
+        what = next((words for kind, words in NO_FILE.items() if kind(status.st_mode)), "something else")
+        raise ConfigError(f"cannot read {str(path)!r}: it is {what}, and no regular file")
+    return status.st_size
+
+
+def read_file(path: Path, limit: int | None = None) -> bytes:
+    """Its bytes, at most `limit`, by default half of this machine's memory. Raises ConfigError with the size and the limit."""
+    size, limit = check_file(path), memory() // 2 if limit is None else limit
+    if size > limit:
+        raise ConfigError(
+            f"cannot read {str(path)!r}: it has {size:,} bytes, and at most {limit:,} are read: give a smaller file"
+        )
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise cannot_read(path, error) from None
+
+
+def read_json(path: Path) -> Any:
+    """What the file says. Raises ConfigError for one that is no JSON, or is larger or nested deeper than any that has a use."""
+    data = read_file(path, LARGEST_JSON)
+    try:
+        found: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is no JSON: {' '.join(str(error).split())[:200]}") from None
+    depth, inside = 0, [found]
+    while inside:
+        depth += 1
+        if depth > DEEPEST_JSON:
+            raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep: it is nothing that this program reads")
+        held = [value.values() if isinstance(value, dict) else value for value in inside if isinstance(value, (dict, list))]
+        inside = [value for values in held for value in values]
+    return found
+
+
+def cannot_read(path: Path, error: OSError | ValueError) -> ConfigError:
+    """One sentence for a file that cannot be opened or read."""
+    return ConfigError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}")

@@ -1,0 +1,127 @@
+"""The OT-Transformer (Kan et al., arXiv:2501.18793): one stack of blocks as the velocity of an ODE, the same weights at every time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ctrans.depth import Depth, check_count, check_dt
+from ctrans.interop.limits import MOST_PARTS
+from ctrans.model.gpt import GPT
+from ctrans.scheme import trajectory
+from ctrans.sublayer import Sublayer
+from solvers import Solution
+
+
+class Stack(nn.Module):
+    """f(x): blocks one after the other, each of its own steps of length 1."""
+
+    why_not = "it is a whole stack of blocks and no single map"
+
+    def __init__(self, blocks: Depth):
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.blocks(x)
+        return y
+
+
+@dataclasses.dataclass(frozen=True)
+class OTConfig:
+    """What an OT-Transformer is: its stack (`depth` blocks whose norms are `stack`), and `steps` steps of length `dt` over it.
+
+    `placement` is that of the velocity: "output" where a norm ends it, "none" otherwise. `kinetic` is the lmbda that the kinetic
+    cost was trained with. How the weights were drawn is not known.
+    """
+
+    vocab_size: int
+    context: int
+    depth: int
+    width: int
+    heads: int
+    stack: str
+    placement: str
+    norm: str
+    steps: int
+    dt: float
+    bias: bool
+    kinetic: float = 0.0
+    causal: bool = True
+    initialisation: None = None
+
+    def __str__(self) -> str:
+        return (
+            f"OT-Transformer (nanoGPT): {self.steps} steps of dt = {self.dt:g} over one stack of {self.depth} blocks of width "
+            f"{self.width}, {self.heads} heads, placement {self.stack} in it and {self.placement} around it, {self.norm}, "
+            f"kinetic cost {self.kinetic:g}"
+        )
+
+
+class OTTransformer(nn.Module):
+    """X_{k+1} = X_k + dt N_f(stack(X_k)), `steps` times with the same weights, logits = W_e X_T without a norm.
+
+    Made of a GPT, whose blocks become the stack and whose final norm (or none) ends the velocity; `dt` is 1/steps times `scale`.
+    It has what instruments ask of a model: `embed`, `depth`, `head`, `trajectory`, `config`.
+    """
+
+    def __init__(self, model: GPT, steps: int, *, kinetic: float = 0.0, scale: float = 1.0):
+        super().__init__()
+        check_count("steps", steps, MOST_PARTS)
+        norm = None if isinstance(model.final_norm, nn.Identity) else model.final_norm
+        model.final_norm = nn.Identity()
+        c, dt = model.config, check_dt(check_dt(scale) * (1.0 / steps))
+        velocity = Sublayer(Stack(model.depth), "attention", output_norm=norm)
+        self.model = model
+        self.depth = Depth([velocity] * steps, dt, per_block=1)
+        self.config = OTConfig(
+            vocab_size=c.vocab_size,
+            context=c.context,
+            depth=c.depth,
+            width=c.width,
+            heads=c.heads,
+            stack=c.placement,
+            placement=velocity.placement.name,
+            norm=c.norm,
+            steps=steps,
+            dt=dt,
+            bias=c.bias,
+            kinetic=kinetic,
+        )
+
+    def with_scale(self, scale: float) -> OTTransformer:
+        """The same weights with steps that many times as long as 1/steps. Raises ConfigError unless it is positive and finite."""
+        self.depth = Depth(self.depth.sublayers, check_dt(check_dt(scale) * (1.0 / self.config.steps)), per_block=1)
+        self.config = dataclasses.replace(self.config, dt=self.depth.dt)
+        return self
+
+    def forward(
+        self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
+    ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
+        """The logits, and with `targets` their mean cross-entropy in nats: errors as `GPT.forward`."""
+        logits = self.head(self.depth(self.embed(tokens)))
+        return logits, None if targets is None else self.model.loss(logits, tokens, targets)
+
+    def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
+        """X_0, as `GPT.embed`, whose errors it has."""
+        return self.model.embed(tokens)
+
+    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
+        """Logits of the final state, which no norm precedes."""
+        return self.model.head(x)
+
+    def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
+        """X at every step's end, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose options it has."""
+        return trajectory(self.depth, self.embed(tokens), **options)
+
+    def kinetic_cost(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, ""]:
+        """sum_k dt mean(v(X_k)^2), the mean over all entries: what the training adds to the loss `config.kinetic` times."""
+        x = self.embed(tokens)
+        cost = x.new_zeros(())
+        for part, length in zip(self.depth.sublayers, self.depth.lengths, strict=True):
+            v = part(x)
+            x, cost = x + length * v, cost + length * v.square().mean()
+        return cost

@@ -1,0 +1,53 @@
+"""SHA256SUMS: what binds the files of a checkpoint to each other, so that one that is damaged or of another run is never read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from solvers import ConfigError
+
+SUMS = "SHA256SUMS"
+STATE = "train.json"
+"""A training run's file beside the model; where it is, there are sums."""
+NAME = 64 + len("  ")
+"""Where the name begins in a line of sums."""
+
+
+def sums(checkpoint: Path) -> bytes:
+    """The SHA-256 of every file, as `sha256sum` writes them."""
+    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != SUMS]
+    return "".join(f"{_digest(path)}  {path.relative_to(checkpoint)}\n" for path in files).encode()
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, in words, or None where all are there and each has its recorded hash."""
+    try:
+        recorded, actual = (checkpoint / SUMS).read_bytes(), sums(checkpoint)
+    except OSError as error:
+        return f"cannot read {error.filename!r}: {error.strerror}"
+    if recorded == actual:
+        return None
+    listed, there = recorded.splitlines(), actual.splitlines()
+    for lines, others, what in (
+        (there, listed, f"is damaged: its SHA-256 is not the one in {SUMS}"),
+        (listed, there, "is missing"),
+    ):
+        wrong = [line[NAME:].decode(errors="replace") for line in lines if line not in others]
+        if wrong:
+            return f"{str(checkpoint / wrong[0])!r} {what}"
+    return f"{str(checkpoint / SUMS)!r} is damaged"
+
+
+def check_bound(checkpoint: Path) -> None:
+    """Raises ConfigError where a training run's checkpoint is damaged, or has files of another; a model saved alone has no sums."""
+    run = [name for name in (SUMS, STATE) if os.path.exists(checkpoint / name)]
+    found = damage(checkpoint) if run else None
+    if found is not None:
+        raise ConfigError(f"{found}: bring the whole checkpoint back, or give another one of the run")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

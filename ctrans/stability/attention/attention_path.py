@@ -1,0 +1,63 @@
+"""What attention's weights alone do: the part of a sublayer's Jacobian that goes through the softmax."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.fields import ShowsHeads, plain_attention
+from ctrans.stability.backward.singular_values import Linearisation, leading_singular, linearise
+from ctrans.sublayer import Sublayer
+
+
+def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> Linearisation:
+    """The Jacobian of X_{k+1} through the attention rows alone, values and residual held: J_state h g J_out D J_in at X.
+
+    With U = N_in X and rows A_h(U), f(U) = sum_h A_h(U) V_h(U) W_h' + b_O, and dU moves it by two paths:
+    df = sum_h A_h dV_h W_h' + sum_h dA_h V_h W_h'. D is the second, dA_h through the softmax and the scores of queries and keys; the
+    offsets of values are not in it, as a row's dA sums to zero. J_in, J_out, J_state are the Jacobians of the norms where they
+    stand (the identity where they do not), at X, f(U) and X + h r(X), g is the sublayer's gain. Of a function of X alone, so
+    that weights in another gauge (V and W_O against each other, Q and K, a map before its output norm) have the same.
+    """
+    field, whole = sublayer.field, sublayer.field
+    assert isinstance(field, ShowsHeads), "asked by whoever needs it"
+    with torch.no_grad():
+        u = x if sublayer.input_norm is None else sublayer.input_norm(x)
+        f, mixed = whole(u), _values(field, u)
+        rows = field.probabilities(u)
+
+    def step(state: Tensor) -> Tensor:
+        inner = state if sublayer.input_norm is None else sublayer.input_norm(state)
+        changed = field.probabilities(inner) - rows
+        # zero at X, so that f is what it is, and its derivative there is D
+        v = f + torch.einsum("...hij,...hjd->...id", changed.to(mixed.dtype), mixed)
+        v = v if sublayer.output_norm is None else sublayer.output_norm(v)
+        y: Tensor = x + h * sublayer.gain * v
+        return y if sublayer.state_norm is None else sublayer.state_norm(y)
+
+    with plain_attention(sublayer):
+        return linearise(step, x)
+
+
+def attention_path_gain(
+    sublayer: Sublayer,
+    h: float,
+    x: Float[Tensor, "*batch tokens width"],
+    y: Float[Tensor, "*batch tokens width"],
+    *,
+    tolerance: float,
+) -> float:
+    """|dX_{k+1}/dX_k along the attention path|_2 |X_k|_F/|X_{k+1}|_F: by how much a relative change of the state grows there.
+
+    Per sequence, and the largest over the batch.
+    """
+    linear = attention_path(sublayer, h, x)
+    before, after = (torch.linalg.vector_norm(state, dim=(-2, -1)) for state in (x, y))
+    values = leading_singular(linear, tolerance=tolerance).values[..., 0]
+    return float((values * before / after).max())
+
+
+def _values(field: ShowsHeads, u: Tensor) -> Float[Tensor, "*batch heads tokens width"]:
+    """V_h(U) W_h', what each head's row averages, without offsets."""
+    return torch.stack([u @ head.value.mT @ head.out.mT for head in field.head_matrices()], -3)

@@ -1,0 +1,212 @@
+"""The curvature that an optimiser meets: the Gauss-Newton matrix of the loss, Adam's preconditioned one, and the tangent kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.fields import plain_attention
+from ctrans.stability.backward.parameter_gradients import requiring_gradients
+from ctrans.stability.backward.sensitivity import ALL_AT_ONCE
+from ctrans.stability.backward.singular_values import Linearisation, Singular, leading_singular
+from ctrans.walk import Instrument, Model, ModelOfModules, Turn
+from solvers import ConfigError, SolveError
+
+PARTS = 8
+"""Of so many parts of the tokens Adam's second moments are the mean."""
+ADAM_EPS = 1e-8
+"""Adam's epsilon (Kingma and Ba 2015)."""
+BETA = 0.9
+"""Adam's first decay rate."""
+KERNEL = 16
+"""Of how many outputs the tangent kernel is formed."""
+PROBES = 8
+"""Random vectors of a trace."""
+
+
+def edge(learning_rate: float = 1.0, momentum: float = 0.0) -> float:
+    """2 (1 + b)/((1 - b) lr): the largest curvature that gradient descent with momentum b, averaged as Adam averages it, stays at.
+
+    On lambda/2 w^2 the iteration m <- b m + (1 - b) lambda w, w <- w - lr m has the characteristic polynomial
+    z^2 - (1 + b - lr (1 - b) lambda) z + b, whose roots lie in the unit disc just as long as lr (1 - b) lambda <= 2 (1 + b). Without
+    momentum that is 2/lr, with b = 0.9 it is 38/lr: Adam's edge of stability, for P^-1/2 H P^-1/2 (Cohen et al. 2022, section 2).
+    """
+    return 2 * (1 + momentum) / ((1 - momentum) * learning_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spectrum:
+    """lambda_max and trace of a Gauss-Newton matrix, their relative errors as estimated, and the learning rate that lambda_max
+    allows: `edge`(1)/lambda_max.
+    """
+
+    largest: float
+    largest_error: float
+    trace: float
+    trace_error: float
+    learning_rate: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Curvature:
+    """Of the loss, of what Adam sees, and the effective rank of the tangent kernel of `outputs` outputs (at most that many)."""
+
+    plain: Spectrum
+    adam: Spectrum
+    kernel_rank: float
+    outputs: int
+
+
+class GaussNewton(Instrument):
+    """G = J' H J/N of the mean cross-entropy of N tokens: J the Jacobian of their logits by all weights, H = diag(p) - p p' by token.
+
+    It is the Hessian without the logits' own curvature, and Fisher's information. No matrix is formed: G has the eigenvalues of
+    B' J J' B/N with H = B B', B = diag(sqrt p) - p sqrt p', so that vectors are as long as the logits, not as the weights. Adam's is
+    P^-1/2 G P^-1/2, P = sqrt(nu) + eps, nu the mean square of the gradients of `PARTS` parts of the tokens: Adam's second
+    moments, once it has seen as many batches of that size. (After a single batch nu would be one square, and the few entries
+    where it is nearly zero would decide.)
+
+    The tangent kernel is K_ij = <df_i/dW, df_j/dW> for f_i the logit of token i's target less the mean of its logits, of at most
+    `KERNEL` tokens spread evenly over those looked at; its effective rank is exp of the entropy of its eigenvalues' shares (Roy
+    and Vetterli 2007).
+
+    It works at the turn of a walk with a loss, on a graph of the whole model of its own: about 20 products for each lambda_max,
+    each an evaluation and a few gradients of the model. Raises ConfigError where weights are made on demand.
+    """
+
+    def __init__(self, *, tolerance: float = 0.02, seed: int = 0):
+        self.tolerance, self.seed = tolerance, seed
+
+    def head(self, model: Model, at: Turn) -> None:
+        if model.depth.streamed:
+            raise ConfigError(f"the Gauss-Newton matrix is {ALL_AT_ONCE}")
+        if not math.isfinite(at.loss):
+            raise SolveError("the loss is not finite, so it has no curvature")
+        if not isinstance(model, ModelOfModules):
+            raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are not known: give a model of modules")
+        self._found = curvature(model, at.tokens, at.targets, tolerance=self.tolerance, seed=self.seed)
+
+    def figures(self) -> Curvature:
+        return self._found
+
+
+def curvature(model: ModelOfModules, tokens: Tensor, targets: Tensor, *, tolerance: float = 0.02, seed: int = 0) -> Curvature:
+    """`GaussNewton` at these tokens and targets; targets of -1 are left out."""
+    weights = list(
+        {id(w): w for part in model.modules() for w in part.parameters(recurse=False) if w.is_floating_point()}.values()
+    )
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"a {type(model).__name__} is no module: its attention cannot be asked for a plain path")
+    with requiring_gradients(weights), plain_attention(model):
+        logits = _Logits(model, weights, tokens, targets)
+        generator = torch.Generator().manual_seed(seed)
+        # Adam's own first decay rate enters its edge, plain gradient descent has none
+        plain = _spectrum(logits, None, edge(), tolerance, generator)
+        scales = [1 / (nu.sqrt() + ADAM_EPS) for nu in logits.second_moments(PARTS)]
+        adam = _spectrum(logits, scales, edge(momentum=BETA), tolerance, generator)
+        del scales
+        kernel = logits.tangent_kernel(KERNEL)
+    return Curvature(plain, adam, effective_rank(kernel), len(kernel))
+
+
+def effective_rank(kernel: Tensor) -> float:
+    """exp(-sum_i s_i log s_i), s the eigenvalues' shares: between 1 and the size, the latter where all are equal; nan of zero."""
+    values = torch.linalg.eigvalsh(kernel.double()).clamp(min=0)
+    shares = values / values.sum()
+    return float(torch.special.entr(shares).sum().exp())
+
+
+class _Logits:
+    """The logits y (N, vocabulary) of the tokens that have a target, as a function of the weights, linearised."""
+
+    @torch.enable_grad()
+    def __init__(self, model: Model, weights: Sequence[Tensor], tokens: Tensor, targets: Tensor):
+        kept = targets.flatten() != -1
+        self.y = model.head(model.depth(model.embed(tokens))).flatten(0, -2)[kept]
+        self.targets, self.weights = targets.flatten()[kept], weights
+        self.u = torch.zeros_like(self.y, requires_grad=True)
+        self.pulled = torch.autograd.grad(self.y, weights, self.u, create_graph=True, materialize_grads=True)
+        p = self.y.detach().softmax(-1)
+        self.p, self.root = p, p.sqrt()
+
+    def pull(self, w: Tensor) -> tuple[Tensor, ...]:
+        """J' w, by weight."""
+        return torch.autograd.grad(self.y, self.weights, w, retain_graph=True, materialize_grads=True)
+
+    def push(self, along: Sequence[Tensor]) -> Tensor:
+        """J v as the derivative of u -> J' u, which is linear."""
+        with torch.enable_grad():
+            total = sum(((p * d).sum() for p, d in zip(self.pulled, along, strict=True)), 0.0 * self.u.sum())
+        return torch.autograd.grad(total, self.u, retain_graph=True, materialize_grads=True)[0]
+
+    def curved(self, v: Tensor) -> Tensor:
+        """B v/sqrt(N)."""
+        return (self.root * v - self.p * (self.root * v).sum(-1, keepdim=True)) / math.sqrt(len(v))
+
+    def curved_back(self, v: Tensor) -> Tensor:
+        """B' v/sqrt(N)."""
+        return (self.root * v - self.root * (self.p * v).sum(-1, keepdim=True)) / math.sqrt(len(v))
+
+    def gram(self, v: Tensor, scales: Sequence[Tensor] | None) -> Tensor:
+        """B' J P^-1 J' B v/N."""
+        pulled = self.pull(self.curved(v))
+        return self.curved_back(self.push(pulled if scales is None else [p * s for p, s in zip(pulled, scales, strict=True)]))
+
+    def quadratic(self, v: Tensor, scales: Sequence[Tensor] | None) -> float:
+        """v' B' J P^-1 J' B v/N, from products with J' alone."""
+        pulled = self.pull(self.curved(v))
+        weighted = pulled if scales is None else [p * s for p, s in zip(pulled, scales, strict=True)]
+        return math.fsum(float((p.double() * w.double()).sum()) for p, w in zip(pulled, weighted, strict=True))
+
+    def second_moments(self, parts: int) -> list[Tensor]:
+        """The mean square of the gradients of that many parts of the tokens, by weight: every `parts`-th token is one."""
+        gradient = self.p.clone()
+        gradient[torch.arange(len(gradient), device=gradient.device), self.targets] -= 1
+        parts = min(parts, len(gradient))
+        place = torch.arange(len(gradient), device=gradient.device) % parts
+        found = [torch.zeros_like(weight) for weight in self.weights]
+        for part in range(parts):
+            inside = (place == part).unsqueeze(-1)
+            for sums, each in zip(found, self.pull(gradient * inside / inside.sum()), strict=True):
+                sums.addcmul_(each, each, value=1 / parts)
+        return found
+
+    def tangent_kernel(self, count: int) -> Tensor:
+        chosen = torch.linspace(0, len(self.y) - 1, min(count, len(self.y))).round().long().to(self.y.device)
+
+        def output(row: Tensor) -> Tensor:
+            e = torch.zeros_like(self.y)
+            e[row] = -1 / self.y.shape[-1]
+            e[row, self.targets[row]] += 1
+            return e
+
+        outputs = [output(row) for row in chosen]
+        columns = []
+        for e in outputs:
+            moved = self.push(self.pull(e))
+            columns.append(torch.stack([(moved * other).sum() for other in outputs]))
+        kernel = torch.stack(columns)
+        return (kernel + kernel.mT) / 2
+
+
+def _spectrum(
+    logits: _Logits, scales: Sequence[Tensor] | None, allowed: float, tolerance: float, generator: torch.Generator
+) -> Spectrum:
+    """lambda_max by Rayleigh-Ritz, and the trace by random signs outside of its eigenvector (Hutchinson; Hutch++ with one)."""
+    like = logits.y.detach()
+    both = Linearisation(like, like, lambda v: logits.gram(v, scales), lambda v: v)
+    found: Singular = leading_singular(both, tolerance=tolerance)
+    largest, error = found.largest**2, 2 * found.error
+    top = found.right.squeeze(-3)
+    rest = []
+    for _ in range(PROBES):
+        z = torch.randint(0, 2, like.shape, generator=generator).to(like) * 2 - 1
+        rest.append(logits.quadratic(z - top * (top * z).sum(), scales))
+    outside = torch.tensor(rest, dtype=torch.float64)
+    trace = largest + float(outside.mean())
+    deviation = float(outside.std() / math.sqrt(PROBES))
+    return Spectrum(largest, error, trace, deviation / trace if trace else math.nan, allowed / largest if largest else math.inf)

@@ -1,0 +1,110 @@
+"""How far one optimiser step of one sublayer's weights moves the output of the depth."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from ctrans.depth import Depth
+from ctrans.fields import plain_attention
+from ctrans.stability.backward.parameter_gradients import requiring_gradients, used_weights
+from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, StepGraphs
+from ctrans.walk import Instrument, Passage, PassageBack, Turn
+from solvers import ConfigError, SolveError
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The first step of an optimiser: dW as a function of dL/dW, at a learning rate that the response is proportional to."""
+
+    learning_rate: float
+    direction: Callable[[Tensor], Tensor]
+
+
+UPDATES: dict[str, Update] = {"adam": Update(1e-3, torch.sign), "sgd": Update(0.1, lambda gradient: gradient)}
+"""Adam's first step is -lr g/(|g| + eps), the sign of the gradient wherever it is not tiny (Kingma and Ba 2015)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Responses:
+    """r_k of some segments for one optimiser at one learning rate."""
+
+    learning_rate: float
+    segments: list[int]
+    values: list[float]
+
+    @property
+    def spread(self) -> float:
+        """The largest over the smallest: 1 where every layer moves the output alike, inf where one cannot move it."""
+        return max(self.values) / min(self.values) if min(self.values) > 0 else math.inf
+
+
+class UpdateResponse(Instrument):
+    """r_k = |dX_D/dW_k dW_k|_F/|X_D|_F, dW_k = -lr u(dL/dW_k) one step of the optimiser on all weights of segment k, norms too.
+
+    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, its step's effect on X_{k+1} is one product with the same Jacobian, and J_{k+1:D} takes it
+    to the end: one product for each later segment and optimiser. It is a derivative, so that r_k is proportional to lr, and the
+    true change differs from it by O(lr^2). Weights that are functions of depth count as free ones. `graphs` must stand before it
+    in the same lane. Raises ConfigError where weights are made on demand, as later segments' are needed with the earlier.
+    """
+
+    def __init__(self, graphs: StepGraphs, segments: Collection[int] | None = None, updates: Mapping[str, Update] | None = None):
+        self.graphs, self.segments, self.updates = graphs, segments, dict(updates or UPDATES)
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        if depth.streamed:
+            raise ConfigError(f"the response to an update is {ALL_AT_ONCE}")
+        self._found: dict[int, dict[str, float]] = {}
+
+    def forward(self, at: Passage) -> None:
+        self.graphs.of(at)
+
+    def head(self, model: object, at: Turn) -> None:
+        self._size = float(torch.linalg.vector_norm(at.x.double()))
+
+    def backward(self, at: PassageBack) -> None:
+        if self.segments is not None and at.k not in self.segments:
+            return
+        later = self.graphs.figures()[at.k + 1 :]
+        if None in later or not math.isfinite(self._size):
+            raise SolveError("the states are not finite, so the response to an update is not known")
+        moved = {name: self._pushed(change, later) for name, change in effects(at, self.updates).items()}
+        self._found[at.k] = {name: size / self._size if self._size else math.inf for name, size in moved.items()}
+
+    def figures(self) -> dict[str, Responses]:
+        segments = sorted(self._found)
+        return {
+            name: Responses(update.learning_rate, segments, [self._found[k][name] for k in segments])
+            for name, update in self.updates.items()
+        }
+
+    @staticmethod
+    def _pushed(change: Tensor, later: Sequence[object]) -> float:
+        for step in later:
+            change = step.push(change)  # type: ignore[attr-defined]  # none is missing
+        return float(torch.linalg.vector_norm(change.double()))
+
+
+def effects(at: PassageBack, updates: Mapping[str, Update]) -> dict[str, Tensor]:
+    """dX_{k+1}/dW_k dW_k for each optimiser's dW_k = -lr u(dL/dW_k)."""
+    sublayer = at.sublayer
+    with parametrize.cached(), plain_attention(sublayer):
+        with torch.no_grad():
+            weights = list(used_weights(sublayer).values())
+        with requiring_gradients(weights), torch.enable_grad():
+            y = sublayer.step(at.x.detach(), at.h)
+            gradients = torch.autograd.grad(y, weights, at.p, retain_graph=True, materialize_grads=True)
+            # the product with dX/dW as the derivative of u -> (dX/dW)' u, which is linear
+            u = torch.zeros_like(y, requires_grad=True)
+            pulled = torch.autograd.grad(y, weights, u, create_graph=True, materialize_grads=True)
+            found = {}
+            for name, update in updates.items():
+                along = [-update.learning_rate * update.direction(gradient) for gradient in gradients]
+                total = sum(((p * d).sum() for p, d in zip(pulled, along, strict=True)), 0.0 * u.sum())
+                (found[name],) = torch.autograd.grad(total, u, retain_graph=True, materialize_grads=True)
+    return found

@@ -1,0 +1,62 @@
+"""The screening's step on training itself: what does one step of an optimiser do to the function?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ctrans.stability.backward.curvature import Curvature, GaussNewton
+from ctrans.stability.backward.update_response import Responses, UpdateResponse
+from ctrans.stability.screening.case import NOT_IN_QUICK, Case, Finding, StepPlan, found, judged, spread, three
+from ctrans.walk import Attempt
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateStep:
+    """The responses r_k by optimiser, and the curvature where it was looked at."""
+
+    updates: dict[str, Responses]
+    curvature: Curvature | None
+
+
+def plan_updates(case: Case) -> StepPlan:
+    """r_k = |dX_D/dW_k dW_k|/|X_D| of one step of Adam and one of gradient descent; and, in full, what curvature allows.
+
+    Quantities: the least and the largest r_k and their ratio; learning rates at the edge of stability; the effective rank of the
+    tangent kernel. None is gauge-free, since an optimiser is not.
+    """
+    chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
+    response = UpdateResponse(case.graphs, chosen)
+    curvature = Attempt(GaussNewton(tolerance=case.effort.tolerance, seed=case.seed)) if case.effort.curvature else None
+    instruments = [response] if curvature is None else [response, curvature]
+    return StepPlan({"part": instruments}, lambda: _conclude(response.figures(), curvature))
+
+
+def _conclude(updates: dict[str, Responses], instrument: Attempt | None) -> Finding:
+    notes: list[str] = []
+    curvature: Curvature | None = None if instrument is None else found(notes, instrument)
+    notes += [NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")] if instrument is None else []
+    adam, sgd = updates["adam"], updates["sgd"]
+    quantities = {
+        "Adam, least": min(adam.values),
+        "Adam, largest": max(adam.values),
+        "Adam, spread": adam.spread,
+        "SGD, least": min(sgd.values),
+        "SGD, spread": sgd.spread,
+    }
+    errors: dict[str, float] = {}
+    why = (
+        f"one step of Adam at lr {adam.learning_rate:g} on one segment's weights moves the state at the end by {three(min(adam.values))} "
+        f"to {three(max(adam.values))} of itself, to first order"
+    )
+    if curvature is not None:
+        quantities["lr of SGD"], quantities["lr of Adam"] = curvature.plain.learning_rate, curvature.adam.learning_rate
+        quantities["kernel rank"] = curvature.kernel_rank
+        for name, seen in (("lr of SGD", curvature.plain), ("lr of Adam", curvature.adam)):
+            errors[name] = seen.learning_rate * seen.largest_error if math.isfinite(seen.learning_rate) else 0.0
+        why += (
+            f"; curvature lets gradient descent take lr {three(curvature.plain.learning_rate)} and Adam "
+            f"{three(curvature.adam.learning_rate)}"
+        )
+    figure = f"r = {three(min(adam.values))} to {three(max(adam.values))}"
+    return Finding(judged(quantities, "moves"), figure, why, quantities, notes, UpdateStep(updates, curvature), errors)

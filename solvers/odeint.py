@@ -1,0 +1,243 @@
+"""torchdiffeq's call: the same arguments, names and results, by this package's methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from solvers.controller import PI
+from solvers.errors import ConfigError, look_up
+from solvers.gradients import Gradient, get_gradient
+from solvers.method import Method
+from solvers.methods import METHODS
+from solvers.runge_kutta import RungeKutta
+from solvers.segment import Field, Segment
+from solvers.solve import solve
+from solvers.tableau import RK4_38
+from solvers.torchdiffeq_methods import NAMES
+
+ITS_METHODS: dict[str, Method] = {
+    **{name: METHODS[f"torchdiffeq:{name}"] for name in NAMES},
+    **{name: METHODS[name] for name in ("euler", "midpoint", "heun3", "bosh3", "dopri5", "tsit5")},
+    "heun2": METHODS["heun"],
+    "adaptive_heun": METHODS["heun_euler"],
+    "rk4": RungeKutta(RK4_38),  # what it calls so
+}
+"""What its names mean: an own method, or its own one, to which each time is a segment's end."""
+RULE = {"safety": "safety", "ifactor": "grow", "dfactor": "shrink"}
+ADAPTIVE = ("norm", "first_step", "max_step", "max_num_steps", "dtype", "step_t", "jump_t", *RULE)
+FIXED = ("norm", "step_size", "grid_constructor", "interp", "perturb")
+
+Func = Callable[[Tensor, Any], Any]
+
+
+def odeint(
+    func: Func,
+    y0: Tensor | tuple[Tensor, ...],
+    t: Tensor,
+    *,
+    rtol: float | Tensor = 1e-7,
+    atol: float | Tensor = 1e-9,
+    method: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    event_fn: Any = None,
+    gradient: str | Gradient = "backprop",
+) -> Any:
+    """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may ascend or descend.
+
+    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. y0 may be a tuple of tensors, and so is then func's value and
+    the result. Gradients reach y0, t and whatever func depends on. Adaptive methods step as they like and interpolate; fixed ones step
+    from time to time, or by `step_size`.
+
+    `options`: norm, first_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size, grid_constructor, interp
+    ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that `dtype` and `perturb`
+    change nothing. An option that is none of these is warned of, as there.
+
+    Different from there: `gradient` is a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); a relative tolerance below what y0's
+    type resolves is raised to that; what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice
+    instead of an assertion. `event_fn`, tolerances by entry, `min_step` (which takes steps whose error is too large) and complex states
+    are refused.
+    """
+    if event_fn is not None:
+        raise ConfigError("event_fn is not offered here: use torchdiffeq.odeint_event for events")
+    _check(y0, t)
+    chosen = look_up("method", "dopri5" if method is None else method, ITS_METHODS)
+    asked = dict(options or {})
+    known = ADAPTIVE if chosen.adaptive else FIXED
+    if "min_step" in asked:
+        raise ConfigError("min_step takes steps whose error is too large: raise the tolerances, or use a method of fixed steps")
+    if unknown := sorted(set(asked) - set(known)):
+        warnings.warn(f"odeint: unexpected options {unknown} for method {method!r}; it knows {', '.join(known)}", stacklevel=2)
+    shapes = None if isinstance(y0, Tensor) else [part.shape for part in y0]
+    field: Field = func if shapes is None else _flattened(func, shapes)
+    first = start = y0 if isinstance(y0, Tensor) else torch.cat([part.reshape(-1) for part in y0])
+    # as the field is told it
+    moments = t if t.dtype is start.dtype else t.to(start.dtype)
+    if t.requires_grad:
+        start = start - field(moments[0], start) * (moments[0] - moments[0].detach())
+    if len(t) == 1:
+        states = start[None]
+    elif chosen.adaptive:
+        resolved = 4 * torch.finfo(start.dtype).eps if start.dtype.is_floating_point else 0.0
+        tolerances = {"rtol": max(_number("rtol", rtol), resolved), "atol": _number("atol", atol)}
+        states = _adaptive(chosen, field, start, t, tolerances, asked, shapes, gradient)
+    else:
+        states = _fixed(chosen, field, start, t, asked, gradient)
+    if t.requires_grad:
+        later = zip(moments[1:], states[1:], strict=True)
+        states = torch.stack([first, *(y + field(time, y) * (time - time.detach()) for time, y in later)])
+    return states if shapes is None else _parts(states, shapes)
+
+
+def _adaptive(
+    method: Method,
+    field: Field,
+    y0: Tensor,
+    t: Tensor,
+    tolerances: dict[str, float],
+    asked: dict[str, Any],
+    shapes: Sequence[torch.Size] | None,
+    gradient: str | Gradient,
+) -> Tensor:
+    rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
+    if rule and isinstance(method, RungeKutta):
+        method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
+    request: dict[str, Any] = {
+        **tolerances,
+        "method": method,
+        "gradient": gradient,
+        "norm": _norm(asked.get("norm"), shapes),
+        "max_steps": int(asked.get("max_num_steps", 2**31 - 1)),
+        **{name: float(asked[name]) for name in ("first_step", "max_step") if asked.get(name) is not None},
+    }
+    times: list[float] = t.detach().tolist()
+    switches = [float(s) for name in ("step_t", "jump_t") if asked.get(name) is not None for s in asked[name]]
+    inside = [s for s in switches if min(times) < s < max(times)]
+    dense = getattr(method, "dense", False) and getattr(get_gradient(gradient), "dense", False)
+    ends = sorted({times[0], times[-1], *inside, *([] if dense else times)}, reverse=times[0] > times[-1])
+    segments = [Segment(a, b, field) for a, b in pairwise(ends)]
+    if dense:
+        return torch.stack(solve(segments, y0, times=times, **request).states)
+    found = solve(segments, y0, save="segments", **request)
+    states = dict(zip(found.times, found.states, strict=True))
+    return torch.stack([states[time] for time in times])
+
+
+def _fixed(method: Method, field: Field, y0: Tensor, t: Tensor, asked: dict[str, Any], gradient: str | Gradient) -> Tensor:
+    times: list[float] = t.detach().tolist()
+    grid = _grid(field, y0, t, asked)
+    states = solve(
+        [Segment(a, b, field) for a, b in pairwise(grid)], y0, method=method, save="segments", gradient=gradient
+    ).states
+    if grid == times:
+        return torch.stack(states)
+    interpolate = look_up("interp", asked.get("interp", "linear"), INTERPOLATIONS)
+    sign = math.copysign(1.0, times[-1] - times[0])
+    ascending = [sign * g for g in grid]
+    found = [states[0]]
+    for time in times[1:]:
+        k = max(1, bisect_left(ascending, sign * time))
+        found.append(
+            states[k] if time == grid[k] else interpolate(field, (grid[k - 1], grid[k]), (states[k - 1], states[k]), time)
+        )
+    return torch.stack(found)
+
+
+def _grid(field: Field, y0: Tensor, t: Tensor, asked: dict[str, Any]) -> list[float]:
+    """The times between which one step is taken."""
+    times: list[float] = t.detach().tolist()
+    if asked.get("grid_constructor") is not None:
+        if asked.get("step_size") is not None:
+            raise ConfigError("step_size and grid_constructor both say where the steps end: give one of them")
+        grid: list[float] = asked["grid_constructor"](field, y0, t.detach()).tolist()
+        if grid[0] != times[0] or grid[-1] != times[-1]:
+            raise ConfigError(
+                f"the grid goes from {grid[0]:g} to {grid[-1]:g}, the times from {times[0]:g} to {times[-1]:g}: make them agree"
+            )
+        return grid
+    if asked.get("step_size") is None:
+        return times
+    size = float(asked["step_size"])
+    if not 0 < size < math.inf:
+        raise ConfigError(f"step_size = {size!r}: give a positive finite number, in units of time")
+    span = times[-1] - times[0]
+    # a step that rounding alone would leave is none
+    count = max(1, math.ceil(abs(span) / size * (1 - 1e-12)))
+    return [times[0] + math.copysign(k * size, span) for k in range(count)] + [times[-1]]
+
+
+def _linear(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor], t: float) -> Tensor:
+    return states[0] + (t - ends[0]) / (ends[1] - ends[0]) * (states[1] - states[0])
+
+
+def _cubic(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor], t: float) -> Tensor:
+    """The cubic through both states with the field's slopes there (Hermite)."""
+    h = ends[1] - ends[0]
+    s = (t - ends[0]) / h
+    f0, f1 = (field(torch.tensor(end, dtype=y.dtype), y) for end, y in zip(ends, states, strict=True))
+    y0, y1 = states
+    return (1 + 2 * s) * (1 - s) ** 2 * y0 + s * (1 - s) ** 2 * h * f0 + s * s * (3 - 2 * s) * y1 + s * s * (s - 1) * h * f1
+
+
+INTERPOLATIONS = {"linear": _linear, "cubic": _cubic}
+
+
+def _norm(norm: Callable[[Any], Tensor] | None, shapes: Sequence[torch.Size] | None) -> Any:
+    """The norm of a flat state from that of the user's; by default RMS, of a tuple the largest RMS of its tensors."""
+    if shapes is None:
+        return "rms" if norm is None else norm
+
+    def of_parts(e: Tensor) -> Tensor:
+        parts = _parts(e, shapes)
+        return torch.stack([part.square().mean().sqrt() for part in parts]).max() if norm is None else norm(parts)
+
+    return of_parts
+
+
+def _flattened(func: Func, shapes: Sequence[torch.Size]) -> Field:
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        value = func(t, _parts(y, shapes))
+        if not isinstance(value, (tuple, list)) or [part.shape for part in value] != list(shapes):
+            raise ConfigError(
+                f"func returned {type(value).__name__} for a tuple of {len(shapes)} tensors: return one of the same shapes"
+            )
+        return torch.cat([part.reshape(-1) for part in value])
+
+    return field
+
+
+def _parts(y: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
+    """The tensors of a tuple from their entries along the last axis."""
+    parts = torch.split(y, [math.prod(shape) for shape in shapes], dim=-1)
+    return tuple(part.reshape(*y.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True))
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, Tensor) and value.dim() == 0:
+        value = value.detach().item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{name} = {value!r}: give one number for all entries, or a norm that weighs them")
+    return float(value)
+
+
+def _check(y0: object, t: object) -> None:
+    if not isinstance(t, Tensor) or t.dim() != 1 or not t.dtype.is_floating_point or len(t) == 0:
+        what = f"a tensor of shape {tuple(t.shape)} of {t.dtype}" if isinstance(t, Tensor) else type(t).__name__
+        raise ConfigError(f"t is {what}: give a floating tensor of one axis")
+    steps = t.detach().diff()
+    if not (bool((steps > 0).all()) or bool((steps < 0).all())):
+        raise ConfigError("t must be strictly increasing or strictly decreasing")
+    if isinstance(y0, Tensor):
+        return
+    if not isinstance(y0, tuple) or not y0 or not all(isinstance(part, Tensor) for part in y0):
+        raise ConfigError(f"y0 is {type(y0).__name__}: give a tensor or a tuple of tensors")
+    if len({part.dtype for part in y0}) > 1 or len({part.device for part in y0}) > 1:
+        raise ConfigError("the tensors of y0 have several types or devices: convert them to one")

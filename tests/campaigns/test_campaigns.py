@@ -1,0 +1,61 @@
+"""A small draw of every campaign; `make campaign` is the whole. Each day another draw: the seed is in the message."""
+
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ctrans.interop.limits import MOST_PARTS
+from tests.campaigns import damaged, hostile
+from tests.campaigns.harness import ask
+
+SEED = int(time.time()) // 86400
+SECURITY = [
+    *(
+        "model code, no architectures",
+        "model code, own family",
+        "our model.safetensors is a pipe",
+        "foreign config.json is a pipe",
+    ),
+    *("index above", "absolute index", "packed checkpoint of many parts", "foreign n_layer = 10^6", "pickled weights of ours 2"),
+    *("our weights: null metadata", "our config nested 100000", "foreign n_head = 0", "foreign vocab_size = 0"),
+]
+
+
+@pytest.mark.parametrize("name", SECURITY)
+def test_a_hostile_file_is_refused_and_nothing_of_it_is_run(name, tmp_path):
+    args = hostile.made_in(name, tmp_path / "it")
+    answer = ask(args, refused=name not in hostile.MAY_BE_READ)
+    assert not answer.faults, answer.said
+    assert not list(tmp_path.rglob("was_run"))
+
+
+@pytest.mark.parametrize("rule", [hostile.doubling(60)])
+def test_a_tokenizer_that_runs_away_is_stopped_with_its_limit(rule, tmp_path, monkeypatch):
+    monkeypatch.setattr("ctrans.interop.tokens.SECONDS", 2)
+    answer = ask([str(arg) for arg in hostile.tokenizer(normalizer=rule)(tmp_path)])
+    assert "it needs more than the 2 seconds and 2.1 GB that it is given" in answer.error
+
+
+def test_limits_are_said_with_the_number_that_exceeds_them(tmp_path):
+    answer = ask(hostile.made_in("foreign n_layer = 10^6", tmp_path / "it"))
+    assert f"n_layer = 1,000,000, and at most {MOST_PARTS:,} are built" in answer.error
+
+
+def test_damaged_checkpoints_are_read_by_nobody(tmp_path):
+    first, second = damaged.make_run(tmp_path / "first"), damaged.make_run(tmp_path / "second", seed=1)
+    draws = random.Random(SEED)
+    for what, accepted in [*damaged.flips(first, 40, draws), *damaged.exchanges(first, second), *damaged.links(first)]:
+        assert not accepted, f"seed {SEED}: {what} is read by {accepted}"
+
+
+@pytest.mark.parametrize(
+    ("campaign", "share"), [("of_kills", 0.02), ("of_calls", 0.03), ("of_requests", 0.01), ("of_hostile_files", 0.1)]
+)
+def test_a_draw_of_a_campaign_finds_nothing(campaign, share):
+    """In a process of its own: copies of it that are killed must find one that has differentiated nothing, and users check no types."""
+    code = f"from tests.campaigns import __main__ as c; faults = c.carry_out(c.{campaign}, {SEED}, {share})[1]; assert not faults, faults"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"seed {SEED}: {done.stderr}"

@@ -1,0 +1,25 @@
+"""What a scheme passes on to the solver."""
+
+import pytest
+import torch
+
+from ctrans.scheme import Scheme, trajectory
+from solvers import ConfigError
+from tests.helpers import small_model
+
+
+def test_the_largest_tokens_error_is_kept_below_the_tolerance_where_an_average_over_all_hides_it():
+    depth = small_model("pre", dt=1.0, scale=1.0).depth
+    x0 = torch.zeros(1, 12, 16, dtype=torch.float64)
+    x0[0, 0] = torch.randn(16, dtype=torch.float64)
+    exact = trajectory(depth, x0, method="tsit5", rtol=1e-12, atol=1e-13).x1
+    found = {norm: trajectory(depth, x0, method="tsit5", rtol=1e-5, atol=1e-5, norm=norm) for norm in ("rms", "token", "max")}
+    errors = {norm: float(torch.linalg.vector_norm(each.x1 - exact, dim=-1).detach().max()) for norm, each in found.items()}
+    steps = {norm: each.stats.accepted for norm, each in found.items()}
+    assert steps["rms"] <= steps["token"] <= steps["max"]
+    assert errors["token"] < errors["rms"]
+
+
+def test_an_unknown_norm_is_refused_when_the_scheme_is_made():
+    with pytest.raises(ConfigError, match="token"):
+        Scheme("tsit5", norm="tokens")

@@ -1,0 +1,181 @@
+"""States at any times: their order, their cost and their gradient, against closed forms, scipy and solves that stop there."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import solve_ivp
+from scipy.integrate._ivp.rk import RK23, RK45
+
+from solvers import METHODS, ConfigError, RungeKutta, Segment, solve, tableau
+from solvers.tableau import BOSH3, DOPRI5, RK4_38, TSIT5
+from tests.helpers import unchecked
+
+OWN = sorted(name for name, method in METHODS.items() if getattr(method, "dense", False))
+X0 = torch.tensor([1.0, -0.5], dtype=torch.float64)
+TIMES = [0.0, 0.1, 0.35, 0.7, 0.9, 1.2, 1.61, 2.0]
+
+
+def field(t, x):
+    return torch.stack([x[1] * torch.cos(t), -torch.sin(x[0])])
+
+
+def smooth(t, x):
+    return torch.cos(2 * t) * x
+
+
+def problem(f=field):
+    return [Segment(0, 0.7, f), Segment(0.7, 2, lambda t, x: 0.5 * f(t, x))]
+
+
+def request_for(method, tolerance=1e-6, steps=7):
+    return {"method": method, **({"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": steps})}
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_states_inside_have_the_methods_order(method):
+    chosen = METHODS[method].fixed()
+    times = np.linspace(0.013, 1.987, 41).tolist()
+    # the same field on both segments, in closed form
+    segments = [Segment(0, 0.7, smooth), Segment(0.7, 2, smooth)]
+    exact = torch.tensor([math.exp(math.sin(2 * t) / 2) for t in times], dtype=torch.float64)
+    sizes = {1: (64, 128), 2: (32, 64), 3: (16, 32), 4: (12, 24), 5: (20, 40)}[chosen.order]
+    errors = []
+    for steps in sizes:
+        states = solve(segments, X0[:1], method=chosen, steps=steps, times=times).states
+        errors.append(float((torch.cat(states) - exact).abs().max()))
+    assert math.log2(errors[0] / errors[1]) > chosen.order - 0.3
+
+
+@pytest.mark.parametrize("method", OWN)
+@pytest.mark.parametrize("backward", [False, True])
+def test_they_are_the_states_of_solves_that_stop_there(method, backward):
+    segments, times = problem(), TIMES
+    if backward:
+        segments, times = [Segment(s.t1, s.t0, s.field) for s in reversed(segments)], TIMES[::-1]
+    order = METHODS[method].order
+    request = request_for(method, 1e-8 if order > 3 else 1e-5, 400 if order == 1 else 60)
+    solution = solve(segments, X0, times=times, **request)
+    assert solution.times == tuple(times)
+    for t, x in zip(times[1:], solution.states[1:], strict=True):
+        reach = [s for s in segments if (s.start > t if backward else s.start < t)]
+        reach[-1] = Segment(reach[-1].t0, t, reach[-1].field)
+        right = solve(reach, X0, method="tsit5", rtol=1e-11, atol=1e-12).x1
+        assert float((x - right).abs().max()) < (5e-3 if order == 1 else 5e-4 if order < 4 else 1e-6)
+    assert torch.equal(solution.states[-1], solution.x1)
+    assert torch.equal(solution.states[0], X0)
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_more_times_cost_no_more_evaluations_and_leave_the_bits(method):
+    plain = solve(problem(), X0, **request_for(method))
+    many = solve(problem(), X0, times=np.linspace(0, 2, 1000).tolist(), **request_for(method))
+    assert len(many.states) == 1000
+    if METHODS[method].adaptive:
+        assert torch.equal(plain.x1, many.x1)
+        assert plain.stats == many.stats
+    assert many.stats.accepted == plain.stats.accepted
+
+
+def test_the_interpolants_are_those_that_scipy_has():
+    for own, theirs in ((DOPRI5, RK45.P), (BOSH3, RK23.P)):
+        ours = np.array([[*row, *[0.0] * (theirs.shape[1] - len(row))] for row in own.dense])
+        assert np.allclose(ours, theirs, rtol=1e-14, atol=1e-15)
+
+
+def test_a_dense_solve_agrees_with_scipys():
+    times = np.linspace(0.05, 1.95, 30)
+
+    def f(t, x):
+        return [x[1] * math.cos(t), -math.sin(x[0])]
+
+    right = solve_ivp(f, (0, 2), X0.numpy(), rtol=1e-11, atol=1e-12, t_eval=times, method="DOP853").y.T
+    for method in ("tsit5", "dopri5"):
+        states = solve([Segment(0, 2, field)], X0, method=method, rtol=1e-7, atol=1e-9, times=torch.tensor(times)).states
+        assert np.abs(torch.stack(states).numpy() - right).max() < 1e-6
+
+
+@pytest.mark.parametrize("theta", [0.0, 0.3, 1.0])
+def test_the_weights_lead_from_nothing_to_the_steps_own(theta):
+    for data in (DOPRI5, TSIT5, RK4_38):
+        weights = data.dense_weights(theta)
+        assert sum(weights) == pytest.approx(theta, abs=1e-13)
+        if theta == 1:
+            assert weights == pytest.approx(data.b, abs=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["backprop", "adjoint"])
+@pytest.mark.parametrize("method", ["rk4", "dopri5", "tsit5"])
+def test_states_inside_have_their_gradient(method, kind):
+    rate = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+    x = X0.clone().requires_grad_()
+    segments = [Segment(0, 1, lambda t, x: rate * torch.sin(x)), Segment(1, 2, lambda t, x: -rate * x)]
+    times = [0.0, 0.3, 0.5, 1.0, 1.4, 2.0]
+    weights = torch.linspace(1, 2, 12, dtype=torch.float64).view(6, 2)
+    request = request_for(method, 1e-9, 60)
+    states = torch.stack(solve(segments, x, times=times, gradient=kind, **request).states)
+    found = torch.autograd.grad((weights * states.square()).sum(), (x, rate))
+    split = [Segment(a, b, segments[a >= 1].field) for a, b in pairwise(times)]
+    stops = torch.stack(solve(split, x, save="segments", **request).states)
+    right = torch.autograd.grad((weights * stops.square()).sum(), (x, rate))
+    for mine, other in zip(found, right, strict=True):
+        assert torch.allclose(mine, other, rtol=1e-5)
+
+
+def test_states_inside_are_projected_as_the_steps_are():
+    def turn(t, x):
+        return torch.stack([-x[1], x[0]])
+
+    segment = Segment(0, 1, turn, project=lambda x: x / x.norm())
+    states = solve([segment], torch.tensor([1.0, 0.0]).double(), method="rk4", steps=3, times=[0.1, 0.5, 0.77]).states
+    for t, x in zip((0.1, 0.5, 0.77), states, strict=True):
+        assert float(x.norm()) == pytest.approx(1, abs=1e-14)
+        assert torch.allclose(x, torch.tensor([math.cos(t), math.sin(t)]).double(), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"times": [0.5, 0.2]}, "not strictly in the order"),
+        ({"times": [0.5, 0.5]}, "not strictly in the order"),
+        ({"times": [0.5, 3.0]}, "leave the segments, from 0 to 2"),
+        ({"times": [-0.1]}, "leave the segments"),
+        ({"times": []}, "give a list of finite numbers"),
+        ({"times": [math.nan]}, "give a list of finite numbers"),
+        ({"times": torch.ones(1, 1)}, "give a list of finite numbers"),
+        ({"times": [0.5], "save": "steps"}, "both say which states to keep"),
+        ({"times": [0.5], "method": "torchdiffeq:rk4"}, "need a method whose tableau has dense output"),
+        ({"times": [0.5], "gradient": "checkpoint"}, "gradient='backprop' or 'adjoint'"),
+        ({"times": [0.5], "gradient": "reversible"}, "gradient='backprop' or 'adjoint'"),
+    ],
+)
+def test_times_that_make_no_sense_are_named(request_, words):
+    with pytest.raises(ConfigError, match=words):
+        unchecked(solve)(problem(), X0, **{"method": "rk4", **request_})
+
+
+def test_segments_without_states_at_given_times_are_named():
+    with pytest.raises(ConfigError, match="turn back"):
+        solve([Segment(0, 1, field), Segment(1, 0.5, field)], X0, method="rk4", times=[0.2])
+    learned = torch.tensor(2.0, requires_grad=True)
+    with pytest.raises(ConfigError, match="learned"):
+        solve([Segment(0, learned, field)], X0, method="rk4", times=[0.2])
+    bare = RungeKutta(tableau(2, [[], [1]], ["1/2", "1/2"]))
+    with pytest.raises(ConfigError, match="dense output"):
+        solve(problem(), X0, method=bare, times=[0.2])
+
+
+def test_a_mistyped_interpolant_cannot_become_one():
+    for dense, words in (
+        ([[1, "-1/2"]], "1 polynomials for 2 stages"),
+        ([[1, "-1/3"], [0, "1/2"]], "at the step's end"),
+        ([[0, "1/2"], [1, "-1/2"]], None),
+        ([["1/2"], ["1/3", "1/6"]], "not of order 1"),
+    ):
+        if words is None:  # first order is all that is asked of two stages: the other way round is no worse
+            tableau(2, [[], [1]], ["1/2", "1/2"], dense=dense)
+        else:
+            with pytest.raises(ConfigError, match=words):
+                tableau(2, [[], [1]], ["1/2", "1/2"], dense=dense)

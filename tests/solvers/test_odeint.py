@@ -1,0 +1,238 @@
+"""torchdiffeq's call, by its own results: the cases of its test suite, side by side with it."""
+
+import math
+import sys
+import warnings
+
+import pytest
+import torch
+import torchdiffeq
+from torch import nn
+
+from solvers import ConfigError, SolveError, Status, odeint
+from solvers.odeint import ITS_METHODS
+from solvers.torchdiffeq_methods import NAMES
+from tests.helpers import unchecked
+
+ADAPTIVE = ["dopri5", "bosh3", "adaptive_heun", "dopri8", "fehlberg2"]
+FIXED = ["euler", "midpoint", "heun2", "heun3", "rk4"]
+
+
+class Constant:
+    """y' = a + (y - (a t + b))^5, y = a t + b."""
+
+    a, b = 0.2, 3.0
+
+    def field(self, t, y):
+        return self.a + (y - (self.a * t + self.b)) ** 5
+
+    def exact(self, t):
+        return (self.a * t + self.b)[:, None]
+
+
+class Sine:
+    """y' = 2 y/t + t^4 sin 2t - t^2 + 4 t^3, in closed form."""
+
+    def field(self, t, y):
+        return 2 * y / t + t**4 * torch.sin(2 * t) - t**2 + 4 * t**3
+
+    def exact(self, t):
+        y = -0.5 * t**4 * torch.cos(2 * t) + 0.5 * t**3 * torch.sin(2 * t) + 0.25 * t**2 * torch.cos(2 * t)
+        return (y - t**3 + 2 * t**4 + (math.pi - 0.25) * t**2)[:, None]
+
+
+class Linear:
+    """y' = A y with A antisymmetric and random, by the matrix exponential."""
+
+    def __init__(self, size=6):
+        u = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.3
+        self.a = u - u.T
+
+    def field(self, t, y):
+        return y @ self.a.T.to(y.dtype)
+
+    def exact(self, t):
+        start = torch.ones(len(self.a), dtype=torch.float64)
+        return torch.stack([torch.matrix_exp(self.a * (time - t[0]).double()) @ start for time in t]).to(t.dtype)
+
+
+PROBLEMS = {"constant": Constant(), "sine": Sine(), "linear": Linear()}
+
+
+def problem(name, points=10, descending=False, dtype=torch.float64):
+    t = torch.linspace(1, 8, points, dtype=torch.float64)
+    exact = PROBLEMS[name].exact(t)
+    t = t.flip(0) if descending else t
+    exact = exact.flip(0) if descending else exact
+    return PROBLEMS[name].field, exact[0].to(dtype), t.to(dtype), exact.to(dtype)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("method", ["dopri5", "bosh3", "tsit5", None])
+def test_adaptive_methods_reach_the_exact_solutions(method, name, descending):
+    field, y0, t, exact = problem(name, descending=descending)
+    y = odeint(field, y0, t, method=method, rtol=1e-8, atol=1e-9)
+    assert y.shape == (10, *y0.shape)
+    assert float(((y - exact).abs() / (1 + exact.abs())).max()) < 1e-4
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("method", FIXED)
+@pytest.mark.parametrize("options", [None, {"step_size": 0.05}, {"step_size": 0.03, "interp": "cubic"}])
+def test_fixed_methods_have_torchdiffeqs_results_to_rounding(method, name, descending, options):
+    field, y0, t, _ = problem(name, descending=descending)
+    ours = odeint(field, y0, t, method=method, options=options)
+    theirs = torchdiffeq.odeint(field, y0, t, method=method, options=options)
+    assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("method", [*FIXED, "dopri5", "bosh3", "adaptive_heun", "explicit_adams", "scipy_solver"])
+def test_every_shape_and_type_comes_back(method):
+    for shape in ((), (1,), (2, 3)):
+        for dtype in (torch.float32, torch.float64):
+            t = torch.tensor([0.0, 0.5, 1.0], dtype=dtype)
+            y = odeint(lambda t, y: -y, torch.ones(shape, dtype=dtype), t, method=method, rtol=1e-3, atol=1e-3)
+            assert (y.shape, y.dtype) == ((3, *shape), dtype)
+            assert torch.equal(y[0], torch.ones(shape, dtype=dtype))
+
+
+def test_defaults_are_theirs_in_float32_too():
+    t = torch.linspace(0, 1, 5)
+    ours, theirs = (f(lambda t, y: -y * t, torch.ones(3), t) for f in (odeint, torchdiffeq.odeint))
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_tuple_of_tensors_is_a_state():
+    def field(t, y):
+        a, b = y
+        return -a * t, torch.cos(t) * b.flip(0) + a.sum()
+
+    y0 = torch.ones(2, 2, dtype=torch.float64), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    t = torch.linspace(0, 2, 7, dtype=torch.float64)
+    for method in ("dopri5", "rk4"):
+        ours, theirs = (f(field, y0, t, method=method, rtol=1e-9, atol=1e-9) for f in (odeint, torchdiffeq.odeint))
+        assert isinstance(ours, tuple)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.shape == other.shape
+            assert torch.allclose(mine, other, rtol=1e-7, atol=1e-7)
+    with pytest.raises(ConfigError, match="func returned Tensor for a tuple of 2"):
+        odeint(lambda t, y: y[0], y0, t)
+
+
+@pytest.mark.parametrize("gradient", ["backprop", "adjoint", "checkpoint"])
+@pytest.mark.parametrize("method", ["dopri5", "rk4", "euler"])
+def test_gradients_of_state_parameter_and_times_are_torchdiffeqs(method, gradient):
+    if gradient == "adjoint" and method == "euler":
+        pytest.skip("its adjoint is another discretisation")
+    net = nn.Linear(3, 3, dtype=torch.float64)
+    y0 = torch.tensor([0.3, -0.5, 0.8], dtype=torch.float64, requires_grad=True)
+    t = torch.linspace(0, 1.5, 25 if method == "rk4" else 5, dtype=torch.float64).requires_grad_()
+    weights = torch.linspace(1, 2, 3 * len(t), dtype=torch.float64).view(-1, 3)
+
+    def field(t, y):
+        return torch.tanh(net(y)) * torch.cos(t)
+
+    found = []
+    for call, extra in ((odeint, {"gradient": gradient}), (torchdiffeq.odeint, {})):
+        y = call(field, y0, t, method=method, rtol=1e-10, atol=1e-10, **extra)
+        found.append(torch.autograd.grad((weights * y.square()).sum(), (y0, t, *net.parameters())))
+    for i, (mine, other) in enumerate(zip(*found, strict=True)):
+        if i == 1 and method != "dopri5":
+            continue  # theirs moves the grid with the times, ours reads the solution's slope
+        assert torch.allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_in_a_time_is_the_slope_there():
+    t = torch.tensor([0.2, 0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    y0 = torch.tensor([1.0], dtype=torch.float64)
+    y = odeint(lambda t, y: -y * t, y0, t, rtol=1e-10, atol=1e-11)
+    (found,) = torch.autograd.grad(y[1:].sum(), t)
+    values = y.detach()[:, 0]
+    # y(t) = exp((t0^2 - t^2)/2)
+    right = torch.stack([0.2 * values[1:].sum(), -0.5 * values[1], -1.0 * values[2]])
+    assert torch.allclose(found, right, rtol=1e-8)
+
+
+def test_more_times_cost_nothing_and_a_switch_is_stopped_at():
+    calls = []
+
+    def field(t, y):
+        calls.append(float(t))
+        return -y if t < 0.5 else y
+
+    counts = []
+    for points in (2, 1000):
+        calls.clear()
+        t = torch.linspace(0, 1, points, dtype=torch.float64)
+        options = {"jump_t": torch.tensor([0.5, 7.0])}
+        y = odeint(field, torch.ones(1, dtype=torch.float64), t, rtol=1e-9, atol=1e-9, options=options)
+        counts.append(len(calls))
+        assert float(y[-1]) == pytest.approx(1, abs=1e-8)
+    assert counts[0] == counts[1]
+    assert 0.5 not in calls
+
+
+def test_options_do_what_they_say():
+    t = torch.tensor([0.0, 4.0], dtype=torch.float64)
+    y0 = torch.ones(2, dtype=torch.float64)
+    times = []
+
+    def field(t, y):
+        times.append(float(t))
+        return -y
+
+    odeint(field, y0, t, options={"first_step": 0.01})
+    assert sorted(set(times))[2] < 0.01
+    times.clear()
+    odeint(field, y0, t, rtol=1e-3, atol=1e-3, options={"max_step": 0.1, "safety": 0.8, "ifactor": 5.0, "dfactor": 0.3})
+    assert len(times) > 40 * 6
+    with pytest.raises(SolveError) as caught:
+        odeint(field, y0, t, options={"max_num_steps": 3})
+    assert caught.value.solution.status is Status.TOO_MANY_STEPS
+    seen = []
+    odeint(field, y0, t, options={"norm": lambda e: seen.append(e.shape) or e.abs().max()})
+    assert set(seen) == {(2,)}
+    with pytest.warns(UserWarning, match="unexpected options \\['stepsize'\\]"):
+        odeint(field, y0, t, method="rk4", options={"stepsize": 0.1})
+    grid = {"grid_constructor": lambda f, y, t: torch.linspace(0, 4, 41, dtype=torch.float64)}
+    ours, theirs = (f(field, y0, t, method="rk4", options=grid) for f in (odeint, torchdiffeq.odeint))
+    assert torch.allclose(ours, theirs, rtol=1e-13)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        odeint(field, y0, t, options={"dtype": torch.float64})
+        odeint(field, y0, t, method="euler", options={"perturb": True, "norm": None})
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t, y: odeint(None, y, t, event_fn=lambda t, y: y), "event_fn is not offered"),
+        (lambda t, y: odeint(lambda t, y: y, y, t, method="dopri6"), "did you mean 'dopri"),
+        (lambda t, y: odeint(lambda t, y: y, y, t.flip(0).repeat(2)), "strictly increasing or strictly decreasing"),
+        (lambda t, y: odeint(lambda t, y: y, y, t[None]), "floating tensor of one axis"),
+        (lambda t, y: odeint(lambda t, y: y, y, t.long()), "floating tensor of one axis"),
+        (lambda t, y: odeint(lambda t, y: y, y, [0, 1]), "t is list"),
+        (lambda t, y: odeint(lambda t, y: y, [y], t), "y0 is list"),
+        (lambda t, y: odeint(lambda t, y: y, (y, y.double()), t), "several types"),
+        (lambda t, y: odeint(lambda t, y: y, y.long(), t), "floating type"),
+        (lambda t, y: odeint(lambda t, y: y, y, t, rtol=torch.ones(2)), "one number for all entries"),
+        (lambda t, y: odeint(lambda t, y: y, y, t, options={"min_step": 0.1}), "min_step takes steps"),
+        (lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 0}), "step_size = 0.0"),
+        (
+            lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 1, "grid_constructor": max}),
+            "give one of them",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_named(call, words, monkeypatch):
+    monkeypatch.setitem(globals(), "odeint", unchecked(odeint))
+    module = sys.modules["solvers.odeint"]
+    monkeypatch.setattr(module, "solve", unchecked(module.solve))
+    with pytest.raises(ConfigError, match=words):
+        call(torch.tensor([0.0, 1.0]), torch.ones(2))
+
+
+def test_every_name_of_theirs_is_known():
+    assert set(NAMES) <= set(ITS_METHODS)
