@@ -52,6 +52,7 @@ class Chart:
     where z is a sublayer's raw output, and None where it is not. `raw` undoes `velocity` there: a raw output with the velocity
     f, so large that no eps shows. `gains` are those of the norm that makes the velocity, where there is one. `guess` makes
     starts of rows of random numbers, shape (guesses, 1, width), where the payoff has local maxima and many are worth a try.
+    `joint` says that gains make one problem of all tokens.
     """
 
     P: Float[Tensor, "tokens width"]
@@ -65,6 +66,7 @@ class Chart:
     raw: Map = unchanged
     gains: Gains | None = None
     guess: Map | None = None
+    joint: bool = False
 
     def payoff(self, z: Float[Tensor, "*starts rows columns"]) -> Float[Tensor, "*problems"]:
         """-<P, f> - cost of each problem, at most its part of H."""

@@ -271,7 +271,7 @@ def climb_velocities(
     # against rounding of a random one, where the best is none at all
     longest = torch.maximum(length(top).amax(), torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax())
     distance = ratio(apart, longest)
-    if chart.guess is not None:  # tokens are climbed together: one whose share is small is seen as far as that goes
+    if chart.joint:  # tokens are climbed together: one whose share is small is seen as far as that goes
         distance = distance * ratio(length(chart.P), length(chart.P).amax())
     ascent = VelocityAscent(
         best=float(best.sum()),

@@ -114,7 +114,8 @@ class GainDecay(Supremum):
             velocity=lambda x: made(x)[1],
             cost=cost,
             spread=inner.spread,
-            guess=guess,
+            guess=guess if self.norm.centred or self.norm.width == 1 else None,
+            joint=True,
         )
 
     def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:
