@@ -162,7 +162,7 @@ def test_gains_that_nearly_tie_are_certified_and_those_that_do_count_as_ties(tie
     certificate = certify(GainDecay(make("rmsnorm", width), 1.0), P)
     assert certificate.hamiltonian == pytest.approx(width * (1 + tie) ** 2 / 2, rel=1e-14)
     assert certificate.agrees, certificate.findings
-    assert abs(certificate.velocities.gap) < 1e-9
+    assert abs(certificate.velocities.gap) < 1e-8  # near ties the payoff is flat to what they differ by
     assert certificate.kkt < 1e-14
     assert certificate.ties == (1 if tie <= 1e-5 else 0)
 
