@@ -79,13 +79,34 @@ class Supremum(abc.ABC):
     def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
         """For which tokens more than one velocity attains H(P)."""
 
+    def gains_tie(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch"]:
+        """Whether gains that are free too have more than one optimum: every token's velocity then ties, though H is climbed to."""
+        return torch.zeros(P.shape[:-2], dtype=torch.bool, device=P.device)
+
     @abc.abstractmethod
     def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         """The larger of feasibility and stationarity at f, with the best multipliers; dimensionless, 0 at a maximiser."""
 
+    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+        """By how much `kkt` magnifies the rounding of velocities f to read its points off them."""
+        return 1.0
+
     @abc.abstractmethod
     def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
         """The same problem in free coordinates, through the model's own modules: what a certificate climbs on."""
+
+    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+        """What H(P) is measured from as a bound on the weights grows: -<P, f> at the set's centre, which no choice changes."""
+        return 0.0
+
+    def scale(self, P: Float[Tensor, "tokens width"]) -> float:
+        """What gaps are measured by: |H - base| + |base|, as H itself may cancel to nothing, against an offset or a step's state.
+
+        It is at least the square root of the machine epsilon times sum_j |p_j||f*_j|, f* the maximiser: all are rounding below.
+        """
+        rounding = float((length(P) * length(self.maximizer(P))).sum()) * math.sqrt(torch.finfo(P.dtype).eps)
+        base = self.base(P)
+        return max(abs(float(self.support(P)) - base) + abs(base), rounding)
 
     def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:
         """What H(P) is proven not to exceed: H(P) itself, but where that is the best that was found."""

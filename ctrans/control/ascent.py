@@ -50,7 +50,9 @@ class Chart:
     `shape` is z's, without leading axes for different starts. `project` returns coordinates to where they are allowed. An
     ascent starts at random with standard deviation `spread`. `degree` is k in velocity(c z) ~ c^k velocity(z) for large c
     where z is a sublayer's raw output, and None where it is not. `raw` undoes `velocity` there: a raw output with the velocity
-    f, so large that no eps shows. `gains` are those of the norm that makes the velocity, where there is one.
+    f, so large that no eps shows. `gains` are those of the norm that makes the velocity, where there is one. `guess` makes
+    starts of rows of random numbers, shape (guesses, 1, width), where the payoff has local maxima and many are worth a try.
+    `joint` says that gains make one problem of all tokens.
     """
 
     P: Float[Tensor, "tokens width"]
@@ -63,6 +65,8 @@ class Chart:
     spread: float = 1.0
     raw: Map = unchanged
     gains: Gains | None = None
+    guess: Map | None = None
+    joint: bool = False
 
     def payoff(self, z: Float[Tensor, "*starts rows columns"]) -> Float[Tensor, "*problems"]:
         """-<P, f> - cost of each problem, at most its part of H."""

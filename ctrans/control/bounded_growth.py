@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import torch
 from jaxtyping import Float
@@ -24,11 +25,16 @@ STEPS = 25
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value ~ R^k at the largest R."""
+    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value - base ~ R^k at the largest R.
+
+    `limit` is what no value may exceed: H and its rounding, where it is finite.
+    """
 
     radii: tuple[float, ...]
     values: tuple[float, ...]
     exponent: float
+    base: float = 0.0
+    limit: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +54,14 @@ def growth(
     generator: torch.Generator,
     *,
     likely: Float[Tensor, "tokens width"] | None = None,
+    base: float = 0.0,
 ) -> Growth:
     """max of -<P, f> - cost(f) over the velocities f that the placement makes of h W', |W|_F <= R, by ascent at each R.
 
     The radii are in units of the least norm of weights whose raw output has the velocity `typical`, well above any eps. The first
     ascent starts at random, each later one where the one before ended, or at that point stretched to the new bound if it is
     better; so do weights whose raw output is `likely`, where the velocities jump from one point to another (a norm of width 2).
+    The exponent is that of what the values exceed `base` by (see `Supremum.base`).
     """
     u, s, inverse, _ = features.svd
     # a norm forgets the scale of h W', so that coordinates orthonormal in h W' converge fastest; where f is linear, those in W
@@ -78,14 +86,20 @@ def growth(
     if likely is not None:
         # at a size where no eps shows, and large against the state that it is added to
         directions.append(inverse / to_weights * (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0))
-    z, values = None, []
+    z, values, ends = None, [], []
     for radius in radii:
         starts = [stretch(way, radius) for way in directions] + ([] if z is None else [z, stretch(z, radius)])
         start = max(starts, key=lambda z: float(payoff(z)))
         found = ascend(payoff, start, (-2, -1), functools.partial(within, radius), STEPS)
         z = found.z
         values.append(found.best)
-    return Growth(tuple(radii), numbers(torch.cat(values)), exponent(s.new_tensor(radii), torch.cat(values)))
+        ends.append(z)
+    # an end at any bound may be better at another than what the ascents there came to
+    for k, radius in enumerate(radii):
+        start = max((stretch(end, radius) for end in ends), key=lambda z: float(payoff(z)))
+        if float(payoff(start)) > float(values[k]):
+            values[k] = torch.maximum(values[k], ascend(payoff, start, (-2, -1), functools.partial(within, radius), STEPS).best)
+    return Growth(tuple(radii), numbers(torch.cat(values)), exponent(s.new_tensor(radii), torch.cat(values) - base), base)
 
 
 def witness(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Witness:

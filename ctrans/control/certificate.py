@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import GainSlope, Supremum, VelocitySet, Verdict, check_costate, length, ratio
+from ctrans.control.admissible import ROUNDING, GainSlope, Supremum, VelocitySet, Verdict, check_costate, length, ratio
 from ctrans.control.ascent import STEPS, Chart, ascend, evened
 from ctrans.control.bounded_growth import Growth, Witness, growth, witness
 from ctrans.control.ellipsoids import NormImage
 from ctrans.control.gained_growth import gained_growth
+from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import Features
 from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.rank_gap import gap_of_rank
@@ -24,6 +25,8 @@ from solvers.errors import look_up
 
 PAIRS = 2
 """Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one, on the other side."""
+GUESSES, TRIED = 32, 30
+"""Starts beside the random ones where there are local maxima, and the steps of each before the best go on."""
 WEIGHT_STEPS = 200
 """With fewer features than tokens an ascent over weights converges slowly; where it stops is a lower bound in any case."""
 LINEAR, SATURATED = 0.01, 0.05
@@ -34,8 +37,9 @@ LINEAR, SATURATED = 0.01, 0.05
 class VelocityAscent:
     """The best -<P, f> - cost(f) found over velocities, through the model's own modules with their eps.
 
-    `gap` is (H - best)/|H|. `uniqueness` is the largest distance between one token's maximisers found from different starts,
-    relative to the longest velocity, over tokens that do not tie; `tied` is the same over those that do.
+    `gap` is (H - best)/scale, see `Supremum.scale`. `uniqueness` is the largest distance between one token's maximisers found from
+    different starts, relative to the longest velocity, over tokens that do not tie; `tied` is the same over those that do.
+    Where gains make one problem of all tokens, a token counts by its share |p_j|/max |p|.
     """
 
     best: float
@@ -49,10 +53,10 @@ class VelocityAscent:
 class WeightAscent:
     """The best -<P, f> - cost(f) found over actual weights W of the last linear map, the placement making f of h W'.
 
-    `gap` is (H - best)/|H|: 0 where the rank of the features is the number of tokens. With a smaller rank the best that was found
-    is a bound from below, so that the least gap lies between `proven`, which no weights can undercut (see `gap_of_rank`), and
-    `gap`. `proven` is 0 where nothing is proven: an output norm leaves the lengths of the rows of h W' free, so that weights can
-    attain H where (tokens - rank)(d - 1) < tokens.
+    `gap` is (H - best)/scale, as for velocities: 0 where the rank of the features is the number of tokens. With a smaller rank
+    the best that was found is a bound from below, so that the least gap lies between `proven`, which no weights can undercut
+    (see `gap_of_rank`), and `gap`. `proven` is 0 where nothing is proven: an output norm leaves the lengths of the rows of h W'
+    free, so that weights can attain H where (tokens - rank)(d - 1) < tokens.
     """
 
     best: float
@@ -67,9 +71,11 @@ class WeightAscent:
 class Certificate:
     """A verdict on one costate with its evidence, in plain numbers (`dataclasses.asdict`); H is inf where degenerate.
 
-    `eps` is the machine epsilon of the computation, and `ceiling` what H is proven not to exceed where its maximiser is the best
-    that was found. `growth` is that with a bound on the weights, `gained` that with one bound on the weights and the norm's gains
-    and offsets together; `gain_slope` is what the latter should grow by. Evidence that does not apply to the set is None.
+    `eps` is the machine epsilon of the computation, `scale` the size of what H is a sum of, `kkt_noise` what rounding alone may
+    make of the KKT residual (where gains are tiny beside an offset or a step's state), and `ceiling` what H is proven not to
+    exceed where its maximiser is the best that was found. `growth` is that with a bound on the weights, `gained` that with one
+    bound on the weights and the norm's gains and offsets together; `gain_slope` is what the latter should grow by. Evidence that
+    does not apply to the set is None.
     """
 
     words: str
@@ -77,7 +83,9 @@ class Certificate:
     hamiltonian: float
     ties: int
     eps: float
+    scale: float = 0.0
     kkt: float | None = None
+    kkt_noise: float = 0.0
     velocities: VelocityAscent | None = None
     weights: WeightAscent | None = None
     growth: Growth | None = None
@@ -97,13 +105,18 @@ class Certificate:
         return all(self.findings.values())
 
     @property
+    def short_of_rank(self) -> bool:
+        """Whether weights cannot have every velocity: what ascents over them then find has no closed form to agree with."""
+        return self.weights is not None and self.weights.rank < self.weights.tokens
+
+    @property
     def findings(self) -> dict[str, bool]:
         """What the evidence should show, in words, and whether it does."""
         small = math.sqrt(self.eps)
         found: dict[str, bool] = {}
         if self.kkt is not None:
             words = f"the closed form's maximiser satisfies the KKT conditions (found: to {self.kkt:.2g})"
-            found[words] = self.kkt <= self.eps ** (2 / 3)
+            found[words] = self.kkt <= max(self.eps ** (2 / 3), self.kkt_noise)
         if self.velocities is not None:
             if self.ceiling is None:
                 words = f"the best velocity found has the closed form's value (found: a gap of {self.velocities.gap:.2g})"
@@ -120,10 +133,18 @@ class Certificate:
         if self.growth is not None:
             k, error = (1, LINEAR) if self.hamiltonian == math.inf else (0, SATURATED)
             words = f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g}, which may be {error:g} off)"
-            found[words] = abs(self.growth.exponent - k) <= error
-        if self.gained is not None:
+            if not self.short_of_rank:
+                found[words] = abs(self.growth.exponent - k) <= error
+            if self.weights is not None:
+                found["no weights within a bound exceed H"] = max(self.growth.values) <= self.growth.limit
+        if self.gained is not None and self.gain_slope is not None:
             grown = f"found: R^{self.gained.exponent:.3g}, which may be {LINEAR:g} off"
-            found[f"with gains trained, the value grows like R^1 ({grown})"] = abs(self.gained.exponent - 1) <= LINEAR
+            if not self.short_of_rank:
+                found[f"with gains trained, the value grows like R^1 ({grown})"] = abs(self.gained.exponent - 1) <= LINEAR
+            pairs = zip(self.gained.radii, self.gained.values, strict=True)
+            share = max((value - self.gained.base) / (radius * self.gain_slope.upper) for radius, value in pairs)
+            words = f"no weights and gains within R exceed the proven slope times R (found: {share:.6g} of it)"
+            found[words] = share <= 1 + small
         if self.witness is not None:
             found["the witness velocities are admissible"] = self.witness.residual <= small
         return found
@@ -173,19 +194,30 @@ def certify(
         grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
         return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
     best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
-    velocities, likely = climb_velocities(chart, value, ties, pairs, generator)
+    base, scale = admissible.base(P), admissible.scale(P)
+    still = bool(ties.all()) and not bool(admissible.gains_tie(P))
+    velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
     summary = dataclasses.replace(
         summary,
+        scale=scale,
         kkt=float(admissible.kkt(P, best)),
+        kkt_noise=ROUNDING * summary.eps * admissible.magnification(best),
         velocities=velocities,
-        ceiling=None if ceiling <= value * (1 + math.sqrt(summary.eps)) else ceiling,
+        ceiling=None if ceiling <= value + math.sqrt(summary.eps) * scale else ceiling,
     )
     if last_map is None or bool(ties.all()):
         return summary
-    weights = climb_weights(chart, last_map, value, pairs, generator, likely)
+    moved = last_map.h.any(-1)
+    if not bool(moved.all()) and undefined_at_zero(admissible):
+        rest = certify(admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed)
+        names = ("weights", "growth", "gained", "gain_slope")
+        return dataclasses.replace(summary, **{name: getattr(rest, name) for name in names})
+    weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
     if isinstance(admissible, NormImage):
-        weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), value))
-    summary = dataclasses.replace(summary, weights=weights, growth=growth(chart, last_map, best, generator, likely=likely))
+        weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), scale))
+    limit = value + math.sqrt(summary.eps) * (scale or 1.0)
+    grown = dataclasses.replace(growth(chart, last_map, best, generator, likely=likely, base=base), limit=limit)
+    summary = dataclasses.replace(summary, weights=weights, growth=grown)
     slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
     if slope is None or slope.lower == 0:
         return summary
@@ -199,14 +231,35 @@ def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | 
     return admissible_set(norm, placement, state=state)
 
 
+def undefined_at_zero(admissible: Supremum) -> bool:
+    """Whether a raw output of 0 has no velocity: behind a norm with eps = 0. Such tokens are no part of what weights can do."""
+    image = admissible.velocities if isinstance(admissible, KineticCost) else admissible
+    return isinstance(image, NormImage) and image.norm.eps == 0
+
+
 @torch.no_grad()
 def climb_velocities(
-    chart: Chart, value: float, ties: Bool[Tensor, " tokens"], pairs: int, generator: torch.Generator
+    chart: Chart,
+    value: float,
+    scale: float,
+    ties: Bool[Tensor, " tokens"],
+    pairs: int,
+    generator: torch.Generator,
+    *,
+    steps: int = STEPS,
 ) -> tuple[VelocityAscent, Float[Tensor, "tokens width"]]:
-    """Ascent over the chart's velocities from pairs of random starts, against H = `value`; and the coordinates of the best."""
+    """Ascent over the chart's velocities from pairs of random starts, against H = `value`; and the coordinates of the best.
+
+    `steps` are the most, 0 where all tokens tie by themselves: there is nothing to climb but rounding. Where the chart
+    has guesses, those starts go on that are best after a few steps.
+    """
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
-    # where all tokens tie there is nothing to climb but rounding
-    found = ascend(chart.payoff, start, chart.axes, chart.project, steps=0 if bool(ties.all()) else STEPS)
+    if chart.guess is not None:
+        noise = torch.randn(GUESSES, 1, chart.shape[-1], generator=generator, dtype=start.dtype).to(start.device)
+        start = torch.cat([start, chart.guess(noise)])
+        tried = ascend(chart.payoff, start, chart.axes, chart.project, steps=min(steps, TRIED))
+        start = tried.z[tried.best.topk(2 * pairs).indices]
+    found = ascend(chart.payoff, start, chart.axes, chart.project, steps=steps)
     payoffs = found.best.reshape(2 * pairs, -1)
     best, first = payoffs.max(0)
     near = payoffs >= best - math.sqrt(torch.finfo(best.dtype).eps) * best.abs()
@@ -215,10 +268,14 @@ def climb_velocities(
     top = velocities[first.expand(len(ties)), rows]
     likely = found.z[first.expand(len(ties)), rows]
     apart = torch.where(near, length(velocities - top), 0.0).amax(0)
-    distance = ratio(apart, length(top).amax())
+    # against rounding of a random one, where the best is none at all
+    longest = torch.maximum(length(top).amax(), torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax())
+    distance = ratio(apart, longest)
+    if chart.joint:  # tokens are climbed together: one whose share is small is seen as far as that goes
+        distance = distance * ratio(length(chart.P), length(chart.P).amax())
     ascent = VelocityAscent(
         best=float(best.sum()),
-        gap=_share(value - float(best.sum()), value),
+        gap=_share(value - float(best.sum()), scale),
         uniqueness=float(torch.where(ties, 0.0, distance).amax()),
         tied=float(torch.where(ties, distance, 0.0).amax()),
         steps=found.steps,
@@ -234,8 +291,10 @@ def climb_weights(
     pairs: int,
     generator: torch.Generator,
     likely: Float[Tensor, "tokens width"] | None = None,
+    *,
+    scale: float | None = None,
 ) -> WeightAscent:
-    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z, against H = `value`.
+    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z, against H = `value`; |H| is the scale if None.
 
     One more start is the weights whose raw output comes nearest to `likely`, what an ascent over velocities ended at.
     """
@@ -246,7 +305,9 @@ def climb_weights(
     found = ascend(lambda z: chart.payoff(u @ z).sum(-1), u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS)
     W = features.weights(features.coordinates(u @ found.z[found.best.argmax()]))
     best = float(chart.payoff(features.h @ W.mT).sum())
-    return WeightAscent(best, _share(value - best, value), 0.0, features.rank, len(u), found.steps)
+    return WeightAscent(
+        best, _share(value - best, abs(value) if scale is None else scale), 0.0, features.rank, len(u), found.steps
+    )
 
 
 def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, "starts rows width"]:
@@ -254,5 +315,5 @@ def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Gene
     return torch.cat([half, -half])
 
 
-def _share(part: float, value: float) -> float:
-    return part / (abs(value) or 1.0)
+def _share(part: float, whole: float) -> float:
+    return part / (whole or 1.0)

@@ -83,6 +83,14 @@ class NormImage(VelocitySet):
         eta = -ratio((u * slope).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
         return torch.maximum(ratio(length(slope + eta * u), scale).amax(-1), self.residual(f))
 
+    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+        return -float((P @ self.norm.beta).sum())
+
+    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+        """The largest (|f_i| + |beta_i|)/|gamma_i|: u is read off f - beta over gamma, relative to its entries of about 1."""
+        seen = self.norm.gamma != 0
+        return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if bool(seen.any()) else 1.0
+
     def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope:
         return gain_slope(self.norm, P)
 
@@ -108,7 +116,9 @@ class NormImage(VelocitySet):
         """u with f = beta + gamma * u, the gradient C(gamma * (P + kinetic f)) in u, and the size of that gradient's terms."""
         gamma = self.norm.gamma
         slope = self.norm.centre(gamma * (P + kinetic * f))
-        return self.point(f), slope, length(gamma * P) + kinetic * length(gamma * f)
+        # f is a difference of terms of its set's size, whose rounding alone must not show
+        rounding = torch.finfo(P.dtype).eps ** (1 / 3) * math.sqrt(self.norm.width) * float(gamma.square().amax())
+        return self.point(f), slope, length(gamma * P) + kinetic * length(gamma * f).clamp_min(rounding)
 
     def point(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """u with f = beta + gamma * u. Entries hidden by a zero gain are chosen as at an optimum: equal, with 1'u = 0

@@ -46,6 +46,12 @@ class FilledImage(VelocitySet):
     def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         return self.image.maximizer(P)
 
+    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+        return self.image.base(P)
+
+    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+        return self.image.magnification(f)
+
     def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
         return self.image.ties(P)
 

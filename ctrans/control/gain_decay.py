@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import Supremum, Verdict, check_positive, length, ratio
+from ctrans.control.admissible import ROUNDING, Supremum, Verdict, check_positive, length, ratio
 from ctrans.control.ascent import Chart
 from ctrans.control.ellipsoids import IMAGES, NormImage
-from ctrans.control.gain_slope import best_gains, gain_slope, has_offset
+from ctrans.control.gain_slope import best_gains, gain_slope, has_offset, unit
 from ctrans.norm import Norm
 
 
@@ -20,10 +20,10 @@ from ctrans.norm import Norm
 class GainDecay(Supremum):
     """sup over u, gamma and beta of -<P, beta + gamma * u_j> - lam/2 (|gamma|^2 + |beta|^2), u_j any point of the norm's sphere.
 
-    H(P) = (kappa^2 + |sum_j p_j|^2)/(2 lam), kappa the maximum of sqrt(d) sum_j |C(gamma * p_j)| over |gamma| = 1 (see
-    `gain_slope`; without the second term where the norm has no offset). The gains that attain it are kappa/lam times the best
-    ones, the offset is -sum_j p_j/lam. For LayerNorm the best gains are those found, which are proven best where
-    `gain_slope`'s bounds meet.
+    H(P) = (kappa^2 + |sum_j p_j|^2)/(2 lam), kappa the maximum of sqrt(d) sum_j |C(gamma * p_j)| over |gamma| = 1 (without the
+    second term where the norm has no offset). The gains that attain it are kappa/lam times the best ones, the offset is
+    -sum_j p_j/lam. For RMSNorm these are the best to rounding. For LayerNorm kappa has local maxima and `support` is the best
+    that was found: H is between it and `ceiling`, lower^2/(2 lam) and upper^2/(2 lam) of `gain_slope`, which meet where it is proven.
     """
 
     norm: Norm
@@ -51,7 +51,7 @@ class GainDecay(Supremum):
     def gains(self, P: Float[Tensor, "*batch tokens width"]) -> tuple[Tensor, Tensor]:
         """gamma and beta that attain H, of shape (*batch, 1, width)."""
         self.check(P)
-        best = best_gains(self.norm, P.detach()).unsqueeze(-2)
+        best = best_gains(self.norm, P.detach()).gamma.unsqueeze(-2)
         kappa = math.sqrt(self.norm.width) * length(self.norm.centre(best * P)).sum(-1)[..., None, None]
         drift = P.sum(-2, keepdim=True) if has_offset(self.norm) else torch.zeros_like(best)
         return kappa / self.gain_decay * best, -drift / self.gain_decay
@@ -67,7 +67,12 @@ class GainDecay(Supremum):
 
     def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
         gamma, _ = self.gains(P)
-        return self.norm.ties(gamma * P / torch.where(self.norm.gamma == 0, 1.0, self.norm.gamma))
+        scaled = gamma * P
+        alone = length(self.norm.centre(scaled)) <= ROUNDING * torch.finfo(P.dtype).eps * length(scaled)
+        return alone | self.gains_tie(P).unsqueeze(-1)
+
+    def gains_tie(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch"]:
+        return best_gains(self.norm, P.detach()).tied
 
     def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         """lam gamma = -sum_j p_j * u_j at the gains and points that make f, and how far f is from theirs; relative."""
@@ -79,22 +84,39 @@ class GainDecay(Supremum):
         return torch.maximum(off, ratio(error, self.gain_decay * gamma.norm(dim=(-2, -1))))
 
     def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
-        """Rows of raw output, then gamma, then beta."""
+        """Rows of raw output. For given u the best gains are -sum_j p_j * u_j/lam: an ascent over both together would crawl.
+
+        There are local maxima, and guesses: what is best at random gains.
+        """
         self.check(P)
-        inner, n = self.image.chart(P), len(P)
-        offset = float(has_offset(self.norm))
+        inner = self.image.chart(P)
+        beta = -P.sum(0) / self.gain_decay if has_offset(self.norm) else torch.zeros_like(P[0])
 
-        def velocity(z: Tensor) -> Tensor:
-            return self._velocity(z[..., :n, :], z[..., n : n + 1, :], offset * z[..., n + 1 :, :])
+        def made(x: Tensor) -> tuple[Tensor, Tensor]:
+            u = self.norm.standardize(x)
+            gamma = -(P * u).sum(-2, keepdim=True) / self.gain_decay
+            return gamma, beta + gamma * u
 
-        def cost(z: Tensor, f: Tensor) -> Tensor:
-            return self.gain_decay / 2 * z[..., n:, :].square().sum((-2, -1))
+        def cost(x: Tensor, f: Tensor) -> Tensor:
+            return self.gain_decay / 2 * (made(x)[0].square().sum((-2, -1)) + beta.square().sum())
 
-        shape = (n + 2, P.shape[-1])
-        return Chart(P, shape, axes=(-2, -1), degree=None, velocity=velocity, cost=cost, spread=inner.spread)
+        def guess(gamma: Tensor) -> Tensor:
+            w = self.norm.centre(gamma * P)
+            # a token without costate may go anywhere, but a norm without eps knows no direction of 0
+            w = torch.where(length(w).unsqueeze(-1) > 0, -w, self.norm.centre(gamma))
+            return math.sqrt(self.norm.width) * inner.spread * unit(w)
+
+        return Chart(
+            P,
+            P.shape,
+            axes=(-2, -1),
+            degree=None,
+            velocity=lambda x: made(x)[1],
+            cost=cost,
+            spread=inner.spread,
+            guess=guess if self.norm.centred or self.norm.width == 1 else None,
+            joint=True,
+        )
 
     def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:
         return gain_slope(self.norm, P).upper ** 2 / (2 * self.gain_decay)
-
-    def _velocity(self, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
-        return beta + gamma * self.norm.standardize(x)

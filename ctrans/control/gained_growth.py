@@ -52,7 +52,7 @@ def gained_growth(
     one, zero = torch.ones_like(gains.gamma), torch.zeros_like(gains.gamma)
 
     # what an offset adds does not depend on the weights
-    added = gains.velocity(chart.P, zero, one) - gains.velocity(chart.P, zero, zero)
+    added = gains.velocity(likely, zero, one) - gains.velocity(likely, zero, zero)
     by_offset = -gains.has_offset * (chart.P * added).sum(-2)
 
     def size(z: Tensor) -> Tensor:
@@ -82,13 +82,21 @@ def gained_growth(
     directions = torch.cat([best, u.mT @ evened(chart.P, noise)])
     _, z = climbed(radii[-1], torch.cat([within(radii[-1], best), *stretched(directions, radii[-1])[:2]]), TRIED)
     value, z = climbed(radii[-1], z, SEARCH)
-    values, last = [value], radii[-1]
+    values, ends, last = [value], [z], radii[-1]
     for radius in reversed(radii[:-1]):
         carried = [z, z * (radius / last), best, *stretched(torch.cat([z, best]), radius)]
         starts = torch.cat([within(radius, each) for each in carried])
         top = payoff(radius, starts).argmax()
         value, z = climbed(radius, starts[top : top + 1], STEPS)
         values.append(value)
+        ends.append(z)
         last = radius
     values.reverse()
-    return Growth(tuple(radii), numbers(torch.stack(values)), exponent(u.new_tensor(radii), torch.stack(values)))
+    # an end at any bound may be better at another than what the ascent there came to
+    for k, radius in enumerate(radii):
+        starts = torch.cat(stretched(torch.cat(ends), radius))
+        top = payoff(radius, starts).argmax()
+        if float(payoff(radius, starts)[top]) > float(values[k]):
+            values[k] = torch.maximum(values[k], climbed(radius, starts[top : top + 1], STEPS)[0])
+    base = float(-(chart.P * gains.velocity(u @ z[0], zero, zero)).sum())
+    return Growth(tuple(radii), numbers(torch.stack(values)), exponent(u.new_tensor(radii), torch.stack(values) - base), base)

@@ -53,6 +53,18 @@ class KineticCost(AdmissibleSet):
     def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         return self.velocities.kkt(P, f, self.kinetic)
 
+    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+        return self.velocities.magnification(f)
+
+    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+        """So far below H that no cost makes the difference cancel."""
+        return float(self.support(P)) - self.scale(P)
+
+    def scale(self, P: Float[Tensor, "tokens width"]) -> float:
+        """|H - b| + |b| + lam/2 |f*|^2, b the base without cost."""
+        base = self.velocities.base(P)
+        return abs(float(self.support(P)) - base) + abs(base) + self.kinetic / 2 * float(self.maximizer(P).square().sum())
+
     def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
         chart = self.velocities.chart(P)
         return dataclasses.replace(chart, cost=lambda z, f: self.kinetic / 2 * f.square().sum(chart.axes))

@@ -69,6 +69,13 @@ class StepImage(VelocitySet):
         """That of the next state z: P + kinetic f = (P - kinetic X/dt) + kinetic/dt^2 (dt z), scaled by dt."""
         return self.image.kkt(P - kinetic / self.dt * self.state, self._next(f), kinetic / self.dt)
 
+    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+        return (self.image.base(P) + float((P * self.state).sum())) / self.dt
+
+    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+        """That of the next state X + dt f, a sum of terms as large as X."""
+        return self.image.magnification(self.state.abs() + self.dt * f.abs())
+
     def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope | None:
         slope = self.image.slope_in_gains(P)
         return None if slope is None else GainSlope(*(part / self.dt for part in dataclasses.astuple(slope)))

@@ -53,10 +53,12 @@ def verdict(check: ModelCheck, of: Verdict) -> str:
 
 
 def supremum(segment: SegmentCheck) -> str:
-    """H under what the verdict assumes: a number, or what is known of it under the weight decay asked about."""
-    known = segment.hamiltonian
+    """H under what the verdict assumes: a number, from what was found to what is proven where its maximiser is the best that was
+    found, or what is known of it under the weight decay asked about.
+    """
+    known, ceiling = segment.hamiltonian, segment.certificate.ceiling
     if known is not None:
-        return size(known)
+        return size(known) if ceiling is None or segment.decayed else f"{size(known)}..{size(ceiling)}"
     return "open" if segment.verdict == "open" else "finite"
 
 

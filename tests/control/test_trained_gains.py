@@ -109,6 +109,98 @@ def test_for_rmsnorm_the_slope_is_a_concave_programme_on_the_simplex():
     assert gain_slope(make("rmsnorm"), P).gain == pytest.approx(-math.sqrt(WIDTH) * found.fun, rel=1e-7)
 
 
+MISSED_BY_THREE_STARTS = [
+    [
+        [-0.777410885, -1.817740766, 0.171572158, -0.616584379, 0.063058293],
+        [0.35498358, -0.722759457, -1.737929971, -0.346848595, 0.088209772],
+    ]
+]
+
+
+def by_many_starts(norm, P, starts=300, steps=200):
+    """max of sqrt(d) sum_j |C(gamma * p_j)| over |gamma| = 1 by an ascent of its own from many starts."""
+    gamma = numbers(starts, 1, P.shape[-1], seed=7)
+    for _ in range(steps):
+        w = norm.centre(gamma * P)
+        gamma = (P * w / w.norm(dim=-1, keepdim=True).clamp_min(1e-300)).sum(-2, keepdim=True)
+        gamma = gamma / gamma.norm(dim=-1, keepdim=True)
+    return math.sqrt(P.shape[-1]) * float(norm.centre(gamma * P).norm(dim=-1).sum(-1).amax())
+
+
+@pytest.mark.parametrize("kind", ["missed by three starts", "normal", "positive", "signs", "entries of very different size"])
+def test_no_other_maximum_of_layernorms_slope_is_higher(kind):
+    """The landscape has many local maxima; and H with decaying gains is as high as the highest."""
+    shape = {"normal": lambda P: P, "positive": torch.abs, "signs": torch.sign}
+    wide = torch.exp(2 * numbers(4, 7, seed=99))
+    cases = [shape.get(kind, lambda P: P * wide)(numbers(4, 7, seed=seed)) for seed in range(3)]
+    if kind == "missed by three starts":
+        cases = [torch.tensor(P, dtype=torch.float64) for P in MISSED_BY_THREE_STARTS]
+    for P in cases:
+        norm = make("layernorm", P.shape[-1])
+        slope, highest = gain_slope(norm, P), by_many_starts(norm, P)
+        assert slope.gain >= highest * (1 - 1e-12)
+        assert math.hypot(highest, slope.offset) <= slope.upper * (1 + 1e-12)
+        low, H, high = slope.lower**2 / 1.4, float(GainDecay(norm, 0.7).support(P)), GainDecay(norm, 0.7).ceiling(P)
+        assert low * (1 - 1e-12) <= H <= high * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
+def test_rmsnorms_slope_is_proven_to_rounding(spread):
+    """The dual bound meets it, however slowly an ascent would: entries that nearly tie, of one size and of very different ones."""
+    for seed in range(8):
+        P = numbers(1 + seed, 5, seed=seed) * torch.exp(spread * numbers(1 + seed, 5, seed=seed + 50))
+        slope = gain_slope(make("rmsnorm", 5), P)
+        assert slope.upper == pytest.approx(slope.lower, rel=1e-12)
+
+
+@pytest.mark.parametrize("tie", [1e-2, 1e-3, 1e-4, 1e-5, 1e-8, 1e-12, 0.0])
+@pytest.mark.parametrize("width", [2, 6])
+def test_gains_that_nearly_tie_are_certified_and_those_that_do_count_as_ties(tie, width):
+    """One token: kappa = sqrt(d) max |p_i|, and all gains are equally good where the entries of p are equal."""
+    P = torch.ones(1, width, dtype=torch.float64)
+    P[0, 0] = 1 + tie
+    certificate = certify(GainDecay(make("rmsnorm", width), 1.0), P)
+    assert certificate.hamiltonian == pytest.approx(width * (1 + tie) ** 2 / 2, rel=1e-14)
+    assert certificate.agrees, certificate.findings
+    assert abs(certificate.velocities.gap) < 1e-8  # near ties the payoff is flat to what they differ by
+    assert certificate.kkt < 1e-14
+    assert certificate.ties == (1 if tie <= 1e-5 else 0)
+
+
+def test_distinct_gains_that_tie_are_seen():
+    """Rows of signs have maxima far apart and equally high: their velocities are no contradiction."""
+    P = numbers(4, 7, seed=0).sign()
+    certificate = certify(GainDecay(make("layernorm", 7), 1.0), P)
+    assert certificate.agrees, certificate.findings
+
+
+@every
+def test_a_costate_of_zero_has_decayed_gains_of_zero(name):
+    P = torch.zeros(TOKENS, WIDTH, dtype=torch.float64)
+    certificate = certify(GainDecay(make(name), 0.1), P)
+    assert (certificate.hamiltonian, certificate.velocities.best, certificate.velocities.gap) == (0, 0, 0)
+    assert certificate.ties == TOKENS
+    assert certificate.agrees, certificate.findings
+
+
+@every
+@pytest.mark.parametrize(("tokens", "width"), [(5, 2), (16, 2), (4, 4), (16, 16)])
+def test_decayed_gains_are_certified_for_plain_costates(name, tokens, width):
+    for seed in range(3):
+        certificate = certify(GainDecay(make(name, width), 0.1), numbers(tokens, width, seed=seed))
+        assert certificate.agrees, certificate.findings
+        assert abs(certificate.velocities.gap) < 1e-10
+
+
+def test_the_certificate_of_decayed_gains_sees_an_h_that_is_too_low_or_too_high(monkeypatch):
+    P, decay = costate(), GainDecay(make("layernorm"), 0.7)
+    H = float(decay.support(P))
+    for wrong in (0.99, 1.01):
+        monkeypatch.setattr(GainDecay, "support", lambda self, P, wrong=wrong: P.new_tensor(wrong * H))
+        monkeypatch.setattr(GainDecay, "ceiling", lambda self, P, wrong=wrong: wrong * H)
+        assert not certify(decay, P).agrees
+
+
 @every
 def test_a_bounded_set_saturates_with_frozen_gains_and_grows_with_trained_ones(name):
     P = costate()

@@ -1,0 +1,104 @@
+"""Legal problems where H cancels, rows are zero, gains vanish or features are few: certified, and a wrong H is still seen."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from ctrans.control import StepImage, admissible_set, certify
+from ctrans.control.ellipsoids import IMAGES, NormImage
+from ctrans.norm import NORMS
+
+every = pytest.mark.parametrize("name", sorted(NORMS))
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make(name, width=8, eps=1e-5):
+    return NORMS[name](width, eps).double().requires_grad_(False)
+
+
+def holds(certificate):
+    assert certificate.agrees, certificate.findings
+    return certificate
+
+
+@pytest.mark.parametrize("left", [0.0, 1e-8, 1e-6, -1e-6])
+def test_an_offset_against_which_h_cancels(left):
+    norm, P = make("layernorm"), numbers(6, 8)
+    reach, drift = float(norm.support(-P).sum()), P.sum(0)
+    norm.beta.copy_(drift / drift.square().sum() * reach * (1 - left))
+    certificate = holds(certify(admissible_set(norm, "peri"), P, features=numbers(6, 9, seed=1)))
+    assert certificate.hamiltonian == pytest.approx(left * reach, abs=1e-12)
+    assert certificate.scale == pytest.approx(2 * reach, rel=1e-5)
+    assert abs(certificate.growth.exponent) < 1e-6
+
+
+@every
+@pytest.mark.parametrize("off", [0.0, 1e-10, 1e-6])
+def test_a_step_from_the_lowest_point_of_its_image(name, off):
+    norm, P = make(name), numbers(6, 8)
+    X = norm.retract(norm.maximizer(-P) + off * numbers(6, 8, seed=2))
+    certificate = holds(certify(StepImage(IMAGES[norm.centred](norm), X, 1.0), P, features=numbers(6, 9, seed=1)))
+    assert certificate.hamiltonian == pytest.approx(0, abs=1e-9)
+
+
+@every
+def test_tokens_without_costate_or_features_behind_a_norm_without_eps(name):
+    norm, P, h = make(name, eps=0.0), numbers(6, 8), numbers(6, 9, seed=1)
+    P[0], h[2] = 0, 0
+    certificate = holds(certify(admissible_set(norm, "peri"), P, features=h))
+    rest = [0, 1, 3, 4, 5]
+    assert certificate.weights == certify(admissible_set(norm, "peri"), P[rest], features=h[rest]).weights
+    assert certificate.gained.exponent == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "tokens", "seed"),
+    [("rmsnorm", 1, 2, 23), ("rmsnorm", 1, 3, 20), ("layernorm", 2, 5, 11), ("layernorm", 2, 9, 4), ("rmsnorm", 4, 5, 11)],
+)
+def test_weights_of_rank_one_are_judged_by_what_is_proven(name, width, tokens, seed):
+    P, h = numbers(tokens, width, seed=seed), numbers(tokens, 1, seed=seed + 9)
+    holds(certify(admissible_set(make(name, width), "peri"), P, features=h))
+
+
+@every
+def test_gains_that_are_tiny_beside_the_state_of_a_step(name):
+    norm = make(name)
+    norm.gamma.fill_(1e-6)
+    certificate = holds(certify(StepImage(IMAGES[norm.centred](norm), numbers(6, 8, seed=2), 0.1), numbers(6, 8)))
+    assert certificate.kkt_noise < 1e-6
+
+
+@every
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_zero_gains_under_a_kinetic_cost(name, eps):
+    for seed in range(3):
+        norm, P = make(name, eps=eps), numbers(5, 8, seed=seed) * (numbers(5, 8, seed=seed + 5) > 0.5)
+        norm.gamma.copy_((numbers(8, seed=seed + 7) > 0).double())
+        P[0] = 0
+        holds(certify(admissible_set(norm, "peri", kinetic=0.3), P))
+
+
+@every
+@pytest.mark.parametrize("rank", [1, 6])
+@pytest.mark.parametrize("wrong", [0.5, 0.999, 1.001])
+def test_a_wrong_h_is_seen(name, rank, wrong, monkeypatch):
+    right = NormImage.support
+    monkeypatch.setattr(NormImage, "support", lambda self, P: wrong * right(self, P))
+    h = numbers(6, rank, seed=1) @ numbers(rank, 9, seed=2)
+    assert not certify(admissible_set(make(name), "peri"), numbers(6, 8), features=h).agrees
+
+
+@every
+def test_a_growth_beyond_h_or_the_proven_slope_is_seen_where_features_are_few(name):
+    certificate = certify(admissible_set(make(name), "peri"), numbers(6, 8), features=numbers(6, 2, seed=1))
+    holds(certificate)
+    grown = certificate.growth
+    assert grown.limit == pytest.approx(certificate.hamiltonian, rel=1e-7)
+    low = dataclasses.replace(certificate, growth=dataclasses.replace(grown, limit=0.9 * max(grown.values)))
+    assert "no weights within a bound exceed H" in [finding for finding, true in low.findings.items() if not true]
+    slope = dataclasses.replace(certificate.gain_slope, upper=0.9 * certificate.gained.values[-1] / certificate.gained.radii[-1])
+    assert not dataclasses.replace(certificate, gain_slope=slope).agrees
