@@ -11,10 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torchdiffeq
 from torch import Tensor
 
 from solvers.controller import PI
-from solvers.errors import ConfigError, SolveError, look_up
+from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.event import Event
 from solvers.gradients import Gradient, get_gradient
 from solvers.method import Method
@@ -26,13 +27,13 @@ from solvers.tableau import RK4_38
 from solvers.torchdiffeq_methods import NAMES
 
 ITS_METHODS: dict[str, Method] = {
-    **{name: METHODS[f"torchdiffeq:{name}"] for name in NAMES},
     **{name: METHODS[name] for name in ("euler", "midpoint", "heun3", "bosh3", "dopri5", "tsit5")},
     "heun2": METHODS["heun"],
     "adaptive_heun": METHODS["heun_euler"],
     "rk4": RungeKutta(RK4_38),  # what it calls so
 }
-"""What its names mean: an own method, or its own one, to which each time is a segment's end."""
+"""Its names of methods that are ours too. The rest of `NAMES` is left to it whole: a multistep method has a past, which would end
+with every call."""
 RULE = {"safety": "safety", "ifactor": "grow", "dfactor": "shrink"}
 ADAPTIVE = ("norm", "first_step", "max_step", "max_num_steps", "dtype", "step_t", "jump_t", *RULE)
 FIXED = ("norm", "step_size", "grid_constructor", "interp", "perturb")
@@ -54,7 +55,8 @@ def odeint(
 ) -> Any:
     """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may ascend or descend.
 
-    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. y0 may be a tuple of tensors, and so is then func's value and
+    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place; methods that only torchdiffeq has (dopri8, the Adams ones, ..) are
+    run by it. y0 may be a tuple of tensors, and so is then func's value and
     the result. Gradients reach y0, t and whatever func depends on. Adaptive methods step as they like and interpolate; fixed ones step
     from time to time, or by `step_size`.
 
@@ -74,13 +76,17 @@ def odeint(
     _check(y0, t)
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
         raise ConfigError(f"event_fn = {event_fn!r} with {len(t)} times: give a function of t and y, and two times")
-    chosen = look_up("method", "dopri5" if method is None else method, ITS_METHODS)
+    if method in NAMES and method not in ITS_METHODS:
+        return _theirs(func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn, gradient=gradient)
+    chosen = ITS_METHODS.get("dopri5" if method is None else method)
+    if chosen is None:
+        raise unknown("method", method, {*ITS_METHODS, *NAMES})
     asked = dict(options or {})
     known = ADAPTIVE if chosen.adaptive else FIXED
     if "min_step" in asked:
         raise ConfigError("min_step takes steps whose error is too large: raise the tolerances, or use a method of fixed steps")
-    if unknown := sorted(set(asked) - set(known)):
-        warnings.warn(f"odeint: unexpected options {unknown} for method {method!r}; it knows {', '.join(known)}", stacklevel=2)
+    if strange := sorted(set(asked) - set(known)):
+        warnings.warn(f"odeint: unexpected options {strange} for method {method!r}; it knows {', '.join(known)}", stacklevel=2)
     shapes = None if isinstance(y0, Tensor) else [part.shape for part in y0]
     field: Field = func if shapes is None else _flattened(func, shapes)
     first = start = y0 if isinstance(y0, Tensor) else torch.cat([part.reshape(-1) for part in y0])
@@ -104,6 +110,21 @@ def odeint(
         later = zip(moments[1:], states[1:], strict=True)
         states = torch.stack([first, *(y + field(time, y) * (time - time.detach()) for time, y in later)])
     return states if shapes is None else _parts(states, shapes)
+
+
+def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **request: Any) -> Any:
+    """torchdiffeq's own result, with its bare assertions turned into errors."""
+    calls = {"backprop": torchdiffeq.odeint, "adjoint": torchdiffeq.odeint_adjoint}
+    call = calls.get(gradient) if isinstance(gradient, str) else None
+    if call is None:
+        raise ConfigError(
+            f"method {request['method']!r} is torchdiffeq's and has the gradients {', '.join(calls)} only, not {gradient!r}"
+        )
+    options = None if request["options"] is None else dict(request["options"])
+    try:
+        return call(func, y0, t, **{**request, "options": options})
+    except AssertionError as error:
+        raise SolveError(f"torchdiffeq's {request['method']}: {error or 'it stopped without a word'}") from None
 
 
 def _request(

@@ -16,7 +16,8 @@ from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
-from ctrans.control.model_check import ModelCheck, Remedy, check_model, refusal
+from ctrans.control.model_check import ModelCheck, check_model, refusal
+from ctrans.control.remedy import Remedy
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import get_placement
 from ctrans.report import hjb_figure

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.control.admissible import VERDICTS, Supremum, Verdict, check_positive
+from ctrans.control.admissible import VERDICTS, Supremum, Verdict
 from ctrans.control.ascent import Chart, unchanged
 from ctrans.control.bounded_growth import Growth, growth
 from ctrans.control.certificate import Certificate, certify
@@ -21,6 +21,7 @@ from ctrans.control.filled_ellipsoid import FilledImage
 from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import LastMapDecay
 from ctrans.control.linear_spaces import LinearSpace
+from ctrans.control.remedy import Remedy
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
 from ctrans.depth import Depth
@@ -30,35 +31,6 @@ from ctrans.placement import Placement
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError
-
-
-@dataclasses.dataclass(frozen=True)
-class Remedy:
-    """What velocities or weights cost: each is lam in lam/2 times a square; or none.
-
-    - `weight_decay`: of all matrices, once in a training loss. No remedy but above the threshold of `DecayThreshold`
-
-    The others are running costs, per unit of depth-time: a penalty lam in a training loss is one of lam/dt.
-
-    - `last_map_decay`: of the last linear map with its bias, what feeds it being fixed
-    - `gain_decay`: of an output norm's gains and offsets
-    - `kinetic`: of the velocity
-    """
-
-    weight_decay: float | None = None
-    last_map_decay: float | None = None
-    gain_decay: float | None = None
-    kinetic: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None:
-                check_positive(name, value)
-
-    @property
-    def of_sets(self) -> dict[str, float]:
-        """Those that an admissible set takes."""
-        return {name: value for name, value in vars(self).items() if value is not None and name != "weight_decay"}
 
 
 @dataclasses.dataclass(frozen=True)

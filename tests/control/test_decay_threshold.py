@@ -20,7 +20,8 @@ from ctrans.control.decay_threshold import (
     product_svd,
     with_evidence,
 )
-from ctrans.control.model_check import Remedy, check_model
+from ctrans.control.model_check import check_model
+from ctrans.control.remedy import Remedy
 from ctrans.fields import ACTIVATIONS, Attention, FeedForward, HasUnits, HeadMatrices
 from ctrans.placement import PLACEMENTS
 from solvers import ConfigError

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ctrans.control.costate import costate
-from ctrans.control.model_check import ModelCheck, Remedy, check_model, last_features, refusal
+from ctrans.control.model_check import ModelCheck, check_model, last_features, refusal
+from ctrans.control.remedy import Remedy
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS

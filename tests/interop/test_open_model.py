@@ -12,7 +12,8 @@ import torch
 import transformers
 
 from ctrans.control import costate
-from ctrans.control.model_check import Remedy, check_model, check_segment
+from ctrans.control.model_check import check_model, check_segment
+from ctrans.control.remedy import Remedy
 from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model

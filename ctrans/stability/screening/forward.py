@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ctrans.control.model_check import ModelCheck, Remedy, SegmentCheck, check_at
+from ctrans.control.model_check import ModelCheck, SegmentCheck, check_at
+from ctrans.control.remedy import Remedy
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds
 from ctrans.stability.forward.depth_share import DepthShare, DepthShares

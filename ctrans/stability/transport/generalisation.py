@@ -34,7 +34,7 @@ def generalisation_radius(samples: int, tokens: int, width: int, delta: float = 
     ConfigError for counts below 1 or delta outside (0, 1).
     """
     for name, value in (("samples", samples), ("tokens", tokens), ("width", width)):
-        check_count(name, value)
+        check_count(name, value, most=10**18)  # nothing is counted up to it
     if not 0 < delta < 1:
         raise ConfigError(f"delta = {delta!r}: give a probability between 0 and 1, such as 0.05")
     dimension = tokens * width
