@@ -230,7 +230,8 @@ def test_convergence_measures_and_writes(tmp_path):
     assert "2.00" in result.stdout
 
 
-def test_no_number_is_cut_off_where_nothing_bounds_the_width():
+def test_no_number_is_cut_off_where_nothing_bounds_the_width(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     small = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]
     result = run("simulate", "--method", "tsit5", "--rtol", "1e-6", *small, "--json", "/dev/null")
     assert result.exit_code == 0, result.output

@@ -132,7 +132,7 @@ def test_weights_that_are_functions_of_depth_are_not_drawn_on_demand():
 
 
 def test_a_model_larger_than_memory_is_refused_unless_its_weights_come_on_demand():
-    config = GPTConfig(depth=10**5, width=4096, heads=32)
+    config = GPTConfig(depth=10**4, width=2**14, heads=32)
     with pytest.raises(ConfigError, match="on_demand=True"):
         GPT(config)
     with pytest.raises(ConfigError, match="the weights need"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -61,20 +62,27 @@ def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
     (pulled,) = torch.autograd.grad(y, x, u, create_graph=True, materialize_grads=True)
 
     def push(v: Tensor) -> Tensor:
-        try:
+        with second_derivatives():
             return torch.autograd.grad(pulled, u, v, retain_graph=True, materialize_grads=True)[0]
-        except RuntimeError as error:
-            if "derivative for" not in str(error):
-                raise
-            raise ConfigError(
-                f"a map has no second derivatives, which its Jacobian needs ({str(error).splitlines()[0]}): an attention with a fused "
-                "kernel needs a path without it, taken where its attribute `plain` is true (`HasPlainPath`)"
-            ) from None
 
     def pull(w: Tensor) -> Tensor:
         return torch.autograd.grad(y, x, w, retain_graph=True, materialize_grads=True)[0]
 
     return Linearisation(x.detach(), y.detach(), push, pull)
+
+
+@contextlib.contextmanager
+def second_derivatives() -> Iterator[None]:
+    """Says which map is in the way where autograd finds a kernel that has none."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "derivative for" not in str(error):
+            raise
+        raise ConfigError(
+            f"a map has no second derivatives, which its Jacobian needs ({str(error).splitlines()[0]}): an attention with a fused "
+            "kernel needs a path without it, taken where its attribute `plain` is true (`HasPlainPath`)"
+        ) from None
 
 
 def compose(parts: Sequence[Linearisation]) -> Linearisation:

@@ -14,6 +14,7 @@ from ctrans.depth import Depth
 from ctrans.fields import plain_attention
 from ctrans.stability.backward.parameter_gradients import requiring_gradients, used_weights
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, StepGraphs
+from ctrans.stability.backward.singular_values import second_derivatives
 from ctrans.walk import Instrument, Passage, PassageBack, Turn
 from solvers import ConfigError, SolveError
 
@@ -93,7 +94,7 @@ class UpdateResponse(Instrument):
 def effects(at: PassageBack, updates: Mapping[str, Update]) -> dict[str, Tensor]:
     """dX_{k+1}/dW_k dW_k for each optimiser's dW_k = -lr u(dL/dW_k)."""
     sublayer = at.sublayer
-    with parametrize.cached(), plain_attention(sublayer):
+    with parametrize.cached(), plain_attention(sublayer), second_derivatives():
         with torch.no_grad():
             weights = list(used_weights(sublayer).values())
         with requiring_gradients(weights), torch.enable_grad():

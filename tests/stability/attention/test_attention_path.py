@@ -6,6 +6,7 @@ import torch
 from ctrans.fields import plain_attention
 from ctrans.norm import LayerNorm
 from ctrans.stability.attention.attention_path import attention_path, attention_path_gain
+from ctrans.walk import states_of
 from tests.helpers import NAMES, small_model, tokens
 
 
@@ -33,7 +34,7 @@ def by_hand(sublayer, h, x):
 def test_the_attention_path_is_the_jacobian_less_values_and_residual(name, qk_norm):
     model = small_model(name, qk_norm=qk_norm)
     sublayer, h = model.depth.sublayers[2], model.depth.lengths[2]
-    x = model.depth.states(model.embed(tokens(1, 6)))[2][0]
+    x = states_of(model.depth, model.embed(tokens(1, 6)))[2][0]
     expected = by_hand(sublayer, h, x)
     linear = attention_path(sublayer, h, x)
     v = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)

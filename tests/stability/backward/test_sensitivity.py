@@ -209,7 +209,7 @@ def test_the_state_follows_the_weights_unless_a_norm_holds_it(placement, expecte
 
 def test_states_that_end_before_the_depth_have_no_products_and_say_so():
     model = small_model("peri")
-    states = model.depth.states(model.embed(tokens()))
+    states = states_of(model.depth, model.embed(tokens()))
     whole = observe(model.depth, states, [Sensitivities()])[0]
     part = observe(model.depth, states[:4], [Sensitivities()])[0]
     assert [each.value for each in part.products] == [None] * 3

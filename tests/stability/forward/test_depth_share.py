@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ctrans.stability.forward.depth_share import DepthShares, token_similarity
-from ctrans.walk import walk
+from ctrans.walk import states_of, walk
 from tests.helpers import NAMES, small_model, tokens
 
 
@@ -13,7 +13,7 @@ def test_the_share_is_the_distance_to_the_model_whose_sublayers_are_left_out(nam
     model, text = small_model(name, depth=4), tokens()
     (found,) = walk(model, text, instruments=[DepthShares()])
     x0 = without = model.embed(text)
-    states = model.depth.states(x0)
+    states = states_of(model.depth, x0)
     apart = []
     for sublayer, x in zip(model.depth.sublayers, states[1:], strict=True):
         if sublayer.state_norm is not None:
