@@ -137,7 +137,7 @@ class Depth(nn.Module):
                     own[name].copy_(first + sum(weight * (parameters[i][name] - first) for i, weight in sources[1:]))
             new.extend(block)
         scale = Fraction(len(old), blocks)
-        return Depth(new, float(Fraction(self.dt) * scale), spans=self.spans[: self.per_block] * blocks, per_block=self.per_block)
+        return Depth(new, float(Fraction(self.dt) * scale), spans=self._resampled_spans(blocks), per_block=self.per_block)
 
     def symmetric(self) -> Depth:
         """The same weights as blocks of half FFN, attention, half FFN (Strang splitting; Lu et al. 2020), FFN halves shared."""
@@ -145,6 +145,18 @@ class Depth(nn.Module):
             raise ConfigError("only a depth of attention-FFN blocks can be made symmetric")
         sublayers = [part for attention, ffn in self._blocks() for part in (ffn, attention, ffn)]
         return Depth(sublayers, self.dt, spans=[Fraction(1, 2), 1, Fraction(1, 2)] * self.blocks, per_block=3)
+
+    def _resampled_spans(self, blocks: int) -> list[Fraction]:
+        """The spans of that many blocks: of each the mean over the stretch of blocks that it stands for, so that T stays."""
+        old = [self.spans[i : i + self.per_block] for i in range(0, len(self.spans), self.per_block)]
+        if len(set(old)) == 1:
+            return list(old[0]) * blocks
+        new = []
+        for j in range(blocks):
+            start, end = Fraction(j * len(old), blocks), Fraction((j + 1) * len(old), blocks)
+            parts = [(min(end, i + 1) - max(start, i), old[i]) for i in range(math.floor(start), math.ceil(end))]
+            new += [sum((share * spans[k] for share, spans in parts), Fraction(0)) / (end - start) for k in range(self.per_block)]
+        return new
 
     def _times(self) -> list[Fraction]:
         return [Fraction(self.dt) * span for span in accumulate(self.spans, initial=Fraction(0))]

@@ -12,6 +12,7 @@ import click
 from ctrans.cli.request import DTYPES
 from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS
 from ctrans.interop.architecture import PRESETS
+from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.config import FREE
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
@@ -193,7 +194,33 @@ stream_option = click.option(
     "[default: where the weights would take a quarter of the memory]",
 )
 
-model_options = stack(checkpoint_option, model_option, architecture_option, stream_option)
+python_option = click.option(
+    "--python",
+    "python",
+    multiple=True,
+    callback=once,
+    metavar="MODULE:FUNCTION",
+    help="What that function of yours returns, an nn.Module of token ids, in place of a seeded model. This runs the code of the module "
+    "(installed, in this directory, or a .py file), which no other option does but --plugin.",
+)
+
+anatomy_option = click.option(
+    "--anatomy",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help="Where a model has its parts, if that is not seen: blocks, attention, ffn, each a path of attributes (or several, in the order "
+    'in which they act): blocks = "model.layers".',
+)
+
+loss_option = click.option(
+    "--loss",
+    metavar="NAME",
+    help="What the backward figures of somebody else's model are of: "
+    + "; ".join(f"{name}, {what}" for name, what in LOSS_NAMES.items())
+    + ".  [default: next or mlm, as the model reads; random for one without a head of logits]",
+)
+
+model_options = stack(checkpoint_option, model_option, architecture_option, python_option, anatomy_option, loss_option, stream_option)
 
 
 def out_option(name: str, beside: str = "png") -> Callable[[Command], Command]:

@@ -10,8 +10,10 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import click
 
@@ -22,22 +24,43 @@ LOADED: list[str] = []
 def import_plugins(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> None:
     """Imports each value: the path of a file that ends in .py, or the name of a module that is installed or in this directory."""
     for value in values:
-        try:
-            _import_file(Path(value)) if value.endswith(".py") else _import_module(value)
-        except click.ClickException:
-            raise
-        except Exception as error:  # somebody else's code may raise anything: it is named, with its place
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{place.filename}, line {place.lineno}"
-            raise click.BadParameter(f"{value!r} failed at {where}: {type(error).__name__}: {error}") from None
+        import_named(value)
         if value not in LOADED:
             LOADED.append(value)
 
 
-def _import_file(path: Path) -> None:
+def import_named(value: str) -> ModuleType:
+    """The module: of a file whose path ends in .py, or of a name that is installed or in this directory."""
+    return _named(value, lambda: _import_file(Path(value)) if value.endswith(".py") else _import_module(value))
+
+
+def called(value: str) -> Any:
+    """What the function of "module:function" or "file.py:function" returns, called without arguments."""
+    where, colon, name = value.rpartition(":")
+    if not colon or not name.isidentifier() or not where:
+        raise click.BadParameter(f"{value!r} is no module:function: name a module, or a .py file, and a function in it")
+    function = getattr(import_named(where), name, None)
+    if not callable(function):
+        raise click.BadParameter(f"{where!r} has no function {name!r}")
+    return _named(value, function)
+
+
+def _named(value: str, act: Callable[[], Any]) -> Any:
+    """What it gives; somebody else's code may raise anything, which is named, with its place."""
+    try:
+        return act()
+    except click.ClickException:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}, line {place.lineno}"
+        raise click.BadParameter(f"{value!r} failed at {where}: {type(error).__name__}: {error}") from None
+
+
+def _import_file(path: Path) -> ModuleType:
     name = f"{path.stem} ({path.resolve()})"
     if name in sys.modules:
-        return
+        return sys.modules[name]
     if not path.is_file():
         raise click.BadParameter(f"there is no file {str(path)!r}: give the path of a .py file, or the name of a module")
     spec = importlib.util.spec_from_file_location(name, path)
@@ -50,13 +73,14 @@ def _import_file(path: Path) -> None:
     except BaseException:
         del sys.modules[name]
         raise
+    return module
 
 
-def _import_module(name: str) -> None:
+def _import_module(name: str) -> ModuleType:
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # at the end, so that it hides nothing that is installed
     try:
-        importlib.import_module(name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise

@@ -68,8 +68,9 @@ class ModelRequest(WrittenRequest):
 
     - `placements`, `norms`: as they were typed: "all" stands for a whole table
     - `depth` to `seed`: the seeded models' architecture, as `GPTConfig` has it, and their weights
-    - `checkpoint`, `model`, `architecture`: where a model comes from that is not one of these; `stream` is whether weights are made
-      on demand, None where that is left to their size
+    - `checkpoint`, `model`, `architecture`, `python`: where a model comes from that is not one of these; `stream` is whether weights
+      are made on demand, None where that is left to their size
+    - `anatomy`, `loss`: the file that names the parts of such a model, and what its output is compared with
     - `file`, `text`, `ids`, `batch`: what it reads
     """
 
@@ -89,6 +90,9 @@ class ModelRequest(WrittenRequest):
     checkpoint: Path | None
     model: Path | None
     architecture: str | None
+    python: str | None
+    anatomy: Path | None
+    loss: str | None
     stream: bool | None
     file: Path | None
     text: str | None

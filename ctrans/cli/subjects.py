@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.cli import options
+from ctrans.cli.plugins import called
 from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.depth import check_dt
+from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.hugging_face import import_transformers
-from ctrans.interop.imported import Imported
+from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.interop.open_model import Opened, open_imported, open_model
-from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.tokens import quiet
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.config import GPTConfig
@@ -53,7 +54,7 @@ class Subject:
     """
 
     config: Described
-    make: Callable[[], GPT | OTTransformer | Imported]
+    make: Callable[[], AnyModel | ModelWithLoss]
     weights: str
     vocabulary: int
     blocks: int
@@ -76,11 +77,11 @@ class Subject:
         """The model in a line, for a picture."""
         return f"{self.blocks} block{'s' * (self.blocks != 1)}, width {self.width}, dt = {self.config.dt:g}, {self.weights}"
 
-    def model(self, dtype: torch.dtype, device: torch.device) -> GPT | OTTransformer | Imported:
+    def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
         """The model, ready to be looked at: no gradients, evaluation mode."""
         made = self.make().to(device=device).requires_grad_(False).eval()
         # an imported model is read in its dtype, and keeps tables in float32 that its library keeps so
-        return made if isinstance(made, Imported) else made.to(dtype=dtype)
+        return made if self.opened is not None else made.to(dtype=dtype)
 
 
 def find(request: ModelRequest) -> list[Subject]:
@@ -89,6 +90,10 @@ def find(request: ModelRequest) -> list[Subject]:
     Raises ConfigError for what cannot be, and for options that contradict the model.
     """
     given = [name for name in SOURCES if name is not None and getattr(request, name) is not None]
+    foreign = bool(given) and given[0] != "checkpoint"
+    for name, value in (("anatomy", request.anatomy), ("loss", request.loss)):
+        if value is not None and not foreign:
+            raise ConfigError(f"--{name} is for somebody else's model: leave it out, or add --model, --architecture or --python")
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(f'--{name}' for name in given)} are given, and each is a model: choose one")
     return SOURCES[given[0] if given else None](request)
@@ -156,8 +161,37 @@ def _foreign(request: ModelRequest) -> list[Subject]:
     assert request.model is not None, "who asks for somebody's model says where it is"
     _check_alone("--model", [name for name in BROUGHT if name not in ("context", "dt")], request)
     check_dt(request.dt)
-    opened = open_model(request.model, get_dtype(request.dtype), dt=request.dt, on_demand=request.stream)
+    opened = open_model(
+        request.model,
+        get_dtype(request.dtype),
+        dt=request.dt,
+        on_demand=request.stream,
+        loss=request.loss,
+        **_named_parts(request),
+    )
     return [_of_opened(opened, request, f"weights of {request.model}", trained=True)]
+
+
+def _made(request: ModelRequest) -> list[Subject]:
+    """What a function of the user's returns: a module, or what `open_model` makes of one."""
+    assert request.python is not None, "who asks for code to be run names it"
+    _check_alone("--python", [name for name in BROUGHT if name not in ("context", "dt")], request)
+    if request.stream:
+        raise ConfigError(f"{request.python!r} returns a model that is there already: leave out --stream")
+    made, dtype = called(request.python), get_dtype(request.dtype)
+    if isinstance(made, Opened):
+        raise ConfigError(f"{request.python!r} returns what open_model gives: return the module itself")
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"{request.python!r} returns a {type(made).__name__}: return an nn.Module")
+    opened = open_model(made, dtype, dt=check_dt(request.dt), loss=request.loss, **_named_parts(request))
+    if not opened.vocabulary:
+        raise ConfigError(f"{opened.config.model} reads no token ids, and commands read text: open it in Python by ctrans.open_model")
+    return [_of_opened(opened, request, f"weights of {request.python}", trained=True)]
+
+
+def _named_parts(request: ModelRequest) -> dict[str, Any]:
+    """What the anatomy's file names, as `open_model` takes it."""
+    return {} if request.anatomy is None else vars(read_anatomy(request.anatomy))
 
 
 def _described(request: ModelRequest) -> list[Subject]:
@@ -173,10 +207,11 @@ def _described(request: ModelRequest) -> list[Subject]:
             dt=check_dt(request.dt),
             dtype=dtype,
             on_demand=request.stream,
+            anatomy=None if request.anatomy is None else read_anatomy(request.anatomy),
         )
     place = Path(source)
     directory = None if source in PRESETS else place if os.path.isdir(place) else place.parent
-    return [_of_opened(open_imported(model, directory), request, f"fresh weights of {source}, seed {seed}")]
+    return [_of_opened(open_imported(model, directory, request.loss), request, f"fresh weights of {source}, seed {seed}")]
 
 
 def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: bool = False) -> Subject:
@@ -205,6 +240,7 @@ SOURCES: dict[str | None, Callable[[ModelRequest], list[Subject]]] = {
     "checkpoint": _saved,
     "model": _foreign,
     "architecture": _described,
+    "python": _made,
     None: _seeded,
 }
 """Where models come from, by the option that says so; without one they are drawn from a seed."""

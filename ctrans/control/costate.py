@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.walk import Instrument, Model, Passage, PassageBack, Turn, check_targets, cross_entropy, value_and_pullback, walk
+from ctrans.walk import Instrument, Model, Passage, PassageBack, Turn, check_targets, terminal_loss, value_and_pullback, walk
 from solvers import ConfigError, Method, Segment, SolveError, Stats, Status, solve
 from solvers.errors import unknown
 from solvers.run import finite
@@ -73,7 +73,7 @@ def costate(
     """
     if form not in FORMS:
         raise unknown("form of the costate", form, FORMS)
-    check_targets(tokens, targets)
+    check_targets(model, tokens, targets)
     given = {"method": method, "steps": steps, "rtol": rtol, "atol": atol}
     return FORMS[form](model, tokens, targets, {name: value for name, value in given.items() if value is not None})
 
@@ -152,7 +152,7 @@ def _continuous(model: Model, tokens: Tensor, targets: Tensor, options: dict[str
         backs.append(partial(_solve_back, sublayer.velocity, segment.enter, x, steps, options))
         states.append(forward.states[last])
         first = last
-    loss, p = value_and_pullback(lambda x: cross_entropy(model, x, targets), states[-1])
+    loss, p = value_and_pullback(lambda x: terminal_loss(model, x, targets), states[-1])
     costates, starts, drift, stats = [p], list[Point](), list[float](), forward.stats
     for sublayer, back in reversed(list(zip(depth.sublayers, backs, strict=True))):
         way = back(costates[0])

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.fields import HeadMatrices, Matrix, TokenBound, spectral_norm
-from ctrans.interop.attention_reading import AttentionReading, rows_of
+from ctrans.interop.attention_reading import AttentionReading, seeing_rows
 from ctrans.interop.contexts import Contexts, showing_rows
-from ctrans.interop.module_chain import ModuleChain, acting
+from ctrans.interop.module_chain import ModuleChain
 
 
 class AttentionInModel(nn.Module):
@@ -102,9 +102,9 @@ class AttentionWithValues(AttentionInModel):
     def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h as the library returns them."""
         states = x.reshape(-1, *x.shape[-2:])
-        with showing_rows(self.contexts.model), acting({"": self.attention.stages[0]}) as seen:
+        with showing_rows(self.contexts.model), seeing_rows(self.attention.stages[0]) as shown:
             self.attention.stages[0](states, **self.contexts.of(self.block, states))
-        rows = rows_of(seen[0].y)
+        rows = shown()
         assert rows is not None  # as was seen when it was read
         return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])
 

@@ -12,20 +12,23 @@ their order and shapes, and a reading counts only if it gives back what came out
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.interop.block_calls import OWN_ERRORS
+from ctrans.interop.calls import own_module
 from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting, is_linear
 from ctrans.interop.norms import as_norm
 from ctrans.interop.rounding import tolerance
+from ctrans.interop.softmax_rows import softmax_rows
 
 ROTARY = "position_embeddings"
 """The argument by which blocks are given cosines and sines, each (batch, tokens, head)."""
@@ -88,17 +91,32 @@ def rows_of(output: Any) -> Tensor | None:
     )
 
 
+@contextlib.contextmanager
+def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
+    """Inside, what it gives says the rows (batch, heads, tokens, tokens) of that module's last call: as returned, or as computed."""
+    with acting({"": first}) as seen, softmax_rows() as computed:
+
+        def rows() -> Tensor | None:
+            returned = rows_of(seen[-1].y)
+            if returned is not None or not computed:
+                return returned
+            # of several sequences and heads on one axis, sequences come first
+            return computed[-1] if computed[-1].dim() == 4 else computed[-1].unflatten(0, (len(seen[-1].x), -1))
+
+        yield rows
+
+
 def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, Any]) -> AttentionReading:
     first, close = chain.stages[0], tolerance(x.dtype)
-    with acting(chain.linear_maps()) as seen, acting({"": first}) as whole:
+    with acting(chain.linear_maps()) as seen, seeing_rows(first) as shown:
         output = chain(x, **context)
-    rows = rows_of(whole[0].y)
+    rows, name = shown(), type(own_module(first)).__name__
     if rows is None:
-        raise _UnreadableError(f"{type(first).__name__} does not return its rows")
+        raise _UnreadableError(f"{name} does not show its rows")
     if chain.ending is None:
-        raise _UnreadableError(f"{type(first).__name__} does not end in one linear map")
+        raise _UnreadableError(f"{name} does not end in one linear map")
     if not _miss(output, expected) <= close:
-        raise _UnreadableError(f"{type(first).__name__} computes something else where it returns its rows")
+        raise _UnreadableError(f"{name} computes something else where it returns its rows")
     *inner, last = seen
     heads, features = rows.shape[1], last.x.shape[-1]
     head = features // heads
@@ -112,7 +130,7 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
             if candidates
             else f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads"
         )
-    cap = next((float(cap) for name in SOFT_CAPS if isinstance(cap := getattr(first, name, None), (int, float))), None)
+    cap = next((float(cap) for name in SOFT_CAPS if isinstance(cap := getattr(own_module(first), name, None), (int, float))), None)
     scores = _Scores(chain, x, _at_one_position(context), rows > 0, head, cap)
     fits = ((each, scale) for each in reading if (scale := scores.scale(*each[:2])) is not None)
     (query, key, value), scale = next(fits, (reading[0], None))
@@ -188,7 +206,7 @@ class _Scores:
 
     def _said(self) -> list[float]:
         """What the scale may be by what the module says of it, and by custom; with what rotary tables put on top."""
-        said = [getattr(self.chain.stages[0], name, None) for name in SCALES]
+        said = [getattr(own_module(self.chain.stages[0]), name, None) for name in SCALES]
         factors = [float(each) for each in said if isinstance(each, (int, float)) and not isinstance(each, bool)]
         stretch = 1.0
         if ROTARY in self.context:
@@ -217,9 +235,9 @@ class _Scores:
         return _by_head(z if bias is None else z + bias.double(), self.visible.shape[1], self.head)
 
     def _observed(self, t: float) -> Tensor:
-        with acting({"": self.chain.stages[0]}) as seen:
+        with seeing_rows(self.chain.stages[0]) as shown:
             self.chain(t * self.x, **self.context)
-        rows = rows_of(seen[0].y)
+        rows = shown()
         assert rows is not None  # it has returned them before
         return self._centred(torch.where(self.visible, rows.double(), 1.0).log())
 

@@ -22,17 +22,74 @@ OWN_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a block: the state, and everything else that it was given, by the names in the block's signature."""
+    """One call of a block: the state, under which name, and everything else that it was given, by the names in its signature."""
 
     x: Tensor
     context: dict[str, Any]
+    argument: str = ""
 
 
 def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The call of a block of that class, arguments named by its forward; the state is the first."""
+    """The call of a block of that class, arguments named by its forward; the state is the first that can be one."""
     names = _arguments(kind)  # type: ignore[arg-type]  # classes are hashable
     named = dict(zip(names, args, strict=False)) | kwargs
-    return Call(named.pop(names[0]), named)
+    state = next((name for name in names if is_state(named.get(name))), names[0])
+    return Call(named.pop(state), named, state)
+
+
+def is_state(value: object) -> bool:
+    """Whether it is real numbers (batch, tokens, width)."""
+    return isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point()
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a block hands on its state: alone or as a part of what it returns, and whether tokens come before sequences in it."""
+
+    part: int | str | None = None
+    tokens_first: bool = False
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Between the model's order of axes and (batch, tokens, width), either way."""
+        return x.transpose(0, 1) if self.tokens_first else x
+
+    def read(self, output: Any) -> Tensor:
+        """The state in what a block returned."""
+        found: Tensor = output if self.part is None else output[self.part]
+        return self.turned(found)
+
+    def put(self, output: Any, x: Tensor) -> Any:
+        """What a block returned, with that state in it."""
+        if self.part is None:
+            return self.turned(x)
+        if isinstance(output, (tuple, list)):
+            return type(output)(self.turned(x) if i == self.part else each for i, each in enumerate(output))
+        return {**output, self.part: self.turned(x)}
+
+
+def form_of(output: Any, x: Tensor) -> Form | None:
+    """Where a block's output has a state of x's shape; None where it has none, or several."""
+    if isinstance(output, Tensor):
+        return Form() if output.shape == x.shape else None
+    parts = dict(enumerate(output)) if isinstance(output, (tuple, list)) else dict(output) if isinstance(output, dict) else {}
+    fitting = [key for key, value in parts.items() if is_state(value) and value.shape == x.shape]
+    return Form(fitting[0]) if len(fitting) == 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """A block as a function of its state (batch, tokens, width) alone, in the context of one of its calls."""
+
+    block: nn.Module
+    call: Call
+    form: Form = Form()
+
+    def __call__(self, x: Tensor) -> Any:
+        x, named, kind = self.form.turned(x), self.call.context, type(self.block)
+        parameter = inspect.signature(kind.forward).parameters[self.call.argument]
+        first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]
+        output = self.block(x, **named) if first else self.block(**{self.call.argument: x}, **named)
+        return self.form.read(output) if isinstance(output, (Tensor, tuple, list, dict)) else output
 
 
 @functools.cache
@@ -55,11 +112,20 @@ def own_context(call: Call, cached: bool) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor]) -> Iterator[None]:
-    """Inside, block i returns instead(i, call) in place of what it computes."""
+def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: Form = Form()) -> Iterator[None]:
+    """Inside, block i returns instead(i, call) in place of the state that it computes."""
 
-    def stand_in(i: int, block: nn.Module) -> Callable[..., Tensor]:
-        return lambda *args, **kwargs: instead(i, bind(type(block), args, kwargs))
+    def stand_in(i: int, block: nn.Module) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            call = bind(type(block), args, kwargs)
+            x = instead(i, dataclasses.replace(call, x=form.turned(call.x) if isinstance(call.x, Tensor) else call.x))
+            output = None
+            if form.part is not None:  # what a block returns beside the state is its own
+                with torch.no_grad():
+                    output = type(block).forward(block, *args, **kwargs)
+            return form.put(output, x)
+
+        return forward
 
     before = [vars(block).get("forward") for block in blocks]
     for i, block in enumerate(blocks):
@@ -73,7 +139,7 @@ def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tens
                 block.forward = own
 
 
-def recorded(blocks: Sequence[nn.Module], run: Callable[[], object]) -> list[Call]:
+def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: Form = Form()) -> list[Call]:
     """How `run` calls each block, the blocks passing their state on unchanged. Caches are left out of the calls.
 
     Raises ConfigError unless every block is called once, with the state (batch, tokens, width) that the one before returned, and
@@ -87,7 +153,7 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object]) -> list[Cal
         calls[i] = dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
         return call.x
 
-    with intercepted(blocks, note):
+    with intercepted(blocks, note, form):
         try:
             run()
         except ConfigError:
@@ -115,7 +181,7 @@ class _SeenError(Exception):
     """Leaves a forward pass whose rest is not wanted."""
 
 
-def recorded_until(blocks: Sequence[nn.Module], last: int, run: Callable[[], object]) -> list[Call]:
+def recorded_until(blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: Form = Form()) -> list[Call]:
     """How `run` calls the blocks 0 .. last, as `recorded`, and no further: neither the rest of the model nor its head is run."""
     calls: list[Call] = []
 
@@ -125,7 +191,7 @@ def recorded_until(blocks: Sequence[nn.Module], last: int, run: Callable[[], obj
             raise _SeenError
         return call.x
 
-    with intercepted(blocks, note), contextlib.suppress(_SeenError):
+    with intercepted(blocks, note, form), contextlib.suppress(_SeenError):
         run()
     return calls
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,22 @@ IMPLEMENTATION, ROWS = "_attn_implementation", "eager"
 """The setting by which the library chooses how attention is computed, and its value for which attention returns its rows."""
 
 
-class Contexts:
+@runtime_checkable
+class Contexts(Protocol):
     """What a model gives its blocks besides the state (masks, rotary embeddings), for states of any shape.
 
     A copy of a field goes on asking the same model; only a copy of the model with its fields asks the copy.
     """
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def of(self, block: int, x: Tensor) -> dict[str, Any]:
+        """The context of that block for the state x (batch, tokens, width): keyword arguments of its attention."""
+
+
+class LibraryContexts:
+    """Those of a model of `transformers`."""
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.model, self.anatomy = model, anatomy
@@ -43,9 +54,9 @@ class Contexts:
             self._known[key] = [call.context for call in calls]
         return self._known[key][block]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
+    def __deepcopy__(self, memo: dict[int, Any]) -> LibraryContexts:
         model = memo.get(id(self.model))
-        return self if model is None else Contexts(model, self.anatomy)
+        return self if model is None else LibraryContexts(model, self.anatomy)
 
 
 @contextlib.contextmanager

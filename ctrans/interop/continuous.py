@@ -79,7 +79,7 @@ def continuize(
     with evaluating(model):
         inputs = example_of(model) if example is None else example
         calls = recorded(blocks, lambda: model(**inputs))
-        depths = {i: Depth(recognise(blocks[i], calls[i], anatomy).sublayers, dt) for i in chosen}
+        depths = {i: recognise(blocks[i], calls[i], anatomy).depth(dt) for i in chosen}
     for depth in depths.values():
         scheme.check(depth)
     used_cache = None if scheme.evaluates_once else _turn_cache_off(model)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, Units, spectral_norm
 from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting
@@ -26,6 +26,29 @@ TELLING = 2.0
 """Size of the activations' arguments at which they are told apart."""
 AT_ONCE = 2**22
 """Entries of a matrix that are looked at together in float64."""
+
+
+class Activated(nn.Module):
+    """phi(x), phi one of `KNOWN`: where a model's own code applies it as a function."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = self.said = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return KNOWN[self.name](x)
+
+
+class GatedUnits(nn.Module):
+    """phi(gate(x)) * up(x), likewise."""
+
+    def __init__(self, gate: nn.Module, up: nn.Module, name: str):
+        super().__init__()
+        self.gate, self.up, self.name, self.said = gate, up, name, f"{name} gate"
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated: Tensor = KNOWN[self.name](self.gate(x)) * self.up(x)
+        return gated
 
 
 @dataclasses.dataclass(frozen=True)

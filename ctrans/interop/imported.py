@@ -7,6 +7,7 @@ head) is the model itself, run with its blocks passing their state on.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,30 +15,33 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ctrans.depth import Depth
-from ctrans.interop.anatomy import Anatomy, find_blocks
+from ctrans.depth import Depth, check_dt
+from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import AttentionReading, random_states, read_attention
-from ctrans.interop.block_calls import Call, evaluating, intercepted, recorded, recorded_until
+from ctrans.interop.block_calls import evaluating
+from ctrans.interop.calls import own_module
 from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
-from ctrans.interop.inputs import example_of, main_input, stand_in
+from ctrans.interop.hosts import OUTPUTS, Host, LibraryHost
 from ctrans.interop.norms import AdaptedNorm
-from ctrans.interop.recognise import ROLES, Structure, alike, make_of, recognise
+from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
+from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Solution
 
-OUTPUTS = ("logits", "prediction_logits", "last_hidden_state")
-"""What a head's output is called, in order of preference."""
+MOST_LENGTHS = 6
+"""Of more lengths of segments only the first are said."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
     """What was seen in a model: printing it says so in a line.
 
-    `norm` is "layernorm" or "rmsnorm" by what the norms compute, `norms` describes them. `context` is the longest sequence, None
+    `dt` is the length of a segment in depth-time, what the model adds of each map; where sublayers differ in it, `lengths` are the
+    lengths that there are, and `dt` their unit. `norm` is "layernorm" or "rmsnorm" by what the norms compute, `norms` describes them. `context` is the longest sequence, None
     where the model does not say. How the weights were once drawn, no model says: `initialisation` is None. `unread` says what of its
     attention and FFN could not be read, so that some instruments cannot speak of it.
     """
@@ -53,15 +57,24 @@ class Architecture:
     width: int
     context: int | None
     dt: float
+    lengths: tuple[float, ...] = (1.0,)
     initialisation: None = None
     unread: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return (
             f"{self.model} ({self.family}): {self.blocks} block{'s' * (self.blocks != 1)} of width {self.width}, "
-            f"placement {self.placement}, attention {self.attention}, FFN {self.ffn}, norms {', '.join(self.norms) or 'none'}"
+            f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}, norms {', '.join(self.norms) or 'none'}"
             f"{''.join(f'; {said}' for said in self.unread)}"
         )
+
+
+    def _lengths(self) -> str:
+        """How long segments are, where they are not one long."""
+        if self.lengths == (1.0,):
+            return ""
+        said = ", ".join(f"{length:g}" for length in self.lengths[:MOST_LENGTHS])
+        return f", dt = {said}{', ..' if len(self.lengths) > MOST_LENGTHS else ''}"
 
 
 class Imported(nn.Module):
@@ -72,18 +85,17 @@ class Imported(nn.Module):
 
     model: Any  # a module of the library, whose methods nn.Module does not know
 
-    def __init__(self, model: nn.Module, *, dt: float = 1.0, anatomy: Anatomy | None = None):
+    def __init__(self, model: nn.Module, *, dt: float = 1.0, anatomy: Anatomy | None = None, host: Host | None = None):
         super().__init__()
-        self.anatomy = Anatomy() if anatomy is None else anatomy
         self.model = model
-        blocks = find_blocks(model, self.anatomy)
-        contexts, each = Contexts(model, self.anatomy), not has_weights_on_demand(model)
+        self.host: Host = LibraryHost(model, Anatomy() if anatomy is None else anatomy) if host is None else host
         with evaluating(model):
-            calls = recorded(blocks, lambda: model(**example_of(model)))
-            structures = _structures(blocks, calls, self.anatomy, each=each)
-            _say_what_they_are(blocks, structures, calls[0].x, contexts, each=each)
-        self.depth = Depth([part for structure in structures for part in structure.sublayers], dt)
-        self.config = _architecture(model, blocks, structures, calls[0].x.shape[-1], self.depth.dt)
+            structures, like = self.host.structures()
+            contexts = self.host.contexts(structures)
+            _say_what_they_are(self.host.blocks(), structures, like, contexts, each=not has_weights_on_demand(model))
+            self.host.check(depth_of(structures, 1.0))
+        self.depth = depth_of(structures, check_dt(dt))
+        self.config = _architecture(self.host, structures, like.shape[-1], self.depth)
 
     def forward(self, tokens: Tensor, targets: Int[Tensor, "*batch tokens"] | None = None) -> tuple[Tensor, Tensor | None]:
         """The logits, and with `targets` their mean cross-entropy in nats (targets of -1 are left out). Raises ConfigError
@@ -103,33 +115,28 @@ class Imported(nn.Module):
 
         Raises ConfigError for token ids beyond the vocabulary and texts longer than the model's context.
         """
-        name = main_input(self.model)
-        lead = tokens.shape[:-1]
-        if name != "pixel_values":
+        if self.vocabulary:
             self._check_tokens(tokens)
-            tokens = tokens.reshape(-1, tokens.shape[-1])
-        call = recorded_until(self._blocks(), 0, lambda: self.model(**{name: tokens}))[0]
-        return call.x if name == "pixel_values" else call.x.reshape(*lead, *call.x.shape[-2:])
+        return self.host.embed(tokens)
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
         """What the model makes of the last block's output: logits, or the last hidden state of a model without a head.
 
         Raises ConfigError for a model whose output is neither, naming what it has.
         """
-        states = x.reshape(-1, *x.shape[-2:])
-
-        def instead(i: int, call: Call) -> Tensor:
-            return states if i == 0 else call.x
-
-        with intercepted(self._blocks(), instead):
-            output = self.model(**stand_in(self.model, states.detach()), return_dict=True)
-        result: Tensor | None = next((output[name] for name in OUTPUTS if name in output), None)
+        output = self.outputs(x)
+        result = self.host.tensor(output)
         if result is None:
+            names = ", ".join(output) if isinstance(output, Mapping) else type(output).__name__
             raise ConfigError(
-                f"{self.config.model} gives {', '.join(output)}, and known here are {', '.join(OUTPUTS)}: take the family's class with "
+                f"{self.config.model} gives {names}, and known here are {', '.join(OUTPUTS)}: take the family's class with "
                 "a language-model head, or the one without a head"
             )
         return result.reshape(*x.shape[:-2], *result.shape[1:])
+
+    def outputs(self, x: Float[Tensor, "*batch tokens width"]) -> Any:
+        """All that the model returns for the last block's output x, its leading axes made one."""
+        return self.host.outputs(x.reshape(-1, *x.shape[-2:]))
 
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
         """X at depth-time 0 and at every segment's end, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose options it has. Euler
@@ -139,12 +146,8 @@ class Imported(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the model embeds."""
-        count: int = self.model.get_input_embeddings().num_embeddings
-        return count
-
-    def _blocks(self) -> list[nn.Module]:
-        return find_blocks(self.model, self.anatomy)
+        """How many tokens the model embeds; 0 where it reads something else."""
+        return self.host.vocabulary
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() == 0:
@@ -157,29 +160,6 @@ class Imported(nn.Module):
             raise ConfigError(
                 f"tokens run from {int(tokens.min())} to {int(tokens.max())}, the vocabulary from 0 to {vocabulary - 1}"
             )
-
-
-def _structures(blocks: list[nn.Module], calls: list[Call], anatomy: Anatomy, *, each: bool) -> list[Structure]:
-    """Every block's structure; or, where running a block is dear, that of the first of its make."""
-    if each:
-        return [_seen(block, call, anatomy) for block, call in zip(blocks, calls, strict=True)]
-    known: dict[object, tuple[nn.Module, Structure]] = {}
-    for block, call in zip(blocks, calls, strict=True):
-        if make_of(block) not in known:
-            known[make_of(block)] = block, _seen(block, call, anatomy)
-    structures = [alike(*known[make_of(block)], block, anatomy) for block in blocks]
-    for block, structure in zip(blocks, structures, strict=True):
-        for part, seen in zip(structure.sublayers, known[make_of(block)][1].sublayers, strict=True):
-            part.field.ending = seen.field.ending
-    return structures
-
-
-def _seen(block: nn.Module, call: Call, anatomy: Anatomy) -> Structure:
-    """The block's structure, and which linear maps its attention and FFN end in."""
-    structure = recognise(block, call, anatomy)
-    structure.attention.field.find_last(call.x, **call.context)
-    structure.ffn.field.find_last(call.x)
-    return structure
 
 
 def _say_what_they_are(
@@ -200,28 +180,40 @@ def _say_what_they_are(
         ffn.field = ffn_in_model(ffn.field, ffn_read_as)
 
 
-def _architecture(model: nn.Module, blocks: list[nn.Module], structures: list[Structure], width: int, dt: float) -> Architecture:
-    config: Any = model.config
+def _architecture(host: Host, structures: list[Structure], width: int, depth: Depth) -> Architecture:
     norms = list(dict.fromkeys(norm for s in structures for part in s.sublayers for norm in _norms(part)))
     kinds = sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms})
     first = structures[0]
     chains = first.attention.field.attention, first.ffn.field
-    attention, ffn = ("+".join(type(stage).__name__ for stage in chain.stages) for chain in chains)
+    attention, ffn = ("+".join(_said(stage) for stage in chain.stages) for chain in chains)
     placements = ", ".join(dict.fromkeys(structure.placement for structure in structures))
     return Architecture(
-        model=type(model).__name__,
-        family=config.model_type,
+        model=type(host.model).__name__,
+        family=host.family,
         placement=placements,
         norm="/".join(kinds) or "none",
         norms=tuple(sorted({_described(norm) for norm in norms})),
         attention=attention,
         ffn=ffn,
-        blocks=len(blocks),
+        blocks=len(structures),
         width=width,
-        context=getattr(config, "max_position_embeddings", None),
-        dt=dt,
-        unread=_unread(structures),
+        context=host.context,
+        dt=depth.dt,
+        lengths=tuple(dict.fromkeys(depth.lengths)),
+        unread=(*_by_channel(structures), *_unread(structures)),
     )
+
+
+def _said(stage: nn.Module) -> str:
+    """What a stage is called: the model's own module, or what stands for a function of the model's code."""
+    said: str = getattr(stage, "said", type(own_module(stage)).__name__)
+    return said
+
+
+def _by_channel(structures: list[Structure]) -> tuple[str, ...]:
+    """Words for maps that are scaled by channel, or by a number that is no length."""
+    own = [part.kind for s in structures for part in s.sublayers if any(isinstance(each, ScaledOutput) for each in part.field.modules())]
+    return tuple(f"what its {kind} adds is scaled, which is taken as part of that map" for kind in dict.fromkeys(own))
 
 
 def _unread(structures: list[Structure]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,16 @@ from ctrans.interop.hugging_face import (
     weight_files,
 )
 from ctrans.interop.imported import Imported
-from ctrans.interop.inputs import main_input
+from ctrans.interop.losses import LOSS_NAMES, Loss, ModelWithLoss, with_loss
 from ctrans.interop.nanogpt import read_nanogpt
 from ctrans.interop.ot_transformer import OTTransformer
+from ctrans.interop.plain_host import Example, PlainHost
 from ctrans.interop.streamed import stored_weights
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
 from ctrans.model.gpt import GPT
+from ctrans.walk import Described
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
-from solvers import ConfigError
+from solvers import ConfigError, Solution
 
 NANOGPT = "ckpt.pt"
 PICKLED = (".pt", ".pth")
@@ -47,70 +50,171 @@ HIDDEN_EVERY = 7
 class Opened:
     """A model from disk: in evaluation mode, without gradients, with what `ctrans` asks of any model.
 
+    It is a model itself: `depth`, `embed`, `head`, `trajectory` and, where it says its loss, `terminal_loss` are those of `model`.
     `causal` is whether tokens read only earlier ones, as seen in what its first attention computes. `predicts` is whether its
-    head gives logits of tokens, so that there is a loss.
+    head gives logits of tokens. `loss` is the loss by a name of `LOSS_NAMES`, or "given". `vocabulary` is 0 for what reads no tokens.
     """
 
-    model: GPT | OTTransformer | Imported
+    model: GPT | OTTransformer | Imported | ModelWithLoss
     directory: Path | None
     described: str
     vocabulary: int
     causal: bool
     predicts: bool
+    loss: str
+
+    @property
+    def depth(self) -> Depth:
+        return self.model.depth
+
+    @property
+    def config(self) -> Described:
+        return self.model.config
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.model.embed(tokens)
+
+    def head(self, x: Tensor) -> Tensor:
+        return self.model.head(x)
+
+    def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
+        return self.model.trajectory(tokens, **options)
+
+    def modules(self) -> Iterator[nn.Module]:
+        return self.model.modules()
 
     def tokeniser(self) -> Tokeniser:
         """How text becomes its tokens; byte by byte for a model without a directory. Errors as `find_tokeniser`."""
         return find_tokeniser(self.directory, self.vocabulary)
 
     def pairs(self, windows: Int[Tensor, "batch longer"], mask: int | None = None) -> tuple[Tensor, Tensor]:
-        """Tokens and their targets, of the loss that the model was trained for. Raises ConfigError for one without such a head.
+        """Tokens and their targets, of its `loss`.
 
-        A causal model predicts each next token. A model that reads both ways is trained to fill gaps: every seventh token is
-        hidden by `mask`, and is the target there, -1 elsewhere. Without a mask every token is its own target, the part of that
-        training in which chosen tokens are left as they are.
+        "next": each next token. "mlm": every seventh token is hidden by `mask`, and is the target there, -1 elsewhere; without a mask
+        every token is its own target, the part of such a training in which chosen tokens are left as they are. "none": -1 throughout.
+        Stand-ins look at no targets, and a given loss gets those of a model that reads as this one does.
         """
-        if not self.predicts:
-            raise ConfigError(
-                f"the model at {str(self.directory)!r} has no head of logits over its {self.vocabulary} tokens, so "
-                "there is no loss: save it with its language-model head, or look at it by ctrans simulate"
-            )
-        if self.causal:
-            return windows[:, :-1], windows[:, 1:]
-        tokens = windows[:, :-1]
-        if mask is None:
+        tokens, after = windows[:, :-1], windows[:, 1:]
+        kind = self.loss if self.loss != "given" else "next" if self.causal else "mlm"
+        if kind == "none":
+            return tokens, torch.full_like(tokens, -1)
+        if kind == "next":
+            return tokens, after
+        if kind != "mlm" or mask is None:
             return tokens, tokens
         hidden = (torch.arange(tokens.shape[1], device=tokens.device) % HIDDEN_EVERY == 0).expand_as(tokens)
         return torch.where(hidden, mask, tokens), torch.where(hidden, tokens, -1)
 
 
 def open_model(
-    path: str | Path, dtype: torch.dtype = torch.float64, *, dt: float | None = None, on_demand: bool | None = None
+    model: str | Path | nn.Module,
+    dtype: torch.dtype | None = None,
+    *,
+    dt: float | None = None,
+    on_demand: bool | None = None,
+    blocks: str | None = None,
+    attention: str | Sequence[str] | None = None,
+    ffn: str | Sequence[str] | None = None,
+    embed: Callable[[Tensor], Tensor] | None = None,
+    head: Callable[[Tensor], Any] | None = None,
+    loss: str | Loss | None = None,
+    example: Example | None = None,
 ) -> Opened:
-    """The model in a Hugging Face directory, or of a nanoGPT `ckpt.pt` or the directory that holds one; `dt` in place of its 1.
+    """A model as instruments look at it: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the directory with one), or any module.
 
-    With `on_demand` a directory's weights are read when they are used, by default where they are more than a quarter of this
-    machine's memory (see `ctrans.weights.on_demand`).
+    - `dtype`: what it is converted to; by default a file's model to float64, and a module not at all
+    - `dt`: its segments are that many times as long; 1 is the model
+    - `on_demand`: a directory's weights are read when they are used, by default where they are more than a quarter of this machine's
+      memory (see `ctrans.weights.on_demand`)
+    - `blocks`, `attention`, `ffn`: paths of attributes, from the module to the list of its blocks, and from a block to its attention
+      and FFN (several modules act one after the other). What is not given is found by what it does in a forward pass
+    - `embed`, `head`: functions from inputs to X_0 and from X_T to the output, in place of what the module does around its blocks
+    - `loss`: a name of `LOSS_NAMES`, or a function of the module's output and targets
+    - `example`: what the module reads, a batch (tokens, images, features), or the keyword arguments of its forward; sequences of
+      token ids where it has an embedding and none is given
+
+    The module is put into eval mode and its weights need no gradients afterwards; `described` says so where it was training. States
+    are (batch, tokens, width) whatever the module's own order. What is rebuilt of its blocks is compared with the module's output.
 
     >>> opened = open_model("models/gpt2", torch.float32)
     >>> screen(opened.model, *opened.pairs(windows))
+    >>> open_model(my_module, example=torch.zeros(2, 3, 32, 32), loss=torch.nn.functional.cross_entropy).depth
 
-    Raises ConfigError in a line for whatever cannot be read or is not known (see `from_transformers`, `from_nanogpt`), and for a
-    model of images.
+    Raises ConfigError in a line for whatever cannot be read or is not known (see `from_transformers`, `from_nanogpt`), naming what to
+    give.
     """
     dt = 1.0 if dt is None else check_dt(dt)
-    found = _find(Path(path))
-    return (_from_nanogpt if found.suffix in PICKLED else _from_transformers)(found, dtype, dt, on_demand)
+    if isinstance(model, nn.Module):
+        anatomy = Anatomy(blocks, attention, ffn)
+        return _from_module(model if dtype is None else model.to(dtype), dt, anatomy, embed, head, loss, example)
+    named = {"blocks": blocks, "attention": attention, "ffn": ffn, "embed": embed, "head": head, "example": example}
+    found = _find(Path(model))
+    foreign = found.suffix not in PICKLED
+    refused = [name for name, value in named.items() if value is not None and not (foreign and name in MAPS)]
+    if refused:
+        raise ConfigError(f"{', '.join(refused)} given for {str(model)!r}: these are for modules, and here the files say them")
+    kept = torch.float64 if dtype is None else dtype
+    if foreign:
+        return _from_transformers(found, kept, dt, on_demand, Anatomy(blocks, attention, ffn), loss)
+    return _from_nanogpt(found, kept, dt, on_demand, loss)
 
 
-def open_imported(model: Imported, directory: Path | None = None) -> Opened:
+MAPS = ("blocks", "attention", "ffn")
+"""What may be named of a Hugging Face model too."""
+
+
+def _from_module(
+    module: nn.Module,
+    dt: float,
+    anatomy: Anatomy,
+    embed: Callable[[Tensor], Tensor] | None,
+    head: Callable[[Tensor], Any] | None,
+    loss: str | Loss | None,
+    example: Example | None,
+) -> Opened:
+    training = module.training
+    module = module.requires_grad_(False).eval()
+    if isinstance(module, (GPT, OTTransformer)):
+        raise ConfigError(f"a {type(module).__name__} is a model of ctrans as it is: give it to screen, simulate and the others")
+    if isinstance(module, Imported):
+        return open_imported(module, loss=loss)
+    if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
+        opened = open_imported(from_transformers(module, dt=dt, anatomy=anatomy), loss=loss)
+    else:
+        host = PlainHost(module, anatomy, _token_example(module) if example is None else example, embed, head)
+        opened = open_imported(Imported(module, dt=dt, host=host), loss=loss)
+    said = "; it was training, and is in evaluation mode now" if training else ""
+    return dataclasses.replace(opened, described=opened.described + said)
+
+
+def _token_example(module: nn.Module) -> Tensor:
+    """Two sequences of token ids, for a module that embeds tokens. Raises ConfigError for another."""
+    table = next((part for part in module.modules() if isinstance(part, nn.Embedding)), None)
+    if table is None:
+        raise ConfigError(
+            f"example=: what does {type(module).__name__} read? It embeds no tokens: give a batch of its inputs, such as "
+            "torch.zeros(2, 3, 224, 224) for images"
+        )
+    ids = torch.randint(table.num_embeddings, (2, EXAMPLE_TOKENS), generator=torch.Generator().manual_seed(0))
+    return ids.to(table.weight.device)
+
+
+EXAMPLE_TOKENS = 6
+"""How many tokens an example has that nobody gave."""
+
+
+def open_imported(model: Imported, directory: Path | None = None, loss: str | Loss | None = None) -> Opened:
     """What `open_model` makes of a directory, of a model that is there already; its tokenizer is looked for in the directory."""
     model = model.requires_grad_(False).eval()
-    if main_input(model.model) == "pixel_values":
-        where = "" if directory is None else f" at {str(directory)!r}"
-        raise ConfigError(f"{model.config.model}{where} takes images, and this reads text: give a language model")
-    head = model.model.get_output_embeddings()
-    causal = _is_causal(model.depth.sublayers[0].field, model.config.width, next(model.parameters()))
-    return Opened(model, directory, str(model.config), model.vocabulary, causal, head is not None)
+    like = model.host.like
+    causal = _is_causal(model.depth.sublayers[0].field, like)
+    predicts = model.host.predicts()
+    made, name = with_loss(model, loss, predicts=predicts, causal=causal)
+    said = f"; its loss: {LOSS_NAMES[name]}" if name in STAND_INS or (not predicts and name in LOSS_NAMES) else ""
+    return Opened(made, directory, f"{model.config}{said}", model.vocabulary, causal, predicts, name)
+
+
+STAND_INS = ("mean", "random", "none")
 
 
 def _find(path: Path) -> Path:
@@ -128,7 +232,7 @@ def _find(path: Path) -> Path:
     raise ConfigError(f"{str(path)!r} {what}: {wanted}")
 
 
-def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | None) -> Opened:
+def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | None, loss: str | Loss | None) -> Opened:
     if on_demand:
         raise ConfigError(f"{str(path)!r} can only be read whole: leave out on_demand (--stream)")
     with warnings.catch_warnings(action="ignore"):  # of pickles that are refused anyway
@@ -140,10 +244,15 @@ def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | N
         c = model.config = dataclasses.replace(model.config, dt=dt)
         model.depth = Depth(model.depth.sublayers, dt)
         said = f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
-    return Opened(model, path.parent, "; ".join([said, *notes]), model.config.vocab_size, model.config.causal, True)
+    c = model.config
+    made, name = with_loss(model, loss, predicts=True, causal=c.causal)
+    notes = [*notes, f"its loss: {LOSS_NAMES[name]}"] if name in STAND_INS else notes
+    return Opened(made, path.parent, "; ".join([said, *notes]), c.vocab_size, c.causal, True, name)
 
 
-def _from_transformers(directory: Path, dtype: torch.dtype, dt: float, on_demand: bool | None) -> Opened:
+def _from_transformers(
+    directory: Path, dtype: torch.dtype, dt: float, on_demand: bool | None, anatomy: Anatomy, loss: str | Loss | None
+) -> Opened:
     _check_foreign(directory)
     size = _entries(directory) * dtype.itemsize
     on_demand = too_large_to_stay(size) if on_demand is None else on_demand
@@ -151,10 +260,14 @@ def _from_transformers(directory: Path, dtype: torch.dtype, dt: float, on_demand
         check_fits(size, "choose a narrower --dtype, or have them read on demand (on_demand=True, --stream)")
     with quiet(import_transformers()):
         try:
-            loaded: Any = open_local(directory, Anatomy(), dtype) if on_demand else load_local(directory, dtype)
+            loaded: Any = open_local(directory, anatomy, dtype) if on_demand else load_local(directory, dtype)
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts know no float64
                 loaded.set_experts_implementation("eager")
-            return open_imported(from_transformers(loaded, dt=dt), directory)
+            imported = from_transformers(loaded, dt=dt, anatomy=anatomy)
+            if not imported.vocabulary:
+                where = f"{imported.config.model} at {str(directory)!r}"
+                raise ConfigError(f"{where} takes images, and this reads text: give a language model, or in Python the module itself")
+            return open_imported(imported, directory, loss)
         except RuntimeError as error:  # some modules have kernels for some dtypes only
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(f"{str(directory)!r} does not run in {kind}, choose another --dtype: {one_line(error)}") from None
@@ -176,9 +289,9 @@ def _entries(directory: Path) -> int:
     return sum(math.prod(weight.shape) for weight in stored.values())
 
 
-def _is_causal(attention: nn.Module, width: int, like: Tensor) -> bool:
-    """Whether the first of three tokens is blind to the last: d|f(x)_1|^2/dx_3 = 0 exactly."""
-    x = torch.randn(1, 3, width, generator=torch.Generator().manual_seed(0)).to(like).requires_grad_()
+def _is_causal(attention: nn.Module, like: Tensor) -> bool:
+    """Whether the first token is blind to the last: d|f(x)_1|^2/dx_n = 0 exactly, for states of that shape (tokens, width)."""
+    x = torch.randn(1, *like.shape, generator=torch.Generator().manual_seed(0)).to(like).requires_grad_()
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(attention(x)[0, 0].square().sum(), x)
     return not bool(gradient[0, -1].any())

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,12 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.fields import Kind
 from ctrans.interop.anatomy import Anatomy, fields
-from ctrans.interop.block_calls import Call
+from ctrans.interop.block_calls import Call, Form, Running
+from ctrans.interop.block_parts import Parts, named_parts, seen_parts
+from ctrans.interop.calls import watched
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, as_norm
+from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
 from ctrans.interop.rounding import tolerance
 from ctrans.ode_block import in_context
 from ctrans.sublayer import Sublayer
@@ -35,10 +39,17 @@ Roles = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """A block as two sublayers whose fields are its own modules, to be called with the context of a forward pass."""
+    """A block as two sublayers whose fields are its own modules, to be called with the context of a forward pass.
+
+    `lengths` are the numbers s in X + s f(N X), for how much depth-time each acts: 1 but for blocks that scale what they add.
+    `context` is what attention is given besides the state, as seen, and `called` the block's own module that is.
+    """
 
     attention: Sublayer
     ffn: Sublayer
+    lengths: tuple[float, float] = (1.0, 1.0)
+    context: dict[str, Any] = dataclasses.field(default_factory=dict)
+    called: nn.Module | None = None
 
     @property
     def placement(self) -> str:
@@ -50,32 +61,55 @@ class Structure:
     def sublayers(self) -> list[Sublayer]:
         return [self.attention, self.ffn]
 
+    def depth(self, dt: float = 1.0) -> Depth:
+        """The block alone; the block itself at dt = 1."""
+        return depth_of([self], dt)
 
-def recognise(block: nn.Module, call: Call, anatomy: Anatomy) -> Structure:
+
+def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
+    """All blocks one after the other, dt times as long as they are: with one length, that is the step, and dt times it."""
+    lengths = [length for structure in structures for length in structure.lengths]
+    parts = [part for structure in structures for part in structure.sublayers]
+    if len(set(lengths)) == 1:
+        return Depth(parts, dt * lengths[0] if lengths[0] != 1 else dt)
+    return Depth(parts, dt, spans=[Fraction(length) for length in lengths])
+
+
+def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: Form | None = None) -> Structure:
     """The structure that reproduces the block in the context of that call; the model is to be in eval mode.
 
-    Raises ConfigError that lists what acts where if none does (parallel attention and FFN, scaled residuals, cross-attention).
+    Where a `form` says how the block hands on its state, its parts are seen in what it does (`seen_parts`); otherwise it returns the
+    state, and its parts go by the names that are known, the FFN by what it does if it has none. Raises ConfigError that lists what
+    acts where if no structure does (parallel attention and FFN, cross-attention).
     """
     if "flow" in vars(block):
         raise ConfigError(f"a {type(block).__name__} is an ODE already: call discretize(model) first")
-    attention, ffn = fields(block, anatomy)
-    x = _telling_state(block, call)
-    acting = _order(block, [attention, ffn], x, call)
-    expected = block(x, **call.context)
+    running = Running(block, call, Form() if form is None else form)
+    x = _telling_state(running)
+    named = named_parts(block, anatomy, call.context) if form is None else None
+    parts = seen_parts(running, x, anatomy, own_calls=form is not None) if named is None else named
+    acting = _order(parts, running, x)
+    expected = running(x)
     structures = [
-        Structure(Sublayer(attention, "attention", **first), Sublayer(ffn, "ffn", **second))
-        for first, second in _assignments(acting)
+        Structure(
+            Sublayer(parts.attention.chain, "attention", **first),
+            Sublayer(parts.ffn.chain, "ffn", **second),
+            context=parts.context,
+            called=parts.attention.own[0],
+        )
+        for first, second in _assignments([entry.role for entry in acting])
     ]
-    misses = sorted(
-        ((float((_output(structure, x, call) - expected).norm() / expected.norm()), structure) for structure in structures),
-        key=lambda miss: miss[0],
-    )
+    misses = _by_miss(structures, x, expected)
     if misses and misses[0][0] <= tolerance(x.dtype):
         return misses[0][1]
+    scaled = [s for structure in structures if (s := _scaled(structure, block, acting, x, expected)) is not None]
+    scaled_misses = _by_miss(scaled, x, expected)
+    if scaled_misses and scaled_misses[0][0] <= tolerance(x.dtype):
+        return scaled_misses[0][1]
     nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g}" for miss, structure in misses[:2])
     raise ConfigError(
-        f"{type(block).__name__} is no attention and FFN with norms in any known placement: in it act, in this order, "
-        f"{', '.join(name for name, _ in acting)}{'; ' if nearest else ''}{nearest}"
+        f"{type(block).__name__} {_parallel(acting)}is no attention and FFN with norms in any known placement: in it act, in this "
+        f"order, {', '.join(entry.name for entry in acting)}{'; ' if nearest else ''}{nearest}"
     )
 
 
@@ -86,10 +120,12 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
     def same(sublayer: Sublayer, field: ModuleChain) -> Sublayer:
         norms = {role: norm for role in ROLES if (norm := getattr(sublayer, role)) is not None}
         own: Roles = {role: AdaptedNorm(parts[paths[norm.module]], norm.form) for role, norm in norms.items()}
+        field.ending = sublayer.field.ending
         return Sublayer(field, sublayer.kind, **own)
 
-    return Structure(
-        *(same(sublayer, field) for sublayer, field in zip(structure.sublayers, fields(block, anatomy), strict=True))
+    return dataclasses.replace(
+        structure,
+        **{s.kind: same(s, field) for s, field in zip(structure.sublayers, fields(block, anatomy), strict=True)},
     )
 
 
@@ -111,10 +147,11 @@ def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
     return tuple(sorted(found.items()))
 
 
-def _telling_state(block: nn.Module, call: Call) -> Tensor:
+def _telling_state(running: Running) -> Tensor:
     """A random state as small as the block's increments, on which a block that barely acts differs from any other."""
+    block, call = running.block, running.call
     x = torch.randn(call.x.shape, generator=torch.Generator().manual_seed(0)).to(call.x)
-    y = block(x, **call.context)
+    y = running(x)
     if not isinstance(y, Tensor):
         raise ConfigError(
             f"{type(block).__name__} returns a {type(y).__name__}: only blocks that return the state alone are known"
@@ -131,37 +168,87 @@ def _telling_state(block: nn.Module, call: Call) -> Tensor:
     return scale * x
 
 
-def _output(structure: Structure, x: Tensor, call: Call) -> Tensor:
-    output: Tensor = in_context(Depth(structure.sublayers, 1.0), call.context)(x)
+def _output(structure: Structure, x: Tensor) -> Tensor:
+    output: Tensor = in_context(structure.depth(), structure.context)(x)
     return output
 
 
-def _order(block: nn.Module, chains: Sequence[ModuleChain], x: Tensor, call: Call) -> list[tuple[str, AdaptedNorm | Kind | None]]:
-    """What acts in the block outside attention and FFN, and these, in order: (name, norm, kind or, for anything else, None)."""
-    kinds: dict[nn.Module, Kind] = {chains[0].stages[0]: "attention", chains[1].stages[0]: "ffn"}
-    inside = {part for chain in chains for stage in chain.stages for part in stage.modules()}
-    order: list[tuple[str, AdaptedNorm | Kind | None]] = []
-    handles = []
-    for name, part in block.named_modules():
+def _by_miss(structures: Sequence[Structure], x: Tensor, expected: Tensor) -> list[tuple[float, Structure]]:
+    """The structures with how far their output is from the block's, the nearest first."""
+    misses = [(float((_output(each, x) - expected).norm() / expected.norm()), each) for each in structures]
+    return sorted(misses, key=lambda miss: miss[0])
+
+
+class _Acting(NamedTuple):
+    """What acts in a block, and on which state: a norm, a map of that kind, or, where None, anything else."""
+
+    name: str
+    role: AdaptedNorm | Kind | None
+    x: Tensor
+
+
+def _order(parts: Parts, running: Running, x: Tensor) -> list[_Acting]:
+    """What acts in the block outside attention and FFN, and these, in order."""
+    kinds: dict[nn.Module, Kind] = {parts.attention.own[0]: "attention", parts.ffn.own[0]: "ffn"}
+    inside = parts.attention.inside | parts.ffn.inside
+    order: list[_Acting] = []
+    roles: dict[str, AdaptedNorm | Kind | None] = {}
+    watching: dict[str, nn.Module] = {}
+    for name, part in running.block.named_modules():
         if part in kinds:
-            entry: AdaptedNorm | Kind | None = kinds[part]
+            roles[name] = kinds[part]
         elif part not in inside and next(part.children(), None) is None and next(part.parameters(), None) is not None:
-            entry = as_norm(part)
+            roles[name] = as_norm(part)
         else:
             continue
-        described = f"{name} ({type(part).__name__})"
-        handles.append(part.register_forward_pre_hook(lambda *_, item=(described, entry): order.append(item)))
-    try:
-        block(x, **call.context)
-    finally:
-        for handle in handles:
-            handle.remove()
+        watching[name] = part
+    with watched(watching) as acts:
+        running(x)
+    for act in acts:
+        state = running.form.turned(act.x) if act.x.dim() == x.dim() else act.x.reshape(x.shape) if act.x.numel() == x.numel() else act.x
+        order.append(_Acting(f"{act.path} ({type(act.module).__name__})", roles[act.path], state))
     return order
 
 
-def _assignments(order: Sequence[tuple[str, AdaptedNorm | Kind | None]]) -> Iterator[tuple[Roles, Roles]]:
+def _parallel(acting: Sequence[_Acting]) -> str:
+    """Words for a block whose FFN does not act on what attention gave."""
+    states = {entry.role: entry.x for entry in acting if isinstance(entry.role, str)}
+    first = acting[0].x if acting else None
+    together = len(states) == 2 and torch.equal(states["attention"], states["ffn"])
+    apart = [entry for entry in acting if isinstance(entry.role, AdaptedNorm) and entry.x is not first and torch.equal(entry.x, first)]
+    if together or apart:
+        return "computes attention and FFN in parallel, from one state, which no step of one after the other is; it "
+    return ""
+
+
+def _scaled(
+    structure: Structure, block: nn.Module, acting: Sequence[_Acting], x: Tensor, output: Tensor
+) -> Structure | None:
+    """The structure with numbers s that make X + s f(N X) of what acted on what; None where no numbers do."""
+    around = in_context(structure.depth(), structure.context)
+    seen = {entry.role: entry.x for entry in acting}
+    starts = [part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers]
+    state, lengths, parts = x, [], []
+    for i, (part, own) in enumerate(zip(around.sublayers, structure.sublayers, strict=True)):
+        after = output if i == 1 else seen[starts[1]]
+        whole = seen[own.state_norm] if own.state_norm is not None else after
+        scale = fitted_scale(block, whole - state, part(state))
+        if scale is None:
+            return None
+        if isinstance(scale, float) and scale > 0:
+            lengths.append(scale)
+        else:
+            if own.output_norm is not None:
+                return None  # what a norm puts out is no map's last stage
+            own = own.with_field(ModuleChain([*own.field.stages, ScaledOutput(scale)]))
+            lengths.append(1.0)
+        parts.append(own)
+        state = after
+    return dataclasses.replace(structure, attention=parts[0], ffn=parts[1], lengths=(lengths[0], lengths[1]))
+
+
+def _assignments(acting: Sequence[AdaptedNorm | Kind | None]) -> Iterator[tuple[Roles, Roles]]:
     """Every way to give the norms their roles that keeps the order in which they act."""
-    acting = [entry for _, entry in order]
     if acting.count("attention") != 1 or acting.count("ffn") != 1 or None in acting:
         return
     first, second = acting.index("attention"), acting.index("ffn")

@@ -1,13 +1,24 @@
 """One walk, many instruments: everything that is measured along the depth of a model is measured here, in one pass."""
 
 from ctrans.walk.instrument import Attempt, Instrument, Passage, PassageBack, States, Turn
-from ctrans.walk.model import Described, DescribedModel, Model, ModelOfModules, check_targets, cross_entropy, loss_refusal
+from ctrans.walk.model import (
+    Described,
+    DescribedModel,
+    HasTerminalLoss,
+    Model,
+    ModelOfModules,
+    check_targets,
+    cross_entropy,
+    loss_refusal,
+    terminal_loss,
+)
 from ctrans.walk.passes import Lane, observe, states_of, value_and_pullback, walk, walk_depth, walk_lanes
 
 __all__ = [
     "Attempt",
     "Described",
     "DescribedModel",
+    "HasTerminalLoss",
     "Instrument",
     "Lane",
     "Model",
@@ -21,6 +32,7 @@ __all__ = [
     "loss_refusal",
     "observe",
     "states_of",
+    "terminal_loss",
     "value_and_pullback",
     "walk",
     "walk_depth",

@@ -67,8 +67,22 @@ class DescribedModel(ModelOfModules, Protocol):
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution: ...
 
 
-def check_targets(tokens: Tensor, targets: Tensor) -> None:
-    """Raises ConfigError unless there is one target of int64 per token and one of them is not -1."""
+@runtime_checkable
+class HasTerminalLoss(Protocol):
+    """A model that says what it is trained for, L(X_T), with targets of its own kind; others have the cross-entropy of logits."""
+
+    def terminal_loss(self, x: Tensor, targets: Any) -> Tensor: ...
+
+
+def terminal_loss(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
+    """L(X_T): what the model says, or the mean cross-entropy of its logits, whose errors it has."""
+    return model.terminal_loss(x, targets) if isinstance(model, HasTerminalLoss) else cross_entropy(model, x, targets)
+
+
+def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
+    """Raises ConfigError unless there is one target of int64 per token and one of them is not -1, or the model has a loss of its own."""
+    if isinstance(model, HasTerminalLoss):
+        return
     if targets.shape != tokens.shape:
         shapes = f"shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}"
         raise ConfigError(f"targets have {shapes}: give one target per token")
@@ -81,9 +95,9 @@ def check_targets(tokens: Tensor, targets: Tensor) -> None:
 def loss_refusal(model: Model, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "..."]) -> str | None:
     """Why these tokens and targets have no loss under this model, as seen by its head at X_0; None where they have one."""
     try:
-        check_targets(tokens, targets)
+        check_targets(model, tokens, targets)
         with torch.no_grad():
-            cross_entropy(model, model.embed(tokens), targets)
+            terminal_loss(model, model.embed(tokens), targets)
     except ConfigError as error:
         return str(error)
     return None

@@ -19,7 +19,7 @@ from ctrans.depth import Depth
 from ctrans.fields import norms_found_once
 from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, Passage, PassageBack, States, Turn
-from ctrans.walk.model import Model, check_targets, cross_entropy
+from ctrans.walk.model import Model, check_targets, terminal_loss
 from solvers import ConfigError
 from solvers.segment import Map
 
@@ -64,7 +64,7 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = N
     """Walks all lanes together, segment by segment; errors as `walk`. Figures are the instruments' to give."""
     for lane in lanes:
         if lane.targets is not None:
-            check_targets(lane.tokens, lane.targets)
+            check_targets(model, lane.tokens, lane.targets)
     ways = [_LaneUnderWay(lane, model.embed(lane.tokens).detach()) for lane in lanes]
     _down(model.depth, ways, progress)
     back = [way for way in ways if way.lane.targets is not None]
@@ -145,7 +145,7 @@ class _LaneUnderWay:
     def turn(self, model: Model) -> None:
         targets = self.lane.targets
         assert targets is not None, "only a lane with targets turns"
-        loss, p = value_and_pullback(lambda x: cross_entropy(model, x, targets), self.x)
+        loss, p = value_and_pullback(lambda x: terminal_loss(model, x, targets), self.x)
         turn = Turn(self.lane.tokens, targets, self.x, float(loss), p)
         for instrument in self.lane.instruments:
             instrument.head(model, turn)

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from ctrans.depth import Depth
 from ctrans.fields import ShowsMatrices
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, Model, ModelOfModules, PassageBack, Turn, cross_entropy, walk
+from ctrans.walk import Instrument, Model, ModelOfModules, PassageBack, Turn, terminal_loss, walk
 from ctrans.weights.on_demand import OnDemand, weights_of
 from solvers import ConfigError
 
@@ -75,7 +75,7 @@ class ParameterGradients(Instrument):
             embedding = {key for key, weight in weights.items() if id(weight) in used}
         self._tied: dict[Hashable, Tensor] = {}
         with _tracked(self._outside) as weights:
-            _pull(lambda x: cross_entropy(model, x, at.targets), at.x, None, weights, self._tied)
+            _pull(lambda x: terminal_loss(model, x, at.targets), at.x, None, weights, self._tied)
         alone = [key for key, gradient in self._tied.items() if key not in embedding or not gradient.any()]
         self._untied = _norm(self._tied.pop(key) for key in alone)
 

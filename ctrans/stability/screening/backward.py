@@ -21,6 +21,7 @@ from ctrans.stability.screening.case import (
     Finding,
     StepPlan,
     attempt,
+    cut,
     exponent,
     found,
     judged,
@@ -142,7 +143,7 @@ def _slopes(case: Case) -> list[tuple[int, Attempt]]:
 class TransportStep:
     """Wasserstein distances for every perturbation and order, and the largest distance out over in, both relative to the states.
 
-    `relative` by perturbation is (W_2 out/|X_D|)/(W_2 in/|X_0|). `scaled[i]` is W_2 out for substituted tokens with all last
+    `relative` by perturbation is (W_2 out/|X_D|)/(W_2 in/|X_0|). `scaled[i]` is W_2 out for substituted tokens (noise, where there are none) with all last
     maps times `factors[i]`, and `slope` its exponent. `radius` is Kan's generalisation radius for these sequences.
     """
 
@@ -161,9 +162,10 @@ def plan_transport(case: Case) -> StepPlan:
 
     Quantities: the largest relative growth of a distance, and the exponent of the distance in the weights.
     """
-    tokens, notes = case.tokens[:, : case.effort.tokens], list[str]()
+    tokens, notes = cut(case.tokens, len(case.tokens), case.effort.tokens), list[str]()
     x, inputs = case.model.embed(tokens), _perturbed(case, tokens, notes)
-    far = [(c, state) for c in LARGE for state in (x, inputs["substitution"])]
+    away = next(inputs[name] for name in ("substitution", "noise") if name in inputs)
+    far = [(c, state) for c in LARGE for state in (x, away)]
     ends = CarriedStates([(1.0, x), *((1.0, y) for y in inputs.values()), *far])
     return StepPlan({"text": [ends]}, lambda: _conclude_transport(case, tokens, x, inputs, ends.figures(), notes))
 
@@ -188,7 +190,7 @@ def _conclude_transport(
         if each.p == 2 and each.amplification is not None
     }
     slope = run_away(log_slope(LARGE, scaled), scaled)
-    sequences, length = tokens.shape
+    sequences, length = x.shape[:-1]
     radius = generalisation_radius(sequences, length, case.model.config.width)
     result = TransportStep(SIZE, measured, relative, list(LARGE), scaled, slope, radius)
     worst = max(relative, key=lambda name: relative[name], default=None)
@@ -211,7 +213,7 @@ def _conclude_transport(
 
 def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:
     """X_0 by perturbation, where it can be had."""
-    other = None if case.other is None else case.other[:, : case.effort.tokens]
+    other = None if case.other is None else cut(case.other, len(case.other), case.effort.tokens)
     names = [name for name in PERTURBATIONS if name != "text" or other is not None]
 
     def one(name: str) -> Tensor | None:

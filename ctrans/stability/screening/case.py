@@ -173,12 +173,17 @@ class Case:
         """The tokens and targets of that lane."""
         x, y = self.tokens, self.targets
         if lane != "text":
-            x, y = (each[: self.effort.sequences, : self.effort.tokens] for each in (x, y))
-        return (x[:1, :CERTIFIED_TOKENS], y[:1, :CERTIFIED_TOKENS]) if lane == "certified" else (x, y)
+            x, y = (cut(each, self.effort.sequences, self.effort.tokens) for each in (x, y))
+        return (cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS)) if lane == "certified" else (x, y)
 
     def start(self, lane: LaneName) -> Float[Tensor, "batch tokens width"]:
         """X_0 of that lane."""
         return self.model.embed(self.batch(lane)[0]).detach()
+
+
+def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
+    """The first sequences, and of token ids the first tokens of each; images and features are left whole."""
+    return x[:sequences, :tokens] if x.dim() == 2 and not x.is_floating_point() else x[:sequences]
 
 
 def spread(count: int, wanted: int) -> list[int]:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ctrans.stability.screening.attention import plan_attention, plan_initialisation
 from ctrans.stability.screening.backward import plan_backward, plan_transport
-from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan
+from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan, cut
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.updates import plan_updates
-from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, walk_lanes
+from ctrans.walk import Attempt, DescribedModel, HasTerminalLoss, Instrument, Lane, loss_refusal, walk_lanes
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
 
@@ -80,7 +80,8 @@ def screen(
 ) -> Screening:
     """Every step of `STEPS` at the model's weights as they are, in one walk of these tokens there and back.
 
-    - `model`: a GPT, or another library's (`ctrans.interop`)
+    - `model`: a GPT, another library's, or any module (`ctrans.open_model`)
+    - `tokens`, `targets`: token ids, or whatever the model reads and its loss compares with (images, features)
     - `effort`: a name of `EFFORTS`, or such an object
     - `other`: another text of the same shape, for the transport step
     - `seed`: of perturbations and of the vectors that iterations start with
@@ -91,10 +92,11 @@ def screen(
     A step that cannot handle the model says so in its finding, and the others run; where a state is not finite, they run as far as
     it is. Raises ConfigError where tokens, targets and the other text do not have one shape, and for an unknown effort.
     """
-    for name, value in (("targets", targets), ("other text", tokens if other is None else other)):
+    own = isinstance(model, HasTerminalLoss)  # whose targets are its own affair
+    for name, value in (("targets", tokens if own else targets), ("other text", tokens if other is None else other)):
         if value.shape != tokens.shape:
             raise ConfigError(f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give one shape")
-    state = model.embed(tokens[:1, :1])
+    state = model.embed(cut(tokens, 1, 1))
     if state.dtype not in (torch.float32, torch.float64):
         kind = str(state.dtype).removeprefix("torch.")
         raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: screen it in float32 or float64")

@@ -67,6 +67,8 @@ class PerturbedSample:
 def _substitution(sample: PerturbedSample) -> Tensor:
     """A share of the tokens of every sequence, at least one, replaced by tokens drawn from all of them."""
     tokens = sample.tokens
+    if tokens.dim() != 2 or tokens.is_floating_point():
+        raise ConfigError(f"substitution is of token ids (batch, tokens), and the input is {tuple(tokens.shape)}: choose noise")
     count = min(max(1, round(sample.size * tokens.shape[1])), tokens.shape[1])
     where = torch.rand(tokens.shape, generator=sample.generator).argsort(-1)[:, :count].to(tokens.device)
     drawn = torch.randint(tokens.numel(), where.shape, generator=sample.generator).to(tokens.device)

@@ -1,0 +1,256 @@
+"""Which modules of a foreign block are its attention and its FFN, seen in what they do while it runs: no name is needed.
+
+Attention is the smallest module in which a token's output depends on other tokens. What acts on its output alone (dropout, a scale by
+channel) belongs to it. The FFN is the smallest module that holds the linear maps that act after it, or, where the block itself holds
+them, these maps one after the other, with what stands between them: an activation, or a gate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.interop.anatomy import Anatomy, named_maps
+from ctrans.interop.block_calls import OWN_ERRORS, Running, is_state
+from ctrans.interop.calls import Act, CalledAs, first_tensor, watched
+from ctrans.interop.ffn_in_model import KNOWN, Activated, GatedUnits
+from ctrans.interop.module_chain import ModuleChain, is_linear
+from ctrans.interop.multihead import UnfoldedAttention, unfolds
+from ctrans.interop.norms import as_norm
+from ctrans.interop.rounding import unit
+from solvers import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A map, and the block's own modules that it is made of, in the order in which they act."""
+
+    chain: ModuleChain
+    own: tuple[nn.Module, ...]
+
+    @property
+    def inside(self) -> set[nn.Module]:
+        """All modules that it is made of."""
+        return {part for module in self.own for part in module.modules()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The two maps of a block, and what attention is given besides the state: keyword arguments of its chain."""
+
+    attention: Part
+    ffn: Part
+    context: dict[str, Any]
+
+
+def named_parts(block: nn.Module, anatomy: Anatomy, context: dict[str, Any]) -> Parts | None:
+    """The parts that the anatomy or a known name says, attention to be called with what the block is; None unless both are."""
+    maps = named_maps(block, anatomy)
+    if None in maps:
+        return None
+    attention, ffn = (Part(ModuleChain(modules), tuple(modules)) for modules in maps if modules is not None)
+    return Parts(attention, ffn, context)
+
+
+def seen_parts(running: Running, x: Tensor, anatomy: Anatomy, *, own_calls: bool) -> Parts:
+    """The parts as seen when the block runs on that state, those that the anatomy names as it says.
+
+    With `own_calls` attention is called as the block calls it; otherwise, where it has a known name, with what the block is given.
+    Raises ConfigError, naming what to give, where a part is not found, and for blocks of more or fewer than the two maps.
+    """
+    block = running.block
+    with watched({path: part for path, part in block.named_modules() if part is not block}) as acts:
+        running(x)
+    named = named_maps(block, anatomy)
+    if named[0] is None or own_calls:
+        attention, context = _attention(block, acts, running, None if named[0] is None else named[0])
+    else:
+        attention, context = Part(ModuleChain(named[0]), tuple(named[0])), running.call.context
+    given = None if anatomy.ffn is None else named[1]
+    ffn = Part(ModuleChain(given), tuple(given)) if given is not None else _ffn(block, acts, attention)
+    return Parts(attention, ffn, context)
+
+
+def _attention(
+    block: nn.Module, acts: Sequence[Act], running: Running, given: Sequence[nn.Module] | None
+) -> tuple[Part, dict[str, Any]]:
+    tokens_first = running.form.tokens_first
+    if given is not None:
+        act = next((act for act in acts if act.module is given[0]), None)
+        if act is None:
+            raise ConfigError(f"attention=: {type(block).__name__} does not call its {type(given[0]).__name__}")
+    else:
+        mixing = _smallest([act for act in acts if _mixes(act, running)])
+        if len(mixing) != 1:
+            raise ConfigError(_no_attention(block, mixing))
+        act = mixing[0]
+    stages, own = _extended([act], acts)
+    if given is not None and len(given) > 1:
+        stages, own = list(given), list(given)
+    first: nn.Module = CalledAs(act.module, tokens_first)
+    if unfolds(act.module, act.template):
+        first = UnfoldedAttention(act.module, tokens_first)  # type: ignore[arg-type]  # it is of that class
+    return Part(ModuleChain([first, *stages[1:]]), tuple(own)), {"call": act.template}
+
+
+def _no_attention(block: nn.Module, mixing: Sequence[Act]) -> str:
+    kind = type(block).__name__
+    if mixing:
+        found = ", ".join(f"{act.path} ({type(act.module).__name__})" for act in mixing)
+        return (
+            f"attention=: several modules of {kind} mix tokens, {found}: blocks of one attention and one FFN are known (no "
+            "cross-attention, no convolution beside attention); name one only if the others do nothing"
+        )
+    parts = ", ".join(f"{name} ({type(part).__name__})" for name, part in block.named_children())
+    return (
+        f"attention=: no module of {kind} mixes tokens by itself, so its forward does; put that into a module of its own and name it "
+        f"by attention=; {kind} has {parts}"
+    )
+
+
+def _mixes(act: Act, running: Running) -> bool:
+    """Whether another token's output changes with one token of its input."""
+    if is_linear(act.module) or not is_state(act.x) or not is_state(act.y) or act.x.shape[:2] != act.y.shape[:2]:
+        return False
+    form = running.form
+    changed = form.turned(act.x).clone()
+    if changed.shape[1] < 2:
+        return False
+    changed[:, 0] = -changed[:, 0] + 1
+    args, kwargs = act.template.with_state(form.turned(changed))
+    try:
+        output = first_tensor(act.module(*args, **kwargs))
+    except OWN_ERRORS:
+        return False
+    same = form.turned(act.y)[:, 1:]
+    found = form.turned(output)[:, 1:]
+    return float((found - same).norm()) > 64 * unit(same.dtype) * float(same.norm())
+
+
+def _smallest(acts: Sequence[Act]) -> list[Act]:
+    """Those that hold no other of them, each module once."""
+    modules = {act.module: act for act in acts}
+    return [act for module, act in modules.items() if not any(other in modules for other in list(module.modules())[1:])]
+
+
+def _extended(chain: list[Act], acts: Sequence[Act]) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The chain with every later leaf that acts on its output alone and is no norm, as stages and as the block's own modules."""
+    inside = {part for act in chain for part in act.module.modules()}
+    y, found = chain[-1].y, [act.module for act in chain]
+    # a branch that others read too, such as a state that goes on, is not handed on by a leaf
+    for act in _leaves(acts):
+        later = acts.index(act) > acts.index(chain[-1])
+        if later and act.module not in inside and act.x is y and as_norm(act.module) is None:
+            found.append(act.module)
+            y = act.y
+    return found, found
+
+
+def _leaves(acts: Sequence[Act]) -> list[Act]:
+    return [act for act in acts if next(act.module.children(), None) is None]
+
+
+def _ffn(block: nn.Module, acts: Sequence[Act], attention: Part) -> Part:
+    kind = type(block).__name__
+    start = next(i for i, act in enumerate(acts) if act.module is attention.own[0])
+    leaves = [act for act in _leaves(acts) if act.module not in attention.inside]
+    weighty = [act for act in leaves if _has_matrix(act.module) and as_norm(act.module) is None]
+    if not weighty:
+        raise ConfigError(f"ffn=: nothing in {kind} acts beside attention and norms: blocks of one attention and one FFN are known")
+    early = next((act for act in weighty if acts.index(act) < start), None)
+    if early is not None:
+        raise ConfigError(
+            f"{early.path} ({type(early.module).__name__}) acts before attention in {kind}: blocks of attention and then an FFN are known"
+        )
+    holder = _holder(block, acts, [act.path for act in weighty], attention)
+    if holder is not None:
+        stages, own = _extended([holder], acts)
+        return Part(ModuleChain(stages), tuple(own))
+    return _line(kind, leaves, weighty, acts)
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    return any(weight.dim() > 1 for weight in module.parameters(recurse=False))
+
+
+def _holder(block: nn.Module, acts: Sequence[Act], paths: Sequence[str], attention: Part) -> Act | None:
+    """The smallest module that holds all of them and is called as a map, unless it holds attention or begins with a norm."""
+    common = paths[0].split(".")[:-1] if len(paths) == 1 else paths[0].split(".")
+    for path in paths:
+        parts = path.split(".")
+        while parts[: len(common)] != common:
+            common = common[:-1]
+    found = next((act for act in acts if act.path == ".".join(common)), None)
+    if found is None or attention.own[0] in set(found.module.modules()) or found.y is None or found.y.shape != found.x.shape:
+        return None
+    first = next((act for act in _leaves(acts) if act.path.startswith(f"{found.path}.")), None)
+    return None if first is not None and first.x is found.x and as_norm(first.module) is not None else found
+
+
+def _line(kind: str, leaves: Sequence[Act], weighty: Sequence[Act], acts: Sequence[Act]) -> Part:
+    """The maps one after the other, with what the block computes between them by functions."""
+    heads = [act for act in weighty if act.x is weighty[0].x]
+    rest = [act for act in leaves if act not in heads and acts.index(act) > acts.index(heads[-1]) and as_norm(act.module) is None]
+    own = [act.module for act in heads]
+    if len(heads) == 2 and rest:
+        gate = _gate(heads[0], heads[1], rest)
+        if gate is None:
+            raise ConfigError(_between(kind, heads[0], rest[0]))
+        stages, y = [gate[0]], rest[gate[1]].x
+        rest = rest[gate[1] :]
+    else:
+        stages, y = [heads[0].module], heads[0].y
+    for act in rest:
+        if act.x is not y and not _same(act.x, y):
+            if not _has_matrix(act.module):
+                continue  # a leaf of another branch
+            name = next((name for name, phi in KNOWN.items() if _same(phi(y), act.x)), None)
+            if name is None:
+                raise ConfigError(_between(kind, heads[0], act))
+            stages.append(Activated(name))
+        stages.append(act.module)
+        own.append(act.module)
+        y = act.y
+    return Part(ModuleChain(stages), tuple(own))
+
+
+def _gate(first: Act, second: Act, rest: Sequence[Act]) -> tuple[GatedUnits, int] | None:
+    """phi(first) * second or phi(second) * first, whichever is what a later map acts on, and which one that is."""
+    for gate, up in ((first, second), (second, first)):
+        for name, phi in KNOWN.items():
+            value = phi(gate.y) * up.y
+            for i, act in enumerate(rest):
+                if _same(value, act.x):
+                    return GatedUnits(gate.module, up.module, name), i
+    return None
+
+
+def _between(kind: str, first: Act, then: Act) -> str:
+    return (
+        f"ffn=: between {first.path} and {then.path} of {kind} stands none of {', '.join(KNOWN)}: put the FFN into a module of its own "
+        "and name it by ffn="
+    )
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape:
+        return False
+    return float((found - expected).norm()) <= 64 * unit(expected.dtype) * float(expected.norm())
+
+
+@torch.no_grad()
+def token_axis_is_first(block: Running, x: Tensor) -> bool | None:
+    """Whether the block's tokens stand along the first axis of its state and not the second; None where neither mixes."""
+    y = block(x)
+
+    def moved(axis: int) -> bool:
+        changed = x.transpose(0, axis).clone()
+        changed[0] = -changed[0] + 1
+        found = block(changed.transpose(0, axis))
+        return not torch.allclose(found.transpose(0, axis)[1:], y.transpose(0, axis)[1:])
+
+    return False if moved(1) else True if moved(0) else None

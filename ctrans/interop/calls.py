@@ -1,0 +1,122 @@
+"""How a model calls a part of a block: what it gives it besides the state, to be given again with other states."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+STATE = object()
+"""Stands where the state was in a call."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Template:
+    """A call with the state left out, wherever the same tensor was given: attention gets it as query, key and value."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def with_state(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of that call with x for the state."""
+
+        def filled(value: Any) -> Any:
+            return x if value is STATE else value
+
+        return tuple(map(filled, self.args)), {name: filled(value) for name, value in self.kwargs.items()}
+
+
+class Act(NamedTuple):
+    """One call of a part of a block: its path, what it was given, the first tensor of numbers among that, and what came out."""
+
+    path: str
+    module: nn.Module
+    template: Template
+    x: Tensor
+    y: Any
+
+
+def template_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Template, Tensor] | None:
+    """The call without its state, and the state: the first real tensor; None where there is none."""
+    state = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
+    if state is None:
+        return None
+    left = tuple(STATE if value is state else value for value in args)
+    return Template(left, {name: STATE if value is state else value for name, value in kwargs.items()}), state
+
+
+@contextlib.contextmanager
+def watched(parts: Mapping[str, nn.Module]) -> Iterator[list[Act]]:
+    """Inside, notes every call of the parts, in the order in which they begin."""
+    acts: list[Act] = []
+    begun: list[tuple[int, tuple[Template, Tensor] | None]] = []
+    handles = []
+
+    def before(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        found = template_of(args, kwargs)
+        begun.append((len(acts), found))
+        if found is not None:
+            acts.append(Act(path, module, *found, None))
+
+    def after(output: Any) -> None:
+        place, found = begun.pop()
+        if found is not None:
+            acts[place] = acts[place]._replace(y=first_tensor(output))
+
+    try:
+        for path, part in parts.items():
+            handles.append(
+                part.register_forward_pre_hook(
+                    lambda module, args, kwargs, path=path: before(path, module, args, kwargs), with_kwargs=True
+                )
+            )
+            handles.append(part.register_forward_hook(lambda _, __, output: after(output)))
+        yield acts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def first_tensor(output: Any) -> Any:
+    """What a module returned, or the first tensor in it."""
+    if isinstance(output, Tensor):
+        return output
+    parts = output if isinstance(output, (tuple, list)) else output.values() if isinstance(output, Mapping) else ()
+    return next((part for part in parts if isinstance(part, Tensor)), None)
+
+
+class CalledAs(nn.Module):
+    """f(x): a model's module, called as the model calls it, with x (batch, tokens, width) for its state."""
+
+    def __init__(self, module: nn.Module, tokens_first: bool = False):
+        super().__init__()
+        self.module, self.tokens_first = module, tokens_first
+
+    def forward(self, x: Tensor, call: Template | None = None) -> Any:
+        x = x.transpose(0, 1) if self.tokens_first else x
+        args, kwargs = ((x,), {}) if call is None else call.with_state(x)
+        output = self.module(*args, **kwargs)
+        if not self.tokens_first:
+            return output
+        y: Tensor = first_tensor(output)
+        return y.transpose(0, 1)
+
+
+def own_module(stage: nn.Module) -> nn.Module:
+    """The model's module within a stage."""
+    return stage.module if isinstance(stage, CalledAs) else stage
+
+
+@contextlib.contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Inside, torch's own Transformer layers call their parts, and no fused kernel in place of them."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

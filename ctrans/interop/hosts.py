@@ -1,0 +1,162 @@
+"""How a model is run around its blocks: what gives the first block its state, and what is made of the last one's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.depth import Depth
+from ctrans.interop.anatomy import Anatomy, find_blocks
+from ctrans.interop.block_calls import intercepted, recorded, recorded_until
+from ctrans.interop.contexts import Contexts, LibraryContexts
+from ctrans.interop.inputs import example_of, main_input, stand_in
+from ctrans.interop.recognise import Structure, alike, make_of, recognise
+from ctrans.weights.on_demand import has_weights_on_demand
+
+OUTPUTS = ("logits", "prediction_logits", "last_hidden_state")
+"""What a head's output is called, in order of preference."""
+
+
+@runtime_checkable
+class Host(Protocol):
+    """A model that runs blocks."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def family(self) -> str:
+        """What kind of model it is, in a word."""
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence, None where the model does not say."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it embeds; 0 where it reads something else."""
+
+    def predicts(self) -> bool:
+        """Whether its output is logits of tokens, one row for each."""
+
+    @property
+    def like(self) -> Tensor:
+        """A state (tokens, width) of the least length at which tokens can be told apart, of the model's type; zeros."""
+
+    def blocks(self) -> list[nn.Module]:
+        """The blocks, as they are found in the model now."""
+
+    def structures(self) -> tuple[list[Structure], Tensor]:
+        """Every block's structure, and a state (batch, tokens, width) as an example gives it to the first."""
+
+    def contexts(self, structures: Sequence[Structure]) -> Contexts:
+        """What the model gives its blocks besides the state."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """X_0 (*batch, tokens, width)."""
+
+    def outputs(self, x: Tensor) -> Any:
+        """All that the model returns where its last block's state is x (batch, tokens, width)."""
+
+    def tensor(self, output: Any) -> Tensor | None:
+        """The tensor that is meant by that, sequences first: logits, or the last state; None where there is none."""
+
+    def check(self, depth: Depth) -> None:
+        """Raises ConfigError where the output of that depth, at dt = 1, is not the model's own to rounding."""
+
+
+def tensor_in(output: Any) -> Tensor | None:
+    """The logits, or whatever tensor a model returns that is meant by what it returns; None where there is none."""
+    if isinstance(output, Mapping):
+        return next((output[name] for name in OUTPUTS if name in output), None)
+    if isinstance(output, (tuple, list)):
+        return next((part for part in output if isinstance(part, Tensor) and part.is_floating_point()), None)
+    return output if isinstance(output, Tensor) else next((v for n in OUTPUTS if (v := getattr(output, n, None)) is not None), None)
+
+
+def seen(structure: Structure, x: Tensor) -> Structure:
+    """The structure, its maps knowing which linear maps they end in, as seen at that state."""
+    structure.attention.field.find_last(x, **structure.context)
+    structure.ffn.field.find_last(x)
+    return structure
+
+
+class LibraryHost:
+    """A model of `transformers`: inputs and outputs have names that are known, and states may be given in place of tokens."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy):
+        self.model: Any = model
+        self.anatomy = anatomy
+
+    @property
+    def family(self) -> str:
+        name: str = self.model.config.model_type
+        return name
+
+    @property
+    def context(self) -> int | None:
+        longest: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        return longest
+
+    @property
+    def vocabulary(self) -> int:
+        if main_input(self.model) == "pixel_values":
+            return 0
+        count: int = self.model.get_input_embeddings().num_embeddings
+        return count
+
+    def predicts(self) -> bool:
+        return self.model.get_output_embeddings() is not None
+
+    @property
+    def like(self) -> Tensor:
+        return self._like
+
+    def blocks(self) -> list[nn.Module]:
+        return find_blocks(self.model, self.anatomy)
+
+    def structures(self) -> tuple[list[Structure], Tensor]:
+        blocks = self.blocks()
+        calls = recorded(blocks, lambda: self.model(**example_of(self.model)))
+        self._like = torch.zeros_like(calls[0].x[0])
+        known: dict[object, tuple[nn.Module, Structure]] = {}
+        structures = []
+        each = not has_weights_on_demand(self.model)  # or, where running a block is dear, the first of its make
+        for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
+            key = i if each else make_of(block)
+            if key not in known:
+                known[key] = block, seen(recognise(block, call, self.anatomy), call.x)
+            structures.append(known[key][1] if known[key][0] is block else alike(*known[key], block, self.anatomy))
+        return structures, calls[0].x
+
+    def contexts(self, structures: Sequence[Structure]) -> Contexts:
+        return LibraryContexts(self.model, self.anatomy)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        name, lead = main_input(self.model), tokens.shape[:-1]
+        if name != "pixel_values":
+            tokens = tokens.reshape(-1, tokens.shape[-1])
+        call = recorded_until(self.blocks(), 0, lambda: self.model(**{name: tokens}))[0]
+        return call.x if name == "pixel_values" else call.x.reshape(*lead, *call.x.shape[-2:])
+
+    def outputs(self, x: Tensor) -> Any:
+        with intercepted(self.blocks(), lambda i, call: x if i == 0 else call.x):
+            return self.model(**stand_in(self.model, x.detach()), return_dict=True)
+
+    def tensor(self, output: Any) -> Tensor | None:
+        return tensor_in(output)
+
+    def check(self, depth: Depth) -> None:
+        pass  # each block was compared, and what is around them is the model itself, run on a state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LibraryHost:
+        model = memo.get(id(self.model))
+        if model is None:
+            return self
+        other = copy.copy(self)
+        other.model = model
+        return other

@@ -1,0 +1,136 @@
+"""What is asked of a model's output: the loss it was trained for, one of a user's own, or a stand-in that needs no head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.depth import Depth
+from ctrans.interop.imported import Imported
+from ctrans.interop.ot_transformer import OTTransformer
+from ctrans.model.gpt import GPT
+from ctrans.walk import Described
+from solvers import ConfigError, Solution
+
+Loss = Callable[[Any, Any], Tensor]
+"""From all that a model returns, and targets, to a number."""
+AnyModel = GPT | OTTransformer | Imported
+LOSS_NAMES: dict[str, str] = {
+    "next": "cross-entropy of each next token; without a head of logits, by products with the model's embeddings",
+    "mlm": "cross-entropy of every seventh token, hidden; likewise",
+    "mean": "the mean of all that the model puts out: a stand-in",
+    "random": "the mean product of what it puts out with fixed Gaussian numbers: a stand-in that no last norm makes constant",
+    "none": "no loss: what needs one is left out",
+}
+"""Losses by name, and what each is."""
+
+
+class ModelWithLoss(nn.Module):
+    """A model with a loss of its own, L(X_T) = loss(what it returns for X_T, targets); all else is the model's."""
+
+    def __init__(self, model: AnyModel, loss: Loss):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
+        """What the head gives, and with `targets` the loss."""
+        x = self.depth(self.embed(tokens))
+        return self.head(x), None if targets is None else self.terminal_loss(x, targets)
+
+    def terminal_loss(self, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
+        """L as a function of X_T. Raises ConfigError for a loss that is no number."""
+        value = self.loss(self.model.outputs(x) if isinstance(self.model, Imported) else self.model.head(x), targets)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            what = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ConfigError(f"loss=: it gave {what}: return one number, such as the mean over what it is of")
+        return value.reshape(())
+
+    @property
+    def depth(self) -> Depth:
+        return self.model.depth
+
+    @property
+    def config(self) -> Described:
+        return self.model.config
+
+    def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
+        return self.model.embed(tokens)
+
+    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
+        return self.model.head(x)
+
+    def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
+        return self.model.trajectory(tokens, **options)
+
+
+class StandIn:
+    """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers by seed. Targets are not looked at."""
+
+    def __init__(self, tensor: Callable[[Any], Tensor | None], seed: int | None):
+        self.tensor, self.seed = tensor, seed
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        y = self.tensor(outputs)
+        if y is None:
+            raise ConfigError(f"the model gives a {type(outputs).__name__} with no tensor that is known: give loss=")
+        if self.seed is None:
+            return y.mean()
+        p = torch.randn(y.shape, generator=torch.Generator().manual_seed(self.seed)).to(y)
+        return (p * y).mean()
+
+
+class TiedCrossEntropy:
+    """The mean cross-entropy, in nats, of logits <e_v, y_i> for the embeddings e_v; targets of -1 are left out."""
+
+    def __init__(self, tensor: Callable[[Any], Tensor | None], embeddings: Callable[[], Tensor]):
+        self.tensor, self.embeddings = tensor, embeddings
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        y, weight = self.tensor(outputs), self.embeddings()
+        if y is None or y.shape[-1] != weight.shape[-1] or y.shape[:-1].numel() != targets.numel():
+            shape = None if y is None else tuple(y.shape)
+            raise ConfigError(
+                f"the model's output {shape} has no product with embeddings {tuple(weight.shape)} for each token: choose another loss, "
+                "mean or random"
+            )
+        return F.cross_entropy((y @ weight.T).flatten(0, -2), targets.flatten(), ignore_index=-1)
+
+
+def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool) -> tuple[AnyModel | ModelWithLoss, str]:
+    """The model with that loss, and the loss in a word: by a name of `LOSS_NAMES`, or as a function of outputs and targets.
+
+    None is what it was trained for, if its head gives logits of tokens, and otherwise the stand-in "random". Raises ConfigError for
+    another name, and for tokens to be predicted by a model that reads none.
+    """
+    if loss is None:
+        loss = ("next" if causal else "mlm") if predicts else "random"
+    if not isinstance(loss, str):
+        return ModelWithLoss(model, loss), "given"
+    if loss not in LOSS_NAMES:
+        raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
+    tensor = model.host.tensor if isinstance(model, Imported) else _itself
+    if loss in ("mean", "random"):
+        return ModelWithLoss(model, StandIn(tensor, None if loss == "mean" else 0)), loss
+    if loss == "none" or predicts:
+        return model, loss
+    table = _embeddings(model)
+    return ModelWithLoss(model, TiedCrossEntropy(tensor, lambda: table.weight)), loss
+
+
+def _itself(output: Any) -> Tensor | None:
+    return output if isinstance(output, Tensor) else None
+
+
+def _embeddings(model: AnyModel) -> nn.Embedding:
+    """The table of the tokens' embeddings."""
+    tables: Iterator[nn.Embedding] = (part for part in model.modules() if isinstance(part, nn.Embedding))
+    size = model.vocabulary if isinstance(model, Imported) else model.config.vocab_size
+    found = next((part for part in tables if size and part.num_embeddings == size), None)
+    if found is None:
+        raise ConfigError("the model embeds no tokens, so it predicts none: choose the loss mean or random, or give a function")
+    return found

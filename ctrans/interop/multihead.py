@@ -1,0 +1,63 @@
+"""torch's `nn.MultiheadAttention` as a chain of linear maps around softmax attention, on the module's own weights."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctrans.interop.calls import STATE, Template
+from solvers import ConfigError
+
+SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+
+
+class UnfoldedAttention(nn.Module):
+    """f(x)_i = W_O [sum_j a_hij V_h x_j]_h + b_O: what the module computes as self-attention, its linear maps called one by one.
+
+    It shares the module's parameters. torch's own calls them as functions, where nothing can be seen.
+    """
+
+    said = nn.MultiheadAttention.__name__
+
+    def __init__(self, module: nn.MultiheadAttention, tokens_first: bool):
+        super().__init__()
+        self.heads, self.tokens_first = module.num_heads, tokens_first
+        self.qkv = nn.Linear(1, 1, bias=False, device="meta")
+        self.qkv.weight, self.qkv.bias = module.in_proj_weight, module.in_proj_bias
+        self.out = module.out_proj
+
+    def forward(self, x: Tensor, call: Template | None = None) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        mask, causal = (None, False) if call is None else self._mask(call, x)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        out: Tensor = self.out(y.transpose(1, 2).flatten(-2))
+        return out
+
+    def _mask(self, call: Template, x: Tensor) -> tuple[Tensor | None, bool]:
+        """The mask that is added to scores (a mask of its own says what torch's does: True is hidden), or that it is causal."""
+        given = arguments(call)
+        mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
+        if padding is not None:
+            raise ConfigError("padding of some sequences is not known here: give sequences of one length, without a padding mask")
+        if mask is None:
+            return None, False
+        mask = ~mask if mask.dtype.is_floating_point is False else mask.to(x.dtype)
+        return (mask.unflatten(0, (-1, self.heads)) if mask.dim() == 3 else mask), False
+
+
+def unfolds(module: nn.Module, call: Template) -> bool:
+    """Whether it is torch's attention, called on one state with weights that are of one size."""
+    if type(module) is not nn.MultiheadAttention:
+        return False
+    given = arguments(call)
+    alike = all(given.get(name) is STATE for name in ("query", "key", "value"))
+    return alike and module.in_proj_weight is not None and module.bias_k is None and not module.add_zero_attn
+
+
+def arguments(call: Template) -> dict[str, Any]:
+    """What torch's attention was given, by name."""
+    bound = SIGNATURE.bind(None, *call.args, **call.kwargs)
+    return dict(bound.arguments)

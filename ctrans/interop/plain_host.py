@@ -1,0 +1,254 @@
+"""Any `nn.Module` around its blocks: run on an example input, which stands in wherever only the shape of the state matters."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.depth import Depth
+from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.block_calls import OWN_ERRORS, Form, Running, intercepted, recorded_until
+from ctrans.interop.block_parts import token_axis_is_first
+from ctrans.interop.calls import Template, plain_kernels, watched
+from ctrans.interop.find_sequence import find_sequence
+from ctrans.interop.hosts import seen, tensor_in
+from ctrans.interop.recognise import Structure, recognise
+from ctrans.interop.rounding import tolerance
+from solvers import ConfigError
+
+Example = Tensor | Mapping[str, Any]
+Embed = Callable[[Tensor], Tensor]
+Head = Callable[[Tensor], Any]
+KEPT = 8
+"""For how many shapes of states the contexts are kept."""
+
+
+class PlainHost:
+    """A module that says nothing of itself: its blocks, its first state and its output are seen when it reads the example.
+
+    `example` is what it reads, or its keyword arguments, of which the first is what is put in the place of tokens. `embed` and `head`
+    take the place of what the module does before its blocks and after them.
+    """
+
+    context = None
+
+    def __init__(
+        self, model: nn.Module, anatomy: Anatomy, example: Example, embed: Embed | None = None, head: Head | None = None
+    ):
+        self.model: Any = model
+        self.own_embed, self.own_head = embed, head
+        self.named = dict(example) if isinstance(example, Mapping) else None
+        main = next(iter(self.named.values())) if self.named else example
+        if not isinstance(main, Tensor) or main.dim() < 2:
+            raise ConfigError(
+                f"example=: {type(main).__name__} is no batch of inputs: give a tensor whose first axis is that of sequences or images, "
+                "or the keyword arguments of a forward pass, such a tensor first"
+            )
+        self.example, self.tokens_first = main, False
+        path, form = self._sequence(anatomy)
+        self.anatomy = Anatomy(path, anatomy.attention, anatomy.ffn)
+        self.form = self._turned(form)
+        sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+        self.vocabulary = 0 if main.is_floating_point() else max(sizes, default=0)
+
+    @property
+    def family(self) -> str:
+        return "module"
+
+    def predicts(self) -> bool:
+        if not self.vocabulary:
+            return False
+        with torch.no_grad(), plain_kernels():
+            y = self.tensor(self.outputs(self.like.unsqueeze(0)))
+        return y is not None and y.dim() == 3 and y.shape[-1] == self.vocabulary
+
+    def blocks(self) -> list[nn.Module]:
+        assert self.anatomy.blocks is not None, "it was found"
+        part: Any = self.model.get_submodule(self.anatomy.blocks)
+        return list(part)
+
+    def structures(self) -> tuple[list[Structure], Tensor]:
+        blocks = self.blocks()
+        with plain_kernels():
+            calls = recorded_until(blocks, len(blocks) - 1, lambda: self.run(self.example), self.form)
+            found = [
+                seen(recognise(block, call, self.anatomy, self.form), call.x) for block, call in zip(blocks, calls, strict=True)
+            ]
+        self.tokens, self.like = calls[0].x.shape[-2], torch.zeros_like(calls[0].x[0])
+        return found, calls[0].x
+
+    def contexts(self, structures: Sequence[Structure]) -> SeenContexts:
+        paths = []
+        for block, structure in zip(self.blocks(), structures, strict=True):
+            names = {part: path for path, part in block.named_modules()}
+            paths.append(names[structure.called] if structure.called is not None else "")
+        return SeenContexts(self, tuple(paths))
+
+    def run(self, tokens: Tensor) -> Any:
+        """A forward pass on these inputs, what else the example has being as there, for as many sequences."""
+        given = tokens.transpose(0, 1) if self.tokens_first else tokens
+        if self.named is None:
+            return self.model(given)
+        first, *others = self.named
+        return self.model(**{first: given}, **{name: self._as_many(self.named[name], len(tokens)) for name in others})
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        axes = self.example.dim() - 1
+        lead = tokens.shape[: tokens.dim() - axes]
+        flat = tokens.reshape(-1, *tokens.shape[tokens.dim() - axes :])
+        if self.own_embed is not None:
+            x = self.own_embed(flat)
+        else:
+            with plain_kernels():
+                x = recorded_until(self.blocks(), 0, lambda: self.run(flat), self.form)[0].x
+        return x.reshape(*lead, *x.shape[1:])
+
+    def outputs(self, x: Tensor) -> Any:
+        if self.own_head is not None:
+            return self.own_head(x)
+        last = len(self.blocks()) - 1
+        with plain_kernels(), intercepted(self.blocks(), lambda i, call: x if i == last else call.x, self.form):
+            return self.run(self.shaped(x))
+
+    def tensor(self, output: Any) -> Tensor | None:
+        """The tensor that is meant by what the module returns, sequences first."""
+        found = tensor_in(output)
+        turned = found is not None and found.dim() > 1 and self.form.tokens_first
+        return found.transpose(0, 1) if found is not None and turned else found
+
+    def shaped(self, x: Tensor) -> Tensor:
+        """An input whose first state has the shape of x: the example's rows again and again, cut or repeated to another length."""
+        rows = self._as_many(self.example, len(x))
+        if x.shape[-2] == self.tokens:
+            return rows
+        for axis in range(1, rows.dim()):
+            length = rows.shape[axis]
+            for wanted in dict.fromkeys((x.shape[-2] + length - self.tokens, round(x.shape[-2] * length / self.tokens))):
+                if wanted > 0:
+                    cut = rows.index_select(axis, torch.arange(wanted, device=rows.device) % length)
+                    if self._first_tokens(cut) == x.shape[-2]:
+                        return cut
+        raise ConfigError(
+            f"{type(self.model).__name__} reads its example as {self.tokens} tokens, and cutting or repeating that gives none with "
+            f"{x.shape[-2]}: give states, or an example=, of that length"
+        )
+
+    def check(self, depth: Depth) -> None:
+        """Raises ConfigError where the rebuilt output is not the module's own, on the example or on the example backwards: a head
+        may look at the input itself.
+        """
+        for tokens in (self.example, self.example.flip(-1)):
+            self._check(depth, tokens)
+
+    def _check(self, depth: Depth, tokens: Tensor) -> None:
+        with plain_kernels():
+            whole = self.tensor(self.run(tokens))
+        rebuilt = self.tensor(self.outputs(depth(self.embed(tokens))))
+        if whole is None or rebuilt is None or self.own_embed is not None or self.own_head is not None:
+            return  # what the user put in the module's place is the user's
+        size = whole.norm().clamp_min(torch.finfo(whole.dtype).tiny)
+        miss = float((rebuilt - whole).norm() / size) if rebuilt.shape == whole.shape else math.inf
+        if not miss <= tolerance(whole.dtype):
+            raise ConfigError(
+                f"head=: what {type(self.model).__name__} returns is not made of its last block's state alone (off by {miss:.1g}), as where "
+                "a head looks at its input again: give head=, a function of that state"
+            )
+
+    def of(self, model: nn.Module) -> PlainHost:
+        """The same around a copy of the model."""
+        other = copy.copy(self)
+        other.model = model
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlainHost:
+        model = memo.get(id(self.model))
+        return self if model is None else self.of(model)
+
+    def _sequence(self, anatomy: Anatomy) -> tuple[str, Form]:
+        with plain_kernels():
+            try:
+                return find_sequence(self.model, lambda: self.run(self.example), anatomy.blocks)
+            except OWN_ERRORS as error:
+                if isinstance(error, ConfigError):
+                    raise
+                said = " ".join(str(error).split())[:200]
+                raise ConfigError(
+                    f"example=: {type(self.model).__name__} does not run on {self._said()} ({type(error).__name__}: {said}): give an input "
+                    "that it reads"
+                ) from None
+
+    def _said(self) -> str:
+        return f"a tensor {tuple(self.example.shape)} of {str(self.example.dtype).removeprefix('torch.')}"
+
+    def _turned(self, form: Form) -> Form:
+        """The form with its order of axes, by where the first block mixes; and the example with sequences first, as it is seen."""
+        block = self.blocks()[0]
+        with plain_kernels():
+            call = recorded_until([block], 0, lambda: self.run(self.example), form)[0]
+            first = bool(token_axis_is_first(Running(block, call, form), call.x))
+            form = Form(form.part, tokens_first=first)
+            if self.example.dim() > 1 and self._grown(form, 0) != (1, 0) and self._grown(form, 1) == (1, 0):
+                self.example, self.tokens_first = self.example.transpose(0, 1), True
+        return form
+
+    def _grown(self, form: Form, axis: int) -> tuple[int, int] | None:
+        """By how much sequences and tokens of the first state grow where the example grows by one along that axis."""
+        more = torch.cat([self.example, self.example.narrow(axis, 0, 1)], axis)
+        try:
+            states = [recorded_until(self.blocks()[:1], 0, lambda x=x: self.run(x), form)[0].x for x in (self.example, more)]
+        except OWN_ERRORS:
+            return None
+        return states[1].shape[0] - states[0].shape[0], states[1].shape[1] - states[0].shape[1]
+
+    def _as_many(self, value: Any, count: int) -> Any:
+        """A tensor's first axis repeated to that many, where it is that of sequences."""
+        if isinstance(value, Tensor) and value.dim() and len(value) == len(self.example):
+            return value[torch.arange(count, device=value.device) % len(value)]
+        return value
+
+    def _first_tokens(self, tokens: Tensor) -> int | None:
+        try:
+            with torch.no_grad(), plain_kernels():
+                calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)
+        except OWN_ERRORS:
+            return None
+        return calls[0].x.shape[-2] if calls else None
+
+
+class SeenContexts:
+    """How a module calls each block's attention, for states of any shape: seen when it reads an input of that length."""
+
+    def __init__(self, host: PlainHost, paths: tuple[str, ...]):
+        self.host, self.paths = host, paths
+        self._known: dict[tuple[Any, ...], list[Template]] = {}
+
+    @property
+    def model(self) -> nn.Module:
+        model: nn.Module = self.host.model
+        return model
+
+    def of(self, block: int, x: Tensor) -> dict[str, Any]:
+        """The call of that block's attention, for the state x (batch, tokens, width)."""
+        key = (x.shape, x.dtype, x.device)
+        if key not in self._known:
+            if len(self._known) == KEPT:
+                del self._known[next(iter(self._known))]
+            self._known[key] = self._seen(x)
+        return {"call": self._known[key][block]}
+
+    def _seen(self, x: Tensor) -> list[Template]:
+        parts = {
+            str(i): part.get_submodule(path) for i, (part, path) in enumerate(zip(self.host.blocks(), self.paths, strict=True))
+        }
+        with torch.no_grad(), plain_kernels(), watched(parts) as acts:
+            self.host.run(self.host.shaped(x))
+        return [act.template for act in acts]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SeenContexts:
+        model = memo.get(id(self.host.model))
+        return self if model is None else SeenContexts(self.host.of(model), self.paths)

@@ -1,0 +1,72 @@
+"""How much of a map a foreign block adds to its state: X + s f(N X), a number s for each sublayer or one for each channel.
+
+A number s > 0 is a length of depth-time, the dt of that segment. A number below 0, or one for every channel (LayerScale), is no time:
+it becomes part of the map's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.interop.rounding import tolerance
+
+DIGITS = 6
+"""A number that was fitted is taken as the one of so many digits, or fewer, that is as near as the fit is good."""
+
+
+class ScaledOutput(nn.Module):
+    """s * x, s a number or one for each channel: a last stage of a map."""
+
+    def __init__(self, scale: Tensor | float):
+        super().__init__()
+        self.own: nn.Parameter | None = scale if isinstance(scale, nn.Parameter) else None
+        self.fixed = None if isinstance(scale, nn.Parameter) else torch.as_tensor(scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.own if self.own is not None else self.fixed.to(x))  # type: ignore[union-attr]  # one of the two is there
+
+
+def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Tensor | None:
+    """s with added = s * values: a number, or a vector with one for each channel; None where there is none.
+
+    It is taken as the block has it, if one of its numbers or vectors is it.
+    """
+    close = tolerance(values.dtype)
+    added, values = added.double(), values.double()
+    square = values.square()
+    alone = float((added * values).sum() / square.sum())
+    if _close(alone * values, added, close):
+        return _said(block, alone, close)
+    each = (added * values).flatten(0, -2).sum(0) / square.flatten(0, -2).sum(0)
+    if not _close(each * values, added, close):
+        return None
+    own = (part for part in block.parameters() if part.shape == each.shape and _close(part.detach().double(), each, close))
+    return next(own, each)
+
+
+def _said(block: nn.Module, value: float, close: float) -> float:
+    """The number among the block's own that is nearest, if one is as near as the fit is good; else one of few digits."""
+    nearest = min(_numbers(block), key=lambda number: abs(number - value), default=0.0)
+    short = float(f"{value:.{DIGITS}g}")
+    return next((number for number in (nearest, _shortest(value), short) if abs(number - value) <= close * abs(value) / 8), value)
+
+
+def _shortest(value: float) -> float:
+    """With as few digits as give it to a hundred thousandth."""
+    rounded = (float(f"{value:.{digits}g}") for digits in range(1, DIGITS))
+    return next((number for number in rounded if abs(number - value) <= 1e-5 * abs(value)), value)
+
+
+def _numbers(block: nn.Module) -> Iterator[float]:
+    for part in block.modules():
+        yield from (value for value in vars(part).values() if isinstance(value, float))
+        for weight in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+            if weight.numel() == 1 and weight.is_floating_point():
+                yield float(weight)
+
+
+def _close(found: Tensor, expected: Tensor, close: float) -> bool:
+    return float((found - expected).norm()) <= close * float(expected.norm())
