@@ -148,13 +148,14 @@ class Depth(nn.Module):
 
     def _resampled_spans(self, blocks: int) -> list[Fraction]:
         """The spans of that many blocks: of each the mean over the stretch of blocks that it stands for, so that T stays."""
-        old = [self.spans[i : i + self.per_block] for i in range(0, len(self.spans), self.per_block)]
+        old: list[tuple[Fraction, ...]] = [self.spans[i : i + self.per_block] for i in range(0, len(self.spans), self.per_block)]
         if len(set(old)) == 1:
             return list(old[0]) * blocks
         new = []
         for j in range(blocks):
             start, end = Fraction(j * len(old), blocks), Fraction((j + 1) * len(old), blocks)
-            parts = [(min(end, i + 1) - max(start, i), old[i]) for i in range(math.floor(start), math.ceil(end))]
+            whole = range(math.floor(start), math.ceil(end))
+            parts = [(min(end, Fraction(i + 1)) - max(start, Fraction(i)), old[i]) for i in whole]
             new += [sum((share * spans[k] for share, spans in parts), Fraction(0)) / (end - start) for k in range(self.per_block)]
         return new
 

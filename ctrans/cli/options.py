@@ -220,7 +220,9 @@ loss_option = click.option(
     + ".  [default: next or mlm, as the model reads; random for one without a head of logits]",
 )
 
-model_options = stack(checkpoint_option, model_option, architecture_option, python_option, anatomy_option, loss_option, stream_option)
+model_options = stack(
+    checkpoint_option, model_option, architecture_option, python_option, anatomy_option, loss_option, stream_option
+)
 
 
 def out_option(name: str, beside: str = "png") -> Callable[[Command], Command]:

@@ -31,7 +31,8 @@ def import_plugins(context: click.Context, parameter: click.Parameter, values: S
 
 def import_named(value: str) -> ModuleType:
     """The module: of a file whose path ends in .py, or of a name that is installed or in this directory."""
-    return _named(value, lambda: _import_file(Path(value)) if value.endswith(".py") else _import_module(value))
+    module: ModuleType = _named(value, lambda: _import_file(Path(value)) if value.endswith(".py") else _import_module(value))
+    return module
 
 
 def called(value: str) -> Any:

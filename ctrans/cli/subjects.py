@@ -185,7 +185,9 @@ def _made(request: ModelRequest) -> list[Subject]:
         raise ConfigError(f"{request.python!r} returns a {type(made).__name__}: return an nn.Module")
     opened = open_model(made, dtype, dt=check_dt(request.dt), loss=request.loss, **_named_parts(request))
     if not opened.vocabulary:
-        raise ConfigError(f"{opened.config.model} reads no token ids, and commands read text: open it in Python by ctrans.open_model")
+        raise ConfigError(
+            f"{opened.config.model} reads no token ids, and commands read text: open it in Python by ctrans.open_model"
+        )
     return [_of_opened(opened, request, f"weights of {request.python}", trained=True)]
 
 
@@ -216,7 +218,7 @@ def _described(request: ModelRequest) -> list[Subject]:
 
 def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: bool = False) -> Subject:
     """The one model, whose architecture takes the place of the options'."""
-    config, depth = opened.model.config, opened.model.depth
+    config, depth = opened.config, opened.model.depth
     context = request.context if config.context is None else min(request.context, config.context)
     unknown = dict.fromkeys(name for name in options.ARCHITECTURE if name not in ("context", "dt"))
     return Subject(

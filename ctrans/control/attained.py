@@ -21,9 +21,9 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from ctrans.control.ascent import ascend
@@ -77,8 +77,8 @@ class Attained:
 @torch.no_grad()
 def attained(
     model: Model,
-    tokens: Int[Tensor, "*batch tokens"],
-    targets: Int[Tensor, "..."],
+    tokens: Tensor,
+    targets: Any,
     *,
     weight_decay: float = 0.0,
     decay_gains: bool = False,

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
@@ -52,8 +52,8 @@ class Costate:
 @torch.no_grad()
 def costate(
     model: Model,
-    tokens: Int[Tensor, "*batch tokens"],
-    targets: Int[Tensor, "..."],
+    tokens: Tensor,
+    targets: Any,
     *,
     form: str = "discrete",
     method: str | Method | None = None,
@@ -115,7 +115,7 @@ class DiscreteCostate(Instrument):
         )
 
 
-def _discrete(model: Model, tokens: Tensor, targets: Tensor, options: dict[str, Any]) -> Costate:
+def _discrete(model: Model, tokens: Tensor, targets: Any, options: dict[str, Any]) -> Costate:
     """The model's own steps, and back through them."""
     if options:
         given = ", ".join(options)
@@ -133,7 +133,7 @@ class _WayBack:
     stats: Stats
 
 
-def _continuous(model: Model, tokens: Tensor, targets: Tensor, options: dict[str, Any]) -> Costate:
+def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, Any]) -> Costate:
     """The ODE's solution by a `solve` that keeps every accepted step, and back by `_solve_back` from each segment's end.
 
     No instrument of a walk, which takes the discrete model's steps: here a solver chooses them.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import VERDICTS, Supremum, Verdict
@@ -193,8 +194,8 @@ def refusal(placement: Placement, remedy: Remedy) -> str | None:
 
 def check_model(
     model: Model,
-    tokens: Int[Tensor, "batch tokens"],
-    targets: Int[Tensor, "batch tokens"],
+    tokens: Tensor,
+    targets: Any,
     remedy: Remedy | None = None,
     *,
     progress: Callable[[int], None] | None = None,

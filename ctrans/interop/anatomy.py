@@ -62,7 +62,7 @@ def read_anatomy(path: Path) -> Anatomy:
             raise unknown(f"entry of {str(path)!r}", name, known)
         several = isinstance(value, list) and name != "blocks" and all(isinstance(each, str) for each in value) and value
         if not isinstance(value, str) and not several:
-            raise ConfigError(f"{str(path)!r}: {name} = {value!r} is no path of attributes, such as \"model.layers\"")
+            raise ConfigError(f'{str(path)!r}: {name} = {value!r} is no path of attributes, such as "model.layers"')
     return Anatomy(**entries)
 
 
@@ -91,9 +91,15 @@ def fields(block: nn.Module, anatomy: Anatomy) -> tuple[ModuleChain, ModuleChain
     attention, ffn = named_maps(block, anatomy)
     if attention is None or ffn is None:
         missing = " and ".join(what for what, found in (("attention", attention), ("FFN", ffn)) if found is None)
-        parts = ", ".join(f"{name} ({type(part).__name__})" for name, part in block.named_children())
-        raise ConfigError(f"no {missing} found in {type(block).__name__}, which has {parts}: name them by anatomy=Anatomy(...), or by --anatomy FILE.toml")
+        raise ConfigError(
+            f"no {missing} found in {type(block).__name__}, which has {parts_of(block)}: name them by anatomy=Anatomy(...), or by --anatomy FILE.toml"
+        )
     return ModuleChain(attention), ModuleChain(ffn)
+
+
+def parts_of(block: nn.Module) -> str:
+    """'norm (LayerNorm), attn (Attention)': the block's own parts."""
+    return ", ".join(f"{name} ({type(part).__name__})" for name, part in block.named_children())
 
 
 def named_maps(block: nn.Module, anatomy: Anatomy) -> tuple[list[nn.Module] | None, list[nn.Module] | None]:
@@ -103,9 +109,7 @@ def named_maps(block: nn.Module, anatomy: Anatomy) -> tuple[list[nn.Module] | No
 
 def lists_of_modules(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
     """What may hold blocks, by its path."""
-    return {
-        name: part for name, part in model.named_modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part)
-    }
+    return {name: part for name, part in model.named_modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part)}
 
 
 def _modules(block: nn.Module, given: str | Sequence[str] | None, known: tuple[tuple[str, ...], ...]) -> list[nn.Module] | None:

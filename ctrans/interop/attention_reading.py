@@ -130,7 +130,9 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
             if candidates
             else f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads"
         )
-    cap = next((float(cap) for name in SOFT_CAPS if isinstance(cap := getattr(own_module(first), name, None), (int, float))), None)
+    cap = next(
+        (float(cap) for name in SOFT_CAPS if isinstance(cap := getattr(own_module(first), name, None), (int, float))), None
+    )
     scores = _Scores(chain, x, _at_one_position(context), rows > 0, head, cap)
     fits = ((each, scale) for each in reading if (scale := scores.scale(*each[:2])) is not None)
     (query, key, value), scale = next(fits, (reading[0], None))

@@ -89,7 +89,7 @@ class Running:
         parameter = inspect.signature(kind.forward).parameters[self.call.argument]
         first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]
         output = self.block(x, **named) if first else self.block(**{self.call.argument: x}, **named)
-        return self.form.read(output) if isinstance(output, (Tensor, tuple, list, dict)) else output
+        return output if self.form.part is None and not isinstance(output, Tensor) else self.form.read(output)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.anatomy import Anatomy, named_maps
+from ctrans.interop.anatomy import Anatomy, named_maps, parts_of
 from ctrans.interop.block_calls import OWN_ERRORS, Running, is_state
 from ctrans.interop.calls import Act, CalledAs, first_tensor, watched
 from ctrans.interop.ffn_in_model import KNOWN, Activated, GatedUnits
@@ -66,13 +66,29 @@ def seen_parts(running: Running, x: Tensor, anatomy: Anatomy, *, own_calls: bool
     with watched({path: part for path, part in block.named_modules() if part is not block}) as acts:
         running(x)
     named = named_maps(block, anatomy)
+    for what, path, found in (("attention", anatomy.attention, named[0]), ("FFN", anatomy.ffn, named[1])):
+        if path is not None and found is None:
+            raise ConfigError(
+                f"no {what} found in {type(block).__name__}, which has {parts_of(block)}: it has nothing at {path!r}"
+            )
     if named[0] is None or own_calls:
-        attention, context = _attention(block, acts, running, None if named[0] is None else named[0])
+        attention, context = _attention(block, acts, running, None if anatomy.attention is None else named[0])
     else:
         attention, context = Part(ModuleChain(named[0]), tuple(named[0])), running.call.context
-    given = None if anatomy.ffn is None else named[1]
-    ffn = Part(ModuleChain(given), tuple(given)) if given is not None else _ffn(block, acts, attention)
+    _check_one_sequence(block, acts, attention)
+    ffn = _ffn(block, acts, attention) if anatomy.ffn is None or named[1] is None else _given_ffn(block, acts, named[1])
     return Parts(attention, ffn, context)
+
+
+def _check_one_sequence(block: nn.Module, acts: Sequence[Act], attention: Part) -> None:
+    """Raises ConfigError where a part beside attention is given a second state, as cross-attention is."""
+    for act in acts:
+        others = [value for value in (*act.template.args, *act.template.kwargs.values()) if is_state(value)]
+        if others and act.module not in attention.inside and is_state(act.x) and act.y is not None:
+            raise ConfigError(
+                f"{act.path} ({type(act.module).__name__}) of {type(block).__name__} reads a second sequence: cross-attention is not "
+                "known here, so take a model, or blocks=, without it"
+            )
 
 
 def _attention(
@@ -105,10 +121,9 @@ def _no_attention(block: nn.Module, mixing: Sequence[Act]) -> str:
             f"attention=: several modules of {kind} mix tokens, {found}: blocks of one attention and one FFN are known (no "
             "cross-attention, no convolution beside attention); name one only if the others do nothing"
         )
-    parts = ", ".join(f"{name} ({type(part).__name__})" for name, part in block.named_children())
     return (
         f"attention=: no module of {kind} mixes tokens by itself, so its forward does; put that into a module of its own and name it "
-        f"by attention=; {kind} has {parts}"
+        f"by attention=; {kind} has {parts_of(block)}"
     )
 
 
@@ -160,7 +175,9 @@ def _ffn(block: nn.Module, acts: Sequence[Act], attention: Part) -> Part:
     leaves = [act for act in _leaves(acts) if act.module not in attention.inside]
     weighty = [act for act in leaves if _has_matrix(act.module) and as_norm(act.module) is None]
     if not weighty:
-        raise ConfigError(f"ffn=: nothing in {kind} acts beside attention and norms: blocks of one attention and one FFN are known")
+        raise ConfigError(
+            f"ffn=: nothing in {kind} acts beside attention and norms: blocks of one attention and one FFN are known"
+        )
     early = next((act for act in weighty if acts.index(act) < start), None)
     if early is not None:
         raise ConfigError(
@@ -171,6 +188,15 @@ def _ffn(block: nn.Module, acts: Sequence[Act], attention: Part) -> Part:
         stages, own = _extended([holder], acts)
         return Part(ModuleChain(stages), tuple(own))
     return _line(kind, leaves, weighty, acts)
+
+
+def _given_ffn(block: nn.Module, acts: Sequence[Act], given: Sequence[nn.Module]) -> Part:
+    """The modules one after the other, with what the block computes between them by functions."""
+    own = [act for act in acts if act.module in given]
+    missing = next((part for part in given if all(act.module is not part for act in own)), None)
+    if missing is not None:
+        raise ConfigError(f"ffn=: {type(block).__name__} does not call its {type(missing).__name__}")
+    return Part(ModuleChain(given), tuple(given)) if len(own) == 1 else _line(type(block).__name__, own, own, own)
 
 
 def _has_matrix(module: nn.Module) -> bool:
@@ -196,6 +222,7 @@ def _line(kind: str, leaves: Sequence[Act], weighty: Sequence[Act], acts: Sequen
     heads = [act for act in weighty if act.x is weighty[0].x]
     rest = [act for act in leaves if act not in heads and acts.index(act) > acts.index(heads[-1]) and as_norm(act.module) is None]
     own = [act.module for act in heads]
+    stages: list[nn.Module]
     if len(heads) == 2 and rest:
         gate = _gate(heads[0], heads[1], rest)
         if gate is None:

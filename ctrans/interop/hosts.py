@@ -43,7 +43,6 @@ class Host(Protocol):
     def predicts(self) -> bool:
         """Whether its output is logits of tokens, one row for each."""
 
-    @property
     def like(self) -> Tensor:
         """A state (tokens, width) of the least length at which tokens can be told apart, of the model's type; zeros."""
 
@@ -75,7 +74,9 @@ def tensor_in(output: Any) -> Tensor | None:
         return next((output[name] for name in OUTPUTS if name in output), None)
     if isinstance(output, (tuple, list)):
         return next((part for part in output if isinstance(part, Tensor) and part.is_floating_point()), None)
-    return output if isinstance(output, Tensor) else next((v for n in OUTPUTS if (v := getattr(output, n, None)) is not None), None)
+    return (
+        output if isinstance(output, Tensor) else next((v for n in OUTPUTS if (v := getattr(output, n, None)) is not None), None)
+    )
 
 
 def seen(structure: Structure, x: Tensor) -> Structure:
@@ -112,7 +113,6 @@ class LibraryHost:
     def predicts(self) -> bool:
         return self.model.get_output_embeddings() is not None
 
-    @property
     def like(self) -> Tensor:
         return self._like
 

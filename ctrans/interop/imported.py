@@ -40,10 +40,11 @@ MOST_LENGTHS = 6
 class Architecture:
     """What was seen in a model: printing it says so in a line.
 
-    `dt` is the length of a segment in depth-time, what the model adds of each map; where sublayers differ in it, `lengths` are the
-    lengths that there are, and `dt` their unit. `norm` is "layernorm" or "rmsnorm" by what the norms compute, `norms` describes them. `context` is the longest sequence, None
-    where the model does not say. How the weights were once drawn, no model says: `initialisation` is None. `unread` says what of its
-    attention and FFN could not be read, so that some instruments cannot speak of it.
+    `dt` is the length of a segment in depth-time, how much the model adds of each map; where sublayers differ in it, `lengths` are
+    the lengths that there are, and `dt` their unit. `norm` is "layernorm" or "rmsnorm" by what the norms compute, `norms`
+    describes them. `context` is the longest sequence, None where the model does not say. How the weights were once drawn, no model
+    says: `initialisation` is None. `unread` says what of its attention and FFN could not be read, so that some instruments cannot
+    speak of it.
     """
 
     model: str
@@ -64,10 +65,10 @@ class Architecture:
     def __str__(self) -> str:
         return (
             f"{self.model} ({self.family}): {self.blocks} block{'s' * (self.blocks != 1)} of width {self.width}, "
-            f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}, norms {', '.join(self.norms) or 'none'}"
+            f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}, norms "
+            f"{', '.join(self.norms) or 'none'}"
             f"{''.join(f'; {said}' for said in self.unread)}"
         )
-
 
     def _lengths(self) -> str:
         """How long segments are, where they are not one long."""
@@ -212,7 +213,12 @@ def _said(stage: nn.Module) -> str:
 
 def _by_channel(structures: list[Structure]) -> tuple[str, ...]:
     """Words for maps that are scaled by channel, or by a number that is no length."""
-    own = [part.kind for s in structures for part in s.sublayers if any(isinstance(each, ScaledOutput) for each in part.field.modules())]
+    own = [
+        part.kind
+        for s in structures
+        for part in s.sublayers
+        if any(isinstance(each, ScaledOutput) for each in part.field.modules())
+    ]
     return tuple(f"what its {kind} adds is scaled, which is taken as part of that map" for kind in dict.fromkeys(own))
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,14 @@ from ctrans.interop.hugging_face import (
     weight_files,
 )
 from ctrans.interop.imported import Imported
-from ctrans.interop.losses import LOSS_NAMES, Loss, ModelWithLoss, with_loss
+from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss, with_loss
 from ctrans.interop.nanogpt import read_nanogpt
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.plain_host import Example, PlainHost
 from ctrans.interop.streamed import stored_weights
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
 from ctrans.model.gpt import GPT
-from ctrans.walk import Described
+from ctrans.walk import own_loss
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError, Solution
 
@@ -46,29 +46,48 @@ HIDDEN_EVERY = 7
 """One token in so many is hidden from a model that fills gaps: the 15 % of BERT's training, at fixed places."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Opened:
-    """A model from disk: in evaluation mode, without gradients, with what `ctrans` asks of any model.
+class Opened(nn.Module):
+    """A model that was opened: in evaluation mode, without gradients, with what `ctrans` asks of any model, and how it reads.
 
-    It is a model itself: `depth`, `embed`, `head`, `trajectory` and, where it says its loss, `terminal_loss` are those of `model`.
-    `causal` is whether tokens read only earlier ones, as seen in what its first attention computes. `predicts` is whether its
-    head gives logits of tokens. `loss` is the loss by a name of `LOSS_NAMES`, or "given". `vocabulary` is 0 for what reads no tokens.
+    It is a model itself, whose `depth`, `embed`, `head`, `trajectory` and loss are those of `model`. `directory` is where it was, and
+    `described` what was recognised. `vocabulary` is how many tokens it embeds, 0 for what reads none. `causal` is whether tokens
+    read only earlier ones, as seen in what its first attention computes. `predicts` is whether its head gives logits of tokens.
+    `loss` is its loss by a name of `LOSS_NAMES`, or "given".
     """
 
-    model: GPT | OTTransformer | Imported | ModelWithLoss
-    directory: Path | None
-    described: str
-    vocabulary: int
-    causal: bool
-    predicts: bool
-    loss: str
+    model: AnyModel | ModelWithLoss
+
+    def __init__(
+        self,
+        model: AnyModel | ModelWithLoss,
+        directory: Path | None,
+        described: str,
+        vocabulary: int,
+        causal: bool,
+        predicts: bool,
+        loss: str,
+    ):
+        super().__init__()
+        self.model, self.directory, self.described = model, directory, described
+        self.vocabulary, self.causal, self.predicts, self.loss = vocabulary, causal, predicts, loss
+
+    def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
+        """What the head gives, and with `targets` the loss."""
+        found: tuple[Tensor, Tensor | None] = self.model(tokens, targets)
+        return found
+
+    @property
+    def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
+        """L(X_T, targets) where it is not the cross-entropy of its logits."""
+        return own_loss(self.model)
 
     @property
     def depth(self) -> Depth:
         return self.model.depth
 
     @property
-    def config(self) -> Described:
+    def config(self) -> Any:
+        """What was recognised: a `Described`."""
         return self.model.config
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -79,9 +98,6 @@ class Opened:
 
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
         return self.model.trajectory(tokens, **options)
-
-    def modules(self) -> Iterator[nn.Module]:
-        return self.model.modules()
 
     def tokeniser(self) -> Tokeniser:
         """How text becomes its tokens; byte by byte for a model without a directory. Errors as `find_tokeniser`."""
@@ -183,8 +199,8 @@ def _from_module(
     else:
         host = PlainHost(module, anatomy, _token_example(module) if example is None else example, embed, head)
         opened = open_imported(Imported(module, dt=dt, host=host), loss=loss)
-    said = "; it was training, and is in evaluation mode now" if training else ""
-    return dataclasses.replace(opened, described=opened.described + said)
+    opened.described += "; it was training, and is in evaluation mode now" if training else ""
+    return opened
 
 
 def _token_example(module: nn.Module) -> Tensor:
@@ -206,7 +222,7 @@ EXAMPLE_TOKENS = 6
 def open_imported(model: Imported, directory: Path | None = None, loss: str | Loss | None = None) -> Opened:
     """What `open_model` makes of a directory, of a model that is there already; its tokenizer is looked for in the directory."""
     model = model.requires_grad_(False).eval()
-    like = model.host.like
+    like = model.host.like()
     causal = _is_causal(model.depth.sublayers[0].field, like)
     predicts = model.host.predicts()
     made, name = with_loss(model, loss, predicts=predicts, causal=causal)
@@ -244,10 +260,10 @@ def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | N
         c = model.config = dataclasses.replace(model.config, dt=dt)
         model.depth = Depth(model.depth.sublayers, dt)
         said = f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
-    c = model.config
-    made, name = with_loss(model, loss, predicts=True, causal=c.causal)
-    notes = [*notes, f"its loss: {LOSS_NAMES[name]}"] if name in STAND_INS else notes
-    return Opened(made, path.parent, "; ".join([said, *notes]), c.vocab_size, c.causal, True, name)
+    own = model.config
+    made, name = with_loss(model, loss, predicts=True, causal=own.causal)
+    stand_in = [f"its loss: {LOSS_NAMES[name]}"] if name in STAND_INS else []
+    return Opened(made, path.parent, "; ".join([said, *notes, *stand_in]), own.vocab_size, own.causal, True, name)
 
 
 def _from_transformers(
@@ -266,7 +282,9 @@ def _from_transformers(
             imported = from_transformers(loaded, dt=dt, anatomy=anatomy)
             if not imported.vocabulary:
                 where = f"{imported.config.model} at {str(directory)!r}"
-                raise ConfigError(f"{where} takes images, and this reads text: give a language model, or in Python the module itself")
+                raise ConfigError(
+                    f"{where} takes images, and this reads text: give a language model, or in Python the module itself"
+                )
             return open_imported(imported, directory, loss)
         except RuntimeError as error:  # some modules have kernels for some dtypes only
             kind = str(dtype).removeprefix("torch.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,11 +61,14 @@ class PlainHost:
     def family(self) -> str:
         return "module"
 
+    def like(self) -> Tensor:
+        return self._like
+
     def predicts(self) -> bool:
         if not self.vocabulary:
             return False
         with torch.no_grad(), plain_kernels():
-            y = self.tensor(self.outputs(self.like.unsqueeze(0)))
+            y = self.tensor(self.outputs(self._like.unsqueeze(0)))
         return y is not None and y.dim() == 3 and y.shape[-1] == self.vocabulary
 
     def blocks(self) -> list[nn.Module]:
@@ -79,7 +83,7 @@ class PlainHost:
             found = [
                 seen(recognise(block, call, self.anatomy, self.form), call.x) for block, call in zip(blocks, calls, strict=True)
             ]
-        self.tokens, self.like = calls[0].x.shape[-2], torch.zeros_like(calls[0].x[0])
+        self.tokens, self._like = calls[0].x.shape[-2], torch.zeros_like(calls[0].x[0])
         return found, calls[0].x
 
     def contexts(self, structures: Sequence[Structure]) -> SeenContexts:
@@ -123,14 +127,14 @@ class PlainHost:
 
     def shaped(self, x: Tensor) -> Tensor:
         """An input whose first state has the shape of x: the example's rows again and again, cut or repeated to another length."""
-        rows = self._as_many(self.example, len(x))
+        rows: Tensor = self._as_many(self.example, len(x))
         if x.shape[-2] == self.tokens:
             return rows
         for axis in range(1, rows.dim()):
             length = rows.shape[axis]
             for wanted in dict.fromkeys((x.shape[-2] + length - self.tokens, round(x.shape[-2] * length / self.tokens))):
                 if wanted > 0:
-                    cut = rows.index_select(axis, torch.arange(wanted, device=rows.device) % length)
+                    cut: Tensor = rows.index_select(axis, torch.arange(wanted, device=rows.device) % length)
                     if self._first_tokens(cut) == x.shape[-2]:
                         return cut
         raise ConfigError(
@@ -155,8 +159,8 @@ class PlainHost:
         miss = float((rebuilt - whole).norm() / size) if rebuilt.shape == whole.shape else math.inf
         if not miss <= tolerance(whole.dtype):
             raise ConfigError(
-                f"head=: what {type(self.model).__name__} returns is not made of its last block's state alone (off by {miss:.1g}), as where "
-                "a head looks at its input again: give head=, a function of that state"
+                f"head=: what {type(self.model).__name__} returns is not made of its last block's state alone (off by {miss:.1g}), as "
+                "where a head looks at its input again: give head=, a function of that state"
             )
 
     def of(self, model: nn.Module) -> PlainHost:
@@ -200,7 +204,7 @@ class PlainHost:
         """By how much sequences and tokens of the first state grow where the example grows by one along that axis."""
         more = torch.cat([self.example, self.example.narrow(axis, 0, 1)], axis)
         try:
-            states = [recorded_until(self.blocks()[:1], 0, lambda x=x: self.run(x), form)[0].x for x in (self.example, more)]
+            states = [recorded_until(self.blocks()[:1], 0, partial(self.run, x), form)[0].x for x in (self.example, more)]
         except OWN_ERRORS:
             return None
         return states[1].shape[0] - states[0].shape[0], states[1].shape[1] - states[0].shape[1]

@@ -123,10 +123,8 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
         field.ending = sublayer.field.ending
         return Sublayer(field, sublayer.kind, **own)
 
-    return dataclasses.replace(
-        structure,
-        **{s.kind: same(s, field) for s, field in zip(structure.sublayers, fields(block, anatomy), strict=True)},
-    )
+    attention, ffn = fields(block, anatomy)
+    return dataclasses.replace(structure, attention=same(structure.attention, attention), ffn=same(structure.ffn, ffn))
 
 
 def make_of(block: nn.Module) -> tuple[object, ...]:
@@ -205,7 +203,13 @@ def _order(parts: Parts, running: Running, x: Tensor) -> list[_Acting]:
     with watched(watching) as acts:
         running(x)
     for act in acts:
-        state = running.form.turned(act.x) if act.x.dim() == x.dim() else act.x.reshape(x.shape) if act.x.numel() == x.numel() else act.x
+        state = (
+            running.form.turned(act.x)
+            if act.x.dim() == x.dim()
+            else act.x.reshape(x.shape)
+            if act.x.numel() == x.numel()
+            else act.x
+        )
         order.append(_Acting(f"{act.path} ({type(act.module).__name__})", roles[act.path], state))
     return order
 
@@ -213,20 +217,22 @@ def _order(parts: Parts, running: Running, x: Tensor) -> list[_Acting]:
 def _parallel(acting: Sequence[_Acting]) -> str:
     """Words for a block whose FFN does not act on what attention gave."""
     states = {entry.role: entry.x for entry in acting if isinstance(entry.role, str)}
-    first = acting[0].x if acting else None
+    if not acting:
+        return ""
+    first = acting[0].x
     together = len(states) == 2 and torch.equal(states["attention"], states["ffn"])
-    apart = [entry for entry in acting if isinstance(entry.role, AdaptedNorm) and entry.x is not first and torch.equal(entry.x, first)]
+    apart = [
+        entry for entry in acting if isinstance(entry.role, AdaptedNorm) and entry.x is not first and torch.equal(entry.x, first)
+    ]
     if together or apart:
         return "computes attention and FFN in parallel, from one state, which no step of one after the other is; it "
     return ""
 
 
-def _scaled(
-    structure: Structure, block: nn.Module, acting: Sequence[_Acting], x: Tensor, output: Tensor
-) -> Structure | None:
+def _scaled(structure: Structure, block: nn.Module, acting: Sequence[_Acting], x: Tensor, output: Tensor) -> Structure | None:
     """The structure with numbers s that make X + s f(N X) of what acted on what; None where no numbers do."""
     around = in_context(structure.depth(), structure.context)
-    seen = {entry.role: entry.x for entry in acting}
+    seen: dict[object, Tensor] = {entry.role: entry.x for entry in acting}
     starts = [part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers]
     state, lengths, parts = x, [], []
     for i, (part, own) in enumerate(zip(around.sublayers, structure.sublayers, strict=True)):

@@ -4,12 +4,12 @@ from ctrans.walk.instrument import Attempt, Instrument, Passage, PassageBack, St
 from ctrans.walk.model import (
     Described,
     DescribedModel,
-    HasTerminalLoss,
     Model,
     ModelOfModules,
     check_targets,
     cross_entropy,
     loss_refusal,
+    own_loss,
     terminal_loss,
 )
 from ctrans.walk.passes import Lane, observe, states_of, value_and_pullback, walk, walk_depth, walk_lanes
@@ -18,7 +18,6 @@ __all__ = [
     "Attempt",
     "Described",
     "DescribedModel",
-    "HasTerminalLoss",
     "Instrument",
     "Lane",
     "Model",
@@ -31,6 +30,7 @@ __all__ = [
     "cross_entropy",
     "loss_refusal",
     "observe",
+    "own_loss",
     "states_of",
     "terminal_loss",
     "value_and_pullback",

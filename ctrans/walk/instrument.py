@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
@@ -38,8 +38,8 @@ class PassageBack(Passage):
 class Turn:
     """The end of the depth in a walk with a loss L, where it turns: X_T = `x`, L and `p` = dL/dX_T, for these tokens and targets."""
 
-    tokens: Int[Tensor, "*batch tokens"]
-    targets: Int[Tensor, "*batch tokens"]
+    tokens: Tensor
+    targets: Any
     x: Float[Tensor, "*batch tokens width"]
     loss: float
     p: Float[Tensor, "*batch tokens width"]
@@ -71,7 +71,7 @@ class Instrument:
     def backward(self, at: PassageBack) -> None:
         """Segment k on the way back, k = K - 1, ..., 0, in a walk with a loss."""
 
-    def embedding(self, model: Model, tokens: Int[Tensor, "*batch tokens"], p: Float[Tensor, "*batch tokens width"]) -> None:
+    def embedding(self, model: Model, tokens: Tensor, p: Float[Tensor, "*batch tokens width"]) -> None:
         """At the start of the depth on the way back, in a walk with a loss: dL/dX_0."""
 
     def figures(self) -> Any:

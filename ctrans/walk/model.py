@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -67,21 +67,21 @@ class DescribedModel(ModelOfModules, Protocol):
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution: ...
 
 
-@runtime_checkable
-class HasTerminalLoss(Protocol):
-    """A model that says what it is trained for, L(X_T), with targets of its own kind; others have the cross-entropy of logits."""
-
-    def terminal_loss(self, x: Tensor, targets: Any) -> Tensor: ...
+def own_loss(model: Model) -> Callable[[Tensor, Any], Tensor] | None:
+    """L(X_T, targets) of a model that says what it is trained for, as its `terminal_loss`; None for one that does not."""
+    found: Callable[[Tensor, Any], Tensor] | None = getattr(model, "terminal_loss", None)
+    return found
 
 
 def terminal_loss(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
     """L(X_T): what the model says, or the mean cross-entropy of its logits, whose errors it has."""
-    return model.terminal_loss(x, targets) if isinstance(model, HasTerminalLoss) else cross_entropy(model, x, targets)
+    own = own_loss(model)
+    return cross_entropy(model, x, targets) if own is None else own(x, targets)
 
 
 def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
     """Raises ConfigError unless there is one target of int64 per token and one of them is not -1, or the model has a loss of its own."""
-    if isinstance(model, HasTerminalLoss):
+    if own_loss(model) is not None:
         return
     if targets.shape != tokens.shape:
         shapes = f"shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}"
@@ -92,7 +92,7 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
         raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
 
 
-def loss_refusal(model: Model, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "..."]) -> str | None:
+def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
     """Why these tokens and targets have no loss under this model, as seen by its head at X_0; None where they have one."""
     try:
         check_targets(model, tokens, targets)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
@@ -31,15 +31,15 @@ Told = Callable[[int], None]
 class Lane:
     """A batch of sequences that goes through the depth, with the instruments that look at it; with targets, back up too."""
 
-    tokens: Int[Tensor, "*batch tokens"]
-    targets: Int[Tensor, "*batch tokens"] | None = None
+    tokens: Tensor
+    targets: Any = None
     instruments: Sequence[Instrument] = ()
 
 
 def walk(
     model: Model,
-    tokens: Int[Tensor, "*batch tokens"],
-    targets: Int[Tensor, "*batch tokens"] | None = None,
+    tokens: Tensor,
+    targets: Any = None,
     instruments: Sequence[Instrument] = (),
     *,
     progress: Told | None = None,

@@ -203,10 +203,6 @@ UNKNOWN = {
         ),
         "input_layernorm .*, attention .*, post_attention_layernorm .*, mlp",
     ),
-    "a scaled residual": (
-        lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(**TEXT, residual_multiplier=0.3)),
-        "'pre' is off by",
-    ),
     "an encoder and a decoder": (
         lambda: transformers.T5ForConditionalGeneration(
             transformers.T5Config(vocab_size=31, d_model=32, num_layers=2, num_heads=4, d_kv=8, d_ff=48)

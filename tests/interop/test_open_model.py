@@ -182,13 +182,15 @@ def test_a_model_that_fills_gaps_is_asked_for_hidden_tokens(tmp_path):
     )
 
 
-def test_a_model_without_a_head_has_no_loss_but_a_trajectory(tmp_path):
-    made("gpt2").transformer.save_pretrained(tmp_path)
+def test_a_model_without_a_head_has_a_stand_in_for_a_loss_and_says_so(tmp_path):
+    model = made("gpt2").transformer
+    model.save_pretrained(tmp_path)
     opened = open_model(tmp_path)
-    text = inputs(opened.model.model)
-    with pytest.raises(ConfigError, match="no head of logits"):
-        opened.pairs(text)
+    text = inputs(model)
+    assert (opened.predicts, opened.loss) == (False, "random")
+    assert "a stand-in" in opened.described
     assert len(simulate(opened.model, text).mean_abs) == 7
+    assert float(costate(opened, *opened.pairs(text)).costates[0].norm()) > 0
 
 
 def test_text_goes_through_the_tokenizer_beside_the_model(tmp_path):

@@ -13,7 +13,7 @@ from ctrans.fields import plain_attention
 from ctrans.stability.backward.parameter_gradients import requiring_gradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE
 from ctrans.stability.backward.singular_values import Linearisation, Singular, leading_singular, second_derivatives
-from ctrans.walk import HasTerminalLoss, Instrument, Model, ModelOfModules, Turn
+from ctrans.walk import Instrument, Model, ModelOfModules, Turn, own_loss
 from solvers import ConfigError, SolveError
 
 PARTS = 8
@@ -84,8 +84,10 @@ class GaussNewton(Instrument):
     def head(self, model: Model, at: Turn) -> None:
         if model.depth.streamed:
             raise ConfigError(f"the Gauss-Newton matrix is {ALL_AT_ONCE}")
-        if isinstance(model, HasTerminalLoss):
-            raise ConfigError("the Gauss-Newton matrix is that of a cross-entropy of logits, and this model has a loss of its own")
+        if own_loss(model) is not None:
+            raise ConfigError(
+                "the Gauss-Newton matrix is that of a cross-entropy of logits, and this model has a loss of its own"
+            )
         if not math.isfinite(at.loss):
             raise SolveError("the loss is not finite, so it has no curvature")
         if not isinstance(model, ModelOfModules):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -103,9 +102,7 @@ def _leaves(x: Tensor) -> set[int]:
     return found
 
 
-def gradient_norms(
-    model: ModelOfModules, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"]
-) -> Gradients:
+def gradient_norms(model: ModelOfModules, tokens: Tensor, targets: Any) -> Gradients:
     """`ParameterGradients` alone, for L the mean cross-entropy of the model on those tokens.
 
     Raises ConfigError for targets that do not match the tokens or are all -1.

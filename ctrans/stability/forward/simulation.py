@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.scheme import Scheme
@@ -62,7 +62,7 @@ class Simulation:
 @torch.no_grad()
 def simulate(
     model: DescribedModel,
-    tokens: Int[Tensor, "batch tokens"],
+    tokens: Tensor,
     *,
     method: str = "euler",
     steps: int = 1,

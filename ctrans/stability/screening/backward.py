@@ -143,8 +143,9 @@ def _slopes(case: Case) -> list[tuple[int, Attempt]]:
 class TransportStep:
     """Wasserstein distances for every perturbation and order, and the largest distance out over in, both relative to the states.
 
-    `relative` by perturbation is (W_2 out/|X_D|)/(W_2 in/|X_0|). `scaled[i]` is W_2 out for substituted tokens (noise, where there are none) with all last
-    maps times `factors[i]`, and `slope` its exponent. `radius` is Kan's generalisation radius for these sequences.
+    `relative` by perturbation is (W_2 out/|X_D|)/(W_2 in/|X_0|). `scaled[i]` is W_2 out for substituted tokens (noise, of other
+    inputs) with all last maps times `factors[i]`, and `slope` its exponent. `radius` is Kan's generalisation radius for these
+    sequences.
     """
 
     size: float

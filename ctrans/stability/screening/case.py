@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
@@ -154,9 +154,9 @@ class Case:
     """
 
     model: DescribedModel
-    tokens: Int[Tensor, "batch tokens"]
-    targets: Int[Tensor, "batch tokens"]
-    other: Int[Tensor, "batch tokens"] | None
+    tokens: Tensor
+    targets: Any
+    other: Tensor | None
     effort: Effort
     seed: int
     trained: bool = False
@@ -169,7 +169,7 @@ class Case:
         """The first segment whose state is not finite."""
         return self.reach.broken
 
-    def batch(self, lane: LaneName) -> tuple[Int[Tensor, "batch tokens"], Int[Tensor, "batch tokens"]]:
+    def batch(self, lane: LaneName) -> tuple[Tensor, Any]:
         """The tokens and targets of that lane."""
         x, y = self.tokens, self.targets
         if lane != "text":

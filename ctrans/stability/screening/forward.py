@@ -18,7 +18,7 @@ from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.stability.forward.single_entries import DataVariance, Massive, MassiveByDepth, VarianceOverInputs
 from ctrans.stability.forward.weight_growth import GrowthWithWeights, WeightGrowth
 from ctrans.stability.screening.case import Case, Finding, StepPlan, attempt, exponent, found, judged, spread
-from ctrans.walk import Attempt, HasTerminalLoss, Instrument, Model, Passage, PassageBack, Turn
+from ctrans.walk import Attempt, Instrument, Model, Passage, PassageBack, Turn, own_loss
 from solvers import SolveError, Status
 from solvers.run import finite
 from solvers.solution import ADVICE
@@ -102,7 +102,7 @@ class InitialLoss(Instrument):
     """(L, log V): the loss in nats, and that of equal probabilities for V outputs; of a loss that is a model's own, L and None."""
 
     def head(self, model: Model, at: Turn) -> None:
-        if isinstance(model, HasTerminalLoss):
+        if own_loss(model) is not None:
             self._found: tuple[float, float | None] = at.loss, None
             return
         self._found = at.loss, math.log(model.head(at.x[..., :1, :]).shape[-1])

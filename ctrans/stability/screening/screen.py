@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from ctrans.stability.screening.attention import plan_attention, plan_initialisation
@@ -19,7 +18,7 @@ from ctrans.stability.screening.backward import plan_backward, plan_transport
 from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan, cut
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.updates import plan_updates
-from ctrans.walk import Attempt, DescribedModel, HasTerminalLoss, Instrument, Lane, loss_refusal, walk_lanes
+from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, own_loss, walk_lanes
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
 
@@ -69,11 +68,11 @@ class Screening:
 
 def screen(
     model: DescribedModel,
-    tokens: Int[Tensor, "batch tokens"],
-    targets: Int[Tensor, "batch tokens"],
+    tokens: Tensor,
+    targets: Any,
     effort: str | Effort = "full",
     *,
-    other: Int[Tensor, "batch tokens"] | None = None,
+    other: Tensor | None = None,
     seed: int = 0,
     trained: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -92,7 +91,7 @@ def screen(
     A step that cannot handle the model says so in its finding, and the others run; where a state is not finite, they run as far as
     it is. Raises ConfigError where tokens, targets and the other text do not have one shape, and for an unknown effort.
     """
-    own = isinstance(model, HasTerminalLoss)  # whose targets are its own affair
+    own = own_loss(model) is not None  # whose targets are its own affair
     for name, value in (("targets", tokens if own else targets), ("other text", tokens if other is None else other)):
         if value.shape != tokens.shape:
             raise ConfigError(f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give one shape")

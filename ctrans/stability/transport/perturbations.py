@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
@@ -51,9 +51,9 @@ class PerturbedSample:
     """What is perturbed: a model and its tokens, by how much, and another text where one is given."""
 
     model: Model
-    tokens: Int[Tensor, "batch tokens"]
+    tokens: Tensor
     size: float
-    other: Int[Tensor, "..."] | None
+    other: Tensor | None
     generator: torch.Generator
 
     def embed(self) -> Float[Tensor, "batch tokens width"]:
@@ -104,11 +104,11 @@ PERTURBATIONS: dict[str, Callable[[PerturbedSample], Tensor]] = {
 @torch.no_grad()
 def perturbed(
     model: Model,
-    tokens: Int[Tensor, "batch tokens"],
+    tokens: Tensor,
     perturbation: str,
     *,
     size: float = SIZE,
-    other: Int[Tensor, "..."] | None = None,
+    other: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch tokens width"]:
     """X_0 of the sequences perturbed.

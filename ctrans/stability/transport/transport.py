@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
@@ -43,11 +43,11 @@ class Transport:
 
 def transport(
     model: Model,
-    tokens: Int[Tensor, "batch tokens"],
+    tokens: Tensor,
     perturbation: str,
     *,
     size: float = SIZE,
-    other: Int[Tensor, "..."] | None = None,
+    other: Tensor | None = None,
     orders: Sequence[int] = ORDERS,
     generator: torch.Generator | None = None,
 ) -> list[Transport]:

@@ -1,0 +1,326 @@
+"""`open_model` on any module: states and outputs are the module's own, what is not found is asked for by name."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ctrans
+from ctrans.control import costate
+from ctrans.fields import ShowsHeads, ShowsMatrices, check_map
+from ctrans.interop import Imported
+from ctrans.stability.forward.simulation import simulate
+from ctrans.stability.screening.screen import screen
+from solvers import ConfigError
+from tests.interop import plain_modules
+from tests.interop.plain_modules import HEADS, PLAIN, WIDTH, ids, numbers, plain
+from tests.interop.test_open_model import TINY
+
+BLOCKS = ("stack", "layers", "blocks", "trunk")
+
+
+def run(module, given):
+    return module(**given) if isinstance(given, dict) else module(given)
+
+
+def main(given):
+    return next(iter(given.values())) if isinstance(given, dict) else given
+
+
+def own_states(module, given):
+    """What the module's own blocks put out, seen by hooks, sequences first; and its output."""
+    blocks = next(part for name, part in module.named_modules() if name.rpartition(".")[2] in BLOCKS)
+    seen = []
+    handles = [
+        block.register_forward_hook(lambda _, __, output: seen.append(output[0] if isinstance(output, tuple) else output))
+        for block in blocks
+    ]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its own rounding
+    with torch.no_grad():
+        output = run(module, given)
+    torch.backends.mha.set_fastpath_enabled(fast)
+    for handle in handles:
+        handle.remove()
+    first = isinstance(module, plain_modules.Encoder) and not module.batch_first
+    turned = [state.transpose(0, 1) for state in seen] if first else seen
+    return turned, (output["logits"] if isinstance(output, dict) else output.transpose(0, 1) if first else output), first
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_states_and_output_are_the_modules_own_on_inputs_it_was_not_opened_with(name):
+    module, (_, given, placement) = plain(name), PLAIN[name]
+    opened = ctrans.open_model(module, example=given(0))
+    states, output, first = own_states(module, given(5))
+    tokens = main(given(5)).transpose(0, 1) if first else main(given(5))
+    with torch.no_grad():
+        found = opened.trajectory(tokens).states
+        head = opened.head(found[-1])
+    assert opened.config.placement == placement
+    for state, expected in zip(found[2::2], states, strict=True):
+        assert torch.allclose(state, expected, rtol=1e-5, atol=2e-6)
+    assert torch.allclose(head, output, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["language", "regression", "images"])
+def test_a_module_of_plain_code_is_rebuilt_bit_for_bit(name):
+    module, (_, given, _) = plain(name), PLAIN[name]
+    opened = ctrans.open_model(module, example=given(0))
+    states, output, _ = own_states(module, given(5))
+    with torch.no_grad():
+        found = opened.trajectory(given(5)).states
+        assert all(map(torch.equal, found[2::2], states))
+        assert torch.equal(opened.head(found[-1]), output)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_maps_say_what_they_are_and_it_is_so(name):
+    opened = ctrans.open_model(plain(name).double(), example=_double(PLAIN[name][1](0)))
+    causal = name in ("language", "regression", "torch, post, causal", "torch, tokens first")
+    assert opened.causal == causal
+    x = numbers(2, _imported(opened).host.like().shape[0], WIDTH).double()
+    for part in opened.depth.sublayers[:2]:
+        if not any(word in opened.described for word in ("does not end", "scaled")):
+            assert isinstance(part.field, ShowsMatrices), opened.described
+            assert torch.allclose(part.field.last(part.field.features(x)), part.field(x))
+    attention = opened.depth.sublayers[0].field
+    if isinstance(attention, ShowsHeads):
+        rows = attention.probabilities(x)
+        assert rows.shape[1] == HEADS == attention.heads
+        assert float(rows.triu(1).abs().max() == 0) == causal
+    if name == "language":  # of any number of tokens
+        check_map(attention, "attention", WIDTH)
+
+
+def _imported(opened):
+    return opened.model if isinstance(opened.model, Imported) else opened.model.model
+
+
+def _double(given):
+    if isinstance(given, dict):
+        return {key: _double(value) for key, value in given.items()}
+    return given.double() if given.is_floating_point() else given
+
+
+@pytest.mark.parametrize("length", [1, 4, 13])
+@pytest.mark.parametrize("name", ["language", "regression", "audio", "torch, tokens first"])
+def test_sequences_of_any_length_and_number_are_read(name, length):
+    module, (_, given, _) = plain(name), PLAIN[name]
+    opened = ctrans.open_model(module, example=given(0))
+    first = name == "torch, tokens first"
+    tokens = numbers(3, length, main(given(0)).shape[-1]) if main(given(0)).is_floating_point() else ids(3, length, 3)
+    output = run(module, {"frames": tokens} if isinstance(given(0), dict) else tokens.T if first else tokens)
+    expected = output["logits"] if isinstance(output, dict) else output.transpose(0, 1) if first else output
+    with torch.no_grad():
+        assert torch.allclose(opened.head(opened.depth(opened.embed(tokens))), expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("where", [(0.3, 0.3, 0.3), (0.3, 0.2, 0.1)])
+def test_a_scale_of_what_is_added_is_the_length_of_the_segment(where):
+    module = learned_language(where)
+    opened = ctrans.open_model(module)
+    assert opened.depth.lengths == tuple(scale for scale in where for _ in range(2))
+    assert f"dt = {', '.join(f'{scale:g}' for scale in dict.fromkeys(where))}," in opened.described
+    _, output, _ = own_states(module, ids(seed=4))
+    with torch.no_grad():
+        assert torch.equal(opened.head(opened.depth(opened.embed(ids(seed=4)))), output)
+    halved = ctrans.open_model(module, dt=0.5)
+    assert halved.depth.lengths == tuple(scale / 2 for scale in opened.depth.lengths)
+    refined = opened.depth.refine(3)
+    assert math.isclose(refined.times[-1], opened.depth.times[-1], rel_tol=1e-12)
+    assert math.isclose(refined.lengths[0], where[0] / 3, rel_tol=1e-12)
+
+
+def learned_language(scales):
+    torch.manual_seed(0)
+    return plain_modules.learned(plain_modules.LanguageModel(scales).eval(), 0.05)
+
+
+def test_a_number_below_zero_and_one_for_each_channel_are_part_of_the_map():
+    opened = ctrans.open_model(learned_language((-0.5, -0.5, -0.5)))
+    assert set(opened.depth.lengths) == {1.0}
+    assert "is scaled, which is taken as part of that map" in opened.described
+    assert "its ffn adds is scaled" in ctrans.open_model(plain("images, by channel"), example=numbers(2, 3, 8, 8)).described
+
+
+def test_a_loss_of_ones_own_gives_autograds_gradient():
+    module = plain("images")
+    images, classes = numbers(2, 3, 8, 8), torch.tensor([3, 1])
+    opened = ctrans.open_model(module, example=images, loss=F.cross_entropy)
+    found = costate(opened, images, classes)
+    x = images.clone().requires_grad_()
+    start = opened.embed(x)
+    (expected,) = torch.autograd.grad(F.cross_entropy(module(x), classes), start, allow_unused=True)
+    assert expected is None  # the model makes its own X_0
+    x0 = opened.embed(images).detach().requires_grad_()
+    (expected,) = torch.autograd.grad(F.cross_entropy(opened.head(opened.depth(x0)), classes), x0)
+    assert torch.allclose(found.costates[0], expected, rtol=1e-4, atol=1e-7)
+    assert math.isclose(found.loss, float(F.cross_entropy(module(images), classes)), rel_tol=1e-5)
+
+
+def test_a_loss_gets_all_that_the_module_returns():
+    def loss(output, targets):
+        assert set(output) == {"scores", "logits"}
+        return F.mse_loss(output["scores"], targets)
+
+    frames = numbers(2, 6, 5)
+    opened = ctrans.open_model(plain("audio"), example={"frames": frames}, loss=loss)
+    assert costate(opened, frames, numbers(2, 3)).loss > 0
+    wrong = ctrans.open_model(plain("audio"), example={"frames": frames}, loss=lambda y, _: y["scores"])
+    with pytest.raises(ConfigError, match=r"loss=: it gave a tensor \(2, 3\)"):
+        costate(wrong, frames, None)
+
+
+@pytest.mark.parametrize("name", ["images", "regression", "torch, post, causal"])
+def test_the_screening_of_any_module_gives_all_but_what_no_module_says(name):
+    given = _double(PLAIN[name][1](0))
+    opened = ctrans.open_model(plain(name).double(), example=given)
+    tokens, other = main(given), main(_double(PLAIN[name][1](1)))
+    result = screen(opened, tokens, tokens, TINY, other=other)
+    lost = {step for step, finding in result.findings.items() if finding.verdict in ("n/a", "unknown")}
+    assert lost == {"initialisation"}, {step: result.findings[step].why for step in lost}
+    assert len(simulate(opened, tokens).mean_abs) == 5
+
+
+def test_weights_keep_their_objects_and_a_copy_asks_its_own_module():
+    module = plain("language")
+    opened = ctrans.open_model(module)
+    assert {id(p) for p in opened.depth.parameters()} <= {id(p) for p in module.parameters()}
+    copied = copy.deepcopy(opened.model)
+    assert copied.depth.sublayers[0].field.contexts.model is copied.model
+    with torch.no_grad():
+        assert torch.equal(copied.head(copied.depth(copied.embed(ids()))), module(ids()))
+
+
+def test_a_module_in_training_is_put_into_evaluation_and_that_is_said():
+    module = plain("language").train()
+    opened = ctrans.open_model(module)
+    assert not module.training
+    assert "it was training" in opened.described
+
+
+def test_embed_and_head_take_the_place_of_the_modules():
+    module = plain("language")
+    opened = ctrans.open_model(module, embed=lambda idx: module.tok(idx), head=lambda x: x.sum(-1, keepdim=True))
+    assert torch.equal(opened.embed(ids()), module.tok(ids()))
+    assert opened.head(numbers(2, 7, WIDTH)).shape == (2, 7, 1)
+
+
+class Parallel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln, self.attn, self.mlp = nn.LayerNorm(WIDTH), plain_modules.FusedAttention(True), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        u = self.ln(x)
+        return x + self.attn(u) + self.mlp(u)
+
+
+class TwoAttentions(plain_modules.PreBlock):
+    def __init__(self):
+        super().__init__(1.0)
+        self.again = plain_modules.FusedAttention(True)
+
+    def forward(self, x):
+        return super().forward(x + self.again(x))
+
+
+class InTheBlock(nn.Module):
+    """Attention by the block's own code."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, 48), nn.Linear(48, WIDTH)
+
+    def forward(self, x):
+        x = x + self.o(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+        return x + self.down(self.up(x).relu())
+
+
+class OddActivation(plain_modules.PreBlock):
+    def __init__(self):
+        super().__init__(1.0)
+
+    def forward(self, x):
+        x = x + self.mix(self.ln_a(x))
+        return x + self.shrink(torch.sin(self.grow(self.ln_b(x))))
+
+
+class Of(nn.Module):
+    """An embedding, blocks of that kind, and a head."""
+
+    def __init__(self, kind, *others):
+        super().__init__()
+        self.table, self.stack = nn.Embedding(31, WIDTH), nn.ModuleList([kind(), kind()])
+        self.others = nn.ModuleList(others)
+
+    def forward(self, idx):
+        x = self.table(idx)
+        for block in [*self.stack, *self.others]:
+            x = block(x)
+        return x
+
+
+class ReadsTheInputAgain(plain_modules.LanguageModel):
+    def forward(self, idx):
+        return super().forward(idx) * idx.unsqueeze(-1)
+
+
+class Apart(nn.Module):
+    """No list of blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.one, self.two = nn.Embedding(31, WIDTH), plain_modules.PreBlock(1.0), plain_modules.PreBlock(1.0)
+
+    def forward(self, idx):
+        return self.two(self.one(self.table(idx)))
+
+
+class TwoStacks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Of(lambda: plain_modules.PreBlock(1.0)), Of(lambda: plain_modules.PreBlock(1.0))
+
+    def forward(self, idx):
+        return self.first(idx) + self.second(idx)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "words"),
+    [
+        (Of(Parallel), {}, "computes attention and FFN in parallel"),
+        (Of(TwoAttentions), {}, r"attention=: several modules of TwoAttentions mix tokens, again \(FusedAttention\), mix"),
+        (Of(InTheBlock), {}, r"attention=: no module of InTheBlock mixes tokens by itself.*q \(Linear\)"),
+        (Of(OddActivation), {}, "ffn=: between grow and shrink of OddActivation stands none of gelu"),
+        (ReadsTheInputAgain(), {}, "head=: what ReadsTheInputAgain returns is not made of its last block's state alone"),
+        (Apart(), {}, "blocks=: which list of modules holds the blocks"),
+        (TwoStacks(), {}, r"several lists could be; candidates: first.stack: 2 PreBlock .*second.stack: 2"),
+        (plain("language"), {"blocks": "stacks"}, "no list of modules 'stacks': it has stack: 3 PreBlock"),
+        (plain("language"), {"ffn": "mlp"}, "no FFN found in PreBlock, which has ln_a"),
+        (plain("images"), {}, "example=: what does ImageClassifier read"),
+        (plain("images"), {"example": numbers(2, 3)}, r"example=: ImageClassifier does not run on a tensor \(2, 3\)"),
+        (plain("language"), {"loss": "mse"}, "loss 'mse' is not known"),
+        (plain("images"), {"example": numbers(2, 3, 8, 8), "loss": "next"}, "embeds no tokens, so it predicts none"),
+        (
+            nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, 4, 48, batch_first=True), 2),
+            {"example": {"tgt": numbers(2, 5, WIDTH), "memory": numbers(2, 4, WIDTH)}},
+            "multihead_attn .* reads a second sequence: cross-attention",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        ctrans.open_model(module.eval(), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_lead_where_several_lists_could_be():
+    module = TwoStacks().first.eval()
+    opened = ctrans.open_model(module, blocks="stack", attention="mix", ffn=("grow", "shrink"))
+    assert opened.config.attention == "FusedAttention"
