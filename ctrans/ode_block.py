@@ -78,6 +78,7 @@ class ODEBlock(nn.Module):
         self.scheme = Scheme(method, steps, rtol, atol, gradient)
         chosen, norm_class = get_placement(placement), look_up("norm", norm, NORMS)
         width = getattr(attention, "width", None) if width is None else width
+        self.width: int | None = width if isinstance(width, int) else None
 
         def make_norm(wanted: bool) -> Norm | None:
             if not wanted:
@@ -103,6 +104,10 @@ class ODEBlock(nn.Module):
     def forward(self, x: Float[Tensor, "*batch tokens width"], **context: Any) -> Float[Tensor, "*batch tokens width"]:
         """The block's output. Keyword arguments, as masks and positions, go to every evaluation of the attention.
 
-        Raises SolveError where the solve fails.
+        Raises ConfigError for a state of another width than the block's, SolveError where the solve fails.
         """
+        if self.width is not None and x.shape[-1:] != (self.width,):
+            raise ConfigError(
+                f"the state is {tuple(x.shape)} and the block's width {self.width}: give (*batch, tokens, {self.width})"
+            )
         return self.scheme.solve(in_context(self.depth, context), x).x1

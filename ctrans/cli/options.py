@@ -216,7 +216,7 @@ loss_option = click.option(
     "--loss",
     metavar="NAME",
     help="What the backward figures of somebody else's model are of: "
-    + "; ".join(f"{name}, {what}" for name, what in LOSS_NAMES.items())
+    + "; ".join(f"{name} ({what})" for name, what in LOSS_NAMES.items())
     + ".  [default: next or mlm, as the model reads; random for one without a head of logits]",
 )
 

@@ -159,7 +159,7 @@ def _saved(request: ModelRequest) -> list[Subject]:
 
 def _foreign(request: ModelRequest) -> list[Subject]:
     assert request.model is not None, "who asks for somebody's model says where it is"
-    _check_alone("--model", [name for name in BROUGHT if name not in ("context", "dt")], request)
+    _check_alone("--model", [name for name in BROUGHT if name not in ("context", "dt", "heads")], request)
     check_dt(request.dt)
     opened = open_model(
         request.model,
@@ -167,6 +167,7 @@ def _foreign(request: ModelRequest) -> list[Subject]:
         dt=request.dt,
         on_demand=request.stream,
         loss=request.loss,
+        heads=request.heads if "heads" in request.typed else None,
         **_named_parts(request),
     )
     return [_of_opened(opened, request, f"weights of {request.model}", trained=True)]

@@ -92,7 +92,8 @@ def fields(block: nn.Module, anatomy: Anatomy) -> tuple[ModuleChain, ModuleChain
     if attention is None or ffn is None:
         missing = " and ".join(what for what, found in (("attention", attention), ("FFN", ffn)) if found is None)
         raise ConfigError(
-            f"no {missing} found in {type(block).__name__}, which has {parts_of(block)}: name them by anatomy=Anatomy(...), or by --anatomy FILE.toml"
+            f"no {missing} found in {type(block).__name__}, which has {parts_of(block)}: name them by anatomy=Anatomy(...), or by "
+            "--anatomy FILE.toml"
         )
     return ModuleChain(attention), ModuleChain(ffn)
 

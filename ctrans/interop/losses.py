@@ -21,11 +21,11 @@ Loss = Callable[[Any, Any], Tensor]
 """From all that a model returns, and targets, to a number."""
 AnyModel = GPT | OTTransformer | Imported
 LOSS_NAMES: dict[str, str] = {
-    "next": "cross-entropy of each next token; without a head of logits, by products with the model's embeddings",
-    "mlm": "cross-entropy of every seventh token, hidden; likewise",
-    "mean": "the mean of all that the model puts out: a stand-in",
-    "random": "the mean product of what it puts out with fixed Gaussian numbers: a stand-in that no last norm makes constant",
-    "none": "no loss: what needs one is left out",
+    "next": "each next token's cross-entropy, by products with the embeddings where there is no head",
+    "mlm": "that of every seventh token, hidden, likewise",
+    "mean": "the mean of the output, a stand-in",
+    "random": "the mean product of the output with fixed Gaussian numbers, a stand-in",
+    "none": "none, so that what needs one is left out",
 }
 """Losses by name, and what each is."""
 

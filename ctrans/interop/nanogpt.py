@@ -44,6 +44,8 @@ SETTINGS = {
 """Our settings that nanoGPT has, by its names."""
 FREE = {*SETTINGS, "initialisation", "embedding_std"}
 """Settings that may differ: nanoGPT has them, or they act only before training."""
+CHECKPOINT = "ckpt.pt"
+"""What nanoGPT calls its checkpoint in its out directory."""
 TIED = "lm_head.weight"
 NAMES = (
     ("token_embedding", "transformer.wte"),
@@ -65,7 +67,8 @@ COMPILED = "_orig_mod."
 
 
 def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = None) -> GPT | OTTransformer:
-    """The GPT of a nanoGPT `ckpt.pt`, of such a checkpoint in memory, or of a model's state dict alone (which needs `heads`).
+    """The GPT of a nanoGPT `ckpt.pt` or the directory that holds one, of such a checkpoint in memory, or of a model's state dict alone
+    (which needs `heads`).
 
     A checkpoint of the OT-Transformer's fork with `cts` is an `OTTransformer`. Files are read by torch.load(weights_only=True) and no
     other way, so no code in them runs. Raises ConfigError for what is no such file, settings that are not known, and weights that
@@ -82,7 +85,7 @@ def read_nanogpt(
 ) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
     """`from_nanogpt`, and what is to be said of settings that the model does not have, instead of warnings."""
     named = str(source) if isinstance(source, (str, Path)) else "the state dict"
-    checkpoint = _read(Path(source)) if isinstance(source, (str, Path)) else source
+    checkpoint = _read(_file(Path(source))) if isinstance(source, (str, Path)) else source
     weights: Mapping[str, Any] = checkpoint
     arguments: Mapping[str, Any] = {}
     if isinstance(checkpoint.get("model"), Mapping):
@@ -100,7 +103,9 @@ def read_nanogpt(
         )
     heads = arguments.get("n_head") if heads is None else heads
     if heads is None:
-        raise ConfigError("a state dict does not say how many heads the model has: give heads=...")
+        raise ConfigError(
+            f"{named!r} is a state dict alone, which does not say how many heads the model has: give heads (--heads)"
+        )
     config = _config(named, weights, heads, arguments)
     model = GPT(config).to(weights["transformer.wte.weight"].dtype)
     if not _ot(arguments, "lnf_on"):
@@ -110,6 +115,13 @@ def read_nanogpt(
     if not _ot(arguments, "cts"):
         return model, notes
     return OTTransformer(model, _ot(arguments, "steps"), kinetic=float(_ot(arguments, "lmbda"))), notes
+
+
+def _file(path: Path) -> Path:
+    """The checkpoint, in that directory if it is one. Raises ConfigError where there is none."""
+    if path.is_dir() and not (path / CHECKPOINT).is_file():
+        raise ConfigError(f"{str(path)!r} holds no {CHECKPOINT}: give nanoGPT's out directory, or the file")
+    return path / CHECKPOINT if path.is_dir() else path
 
 
 def _check_arguments(named: str, arguments: Mapping[str, Any]) -> None:

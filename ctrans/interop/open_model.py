@@ -29,7 +29,7 @@ from ctrans.interop.hugging_face import (
 )
 from ctrans.interop.imported import Imported
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss, with_loss
-from ctrans.interop.nanogpt import read_nanogpt
+from ctrans.interop.nanogpt import CHECKPOINT, read_nanogpt
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.plain_host import Example, PlainHost
 from ctrans.interop.streamed import stored_weights
@@ -39,7 +39,6 @@ from ctrans.walk import own_loss
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError, Solution
 
-NANOGPT = "ckpt.pt"
 PICKLED = (".pt", ".pth")
 """How files end that torch.save writes."""
 HIDDEN_EVERY = 7
@@ -135,6 +134,7 @@ def open_model(
     head: Callable[[Tensor], Any] | None = None,
     loss: str | Loss | None = None,
     example: Example | None = None,
+    heads: int | None = None,
 ) -> Opened:
     """A model as instruments look at it: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the directory with one), or any module.
 
@@ -148,6 +148,7 @@ def open_model(
     - `loss`: a name of `LOSS_NAMES`, or a function of the module's output and targets
     - `example`: what the module reads, a batch (tokens, images, features), or the keyword arguments of its forward; sequences of
       token ids where it has an embedding and none is given
+    - `heads`: how many a nanoGPT model has whose file is a state dict alone
 
     The module is put into eval mode and its weights need no gradients afterwards; `described` says so where it was training. States
     are (batch, tokens, width) whatever the module's own order. What is rebuilt of its blocks is compared with the module's output.
@@ -160,6 +161,8 @@ def open_model(
     give.
     """
     dt = 1.0 if dt is None else check_dt(dt)
+    if heads is not None and (isinstance(model, nn.Module) or _find(Path(model)).suffix not in PICKLED):
+        raise ConfigError(f"heads = {heads} is for a state dict of nanoGPT alone: leave it out (--heads)")
     if isinstance(model, nn.Module):
         anatomy = Anatomy(blocks, attention, ffn)
         return _from_module(model if dtype is None else model.to(dtype), dt, anatomy, embed, head, loss, example)
@@ -172,7 +175,7 @@ def open_model(
     kept = torch.float64 if dtype is None else dtype
     if foreign:
         return _from_transformers(found, kept, dt, on_demand, Anatomy(blocks, attention, ffn), loss)
-    return _from_nanogpt(found, kept, dt, on_demand, loss)
+    return _from_nanogpt(found, kept, dt, on_demand, loss, heads)
 
 
 MAPS = ("blocks", "attention", "ffn")
@@ -226,7 +229,7 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     causal = _is_causal(model.depth.sublayers[0].field, like)
     predicts = model.host.predicts()
     made, name = with_loss(model, loss, predicts=predicts, causal=causal)
-    said = f"; its loss: {LOSS_NAMES[name]}" if name in STAND_INS or (not predicts and name in LOSS_NAMES) else ""
+    said = f"; loss: {LOSS_NAMES[name]}" if name in STAND_INS or (not predicts and name in LOSS_NAMES) else ""
     return Opened(made, directory, f"{model.config}{said}", model.vocabulary, causal, predicts, name)
 
 
@@ -239,20 +242,22 @@ def _find(path: Path) -> Path:
         return path
     if os.path.isdir(path) and os.path.isfile(path / CONFIG):
         return path
-    if os.path.isdir(path) and os.path.isfile(path / NANOGPT):
-        return path / NANOGPT
-    wanted = f"give a directory with {CONFIG} (Hugging Face), or one with {NANOGPT} or such a file (nanoGPT)"
+    if os.path.isdir(path) and os.path.isfile(path / CHECKPOINT):
+        return path / CHECKPOINT
+    wanted = f"give a directory with {CONFIG} (Hugging Face), or one with {CHECKPOINT} or such a file (nanoGPT)"
     if os.path.isdir(path):
-        raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {NANOGPT}: {wanted}")
+        raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {CHECKPOINT}: {wanted}")
     what = "is no checkpoint" if os.path.exists(path) else "does not exist, and nothing is downloaded"
     raise ConfigError(f"{str(path)!r} {what}: {wanted}")
 
 
-def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | None, loss: str | Loss | None) -> Opened:
+def _from_nanogpt(
+    path: Path, dtype: torch.dtype, dt: float, on_demand: bool | None, loss: str | Loss | None, heads: int | None
+) -> Opened:
     if on_demand:
         raise ConfigError(f"{str(path)!r} can only be read whole: leave out on_demand (--stream)")
     with warnings.catch_warnings(action="ignore"):  # of pickles that are refused anyway
-        model, notes = read_nanogpt(path)
+        model, notes = read_nanogpt(path, heads=heads)
     model = model.to(dtype).requires_grad_(False).eval()
     if isinstance(model, OTTransformer):
         said = str(model.with_scale(dt).config)
@@ -262,7 +267,7 @@ def _from_nanogpt(path: Path, dtype: torch.dtype, dt: float, on_demand: bool | N
         said = f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
     own = model.config
     made, name = with_loss(model, loss, predicts=True, causal=own.causal)
-    stand_in = [f"its loss: {LOSS_NAMES[name]}"] if name in STAND_INS else []
+    stand_in = [f"loss: {LOSS_NAMES[name]}"] if name in STAND_INS else []
     return Opened(made, path.parent, "; ".join([said, *notes, *stand_in]), own.vocab_size, own.causal, True, name)
 
 

@@ -94,12 +94,16 @@ class PlainHost:
         return SeenContexts(self, tuple(paths))
 
     def run(self, tokens: Tensor) -> Any:
-        """A forward pass on these inputs, what else the example has being as there, for as many sequences."""
-        given = tokens.transpose(0, 1) if self.tokens_first else tokens
+        """A forward pass on these inputs, what else the example has being as there, for as many sequences.
+
+        Numbers are given in the type and on the device that the module has now.
+        """
+        given = self._like_the_weights(tokens.transpose(0, 1) if self.tokens_first else tokens)
         if self.named is None:
             return self.model(given)
         first, *others = self.named
-        return self.model(**{first: given}, **{name: self._as_many(self.named[name], len(tokens)) for name in others})
+        rest = {name: self._like_the_weights(self._as_many(self.named[name], len(tokens))) for name in others}
+        return self.model(**{first: given}, **rest)
 
     def embed(self, tokens: Tensor) -> Tensor:
         axes = self.example.dim() - 1
@@ -208,6 +212,12 @@ class PlainHost:
         except OWN_ERRORS:
             return None
         return states[1].shape[0] - states[0].shape[0], states[1].shape[1] - states[0].shape[1]
+
+    def _like_the_weights(self, value: Any) -> Any:
+        like = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        if like is None or not isinstance(value, Tensor):
+            return value
+        return value.to(like.device, like.dtype) if value.is_floating_point() else value.to(like.device)
 
     def _as_many(self, value: Any, count: int) -> Any:
         """A tensor's first axis repeated to that many, where it is that of sequences."""

@@ -30,6 +30,8 @@ def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
         cost += "\nabove the bound of the exact solution: the method does not resolve the ODE; take more steps"
     if s.unbounded is not None:
         cost += f"\n{s.unbounded}"
+    elif s.bounds is not None and s.bounds.seed_note:
+        cost += f"\npaper: {s.bounds.seed_note}"
     table = Table(
         title=f"{s.placement}: {equation(s.placement).partition(', v = ')[0]}",
         caption=cost,

@@ -25,7 +25,7 @@ class ForwardBounds:
     """Bounds on the moments at depth-time 0 and at each segment's end.
 
     `mean_abs` and `rms` are the sharper bounds; `variance` follows from rms as N/(N-1) rms^2 for N entries. `seed_mean_abs` and
-    `seed_variance` are the papers' own statements, None where they make none.
+    `seed_variance` are the papers' own statements, None where they make none, and `seed_note` says why.
     """
 
     mean_abs: list[float]
@@ -33,6 +33,7 @@ class ForwardBounds:
     variance: list[float]
     seed_mean_abs: list[float] | None
     seed_variance: list[float] | None
+    seed_note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,8 +191,9 @@ def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, 
         mean_abs,
         rms,
         [entries / max(entries - 1, 1) * value * value for value in rms],
-        None if seed is None else [value / math.sqrt(entries) for value in seed],
-        None if seed is None else [value * value / max(entries - 1, 1) for value in seed],
+        None if isinstance(seed, str) else [value / math.sqrt(entries) for value in seed],
+        None if isinstance(seed, str) else [value * value / max(entries - 1, 1) for value in seed],
+        seed if isinstance(seed, str) else "",
     )
 
 
@@ -215,21 +217,23 @@ def _gained(segment: _Measured, radius: float, width: int, discrete: bool) -> fl
     return clock * sublayer.gain * bound.at(radius)
 
 
-def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float] | None:
-    """The papers' bound on |X_k|_F, or None."""
+def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float] | str:
+    """The papers' bound on |X_k|_F, or why they have none."""
     sublayers = [segment.sublayer for segment in segments]
     start = float(torch.linalg.vector_norm(x0.double()))
     entries, tokens, width = x0.numel(), x0.shape[-2], x0.shape[-1]
     if any(s.state_norm is not None for s in sublayers):
-        return None
+        return "the papers bound no state that a norm acts on"
     outputs = [s.output_norm for s in sublayers if s.output_norm is not None]
     inputs = [s.input_norm for s in sublayers if s.input_norm is not None]
     if len(outputs) == len(sublayers):
         worst = max(map(largest_gain, outputs)) + max(map(_offset, outputs))
         lengths = torch.tensor([segment.h for segment in segments], dtype=torch.float64)
         return [start + t * math.sqrt(entries) * worst for t in (0.0, *lengths.cumsum(0).tolist())]
-    if outputs or len(inputs) < len(sublayers) or any(segment.known().curvature for segment in segments):
-        return None  # the theorem is for maps with an affine bound
+    if outputs or len(inputs) < len(sublayers):
+        return "the papers' theorems are for one placement, pre, peri or output, in all sublayers"
+    if any(segment.known().curvature for segment in segments):
+        return "the papers' theorem is for maps with an affine bound, and a gated FFN has none"
     values = [start]
     for segment, norm in zip(segments[:reached], inputs, strict=False):
         gain, constant, _ = segment.known()

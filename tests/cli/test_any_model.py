@@ -1,0 +1,137 @@
+"""--python, --anatomy, --loss and --heads as users type them, and the one line that each mistake gets."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from ctrans.interop import to_nanogpt
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from tests.cli.test_model_option import COMMANDS, found, run
+from tests.helpers import learned
+from tests.interop.models import SMALL, TEXT, VOCABULARY, made
+
+FEW = ["--context", "6", "--batch", "1", "--json", "-"]
+CODE = """
+import torch
+from tests.interop.plain_modules import ImageClassifier, plain
+
+def model():
+    return plain("language")
+
+def images():
+    return ImageClassifier()
+
+def number():
+    return 3
+
+def broken():
+    raise ValueError("no weights here")
+"""
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    root = tmp_path_factory.mktemp("any")
+    (root / "mine.py").write_text(CODE)
+    encoder = transformers.BertModel(transformers.BertConfig(**SMALL, max_position_embeddings=32))
+    learned(encoder.eval(), 0.1).save_pretrained(root / "encoder")
+    made("llama").save_pretrained(root / "llama")
+    granite = transformers.GraniteForCausalLM(transformers.GraniteConfig(**TEXT, residual_multiplier=0.22))
+    learned(granite.eval(), 0.1).save_pretrained(root / "granite")
+    (root / "llama.toml").write_text('blocks = "model.layers"\nattention = "self_attn"\nffn = ["mlp"]\n')
+    (root / "wrong.toml").write_text('layers = "model.layers"\n')
+    (root / "other.toml").write_text('blocks = "model.blocks"\n')
+    (root / "number.toml").write_text("blocks = 3\n")
+    (root / "none.toml").write_text("blocks =\n")
+    config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
+    torch.save(to_nanogpt(GPT(config))["model"], root / "weights.pt")
+    np.save(root / "ids.npy", np.random.default_rng(0).integers(0, VOCABULARY, 500))
+    return root
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_looks_at_what_a_function_returns(name, there):
+    result = found(name, "--python", f"{there / 'mine.py'}:model", "--ids", there / "ids.npy", *FEW)
+    assert result["model"]["architecture"]["family"] == "module"
+    assert result["model"]["described"].startswith("LanguageModel (module): 3 blocks of width 32, placement pre")
+    assert result["options"]["python"] == f"{there / 'mine.py'}:model"
+
+
+def test_help_says_that_python_runs_code():
+    for name in COMMANDS:
+        assert "This runs the code of the module" in " ".join(run(name, "--help").stdout.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_looks_at_a_model_without_a_head(name, there):
+    result = found(name, "--model", there / "encoder", "--ids", there / "ids.npy", *FEW)
+    assert "stand-in" in result["model"]["described"]
+
+
+@pytest.mark.parametrize("loss", ["mlm", "next", "mean", "random"])
+def test_the_loss_is_the_one_asked_for(loss, there):
+    result = found("control", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", loss, *FEW)
+    (one,) = result["placements"].values() if isinstance(result["placements"], dict) else result["placements"]
+    assert result["options"]["loss"] == loss
+    assert np.isfinite(one["loss"])
+    assert (one["loss"] > 1) == (loss in ("mlm", "next"))  # nats, near log 31
+
+
+def test_without_a_loss_the_screening_leaves_out_what_needs_one(there):
+    result = found("screen", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW)
+    verdicts = {step: finding["verdict"] for step, finding in result["models"]["post"]["findings"].items()}
+    assert verdicts["well-posedness"] == verdicts["updates"] == "n/a"
+    assert verdicts["forward"] != "n/a"
+    assert verdicts["backward"] != "n/a"
+
+
+def test_a_residual_multiplier_is_the_models_dt_and_dt_scales_it(there):
+    options = ["--model", there / "granite", "--ids", there / "ids.npy", *FEW]
+    assert found("simulate", *options)["placements"]["pre"]["times"][-1] == pytest.approx(6 * 0.22)
+    assert found("simulate", *options, "--dt", "0.5")["placements"]["pre"]["times"][-1] == pytest.approx(6 * 0.11)
+
+
+def test_an_anatomy_names_the_parts(there):
+    result = found("simulate", "--model", there / "llama", "--anatomy", there / "llama.toml", "--ids", there / "ids.npy", *FEW)
+    assert result["model"]["architecture"]["attention"] == "LlamaAttention"
+
+
+def test_a_bare_state_dict_is_read_with_its_heads(there):
+    options = ["--ids", there / "ids.npy", *FEW]
+    result = found("simulate", "--model", there / "weights.pt", "--heads", "2", *options)
+    assert "2 heads" in result["model"]["described"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--model", "encoder", "--loss", "mse"], "loss 'mse' is not known: choose one of next, mlm, mean, random, none"),
+        (["--loss", "mlm"], "--loss is for somebody else's model"),
+        (["--anatomy", "llama.toml"], "--anatomy is for somebody else's model"),
+        (["--model", "llama", "--anatomy", "wrong.toml"], "layers"),
+        (["--model", "llama", "--anatomy", "other.toml"], "model.layers: 3 LlamaDecoderLayer"),
+        (["--model", "llama", "--anatomy", "number.toml"], "blocks = 3 is no path of attributes"),
+        (["--model", "llama", "--anatomy", "none.toml"], "is no TOML"),
+        (["--model", "llama", "--anatomy", "absent.toml"], "absent.toml"),
+        (["--model", "llama", "--heads", "4"], "state dict of nanoGPT alone"),
+        (["--model", "weights.pt"], "give heads"),
+        (["--python", "mine.py"], "is no module:function"),
+        (["--python", "mine.py:absent"], "has no function 'absent'"),
+        (["--python", "mine.py:number"], "returns a int: return an nn.Module"),
+        (["--python", "mine.py:broken"], "ValueError: no weights here"),
+        (["--python", "mine.py:images"], "what does ImageClassifier read"),
+        (["--python", "mine.py:model", "--model", "llama"], "--model and --python are given, and each is a model"),
+        (["--python", "mine.py:model", "--placement", "pre"], "--python brings its own placements"),
+    ],
+)
+def test_a_wrong_request_gets_a_line_and_exit_code_2(args, words, there):
+    resolved = [str(there / each) if (there / each.split(":")[0]).exists() or each == "absent.toml" else each for each in args]
+    result = run("simulate", *resolved, "--ids", there / "ids.npy", *FEW)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.stderr.split()), result.stderr
+    assert "Traceback" not in result.output
+    assert json.dumps(result.stdout) == '""'
