@@ -136,7 +136,7 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
     scores = _Scores(chain, x, _at_one_position(context), rows > 0, head, cap)
     fits = ((each, scale) for each in reading if (scale := scores.scale(*each[:2])) is not None)
     (query, key, value), scale = next(fits, (reading[0], None))
-    sums_to_one = bool(((rows.sum(-1) - 1).abs() <= close).all()) and not _other_parameters(chain)
+    sums_to_one = bool(((rows.sum(-1) - 1).abs() <= close).all()) and not _other_parameters(first)
     return AttentionReading(
         query=query,
         key=key,
@@ -256,7 +256,7 @@ def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
     return context | {ROTARY: tuple(part[..., -1:, :].expand_as(part) for part in context[ROTARY])}
 
 
-def _other_parameters(chain: ModuleChain) -> bool:
+def _other_parameters(chain: nn.Module) -> bool:
     """Whether it has weights that are no part of a linear map or norm, such as sinks."""
     known = {
         p for part in chain.modules() if is_linear(part) or as_norm(part) is not None for p in part.parameters(recurse=False)

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.interop.calls import CACHES
 from solvers import ConfigError
 
-CACHES = ("past_key_values",)
-"""Arguments that carry keys and values of an earlier call."""
 OWN_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 """What a model's code raises when it meets a state where it expects a tuple."""
 
@@ -150,7 +149,7 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: Form 
     def note(i: int, call: Call) -> Tensor:
         if i in calls:
             raise ConfigError(f"block {i} is called more than once in a forward pass: such models are not known")
-        calls[i] = dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
+        calls[i] = without_cache(call)
         return call.x
 
     with intercepted(blocks, note, form):
@@ -175,6 +174,11 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: Form 
         if not torch.equal(call.x, calls[0].x):
             raise ConfigError(f"the model changes the state before block {i}: only plain sequences of blocks are known")
     return [calls[i] for i in range(len(blocks))]
+
+
+def without_cache(call: Call) -> Call:
+    """The same call without keys and values of an earlier one."""
+    return dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
 
 
 class _SeenError(Exception):

@@ -75,15 +75,17 @@ def seen_parts(running: Running, x: Tensor, anatomy: Anatomy, *, own_calls: bool
         attention, context = _attention(block, acts, running, None if anatomy.attention is None else named[0])
     else:
         attention, context = Part(ModuleChain(named[0]), tuple(named[0])), running.call.context
-    _check_one_sequence(block, acts, attention)
+    _check_one_sequence(block, [*acts], attention, x)
     ffn = _ffn(block, acts, attention) if anatomy.ffn is None or named[1] is None else _given_ffn(block, acts, named[1])
     return Parts(attention, ffn, context)
 
 
-def _check_one_sequence(block: nn.Module, acts: Sequence[Act], attention: Part) -> None:
-    """Raises ConfigError where a part beside attention is given a second state, as cross-attention is."""
+def _check_one_sequence(block: nn.Module, acts: Sequence[Act], attention: Part, x: Tensor) -> None:
+    """Raises ConfigError where a part beside attention is given a state that the block did not make, as cross-attention is."""
+    own = {part.data_ptr() for part in (x, *(act.x for act in acts), *(act.y for act in acts)) if isinstance(part, Tensor)}
     for act in acts:
-        others = [value for value in (*act.template.args, *act.template.kwargs.values()) if is_state(value)]
+        given = (*act.template.args, *act.template.kwargs.values())
+        others = [value for value in given if is_state(value) and value.data_ptr() not in own]
         if others and act.module not in attention.inside and is_state(act.x) and act.y is not None:
             raise ConfigError(
                 f"{act.path} ({type(act.module).__name__}) of {type(block).__name__} reads a second sequence: cross-attention is not "

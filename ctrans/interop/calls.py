@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""Arguments that carry keys and values of an earlier call, and must not be filled by the calls here."""
 STATE = object()
 """Stands where the state was in a call."""
 
@@ -46,7 +48,8 @@ def template_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Templ
     if state is None:
         return None
     left = tuple(STATE if value is state else value for value in args)
-    return Template(left, {name: STATE if value is state else value for name, value in kwargs.items()}), state
+    rest = {name: None if name in CACHES else STATE if value is state else value for name, value in kwargs.items()}
+    return Template(left, rest), state
 
 
 @contextlib.contextmanager

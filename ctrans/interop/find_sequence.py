@@ -84,9 +84,9 @@ def _is_block(block: nn.Module) -> bool:
 
 
 def _within_larger(name: str, part: Blocks, others: Mapping[str, Blocks]) -> bool:
-    """Whether it holds, or lies in, a list of more modules; of two equal ones the inner counts."""
+    """Whether it holds, or lies in, a list of more modules; of two equal ones the outer counts."""
     for other, blocks in others.items():
         inside, around = other.startswith(f"{name}.") or name == "", name.startswith(f"{other}.") or other == ""
-        if other != name and ((inside and len(blocks) >= len(part)) or (around and len(blocks) > len(part))):
+        if other != name and ((inside and len(blocks) > len(part)) or (around and len(blocks) >= len(part))):
             return True
     return False

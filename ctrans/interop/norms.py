@@ -38,12 +38,17 @@ class AdaptedNorm(Norm):
     def __init__(self, module: nn.Module, form: Form):
         super().__init__()
         self.module, self.form, self.shift = module, form, form.shift
-        self.width, self.eps = check_norm(self.module.weight.numel(), form.eps)
+        self.width, self.eps = check_norm(_width(module) or 0, form.eps)
         self.centred = form.centred
+        if getattr(module, "weight", None) is None:
+            self.register_buffer("one", torch.ones(self.width), persistent=False)
 
     @property
     def gamma(self) -> Float[Tensor, " width"]:
-        weight: Tensor = self.module.weight
+        weight: Tensor | None = getattr(self.module, "weight", None)
+        if weight is None:
+            one: Tensor = self.one
+            return one
         return weight if self.shift == 0 else self.shift + weight
 
     @property
@@ -60,12 +65,13 @@ def as_norm(module: nn.Module) -> AdaptedNorm | None:
     """The module as a `Norm`, or None if it is none that the geometry knows: it must compute gamma * x_hat + beta, which is tried
     on numbers of unit size and on some so small that eps shows.
     """
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 1 or not weight.is_floating_point() or weight.numel() < 2:
+    weight, width = getattr(module, "weight", None), _width(module)
+    if width is None or width < 2:
         return None
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, weight.numel(), generator=generator) * torch.tensor([[1.0], [1.0], [1e-2], [1e-3]])
-    x = (x + 0.3 * x.abs().amax(-1, keepdim=True)).to(weight)  # a mean, which only centring removes
+    x = torch.randn(4, width, generator=generator) * torch.tensor([[1.0], [1.0], [1e-2], [1e-3]])
+    x = x + 0.3 * x.abs().amax(-1, keepdim=True)  # a mean, which only centring removes
+    x = x if weight is None else x.to(weight)
     with torch.no_grad():
         z = module(x)
         if not isinstance(z, Tensor) or z.shape != x.shape:
@@ -73,6 +79,14 @@ def as_norm(module: nn.Module) -> AdaptedNorm | None:
         norms = [AdaptedNorm(module, form) for form in _forms(module)]
         nearest = min(norms, key=lambda norm: _miss(norm, x, z))
         return nearest if _miss(nearest, x, z) <= 64 * unit(z.dtype) else None
+
+
+def _width(module: nn.Module) -> int | None:
+    """Of how many numbers the module may be a norm: by its weight, or what it says where it has none; None where it is none."""
+    weight, shape = getattr(module, "weight", None), getattr(module, "normalized_shape", None)
+    if isinstance(weight, Tensor):
+        return weight.numel() if weight.dim() == 1 and weight.is_floating_point() else None
+    return int(shape[0]) if weight is None and isinstance(shape, tuple) and len(shape) == 1 else None
 
 
 def _forms(module: nn.Module) -> Iterator[Form]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.block_calls import OWN_ERRORS, Form, Running, intercepted, recorded_until
+from ctrans.interop.block_calls import OWN_ERRORS, Form, Running, intercepted, recorded_until, without_cache
 from ctrans.interop.block_parts import token_axis_is_first
 from ctrans.interop.calls import Template, plain_kernels, watched
 from ctrans.interop.find_sequence import find_sequence
@@ -80,9 +80,17 @@ class PlainHost:
         blocks = self.blocks()
         with plain_kernels():
             calls = recorded_until(blocks, len(blocks) - 1, lambda: self.run(self.example), self.form)
-            found = [
-                seen(recognise(block, call, self.anatomy, self.form), call.x) for block, call in zip(blocks, calls, strict=True)
-            ]
+            calls = [without_cache(call) for call in calls]
+            try:
+                found = [
+                    seen(recognise(block, call, self.anatomy, self.form), call.x)
+                    for block, call in zip(blocks, calls, strict=True)
+                ]
+            except OWN_ERRORS as error:
+                if isinstance(error, ConfigError):
+                    raise
+                said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                raise ConfigError(f"a {type(blocks[0]).__name__} cannot be run alone on another state ({said})") from None
         self.tokens, self._like = calls[0].x.shape[-2], torch.zeros_like(calls[0].x[0])
         return found, calls[0].x
 
@@ -197,7 +205,7 @@ class PlainHost:
         """The form with its order of axes, by where the first block mixes; and the example with sequences first, as it is seen."""
         block = self.blocks()[0]
         with plain_kernels():
-            call = recorded_until([block], 0, lambda: self.run(self.example), form)[0]
+            call = without_cache(recorded_until([block], 0, lambda: self.run(self.example), form)[0])
             first = bool(token_axis_is_first(Running(block, call, form), call.x))
             form = Form(form.part, tokens_first=first)
             if self.example.dim() > 1 and self._grown(form, 0) != (1, 0) and self._grown(form, 1) == (1, 0):

@@ -195,7 +195,7 @@ def _order(parts: Parts, running: Running, x: Tensor) -> list[_Acting]:
     for name, part in running.block.named_modules():
         if part in kinds:
             roles[name] = kinds[part]
-        elif part not in inside and next(part.children(), None) is None and next(part.parameters(), None) is not None:
+        elif part not in inside and next(part.children(), None) is None and _may_act(part):
             roles[name] = as_norm(part)
         else:
             continue
@@ -212,6 +212,11 @@ def _order(parts: Parts, running: Running, x: Tensor) -> list[_Acting]:
         )
         order.append(_Acting(f"{act.path} ({type(act.module).__name__})", roles[act.path], state))
     return order
+
+
+def _may_act(part: nn.Module) -> bool:
+    """Whether a part does more than an activation or a dropout: it has weights, or is a norm without."""
+    return next(part.parameters(), None) is not None or as_norm(part) is not None
 
 
 def _parallel(acting: Sequence[_Acting]) -> str:
