@@ -42,7 +42,7 @@ def is_state(value: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class StateForm:
     """How a block hands on its state: alone or as a part of what it returns, and whether tokens come before sequences in it."""
 
     part: int | str | None = None
@@ -66,13 +66,13 @@ class Form:
         return {**output, self.part: self.turned(x)}
 
 
-def form_of(output: Any, x: Tensor) -> Form | None:
+def form_of(output: Any, x: Tensor) -> StateForm | None:
     """Where a block's output has a state of x's shape; None where it has none, or several."""
     if isinstance(output, Tensor):
-        return Form() if output.shape == x.shape else None
+        return StateForm() if output.shape == x.shape else None
     parts = dict(enumerate(output)) if isinstance(output, (tuple, list)) else dict(output) if isinstance(output, dict) else {}
     fitting = [key for key, value in parts.items() if is_state(value) and value.shape == x.shape]
-    return Form(fitting[0]) if len(fitting) == 1 else None
+    return StateForm(fitting[0]) if len(fitting) == 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Running:
 
     block: nn.Module
     call: Call
-    form: Form = Form()
+    form: StateForm = StateForm()
 
     def __call__(self, x: Tensor) -> Any:
         x, named, kind = self.form.turned(x), self.call.context, type(self.block)
@@ -111,7 +111,9 @@ def own_context(call: Call, cached: bool) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: Form = Form()) -> Iterator[None]:
+def intercepted(
+    blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: StateForm = StateForm()
+) -> Iterator[None]:
     """Inside, block i returns instead(i, call) in place of the state that it computes."""
 
     def stand_in(i: int, block: nn.Module) -> Callable[..., Any]:
@@ -138,7 +140,7 @@ def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tens
                 block.forward = own
 
 
-def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: Form = Form()) -> list[Call]:
+def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: StateForm = StateForm()) -> list[Call]:
     """How `run` calls each block, the blocks passing their state on unchanged. Caches are left out of the calls.
 
     Raises ConfigError unless every block is called once, with the state (batch, tokens, width) that the one before returned, and
@@ -185,7 +187,9 @@ class _SeenError(Exception):
     """Leaves a forward pass whose rest is not wanted."""
 
 
-def recorded_until(blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: Form = Form()) -> list[Call]:
+def recorded_until(
+    blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: StateForm = StateForm()
+) -> list[Call]:
     """How `run` calls the blocks 0 .. last, as `recorded`, and no further: neither the rest of the model nor its head is run."""
     calls: list[Call] = []
 

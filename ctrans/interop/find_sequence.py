@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.interop.anatomy import described, lists_of_modules
-from ctrans.interop.block_calls import Form, bind, form_of, is_state
+from ctrans.interop.block_calls import StateForm, bind, form_of, is_state
 from solvers import ConfigError
 
 Blocks = nn.ModuleList | nn.Sequential
 
 
-def find_sequence(model: nn.Module, run: Callable[[], object], path: str | None) -> tuple[str, Form]:
+def find_sequence(model: nn.Module, run: Callable[[], object], path: str | None) -> tuple[str, StateForm]:
     """The path of the list that holds the blocks, and how these hand on their state; the model is to be in eval mode.
 
     Without a path it is the one list whose modules do that and have weights of several kinds; of lists inside one another the one
@@ -26,7 +26,7 @@ def find_sequence(model: nn.Module, run: Callable[[], object], path: str | None)
     wanted = lists if path is None else {path: lists[path]}
     calls = _calls({part for blocks in wanted.values() for part in blocks}, run)
     found = {name: _form(blocks, calls) for name, blocks in wanted.items()}
-    forms = {name: form for name, form in found.items() if isinstance(form, Form)}
+    forms = {name: form for name, form in found.items() if isinstance(form, StateForm)}
     if path is not None:
         if path not in forms:
             raise ConfigError(f"blocks=: {path!r} is no sequence of blocks: {found[path]}")
@@ -58,10 +58,10 @@ def _calls(parts: set[nn.Module], run: Callable[[], object]) -> Mapping[nn.Modul
     return calls
 
 
-def _form(blocks: Blocks, calls: Mapping[nn.Module, Sequence[tuple[Tensor | None, object]]]) -> Form | str:
+def _form(blocks: Blocks, calls: Mapping[nn.Module, Sequence[tuple[Tensor | None, object]]]) -> StateForm | str:
     """How they hand on their state; or why they are no sequence of blocks."""
     state: Tensor | None = None
-    form: Form | None = None
+    form: StateForm | None = None
     for i, block in enumerate(blocks):
         seen = calls[block]
         if len(seen) != 1:

@@ -104,7 +104,7 @@ def read_nanogpt(
     heads = arguments.get("n_head") if heads is None else heads
     if heads is None:
         raise ConfigError(
-            f"{named!r} is a state dict alone, which does not say how many heads the model has: give heads (--heads)"
+            f"{named!r} is a state dict alone, which does not say how many heads the model has: give heads=... (--heads)"
         )
     config = _config(named, weights, heads, arguments)
     model = GPT(config).to(weights["transformer.wte.weight"].dtype)

@@ -47,8 +47,8 @@ class AdaptedNorm(Norm):
     def gamma(self) -> Float[Tensor, " width"]:
         weight: Tensor | None = getattr(self.module, "weight", None)
         if weight is None:
-            one: Any = self.one
-            return one  # type: ignore[no-any-return]  # a buffer
+            one: Tensor = self.get_buffer("one")
+            return one
         return weight if self.shift == 0 else self.shift + weight
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.block_calls import OWN_ERRORS, Form, Running, intercepted, recorded_until, without_cache
+from ctrans.interop.block_calls import OWN_ERRORS, Running, StateForm, intercepted, recorded_until, without_cache
 from ctrans.interop.block_parts import token_axis_is_first
 from ctrans.interop.calls import Template, plain_kernels, watched
 from ctrans.interop.find_sequence import find_sequence
@@ -185,7 +185,7 @@ class PlainHost:
         model = memo.get(id(self.model))
         return self if model is None else self.of(model)
 
-    def _sequence(self, anatomy: Anatomy) -> tuple[str, Form]:
+    def _sequence(self, anatomy: Anatomy) -> tuple[str, StateForm]:
         with plain_kernels():
             try:
                 return find_sequence(self.model, lambda: self.run(self.example), anatomy.blocks)
@@ -201,18 +201,18 @@ class PlainHost:
     def _said(self) -> str:
         return f"a tensor {tuple(self.example.shape)} of {str(self.example.dtype).removeprefix('torch.')}"
 
-    def _turned(self, form: Form) -> Form:
+    def _turned(self, form: StateForm) -> StateForm:
         """The form with its order of axes, by where the first block mixes; and the example with sequences first, as it is seen."""
         block = self.blocks()[0]
         with plain_kernels():
             call = without_cache(recorded_until([block], 0, lambda: self.run(self.example), form)[0])
             first = bool(token_axis_is_first(Running(block, call, form), call.x))
-            form = Form(form.part, tokens_first=first)
+            form = StateForm(form.part, tokens_first=first)
             if self.example.dim() > 1 and self._grown(form, 0) != (1, 0) and self._grown(form, 1) == (1, 0):
                 self.example, self.tokens_first = self.example.transpose(0, 1), True
         return form
 
-    def _grown(self, form: Form, axis: int) -> tuple[int, int] | None:
+    def _grown(self, form: StateForm, axis: int) -> tuple[int, int] | None:
         """By how much sequences and tokens of the first state grow where the example grows by one along that axis."""
         more = torch.cat([self.example, self.example.narrow(axis, 0, 1)], axis)
         try:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.fields import Kind
 from ctrans.interop.anatomy import Anatomy, fields
-from ctrans.interop.block_calls import Call, Form, Running
+from ctrans.interop.block_calls import Call, Running, StateForm
 from ctrans.interop.block_parts import Parts, named_parts, seen_parts
 from ctrans.interop.calls import watched
 from ctrans.interop.module_chain import ModuleChain
@@ -75,7 +75,7 @@ def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
     return Depth(parts, dt, spans=[Fraction(length) for length in lengths])
 
 
-def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: Form | None = None) -> Structure:
+def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm | None = None) -> Structure:
     """The structure that reproduces the block in the context of that call; the model is to be in eval mode.
 
     Where a `form` says how the block hands on its state, its parts are seen in what it does (`seen_parts`); otherwise it returns the
@@ -84,7 +84,7 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: Form | None 
     """
     if "flow" in vars(block):
         raise ConfigError(f"a {type(block).__name__} is an ODE already: call discretize(model) first")
-    running = Running(block, call, Form() if form is None else form)
+    running = Running(block, call, StateForm() if form is None else form)
     x = _telling_state(running)
     named = named_parts(block, anatomy, call.context) if form is None else None
     parts = seen_parts(running, x, anatomy, own_calls=form is not None) if named is None else named

@@ -118,7 +118,7 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
         (["--model", "llama", "--anatomy", "none.toml"], "is no TOML"),
         (["--model", "llama", "--anatomy", "absent.toml"], "absent.toml"),
         (["--model", "llama", "--heads", "4"], "state dict of nanoGPT alone"),
-        (["--model", "weights.pt"], "give heads"),
+        (["--model", "weights.pt"], "give heads=... (--heads)"),
         (["--python", "mine.py"], "is no module:function"),
         (["--python", "mine.py:absent"], "has no function 'absent'"),
         (["--python", "mine.py:number"], "returns a int: return an nn.Module"),

@@ -171,7 +171,7 @@ def test_a_loss_gets_all_that_the_module_returns():
     assert costate(opened, frames, numbers(2, 3)).loss > 0
     wrong = ctrans.open_model(plain("audio"), example={"frames": frames}, loss=lambda y, _: y["scores"])
     with pytest.raises(ConfigError, match=r"loss=: it gave a tensor \(2, 3\)"):
-        costate(wrong, frames, None)
+        costate(wrong, frames, frames)
 
 
 @pytest.mark.parametrize("name", ["images", "regression", "torch, post, causal"])

@@ -110,3 +110,14 @@ def test_blocks_of_unequal_length_keep_their_time_when_resampled(blocks):
     found = depth.resample(blocks)
     assert math.isclose(found.times[-1], depth.times[-1], rel_tol=1e-12)
     assert math.isclose(sum(found.lengths[::2]), 0.1 * (1 + 3 + 5), rel_tol=1e-12)  # attention's share
+
+
+def test_norms_without_weights_are_norms():
+    torch.manual_seed(0)
+    config = transformers.OlmoConfig(**{key: TEXT[key] for key in TEXT if key != "num_key_value_heads"})
+    model = learned(transformers.OlmoForCausalLM(config).eval(), 0.1)
+    imported, x = from_transformers(model), inputs(model)
+    assert imported.config.placement == "pre"
+    assert imported.depth.sublayers[0].input_norm.gamma.tolist() == [1.0] * 32
+    with torch.no_grad():
+        assert torch.equal(imported(x)[0], model(x).logits)
