@@ -2,9 +2,12 @@
 
 from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.around import AroundMap
-from ctrans.fields.attention import Attention, plain_attention
+from ctrans.fields.attention import Attention, SoftmaxAttention, plain_attention
+from ctrans.fields.attention_options import AttentionOptions
 from ctrans.fields.check_map import check_map, check_shape
 from ctrans.fields.feed_forward import FeedForward
+from ctrans.fields.gated_feed_forward import GatedUnits
+from ctrans.fields.positions import POSITIONS
 from ctrans.fields.protocols import (
     EndsLinear,
     HasBound,
@@ -26,19 +29,24 @@ from ctrans.fields.protocols import (
     mixes_tokens,
     why_not,
 )
+from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.spectral_norm import norm_of_product, norms_found_once, spectral_norm
-from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapSettings
+from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapEntry, MapSettings
 
 __all__ = [
     "ACTIVATIONS",
     "ATTENTIONS",
     "FFNS",
     "FIELDS",
+    "POSITIONS",
+    "QK_NORMS",
     "Activation",
     "AroundMap",
     "Attention",
+    "AttentionOptions",
     "EndsLinear",
     "FeedForward",
+    "GatedUnits",
     "HasBound",
     "HasLipschitz",
     "HasPlainPath",
@@ -46,6 +54,7 @@ __all__ = [
     "HasUnits",
     "HeadMatrices",
     "Kind",
+    "MapEntry",
     "MapSettings",
     "Matrix",
     "MixesTokens",
@@ -54,6 +63,7 @@ __all__ = [
     "Scalable",
     "ShowsHeads",
     "ShowsMatrices",
+    "SoftmaxAttention",
     "TokenBound",
     "Units",
     "check_map",
