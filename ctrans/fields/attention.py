@@ -268,12 +268,10 @@ class Attention(SoftmaxAttention):
     def head_matrices(self) -> Iterator[HeadMatrices]:
         """Q_h, K_g, V_g, the columns of W_O for each head, and its part of b_Q; of b_K where positions turn keys or a cap acts."""
         query, key, value = self._split(self.qkv.weight)
-        b_q, b_k = (None, None) if self.qkv.bias is None else self._split(self.qkv.bias)[:2]
         counts = self.options.places.turned or self.options.softcap is not None
-        if b_k is None or not counts:
-            b_k = key.new_zeros(len(key)) if counts else None
+        b_q, b_k = (None, key.new_zeros(len(key))) if self.qkv.bias is None else self._split(self.qkv.bias)[:2]
         query_offsets = [None] * self.heads if b_q is None else b_q.chunk(self.heads)
-        key_offsets = [None] * self.groups if b_k is None else b_k.chunk(self.groups)
+        key_offsets = b_k.chunk(self.groups) if counts else [None] * self.groups
         keys, values = key.chunk(self.groups), value.chunk(self.groups)
         own = zip(query.chunk(self.heads), self.out.weight.chunk(self.heads, dim=1), query_offsets, strict=True)
         for h, (each, out, offset) in enumerate(own):

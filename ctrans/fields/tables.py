@@ -131,10 +131,10 @@ def check_maps(settings: MapSettings) -> None:
                 )
 
 
-def usual_hidden_width(settings: MapSettings, ffn: str) -> int:
+def usual_hidden_width(width: int, ffn: str) -> int:
     """The FFN's number of features where nothing is said: 4 d, or what its entry says."""
     entry = FFNS[ffn]
-    return entry.hidden_width(settings.width) if isinstance(entry, MapEntry) else 4 * settings.width
+    return entry.hidden_width(width) if isinstance(entry, MapEntry) else 4 * width
 
 
 def _softmax(settings: MapSettings) -> SoftmaxAttention:

@@ -120,7 +120,7 @@ class GPTConfig:
     @property
     def hidden_width(self) -> int:
         """The FFN's number of features."""
-        return self.ffn_width or usual_hidden_width(self, self.ffn)
+        return self.ffn_width or usual_hidden_width(self.width, self.ffn)
 
     @property
     def placements(self) -> list[BlockPlacement]:

@@ -92,7 +92,8 @@ class GPT(nn.Module):
         x0: Tensor = self.token_embedding(tokens)
         if self.position_embedding is None:
             return x0
-        return x0 + self.position_embedding(torch.arange(length, device=tokens.device))
+        places: Tensor = self.position_embedding(torch.arange(length, device=tokens.device))
+        return x0 + places
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state."""
