@@ -30,6 +30,8 @@ VARIANTS = {
     "sinks": {"sinks": True, "kv_heads": 2, "positions": "alibi"},
     "gated output": {"gated_output": True, "positions": "rotary"},
     "gate and sinks, no bias": {"gated_output": True, "sinks": True, "bias": False, "softcap": 3.0},
+    "linear": {"attention": "linear"},
+    "gated linear": {"attention": "gated_linear", "bias": False, "positions": "none"},
     "swiglu": {"ffn": "swiglu"},
     "geglu": {"ffn": "geglu", "bias": False},
     "reglu": {"ffn": "reglu"},

@@ -7,6 +7,7 @@ from ctrans.fields.attention_options import AttentionOptions
 from ctrans.fields.check_map import check_map, check_shape
 from ctrans.fields.feed_forward import FeedForward
 from ctrans.fields.gated_feed_forward import GatedUnits
+from ctrans.fields.linear_attention import GatedLinearAttention, KernelAttention, LinearAttention
 from ctrans.fields.positions import POSITIONS
 from ctrans.fields.protocols import (
     EndsLinear,
@@ -46,6 +47,7 @@ __all__ = [
     "AttentionOptions",
     "EndsLinear",
     "FeedForward",
+    "GatedLinearAttention",
     "GatedUnits",
     "HasBound",
     "HasLipschitz",
@@ -53,7 +55,9 @@ __all__ = [
     "HasTemperature",
     "HasUnits",
     "HeadMatrices",
+    "KernelAttention",
     "Kind",
+    "LinearAttention",
     "MapEntry",
     "MapSettings",
     "Matrix",

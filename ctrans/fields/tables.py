@@ -12,6 +12,7 @@ from ctrans.fields.attention import Attention, SoftmaxAttention, qk_norm_name
 from ctrans.fields.attention_options import ROTARY_BASE, AttentionOptions
 from ctrans.fields.feed_forward import FeedForward
 from ctrans.fields.gated_feed_forward import GatedUnits, gated_hidden_width
+from ctrans.fields.linear_attention import GatedLinearAttention, LinearAttention
 from ctrans.fields.protocols import Kind
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -78,6 +79,7 @@ Maker = Callable[[MapSettings], nn.Module]
 
 IDLE: dict[Kind, dict[str, Collection[object]]] = {
     "attention": {
+        "causal": (True,),
         "temperature": (1.0,),
         "qk_norm": (False,),
         "positions": ("learned", "none"),
@@ -121,14 +123,20 @@ def check_maps(settings: MapSettings) -> None:
     attention_options(settings).check_heads(settings.width, settings.heads)
     for kind, options in IDLE.items():
         name = getattr(settings, kind)
-        entry = look_up(kind, name, FIELDS[kind])
+        look_up(kind, name, FIELDS[kind])
         for option, idle in options.items():
             value = getattr(settings, option)
-            if isinstance(entry, MapEntry) and option not in entry.takes and value not in idle:
-                able = [other for other, each in FIELDS[kind].items() if isinstance(each, MapEntry) and option in each.takes]
+            if value not in idle and not takes(kind, name, option):
+                able = [other for other in FIELDS[kind] if takes(kind, other, option)]
                 raise ConfigError(
                     f"{option} = {value!r} has no meaning for {kind} {name!r}: leave it out, or choose {kind} {', '.join(able)}"
                 )
+
+
+def takes(kind: Kind, name: str, option: str) -> bool:
+    """Whether maps of that entry have a use for the option; one that does not say so may have."""
+    entry = FIELDS[kind][name]
+    return not isinstance(entry, MapEntry) or option in entry.takes
 
 
 def usual_hidden_width(width: int, ffn: str) -> int:
@@ -163,7 +171,19 @@ def _gated(activation: str) -> MapEntry:
     return MapEntry(make, hidden_width=gated_hidden_width)
 
 
-ATTENTIONS: dict[str, Maker] = {"softmax": MapEntry(_softmax, frozenset(IDLE["attention"]))}
+def _linear(settings: MapSettings) -> LinearAttention:
+    return LinearAttention(settings.width, settings.heads, causal=settings.causal, bias=settings.bias)
+
+
+def _gated_linear(settings: MapSettings) -> GatedLinearAttention:
+    return GatedLinearAttention(settings.width, settings.heads, bias=settings.bias)
+
+
+ATTENTIONS: dict[str, Maker] = {
+    "softmax": MapEntry(_softmax, frozenset(IDLE["attention"])),
+    "linear": MapEntry(_linear, frozenset({"causal"})),
+    "gated_linear": MapEntry(_gated_linear),
+}
 FFNS: dict[str, Maker] = {
     "mlp": MapEntry(_mlp, frozenset(IDLE["ffn"])),
     "swiglu": _gated("silu"),
