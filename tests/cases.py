@@ -32,6 +32,7 @@ VARIANTS = {
     "gate and sinks, no bias": {"gated_output": True, "sinks": True, "bias": False, "softcap": 3.0},
     "linear": {"attention": "linear"},
     "gated linear": {"attention": "gated_linear", "bias": False, "positions": "none"},
+    "differential": {"attention": "differential"},
     "swiglu": {"ffn": "swiglu"},
     "geglu": {"ffn": "geglu", "bias": False},
     "reglu": {"ffn": "reglu"},

@@ -5,8 +5,9 @@ from ctrans.fields.around import AroundMap
 from ctrans.fields.attention import Attention, SoftmaxAttention, plain_attention
 from ctrans.fields.attention_options import AttentionOptions
 from ctrans.fields.check_map import check_map, check_shape
+from ctrans.fields.differential_attention import DifferentialAttention
 from ctrans.fields.feed_forward import FeedForward
-from ctrans.fields.gated_feed_forward import GatedUnits
+from ctrans.fields.gated_feed_forward import GatedLinearUnits
 from ctrans.fields.linear_attention import GatedLinearAttention, KernelAttention, LinearAttention
 from ctrans.fields.positions import POSITIONS
 from ctrans.fields.protocols import (
@@ -45,10 +46,11 @@ __all__ = [
     "AroundMap",
     "Attention",
     "AttentionOptions",
+    "DifferentialAttention",
     "EndsLinear",
     "FeedForward",
     "GatedLinearAttention",
-    "GatedUnits",
+    "GatedLinearUnits",
     "HasBound",
     "HasLipschitz",
     "HasPlainPath",

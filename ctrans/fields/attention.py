@@ -213,12 +213,12 @@ class SoftmaxAttention(nn.Module):
 
     def _hidden(self, tokens: int, device: torch.device) -> Bool[Tensor, "tokens tokens"] | None:
         """True where token i does not read token j; None where it reads all."""
-        window = self.options.window
-        if not self.causal and (window is None or window >= tokens):
+        window = min(self.options.window or tokens, tokens)
+        if not self.causal and window == tokens:
             return None
         whole = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
         hidden = whole.triu(1) if self.causal else torch.zeros_like(whole)
-        if window is not None:
+        if window < tokens:
             hidden = hidden | whole.tril(-window)
             hidden = hidden if self.causal else hidden | whole.triu(window)
         return hidden

@@ -11,6 +11,8 @@ from solvers.errors import look_up
 
 ROTARY_BASE = 10000.0
 """RoFormer's, and the usual one."""
+SOFTCAPS = (1e-12, 1e30)
+"""Beyond these scores over c, or c times a tanh, are no numbers of single precision."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +47,9 @@ class AttentionOptions:
         for name in ("sinks", "gated_output"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
-        if self.softcap is not None and not _positive(self.softcap):
-            raise ConfigError(f"softcap = {self.softcap!r}: give a positive finite number, or leave it out")
+        lowest, highest = SOFTCAPS
+        if self.softcap is not None and not (_positive(self.softcap) and lowest <= self.softcap <= highest):
+            raise ConfigError(f"softcap = {self.softcap!r}: give a number from {lowest:g} to {highest:g}, or leave it out")
         if not _positive(self.rotary_base) or self.rotary_base < 1:
             raise ConfigError(
                 f"rotary_base = {self.rotary_base!r}: give a finite number of at least 1; {ROTARY_BASE:g} is the usual one"

@@ -26,7 +26,7 @@ def gated_hidden_width(width: int) -> int:
     return MULTIPLE * math.ceil(8 * width / 3 / MULTIPLE)
 
 
-class GatedUnits(nn.Module):
+class GatedLinearUnits(nn.Module):
     """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `ACTIVATIONS` (Shazeer 2020).
 
     With SiLU it is SwiGLU, with GELU GEGLU, with ReLU ReGLU. It grows with the square of x: no affine function of |x| bounds it, and

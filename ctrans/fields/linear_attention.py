@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -13,10 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.protocols import HeadMatrices, Matrix, TokenBound
-from ctrans.fields.scale import scale_linear
-from ctrans.fields.spectral_norm import norm_of_product, spectral_norm
-from solvers import ConfigError
-from solvers.errors import look_up
+from ctrans.fields.spectral_norm import spectral_norm
+from ctrans.fields.square_heads import SquareHeads
 
 CHUNK = 64
 """Tokens whose weights are multiplied out; what came before them is one matrix of d_h x (d_h + 1) entries."""
@@ -31,7 +28,7 @@ def positive_feature(z: Tensor) -> Tensor:
     return z.clamp(LOWEST, 0).exp() + z.relu()
 
 
-class KernelAttention(nn.Module):
+class KernelAttention(SquareHeads):
     """f(x)_i = W_O [sum_j a_hij (V_h x_j + b_v,h)]_h + b_O, a_hij = w_hij/sum_l w_hil of weights w_hij > 0 that a scan can sum.
 
     w_hij = <phi(q_hi), phi(k_hj)> prod over l = j + 1 .. i of g_hl, phi = elu + 1, q_h = Q_h x + b_q,h, k_h = K_h x + b_k,h; causally
@@ -42,35 +39,17 @@ class KernelAttention(nn.Module):
     phi has a continuous derivative, and a jump in the second where an entry of q or k is 0.
     """
 
-    def __init__(self, width: int, heads: int, *, causal: bool = True, bias: bool = True):
-        super().__init__()
-        if heads < 1 or width % heads:
-            raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")
-        self.width, self.heads, self.causal = width, heads, causal
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
-        self.out = nn.Linear(width, width, bias=bias)
-
     temperature: ClassVar[float] = 1.0
     normalised_scores: ClassVar[bool] = True
     """Its scores log w are not bilinear in the input."""
     why_not = "the scores of linear attention are logarithms of kernels, not linear in queries and keys"
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        y: Tensor = self.out(self.features(x))
-        return y
-
-    @property
-    def last(self) -> nn.Linear:
-        """The last linear map: f(x) = last(features(x))."""
-        return self.out
-
-    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """What the last linear map is applied to: the heads' averages, side by side."""
+    def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
+        """The heads' averages."""
         q, k, v = self._features_and_values(x)
         # with a column of ones beside the values, sums of weights are one more entry of what is summed
         summed = weighted_sums(q, k, F.pad(v, (0, 1), value=1.0), self.log_keep(x), causal=self.causal)
-        mixed = summed[..., :-1] / summed[..., -1:]
-        return mixed.transpose(-3, -2).flatten(-2)
+        return summed[..., :-1] / summed[..., -1:]
 
     def log_keep(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens"] | None:
         """log of the part of what came before token i that is kept at i, of each head; None where all is."""
@@ -84,12 +63,6 @@ class KernelAttention(nn.Module):
             weights = weights * kept(self.log_keep(x), q.shape[-2], q)
         return weights / weights.sum(-1, keepdim=True)
 
-    def matrices(self) -> Iterator[Matrix]:
-        """W_Q, W_K, W_V and W_O, each square."""
-        for weight, role in zip(self.qkv.weight.chunk(3), ("query", "key", "value"), strict=True):
-            yield Matrix(weight, role)  # type: ignore[arg-type]  # mypy takes the names for any text
-        yield Matrix(self.out.weight, "out")
-
     def head_matrices(self) -> Iterator[HeadMatrices]:
         """Q_h, K_h, V_h, the columns of W_O for each head, and the head's parts of b_Q and b_K."""
         query, key, value = (part.chunk(self.heads) for part in self.qkv.weight.chunk(3))
@@ -100,37 +73,10 @@ class KernelAttention(nn.Module):
 
     def bound(self) -> TokenBound:
         """|f(x)_i| <= sum_h |W_O,h V_h|_2 max_j |x_j| + |W_O b_V + b_O|: rows are convex weights, as softmax attention's are."""
-        gain = sum(self._paths())
-        if self.qkv.bias is None:
-            return TokenBound(gain, 0.0)
-        offset = self.out.weight.detach().double() @ self.qkv.bias.detach().chunk(3)[2].double() + self.out.bias.detach().double()
-        return TokenBound(gain, float(torch.linalg.vector_norm(offset)))
-
-    scalings: ClassVar[Mapping[str, bool]] = {"V": True, "WV": True}
-    """Kan's V, and W and V together: f becomes c f."""
-
-    def scaled(self, name: str, c: float) -> KernelAttention:
-        """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them: c f(x)."""
-        look_up("scaling", name, self.scalings)
-        twin = copy.deepcopy(self)
-        values, last = (c, 1.0) if name == "V" else (math.sqrt(c), math.sqrt(c))
-        with torch.no_grad():
-            for parameter in (twin.qkv.weight, twin.qkv.bias):
-                if parameter is not None:
-                    parameter.chunk(3)[2].mul_(values)
-            if twin.out.bias is not None:
-                twin.out.bias.mul_(values)
-        scale_linear(twin.out, last)
-        return twin
-
-    def _paths(self) -> list[float]:
-        """|W_O,h V_h|_2 of each head."""
-        value, out = self.qkv.weight.detach().chunk(3)[2].double(), self.out.weight.detach().double()
-        heads = zip(out.chunk(self.heads, dim=1), value.chunk(self.heads), strict=True)
-        return [norm_of_product(out, value) for out, value in heads]
+        return TokenBound(math.fsum(self.paths()), self.offset())
 
     def _features_and_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = self.queries_keys_values(x)
         return positive_feature(q), positive_feature(k), v
 
 
@@ -146,7 +92,7 @@ class LinearAttention(KernelAttention):
         """
         query, key = (part.chunk(self.heads) for part in self.qkv.weight.chunk(3)[:2])
         turns = [spectral_norm(q) + spectral_norm(k) for q, k in zip(query, key, strict=True)]
-        return math.fsum(path * (1 + (radius * turn if turn else 0.0)) for path, turn in zip(self._paths(), turns, strict=True))
+        return math.fsum(path * (1 + (radius * turn if turn else 0.0)) for path, turn in zip(self.paths(), turns, strict=True))
 
 
 class GatedLinearAttention(KernelAttention):

@@ -10,8 +10,9 @@ from torch import nn
 
 from ctrans.fields.attention import Attention, SoftmaxAttention, qk_norm_name
 from ctrans.fields.attention_options import ROTARY_BASE, AttentionOptions
+from ctrans.fields.differential_attention import DifferentialAttention
 from ctrans.fields.feed_forward import FeedForward
-from ctrans.fields.gated_feed_forward import GatedUnits, gated_hidden_width
+from ctrans.fields.gated_feed_forward import GatedLinearUnits, gated_hidden_width
 from ctrans.fields.linear_attention import GatedLinearAttention, LinearAttention
 from ctrans.fields.protocols import Kind
 from solvers import ConfigError
@@ -165,8 +166,8 @@ def _mlp(settings: MapSettings) -> FeedForward:
 
 
 def _gated(activation: str) -> MapEntry:
-    def make(settings: MapSettings) -> GatedUnits:
-        return GatedUnits(settings.width, settings.hidden_width, activation=activation, bias=settings.bias)
+    def make(settings: MapSettings) -> GatedLinearUnits:
+        return GatedLinearUnits(settings.width, settings.hidden_width, activation=activation, bias=settings.bias)
 
     return MapEntry(make, hidden_width=gated_hidden_width)
 
@@ -179,10 +180,17 @@ def _gated_linear(settings: MapSettings) -> GatedLinearAttention:
     return GatedLinearAttention(settings.width, settings.heads, bias=settings.bias)
 
 
+def _differential(settings: MapSettings) -> DifferentialAttention:
+    return DifferentialAttention(
+        settings.width, settings.heads, causal=settings.causal, temperature=settings.temperature, bias=settings.bias
+    )
+
+
 ATTENTIONS: dict[str, Maker] = {
     "softmax": MapEntry(_softmax, frozenset(IDLE["attention"])),
     "linear": MapEntry(_linear, frozenset({"causal"})),
     "gated_linear": MapEntry(_gated_linear),
+    "differential": MapEntry(_differential, frozenset({"causal", "temperature"})),
 }
 FFNS: dict[str, Maker] = {
     "mlp": MapEntry(_mlp, frozenset(IDLE["ffn"])),

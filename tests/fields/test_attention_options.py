@@ -10,7 +10,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 
 from ctrans import GPT, GPTConfig
-from ctrans.fields import AttentionOptions, SoftmaxAttention, plain_attention
+from ctrans.fields import AttentionOptions, DifferentialAttention, SoftmaxAttention, plain_attention
 from ctrans.fields.positions import falling_scores, slopes, turn
 from tests.cases import VARIANTS
 from tests.helpers import learned, tokens
@@ -97,6 +97,19 @@ def test_turns_are_those_of_llama_and_leave_scores_to_the_distance(base):
     q, k = (turn(part.expand(9, 8), 6, base) for part in (states(1, 8), states(1, 8, seed=1)))
     scores = q @ k.T
     assert torch.allclose(scores[1:, 1:], scores[:-1, :-1], atol=1e-12)
+
+
+def test_differential_rows_are_two_softmaxes_and_sum_to_one_less_lambda():
+    attention, x = learned(DifferentialAttention(16, 2).double(), 0.5).requires_grad_(False), states(5, 16)
+    q, k, v = (part.unflatten(-1, (2, 8)).transpose(0, 1) for part in attention.qkv(x).chunk(3, -1))
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    first, second = (
+        (q[..., part] @ k[..., part].mT / 2).masked_fill(later, -math.inf).softmax(-1) for part in (slice(0, 4), slice(4, 8))
+    )
+    rows = first - attention.share[:, None, None] * second
+    assert torch.allclose(attention.rows(x), rows, atol=1e-14)
+    assert torch.allclose(rows.sum(-1), (1 - attention.share).unsqueeze(-1).expand(2, 5))
+    assert torch.allclose(attention.features(x), (rows @ v).transpose(0, 1).flatten(-2), atol=1e-13)
 
 
 def test_slopes_are_those_of_the_paper():

@@ -204,7 +204,7 @@ def load_json(directory):
         ({"kv_heads": 3}, "kv_heads = 3 does not divide the 4 heads"),
         ({"kv_heads": 0}, "kv_heads = 0: give a whole number"),
         ({"window": 0}, "window = 0: give a whole number"),
-        ({"softcap": 0.0}, "softcap = 0.0: give a positive finite number"),
+        ({"softcap": 0.0}, "softcap = 0.0: give a number from 1e-12 to 1e"),
         ({"softcap": math.inf}, "softcap = inf"),
         ({"rotary_base": 100.0}, "rotary_base = 100.0 has no meaning for positions 'learned'"),
         ({"rotary_base": 0.5, "positions": "rotary"}, "rotary_base = 0.5: give a finite number of at least 1"),
