@@ -198,8 +198,8 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
         return UnitsPath(x.flatten(0, -2), units.activation, min(UNITS, units.number), x.shape[-1])
     raise ConfigError(
         f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known{why_not(field)}: give "
-        "it `probabilities(x)` and `heads`, or `units()` where no gate multiplies them and phi grows like its argument (a gate or a "
-        "square makes three factors, whose gain grows like R^3 against any penalty: no such threshold)"
+        "it `probabilities(x)` and `heads`, or `units()` where no gate multiplies them (a gate makes three factors, and phi that grows "
+        "like a square acts as one; their gain grows like R^3 against any penalty: no such threshold)"
     )
 
 

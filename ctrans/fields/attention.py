@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ctrans.fields.attention_options import AttentionOptions
-from ctrans.fields.positions import falling_scores, turn, turned_entries
+from ctrans.fields.positions import falling_scores, turn, turned_entries, turns
 from ctrans.fields.protocols import HasPlainPath, HeadMatrices, Matrix, TokenBound
 from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.scale import scale_linear
@@ -188,7 +188,8 @@ class SoftmaxAttention(nn.Module):
         q, k = self.query_norm(q), self.key_norm(k)
         if self.options.places.turned:
             entries = turned_entries(self.head, self.options.rotary_fraction)
-            q, k = (turn(part, entries, self.options.rotary_base) for part in (q, k))
+            by = turns(x.shape[-2], entries, self.options.rotary_base, q)
+            q, k = turn(q, by), turn(k, by)
         return q, k, v
 
     def _for_each_head(self, shared: Tensor) -> Tensor:

@@ -32,19 +32,31 @@ def turned_entries(head: int, fraction: float) -> int:
     return 2 * int(head * fraction / 2)
 
 
-def turn(x: Float[Tensor, "*batch tokens head"], entries: int, base: float) -> Float[Tensor, "*batch tokens head"]:
-    """R_i x_i: in token i = 0, 1, .. the pair (x_m, x_(m + e/2)) is turned by the angle i base^(-2 m/e), m < e/2, e = `entries`.
+Turns = tuple[Float[Tensor, "tokens entries"], Float[Tensor, "tokens entries"]]
+"""Of every token's angles the cosines, twice, and the sines, once with minus."""
 
-    <R_i q, R_j k> depends on i - j alone, and |R_i x| = |x|. Entries from e on stay as they are (Su et al. 2021, RoFormer; pairs as
-    in GPT-NeoX and Llama).
-    """
-    exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-    places = torch.arange(x.shape[-2], dtype=exact, device=x.device)
-    rates = base ** (-torch.arange(0, entries, 2, dtype=exact, device=x.device) / entries)
+
+def turns(tokens: int, entries: int, base: float, like: Tensor) -> Turns:
+    """Those of the angles i base^(-2 m/e), of tokens i = 0, 1, .. and pairs m < e/2, e = `entries`, in the dtype of `like`."""
+    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+    places = torch.arange(tokens, dtype=exact, device=like.device)
+    rates = base ** (-torch.arange(0, entries, 2, dtype=exact, device=like.device) / entries)
     angles = places.unsqueeze(-1) * rates
-    cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second, rest = x.tensor_split([entries // 2, entries], dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
+    cosine, sine = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    return torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)
+
+
+def turn(x: Float[Tensor, "*batch tokens head"], by: Turns) -> Float[Tensor, "*batch tokens head"]:
+    """R_i x_i: the pair (x_m, x_(m + e/2)) of every token is turned by its angle; e entries are turned in all.
+
+    With the angles of `turns`, <R_i q, R_j k> depends on i - j alone; |R_i x| = |x|. Entries from e on stay as they are (Su et al.
+    2021, RoFormer; pairs as in GPT-NeoX and Llama).
+    """
+    cosine, sine = by
+    entries = cosine.shape[-1]
+    if entries < x.shape[-1]:
+        return torch.cat([turn(x[..., :entries], by), x[..., entries:]], dim=-1)
+    return torch.addcmul(x * cosine, x.roll(entries // 2, -1), sine)
 
 
 def slopes(heads: int) -> list[float]:

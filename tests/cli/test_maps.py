@@ -104,7 +104,10 @@ def test_options_are_compared_by_name():
         (["screen", "--compare", "positions=rotory"], "did you mean 'rotary'"),
         (["simulate", "--window", "0"], "window = 0: give a whole number"),
         (["hjb-check", "--attention", "linear", "--softcap", "2"], "softcap = 2.0 has no meaning for attention 'linear'"),
-        (["train", "--attention", "linear", "--temperature-start", "4", "--temperature-steps", "2"], "'linear' has no temperature"),
+        (
+            ["train", "--attention", "linear", "--temperature-start", "4", "--temperature-steps", "2"],
+            "'linear' has no temperature",
+        ),
         (["simulate", "--checkpoint", "x", "--attention", "softmax"], "--checkpoint brings its own attention"),
     ],
 )

@@ -11,7 +11,7 @@ from transformers.models.llama import modeling_llama
 
 from ctrans import GPT, GPTConfig
 from ctrans.fields import AttentionOptions, DifferentialAttention, SoftmaxAttention, plain_attention
-from ctrans.fields.positions import falling_scores, slopes, turn
+from ctrans.fields.positions import falling_scores, slopes, turn, turns
 from tests.cases import VARIANTS
 from tests.helpers import learned, tokens
 
@@ -92,9 +92,10 @@ def test_turns_are_those_of_llama_and_leave_scores_to_the_distance(base):
     )
     rotary = modeling_llama.LlamaRotaryEmbedding(config)
     theirs, _ = modeling_llama.apply_rotary_pos_emb(x, x, *rotary(x, torch.arange(7)[None]))
-    assert torch.allclose(turn(x, 8, base), theirs, atol=1e-6)  # it takes its angles in float32
-    assert torch.allclose(turn(x, 8, base).norm(dim=-1), x.norm(dim=-1))
-    q, k = (turn(part.expand(9, 8), 6, base) for part in (states(1, 8), states(1, 8, seed=1)))
+    ours = turn(x, turns(7, 8, base, x))
+    assert torch.allclose(ours, theirs, atol=1e-6)  # it takes its angles in float32
+    assert torch.allclose(ours.norm(dim=-1), x.norm(dim=-1))
+    q, k = (turn(part.expand(9, 8), turns(9, 6, base, x)) for part in (states(1, 8), states(1, 8, seed=1)))
     scores = q @ k.T
     assert torch.allclose(scores[1:, 1:], scores[:-1, :-1], atol=1e-12)
 
