@@ -242,7 +242,7 @@ def test_a_plugin_is_known_to_every_command_and_its_help(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     plugins = ["--plugin", "my_attention.py", "--plugin", "mine"]  # a file, and a module that is here
     helped = typed(*plugins, "simulate", "--help", cwd=tmp_path)
-    assert "One of softmax, mean." in helped.stdout
+    assert f"One of {', '.join(ATTENTIONS)}, mean." in helped.stdout
     assert "deepnorm, mine;" in helped.stdout
     small = ["--depth", "1", "--width", "8", "--heads", "1", "--context", "6", "--batch", "1", "--json", "-"]
     chosen = ["--placement", "mine", "--attention", "mean"]

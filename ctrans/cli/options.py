@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import click
 
 from ctrans.cli.request import DTYPES
-from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS
+from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, POSITIONS, QK_NORMS, AttentionOptions
+from ctrans.fields.attention_options import ROTARY_BASE
 from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.config import FREE
@@ -70,6 +72,23 @@ norm_option = click.option(
 map_options = stack(
     click.option("--attention", default="softmax", show_default=True, metavar="NAME", help=f"{one_of(ATTENTIONS).capitalize()}."),
     click.option("--ffn", default="mlp", show_default=True, metavar="NAME", help=f"{one_of(FFNS).capitalize()}."),
+    click.option("--positions", default="learned", show_default=True, metavar="NAME", help=f"{one_of(POSITIONS).capitalize()}."),
+    click.option("--rotary-base", default=ROTARY_BASE, show_default=True, help="Base of the angles of rotary positions."),
+    click.option("--rotary-fraction", default=1.0, show_default=True, help="Part of each head that rotary positions turn."),
+    click.option("--kv-heads", type=int, help="Heads of keys and values, which query heads share.  [default: --heads]"),
+    click.option("--window", type=int, help="How many tokens a token reads, itself and those before it.  [default: all]"),
+    click.option(
+        "--qk-norm",
+        is_flag=False,
+        flag_value=next(iter(QK_NORMS)),
+        default=None,
+        callback=lambda context, parameter, value: value or False,
+        metavar="[NAME]",
+        help=f"Norm of queries and keys: {one_of(QK_NORMS)}.  [default: none; rms without a name]",
+    ),
+    click.option("--softcap", type=float, help="c: scores s become c tanh(s/c).  [default: none]"),
+    click.option("--sinks", is_flag=True, help="A learned logit of each head in the denominator of its rows."),
+    click.option("--gated-output", is_flag=True, help="Multiply the heads' averages by a sigmoid of the input."),
 )
 
 weight_options = stack(
@@ -103,7 +122,10 @@ depth_weights_options = stack(
 )
 
 architecture_options = stack(size_options, norm_option, map_options, weight_options)
-ARCHITECTURE = ("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation")
+ARCHITECTURE = (
+    *("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation"),
+    *("qk_norm", *(field.name for field in dataclasses.fields(AttentionOptions))),
+)
 """Names of options that are fields of `GPTConfig`."""
 
 text_options = stack(

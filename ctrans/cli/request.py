@@ -86,6 +86,15 @@ class ModelRequest(WrittenRequest):
     initialisation: str
     embedding_std: float
     activation: str
+    qk_norm: str | bool
+    positions: str
+    rotary_base: float
+    rotary_fraction: float
+    kv_heads: int | None
+    window: int | None
+    softcap: float | None
+    sinks: bool
+    gated_output: bool
     seed: int
     checkpoint: Path | None
     model: Path | None

@@ -18,7 +18,7 @@ from ctrans.cli.reading import LookedAt, Text, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.depth import check_count
-from ctrans.fields import ATTENTIONS, FFNS
+from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, POSITIONS, QK_NORMS
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.report.files import png
@@ -34,6 +34,9 @@ from solvers.errors import look_up
 Values = Callable[[str], list[Any]]
 
 
+SWITCH = {"no": False, "yes": True}
+
+
 def _names(table: dict[str, Any], what: str) -> Values:
     return lambda text: options.expand(text.split(","), table, what)
 
@@ -46,6 +49,16 @@ def _numbers(kind: type[int] | type[float], what: str) -> Values:
             raise ConfigError(f"--compare {what}={text}: give numbers with commas between them, such as {what}=1,2") from None
 
     return parse
+
+
+def _numbers_or_none(kind: type[int] | type[float], what: str) -> Values:
+    """Numbers, and "none" for the setting left out."""
+    numbers = _numbers(kind, what)
+    return lambda text: [part if part == "none" else numbers(part)[0] for part in text.split(",")]
+
+
+def _unless_none(value: Any) -> Any:
+    return None if value == "none" else value
 
 
 def _alone(value: Any) -> Any:
@@ -71,6 +84,14 @@ COMPARABLE: dict[str, Comparable] = {
     "dt": Comparable("dt", _numbers(float, "dt")),
     "attention": Comparable("attention", _names(ATTENTIONS, "attention")),
     "ffn": Comparable("ffn", _names(FFNS, "ffn")),
+    "activation": Comparable("activation", _names(ACTIVATIONS, "activation")),
+    "positions": Comparable("positions", _names(POSITIONS, "positions")),
+    "kv-heads": Comparable("kv_heads", _numbers_or_none(int, "kv-heads"), _unless_none),
+    "window": Comparable("window", _numbers_or_none(int, "window"), _unless_none),
+    "qk-norm": Comparable("qk_norm", _names({"none": None, **QK_NORMS}, "qk-norm"), lambda name: name != "none" and name),
+    "softcap": Comparable("softcap", _numbers_or_none(float, "softcap"), _unless_none),
+    "sinks": Comparable("sinks", _names(SWITCH, "sinks"), SWITCH.__getitem__),
+    "gated-output": Comparable("gated_output", _names(SWITCH, "gated-output"), SWITCH.__getitem__),
     "init": Comparable("initialisation", _names(INITIALISATIONS, "initialisation")),
     "embedding-std": Comparable("embedding_std", _numbers(float, "embedding-std")),
     "depth": Comparable("depth", _numbers(int, "depth")),

@@ -27,7 +27,7 @@ GPT2_VOCABULARY = 50304
 
 ARCHITECTURE = (
     *options.ARCHITECTURE,
-    *("placement", "norm", "depth_weights", "knots", "ffn_width", "bias", "temperature", "qk_norm", "eps", "alpha"),
+    *("placement", "norm", "depth_weights", "knots", "ffn_width", "bias", "temperature", "eps", "alpha"),
 )
 """Names of options that are fields of `GPTConfig`."""
 
@@ -149,10 +149,9 @@ model_options = options.stack(
     ),
     options.architecture_options,
     options.depth_weights_options,
-    click.option("--ffn-width", type=int, help="Hidden width of the FFN.  [default: 4 width]"),
+    click.option("--ffn-width", type=int, help="Hidden width of the FFN.  [default: 4 width; 8/3 width where it is gated]"),
     click.option("--bias/--no-bias", default=True, show_default=True, help="Biases of maps, offsets of norms."),
     click.option("--temperature", default=1.0, show_default=True, help="Attention's temperature."),
-    click.option("--qk-norm", is_flag=True, help="RMSNorm on queries and keys."),
     click.option("--eps", default=1e-5, show_default=True, help="eps of the norms."),
     click.option("--alpha", type=float, help="Of placement deepnorm.  [default: (2 depth)^(1/4)]"),
 )

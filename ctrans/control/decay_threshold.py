@@ -193,13 +193,13 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
         values = [matrices.value for matrices in field.head_matrices()]
         places = list(dict.fromkeys(value.data_ptr() for value in values))
         return ValuePath(mixed, len(values[0]), tuple(places.index(value.data_ptr()) for value in values))
-    if isinstance(field, HasUnits):
-        activation, number = field.units()
-        return UnitsPath(x.flatten(0, -2), activation, min(UNITS, number), x.shape[-1])
+    units = field.units() if isinstance(field, HasUnits) else None
+    if units is not None and units.activation.degree == 1:
+        return UnitsPath(x.flatten(0, -2), units.activation, min(UNITS, units.number), x.shape[-1])
     raise ConfigError(
         f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known{why_not(field)}: give "
-        "it `probabilities(x)` and `heads`, or `units()` where no gate multiplies them (a gate makes three factors, which have no "
-        "such threshold)"
+        "it `probabilities(x)` and `heads`, or `units()` where no gate multiplies them (a gate makes three factors, and phi that grows "
+        "like a square acts as one; their gain grows like R^3 against any penalty: no such threshold)"
     )
 
 

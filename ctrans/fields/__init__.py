@@ -2,9 +2,14 @@
 
 from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.around import AroundMap
-from ctrans.fields.attention import Attention, plain_attention
+from ctrans.fields.attention import Attention, SoftmaxAttention, plain_attention
+from ctrans.fields.attention_options import AttentionOptions
 from ctrans.fields.check_map import check_map, check_shape
+from ctrans.fields.differential_attention import DifferentialAttention
 from ctrans.fields.feed_forward import FeedForward
+from ctrans.fields.gated_feed_forward import GatedLinearUnits
+from ctrans.fields.linear_attention import GatedLinearAttention, KernelAttention, LinearAttention
+from ctrans.fields.positions import POSITIONS
 from ctrans.fields.protocols import (
     EndsLinear,
     HasBound,
@@ -26,26 +31,36 @@ from ctrans.fields.protocols import (
     mixes_tokens,
     why_not,
 )
+from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.spectral_norm import norm_of_product, norms_found_once, spectral_norm
-from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapSettings
+from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapEntry, MapSettings
 
 __all__ = [
     "ACTIVATIONS",
     "ATTENTIONS",
     "FFNS",
     "FIELDS",
+    "POSITIONS",
+    "QK_NORMS",
     "Activation",
     "AroundMap",
     "Attention",
+    "AttentionOptions",
+    "DifferentialAttention",
     "EndsLinear",
     "FeedForward",
+    "GatedLinearAttention",
+    "GatedLinearUnits",
     "HasBound",
     "HasLipschitz",
     "HasPlainPath",
     "HasTemperature",
     "HasUnits",
     "HeadMatrices",
+    "KernelAttention",
     "Kind",
+    "LinearAttention",
+    "MapEntry",
     "MapSettings",
     "Matrix",
     "MixesTokens",
@@ -54,6 +69,7 @@ __all__ = [
     "Scalable",
     "ShowsHeads",
     "ShowsMatrices",
+    "SoftmaxAttention",
     "TokenBound",
     "Units",
     "check_map",

@@ -12,19 +12,25 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """phi with phi(0) = 0 and abs(phi(z)) <= abs(z), which affine bounds rely on, and `slope` = Lip(phi), rounded up.
+    """phi with phi(0) = 0 and abs(phi(z)) <= abs(z)^degree, which bounds rely on, and its `slope`, rounded up.
 
-    `at_infinity` is c in phi(r z)/r -> c max(z, 0) for large r: how phi grows. `homogeneous` says that phi(r z) = r phi(z) for every
-    r > 0.
+    `slope` is Lip(phi) for degree 1; for degree 2, where there is none, the c in abs(phi'(z)) <= c abs(z). `at_infinity` is c in
+    phi(r z)/r -> c max(z, 0) for large r: how phi grows. `homogeneous` says that phi(r z) = r^degree phi(z) for every r > 0.
     """
 
     function: Callable[[Tensor], Tensor]
     slope: float
     at_infinity: float = 1.0
     homogeneous: bool = False
+    degree: int = 1
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.function(z)
+
+
+def squared_relu(z: Tensor) -> Tensor:
+    """max(z, 0)^2 (So et al. 2021, Primer)."""
+    return z.relu().square()
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -33,4 +39,5 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(F.relu, 1.0, homogeneous=True),
     "tanh": Activation(torch.tanh, 1.0, at_infinity=0.0),
     "silu": Activation(F.silu, 1.09984),
+    "relu2": Activation(squared_relu, 2.0, at_infinity=float("inf"), homogeneous=True, degree=2),
 }

@@ -10,18 +10,21 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ctrans.fields.attention_options import AttentionOptions
+from ctrans.fields.positions import falling_scores, turn, turned_entries, turns
 from ctrans.fields.protocols import HasPlainPath, HeadMatrices, Matrix, TokenBound
+from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.scale import scale_linear
-from ctrans.fields.spectral_norm import norm_of_product
-from ctrans.norm import RMSNorm
+from ctrans.fields.spectral_norm import norm_of_product, spectral_norm
 from solvers import ConfigError
 from solvers.errors import look_up
 
 TEMPERATURES = (1e-12, 1e30)
 """Beyond these scores over tau sqrt(d_h), or their derivatives, are no numbers of single precision."""
+PLAIN = AttentionOptions()
 
 
 def check_temperature(value: float) -> float:
@@ -32,11 +35,19 @@ def check_temperature(value: float) -> float:
     return value
 
 
-class Attention(nn.Module):
-    """f(x) = [softmax(Q_h K_h' / (tau sqrt(d_h))) V_h]_h W_O' + b_O, heads side by side, over the tokens of each sequence.
+class SoftmaxAttention(nn.Module):
+    """f(x)_i = W_O [G_hi sum_j a_hij (V_g x_j + b_v,g)]_h + b_O, heads side by side, over the tokens of each sequence.
 
-    x is (*batch, tokens, width); tau is `temperature`. With `qk_norm`, queries and keys pass an RMSNorm over the head first.
-    The fused kernel is used unless `plain` is set, which forward-mode and second derivatives need (see `plain_attention`).
+    x is (*batch, tokens, width), and a_hij = exp(s_hij)/(e_h + sum_l exp(s_hil)) over the tokens l that token i reads, with
+
+        s_hij = c tanh(<R_i N_q(Q_h x_i + b_q,h), R_j N_k(K_g x_j + b_k,g)>/(c tau sqrt(d_h))) - m_h abs(i - j).
+
+    tau is `temperature`; what else there is `options` say (`AttentionOptions`): R_i rotations by position, c a soft-cap, m_h ALiBi's
+    slopes, g the group of keys and values of head h, e_h = exp(sink_h) or 0, G_hi = sigmoid of the gate or the identity; and
+    `qk_norm` the norms N_q, N_k (a name of `QK_NORMS`; true is "rms"). The fused kernel is used where it can (no cap, no sinks)
+    unless `plain` is set, which forward-mode and second derivatives need (see `plain_attention`).
+
+    Where rows sum to less than 1 or a gate multiplies the heads, it does not show its heads: `why_not`. `Attention` does.
     """
 
     def __init__(
@@ -46,19 +57,33 @@ class Attention(nn.Module):
         *,
         causal: bool = True,
         temperature: float = 1.0,
-        qk_norm: bool = False,
+        qk_norm: bool | str = False,
         bias: bool = True,
         eps: float = 1e-5,
+        options: AttentionOptions = PLAIN,
     ):
         super().__init__()
-        if heads < 1 or width % heads:
-            raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")
+        options.check_heads(width, heads)
         self.width, self.heads, self.causal, self.temperature = width, heads, causal, check_temperature(temperature)
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.options, self.groups = options, options.kv_heads or heads
+        self.qkv = nn.Linear(width, width + 2 * self.groups * self.head, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
-        self.query_norm = RMSNorm(width // heads, eps) if qk_norm else nn.Identity()
-        self.key_norm = RMSNorm(width // heads, eps) if qk_norm else nn.Identity()
+        self.query_norm, self.key_norm = norms_of(qk_norm, heads, self.head, eps)
+        self.gate = nn.Linear(width, width, bias=bias) if options.gated_output else None
+        self.sinks = nn.Parameter(torch.zeros(heads)) if options.sinks else None
         self.plain = False
+
+    @property
+    def head(self) -> int:
+        """d_h, the width of a head."""
+        return self.width // self.heads
+
+    @property
+    def why_not(self) -> str:
+        """Why it does not show its heads, or ""."""
+        if self.sinks is not None:
+            return "a sink takes part of each row, so that what is left does not sum to 1"
+        return "" if self.gate is None else "a gate that depends on the input multiplies what its heads average"
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         y: Tensor = self.out(self.features(x))
@@ -70,56 +95,69 @@ class Attention(nn.Module):
         return self.out
 
     def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """What the last linear map is applied to: the heads' averages, side by side."""
+        """What the last linear map is applied to: the heads' averages, side by side, times the gate."""
         q, k, v = self._queries_keys_values(x)
-        if self.plain:
-            mixed = self._probabilities(q, k) @ v
+        if self.plain or self.sinks is not None or self.options.softcap is not None:
+            mixed = self._rows(q, k) @ self._for_each_head(v)
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self._scale)
-        return mixed.transpose(-3, -2).flatten(-2)
+            mask = self._mask(q)
+            mixed = F.scaled_dot_product_attention(
+                *(q, k, v),
+                attn_mask=mask,
+                is_causal=self.causal and mask is None,
+                scale=self._scale,
+                enable_gqa=self.groups < self.heads,
+            )
+        mixed = mixed.transpose(-3, -2).flatten(-2)
+        return mixed if self.gate is None else mixed * self.gate(x).sigmoid()
 
-    def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
-        """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head; row i weighs the tokens that token i reads."""
+    def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
+        """The rows a_h of each head; row i weighs the tokens that token i reads. They sum to 1, with a sink to less."""
         q, k, _ = self._queries_keys_values(x)
-        return self._probabilities(q, k)
+        return self._rows(q, k)
 
     def matrices(self) -> Iterator[Matrix]:
-        """W_Q, W_K, W_V and W_O, each square."""
-        query, key, value = self.qkv.weight.chunk(3)
+        """W_Q, W_K, W_V, the latter two smaller where heads share them, W_O, and W_G where there is a gate."""
+        query, key, value = self._split(self.qkv.weight)
         yield Matrix(query, "query")
         yield Matrix(key, "key")
         yield Matrix(value, "value")
         yield Matrix(self.out.weight, "out")
+        if self.gate is not None:
+            yield Matrix(self.gate.weight, "gate")
 
     def bound(self) -> TokenBound:
-        """|f(x)_i| <= sum_h |W_O,h W_V,h|_2 max_j |x_j| + |W_O b_V + b_O|.
+        """|f(x)_i| <= sum_h |W_O,h V_g|_2 max_j |x_j| + |W_O b_V + b_O|, b_V of every head's group.
 
-        Attention rows are convex weights, so a head's average is no longer than its longest value (theory, section 6).
+        Attention rows are convex weights, so a head's average is no longer than its longest value (theory, section 6). With a sink
+        they sum to at most 1: the average is as short, but offsets of values come through in parts that differ by head, and the
+        offset is sum_h |W_O,h b_v,g| + |b_O|. A gate's entries lie between 0 and 1 and shorten the heads, side by side, at most:
+        gain |W_O|_2 (sum_h |V_g|_2^2)^(1/2) or sum_h |W_O,h|_2 |V_g|_2, the smaller, and offset |W_O|_2 |b_V| + |b_O|.
         """
-        value, out = self.qkv.weight.detach().chunk(3)[2].double(), self.out.weight.detach().double()
-        heads = zip(out.chunk(self.heads, dim=1), value.chunk(self.heads, dim=0), strict=True)
-        gain = sum(norm_of_product(out, value) for out, value in heads)
+        value, out = self._split(self.qkv.weight.detach())[2].double(), self.out.weight.detach().double()
+        values = [part for part in value.chunk(self.groups) for _ in range(self.heads // self.groups)]
+        outs = out.chunk(self.heads, dim=1)
+        if self.gate is None:
+            gain = sum(norm_of_product(out, value) for out, value in zip(outs, values, strict=True))
+        else:
+            lengths = [spectral_norm(part) for part in values]
+            each = sum(spectral_norm(part) * length for part, length in zip(outs, lengths, strict=True))
+            gain = min(each, spectral_norm(out) * math.hypot(*lengths))
         if self.qkv.bias is None:
             return TokenBound(gain, 0.0)
-        offset = out @ self.qkv.bias.detach().chunk(3)[2].double() + self.out.bias.detach().double()
-        return TokenBound(gain, float(torch.linalg.vector_norm(offset)))
-
-    @property
-    def normalised_scores(self) -> bool:
-        """Whether queries and keys pass a norm."""
-        return not isinstance(self.query_norm, nn.Identity)
-
-    def head_matrices(self) -> Iterator[HeadMatrices]:
-        """Q_h, K_h, V_h, the columns of W_O for each head, and the head's part of b_Q."""
-        query, key, value = (part.chunk(self.heads) for part in self.qkv.weight.chunk(3))
-        offsets = [None] * self.heads if self.qkv.bias is None else self.qkv.bias.chunk(3)[0].chunk(self.heads)
-        for each in zip(query, key, value, self.out.weight.chunk(self.heads, dim=1), offsets, strict=True):
-            yield HeadMatrices(*each)
+        last = self.out.bias.detach().double()
+        offsets = self._split(self.qkv.bias.detach())[2].double().chunk(self.groups)
+        own = [part for part in offsets for _ in range(self.heads // self.groups)]
+        if self.gate is not None:
+            return TokenBound(gain, spectral_norm(out) * _length(torch.cat(own)) + _length(last))
+        if self.sinks is not None:
+            return TokenBound(gain, sum(_length(part @ b) for part, b in zip(outs, own, strict=True)) + _length(last))
+        return TokenBound(gain, _length(out @ torch.cat(own) + last))
 
     scalings: ClassVar[Mapping[str, bool]] = {"V": True, "WV": True}
     """Kan's V, and W and V together: f becomes c f."""
 
-    def scaled(self, name: str, c: float) -> Attention:
+    def scaled(self, name: str, c: float) -> SoftmaxAttention:
         """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them: c f(x)."""
         look_up("scaling", name, self.scalings)
         twin = copy.deepcopy(self)
@@ -127,7 +165,7 @@ class Attention(nn.Module):
         with torch.no_grad():
             for parameter in (twin.qkv.weight, twin.qkv.bias):
                 if parameter is not None:
-                    parameter.chunk(3)[2].mul_(values)
+                    self._split(parameter)[2].mul_(values)
             if twin.out.bias is not None:
                 twin.out.bias.mul_(values)
         scale_linear(twin.out, last)
@@ -135,19 +173,130 @@ class Attention(nn.Module):
 
     @property
     def _scale(self) -> float:
-        return 1 / (self.temperature * math.sqrt(self.width // self.heads))
+        return 1 / (self.temperature * math.sqrt(self.head))
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """The rows of W_Q, W_K and W_V."""
+        shared = self.groups * self.head
+        parts: tuple[Tensor, ...] = rows.split([self.width, shared, shared])
+        return parts
 
     def _queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in self.qkv(x).chunk(3, dim=-1))
-        return self.query_norm(q), self.key_norm(k), v
+        shared = self.groups * self.head
+        parts = self.qkv(x).split([self.width, shared, shared], dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.head)).transpose(-3, -2) for part in parts)
+        q, k = self.query_norm(q), self.key_norm(k)
+        if self.options.places.turned:
+            entries = turned_entries(self.head, self.options.rotary_fraction)
+            by = turns(x.shape[-2], entries, self.options.rotary_base, q)
+            q, k = turn(q, by), turn(k, by)
+        return q, k, v
 
-    def _probabilities(self, q: Tensor, k: Tensor) -> Tensor:
-        scores = q @ k.transpose(-1, -2) * self._scale
-        if self.causal:
-            tokens = scores.shape[-1]
-            later = torch.ones(tokens, tokens, dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(later, -math.inf)
-        return scores.softmax(-1)
+    def _for_each_head(self, shared: Tensor) -> Tensor:
+        """Keys or values of every head's group."""
+        return shared if self.groups == self.heads else shared.repeat_interleave(self.heads // self.groups, -3)
+
+    def _rows(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ self._for_each_head(k).transpose(-1, -2) * self._scale
+        cap = self.options.softcap
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        tokens = scores.shape[-1]
+        if self.options.places.sloped:
+            scores = scores + falling_scores(self.heads, tokens, scores)
+        hidden = self._hidden(tokens, scores.device)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -math.inf)
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+
+    def _hidden(self, tokens: int, device: torch.device) -> Bool[Tensor, "tokens tokens"] | None:
+        """True where token i does not read token j; None where it reads all."""
+        window = min(self.options.window or tokens, tokens)
+        if not self.causal and window == tokens:
+            return None
+        whole = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+        hidden = whole.triu(1) if self.causal else torch.zeros_like(whole)
+        if window < tokens:
+            hidden = hidden | whole.tril(-window)
+            hidden = hidden if self.causal else hidden | whole.triu(window)
+        return hidden
+
+    def _mask(self, q: Tensor) -> Tensor | None:
+        """What the fused kernel is to be told, None where causality is all: where it may read, or what is added to scores."""
+        tokens, window = q.shape[-2], self.options.window
+        if self.options.places.sloped:
+            added, hidden = falling_scores(self.heads, tokens, q), self._hidden(tokens, q.device)
+            return added if hidden is None else added.masked_fill(hidden, -math.inf)
+        if window is None or window >= tokens:
+            return None
+        hidden = self._hidden(tokens, q.device)
+        return None if hidden is None else ~hidden
+
+
+class Attention(SoftmaxAttention):
+    """`SoftmaxAttention` whose rows sum to 1 and whose heads nothing multiplies: it shows them, for theta and Emadi's bounds."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        causal: bool = True,
+        temperature: float = 1.0,
+        qk_norm: bool | str = False,
+        bias: bool = True,
+        eps: float = 1e-5,
+        options: AttentionOptions = PLAIN,
+    ):
+        if options.sinks or options.gated_output:
+            raise ConfigError("sinks and gated_output leave no heads to show: make a SoftmaxAttention")
+        super().__init__(
+            width, heads, causal=causal, temperature=temperature, qk_norm=qk_norm, bias=bias, eps=eps, options=options
+        )
+
+    def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
+        """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head; row i weighs the tokens that token i reads."""
+        return self.rows(x)
+
+    @property
+    def normalised_scores(self) -> bool:
+        """Whether queries and keys pass a norm."""
+        return not isinstance(self.query_norm, nn.Identity)
+
+    def head_matrices(self) -> Iterator[HeadMatrices]:
+        """Q_h, K_g, V_g, the columns of W_O for each head, and its part of b_Q; of b_K where positions turn keys or a cap acts."""
+        query, key, value = self._split(self.qkv.weight)
+        counts = self.options.places.turned or self.options.softcap is not None
+        b_q, b_k = (None, key.new_zeros(len(key))) if self.qkv.bias is None else self._split(self.qkv.bias)[:2]
+        query_offsets = [None] * self.heads if b_q is None else b_q.chunk(self.heads)
+        key_offsets = b_k.chunk(self.groups) if counts else [None] * self.groups
+        keys, values = key.chunk(self.groups), value.chunk(self.groups)
+        own = zip(query.chunk(self.heads), self.out.weight.chunk(self.heads, dim=1), query_offsets, strict=True)
+        for h, (each, out, offset) in enumerate(own):
+            group = h * self.groups // self.heads
+            yield HeadMatrices(each, keys[group], values[group], out, offset, key_offsets[group])
+
+
+def norms_of(qk_norm: bool | str, heads: int, head: int, eps: float) -> tuple[nn.Module, nn.Module]:
+    """Those of queries and of keys; ConfigError for a name that is none."""
+    name = qk_norm_name(qk_norm)
+    return QK_NORMS[name](heads, head, eps) if isinstance(name, str) else (nn.Identity(), nn.Identity())
+
+
+def qk_norm_name(qk_norm: bool | str) -> bool | str:
+    """False for none, or the name of `QK_NORMS`: true is the first one's. Raises ConfigError for what is neither."""
+    if not isinstance(qk_norm, (bool, str)):
+        raise ConfigError(f"qk_norm = {qk_norm!r}: give False or a name, one of {', '.join(QK_NORMS)}")
+    if isinstance(qk_norm, str):
+        look_up("qk_norm", qk_norm, QK_NORMS)
+    return "rms" if qk_norm is True else qk_norm
+
+
+def _length(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))
 
 
 @contextlib.contextmanager

@@ -7,14 +7,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.activations import ACTIVATIONS
+from ctrans.fields.ffn_bounds import Affine, plain_bound, plain_lipschitz
 from ctrans.fields.protocols import Matrix, TokenBound, Units
 from ctrans.fields.scale import scale_linear
-from ctrans.fields.spectral_norm import spectral_norm
 from solvers.errors import look_up
 
 
@@ -51,14 +50,12 @@ class FeedForward(nn.Module):
         return Units(ACTIVATIONS[self.activation], self.up.out_features)
 
     def bound(self) -> TokenBound:
-        """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z)."""
-        outer = spectral_norm(self.down.weight)
-        return TokenBound(outer * spectral_norm(self.up.weight), outer * _length(self.up.bias) + _length(self.down.bias))
+        """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z); `plain_bound` where phi grows faster."""
+        return plain_bound(*self._affine(), ACTIVATIONS[self.activation])
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius (Emadi, proof of theorem 5.2, with phi's own slope; `printed` takes 1)."""
-        slope = 1.0 if printed else ACTIVATIONS[self.activation].slope
-        return slope * spectral_norm(self.down.weight) * spectral_norm(self.up.weight)
+        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius; `plain_lipschitz` where phi has no Lip(phi)."""
+        return plain_lipschitz(*self._affine(), ACTIVATIONS[self.activation], radius, printed=printed)
 
     scalings: ClassVar[Mapping[str, bool]] = {"W1": False}
     """Kan's W_1; phi is not homogeneous, so that f does not become c f."""
@@ -70,6 +67,5 @@ class FeedForward(nn.Module):
         scale_linear(twin.up, c)
         return twin
 
-
-def _length(bias: Tensor | None) -> float:
-    return 0.0 if bias is None else float(torch.linalg.vector_norm(bias.detach().double()))
+    def _affine(self) -> tuple[Affine, Affine]:
+        return Affine(self.up.weight, self.up.bias), Affine(self.down.weight, self.down.bias)

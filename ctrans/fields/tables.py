@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Collection
 from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from ctrans.fields.attention import Attention
+from ctrans.fields.attention import Attention, SoftmaxAttention, qk_norm_name
+from ctrans.fields.attention_options import ROTARY_BASE, AttentionOptions
+from ctrans.fields.differential_attention import DifferentialAttention
 from ctrans.fields.feed_forward import FeedForward
+from ctrans.fields.gated_feed_forward import GatedLinearUnits, gated_hidden_width
+from ctrans.fields.linear_attention import GatedLinearAttention, LinearAttention
 from ctrans.fields.protocols import Kind
+from solvers import ConfigError
+from solvers.errors import look_up
 
 
 @runtime_checkable
@@ -39,17 +46,110 @@ class MapSettings(Protocol):
     def temperature(self) -> float: ...
 
     @property
-    def qk_norm(self) -> bool: ...
+    def qk_norm(self) -> bool | str: ...
 
     @property
     def eps(self) -> float: ...
 
+    @property
+    def positions(self) -> str: ...
+
+    @property
+    def rotary_base(self) -> float: ...
+
+    @property
+    def rotary_fraction(self) -> float: ...
+
+    @property
+    def kv_heads(self) -> int | None: ...
+
+    @property
+    def window(self) -> int | None: ...
+
+    @property
+    def softcap(self) -> float | None: ...
+
+    @property
+    def sinks(self) -> bool: ...
+
+    @property
+    def gated_output(self) -> bool: ...
+
 
 Maker = Callable[[MapSettings], nn.Module]
 
+IDLE: dict[Kind, dict[str, Collection[object]]] = {
+    "attention": {
+        "causal": (True,),
+        "temperature": (1.0,),
+        "qk_norm": (False,),
+        "positions": ("learned", "none"),
+        "rotary_base": (ROTARY_BASE,),
+        "rotary_fraction": (1.0,),
+        "kv_heads": (None,),
+        "window": (None,),
+        "softcap": (None,),
+        "sinks": (False,),
+        "gated_output": (False,),
+    },
+    "ffn": {"activation": ("gelu",)},
+}
+"""Settings that not every map has a use for, and the values that ask nothing of it."""
 
-def _softmax(settings: MapSettings) -> Attention:
-    return Attention(
+
+@dataclasses.dataclass(frozen=True)
+class MapEntry:
+    """A maker that says which of the settings in `IDLE` its maps take, so that others are refused."""
+
+    make: Maker
+    takes: frozenset[str] = frozenset()
+    hidden_width: Callable[[int], int] = lambda width: 4 * width
+    """Of an FFN: how many features it has at a width where nothing is said."""
+
+    def __call__(self, settings: MapSettings) -> nn.Module:
+        return self.make(settings)
+
+
+def attention_options(settings: MapSettings) -> AttentionOptions:
+    """Those of the settings that are options of softmax attention. Raises ConfigError for what makes no sense."""
+    return AttentionOptions(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(AttentionOptions)})
+
+
+def check_maps(settings: MapSettings) -> None:
+    """Raises ConfigError, in one line and by name, for options that make no sense, alone or for the maps that are chosen.
+
+    A maker that does not say what it takes (`MapEntry`) is asked nothing.
+    """
+    qk_norm_name(settings.qk_norm)
+    attention_options(settings).check_heads(settings.width, settings.heads)
+    for kind, options in IDLE.items():
+        name = getattr(settings, kind)
+        look_up(kind, name, FIELDS[kind])
+        for option, idle in options.items():
+            value = getattr(settings, option)
+            if value not in idle and not takes(kind, name, option):
+                able = [other for other in FIELDS[kind] if takes(kind, other, option)]
+                raise ConfigError(
+                    f"{option} = {value!r} has no meaning for {kind} {name!r}: leave it out, or choose {kind} {', '.join(able)}"
+                )
+
+
+def takes(kind: Kind, name: str, option: str) -> bool:
+    """Whether maps of that entry have a use for the option; one that does not say so may have."""
+    entry = FIELDS[kind][name]
+    return not isinstance(entry, MapEntry) or option in entry.takes
+
+
+def usual_hidden_width(width: int, ffn: str) -> int:
+    """The FFN's number of features where nothing is said: 4 d, or what its entry says."""
+    entry = FFNS[ffn]
+    return entry.hidden_width(width) if isinstance(entry, MapEntry) else 4 * width
+
+
+def _softmax(settings: MapSettings) -> SoftmaxAttention:
+    options = attention_options(settings)
+    kind = SoftmaxAttention if options.sinks or options.gated_output else Attention
+    return kind(
         settings.width,
         settings.heads,
         causal=settings.causal,
@@ -57,6 +157,7 @@ def _softmax(settings: MapSettings) -> Attention:
         qk_norm=settings.qk_norm,
         bias=settings.bias,
         eps=settings.eps,
+        options=options,
     )
 
 
@@ -64,7 +165,38 @@ def _mlp(settings: MapSettings) -> FeedForward:
     return FeedForward(settings.width, settings.hidden_width, activation=settings.activation, bias=settings.bias)
 
 
-ATTENTIONS: dict[str, Maker] = {"softmax": _softmax}
-FFNS: dict[str, Maker] = {"mlp": _mlp}
+def _gated(activation: str) -> MapEntry:
+    def make(settings: MapSettings) -> GatedLinearUnits:
+        return GatedLinearUnits(settings.width, settings.hidden_width, activation=activation, bias=settings.bias)
+
+    return MapEntry(make, hidden_width=gated_hidden_width)
+
+
+def _linear(settings: MapSettings) -> LinearAttention:
+    return LinearAttention(settings.width, settings.heads, causal=settings.causal, bias=settings.bias)
+
+
+def _gated_linear(settings: MapSettings) -> GatedLinearAttention:
+    return GatedLinearAttention(settings.width, settings.heads, bias=settings.bias)
+
+
+def _differential(settings: MapSettings) -> DifferentialAttention:
+    return DifferentialAttention(
+        settings.width, settings.heads, causal=settings.causal, temperature=settings.temperature, bias=settings.bias
+    )
+
+
+ATTENTIONS: dict[str, Maker] = {
+    "softmax": MapEntry(_softmax, frozenset(IDLE["attention"])),
+    "linear": MapEntry(_linear, frozenset({"causal"})),
+    "gated_linear": MapEntry(_gated_linear),
+    "differential": MapEntry(_differential, frozenset({"causal", "temperature"})),
+}
+FFNS: dict[str, Maker] = {
+    "mlp": MapEntry(_mlp, frozenset(IDLE["ffn"])),
+    "swiglu": _gated("silu"),
+    "geglu": _gated("gelu"),
+    "reglu": _gated("relu"),
+}
 FIELDS: dict[Kind, dict[str, Maker]] = {"attention": ATTENTIONS, "ffn": FFNS}
 """Both tables. A block is one map of each, in this order."""

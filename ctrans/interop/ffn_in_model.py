@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, Units, spectral_norm
+from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, Units
+from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, plain_bound, plain_lipschitz
 from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting
 from ctrans.interop.rounding import unit
 
@@ -21,11 +22,9 @@ KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
     "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), 1.129),
     "quick_gelu": Activation(lambda z: z * torch.sigmoid(1.702 * z), 1.09984),
 }
-"""Activations by which a foreign FFN is recognised; all have abs(phi(z)) <= abs(z)."""
+"""Activations by which a foreign FFN is recognised; behind a gate those of degree 1, whose abs(phi(z)) <= abs(z)."""
 TELLING = 2.0
 """Size of the activations' arguments at which they are told apart."""
-AT_ONCE = 2**22
-"""Entries of a matrix that are looked at together in float64."""
 
 
 class Activated(nn.Module):
@@ -96,22 +95,22 @@ class PlainFeedForward(FeedForwardInModel):
         return Units(KNOWN[self.reading.activation], len(self.reading.up.weight(self)))
 
     def bound(self) -> TokenBound:
-        """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z)."""
-        up, down = self.reading.up, self.reading.down
-        outer = spectral_norm(down.weight(self))
-        return TokenBound(outer * spectral_norm(up.weight(self)), outer * _length(up.bias(self)) + _length(down.bias(self)))
+        """`plain_bound`: |f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2| where abs(phi(z)) <= abs(z)."""
+        return plain_bound(*self._affine(), KNOWN[self.reading.activation])
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """L = Lip(phi) |W_2|_2 |W_1|_2, the same at every radius; `printed` takes slope 1."""
-        slope = 1.0 if printed else KNOWN[self.reading.activation].slope
-        return slope * spectral_norm(self.reading.down.weight(self)) * spectral_norm(self.reading.up.weight(self))
+        """`plain_lipschitz`: L = Lip(phi) |W_2|_2 |W_1|_2 where phi has such a constant; `printed` takes slope 1."""
+        return plain_lipschitz(*self._affine(), KNOWN[self.reading.activation], radius, printed=printed)
+
+    def _affine(self) -> tuple[Affine, Affine]:
+        up, down = (_affine(self, each) for each in (self.reading.up, self.reading.down))
+        return up, down
 
 
 class GatedFeedForward(FeedForwardInModel):
     """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `KNOWN`: SwiGLU, GeGLU.
 
-    It grows with the square of x, so that how large it can be, and how steep, depends on the radius r of its input. With z = W_g x +
-    b_g, w = W_u x + b_u, |a|_r = max over entries k of |(row k of the matrix)| r + |b_k|, and |phi(z)| <= |z| throughout.
+    It grows with the square of x, so that how large it can be, and how steep, depends on the radius of its input.
     """
 
     def __init__(self, chain: ModuleChain, reading: FeedForwardReading):
@@ -126,60 +125,17 @@ class GatedFeedForward(FeedForwardInModel):
         yield Matrix(self.reading.down.weight(self), "down")
 
     def bound(self) -> TokenBound:
-        """|f(x)_i| <= |W_d|_2 |phi(z) * w| + |b_d|, where |phi(z) * w| is at most each of
-
-        - max_k |z_k| |w| <= (max_k |g_k| r + max_k |b_g,k|) (|W_u|_2 r + |b_u|), with g_k, u_k the rows of W_g, W_u,
-        - |z| max_k |w_k|, the same with the two exchanged,
-        - |q| r^2 + |(|g_k| |b_u,k| + |u_k| |b_g,k|)_k| r + |b_g * b_u|, q_k = (|g_k| |u_k| + |<g_k, u_k>|)/2,
-
-        and the one that grows least is taken. In the third, (g'x)(u'x) = x' S x for S = (g u' + u g')/2, whose eigenvalues are
-        (<g, u> +- |g| |u|)/2.
-        """
-        gates, ups = self._rows(self.gate), self._rows(self.reading.up)
-        g_0, u_0 = self._offsets(self.gate), self._offsets(self.reading.up)
-        whole_gate = spectral_norm(self.gate.weight(self)), _length(g_0)
-        whole_up = spectral_norm(self.reading.up.weight(self)), _length(u_0)
-        entry_gate, entry_up = (float(gates.max()), float(g_0.abs().max())), (float(ups.max()), float(u_0.abs().max()))
-        mixed = gates * u_0.abs() + ups * g_0.abs()
-        inner = min(
-            _product(entry_gate, whole_up),
-            _product(whole_gate, entry_up),
-            TokenBound(_length(mixed), _length(g_0 * u_0), _length((gates * ups + self._overlaps().abs()) / 2)),
-            key=lambda bound: (bound.curvature, bound.gain, bound.offset),
-        )
-        outer, last = spectral_norm(self.reading.down.weight(self)), self.reading.down.bias(self)
-        return TokenBound(outer * inner.gain, outer * inner.offset + _length(last), outer * inner.curvature)
+        """`gated_bound`: gain r + offset + curvature r^2."""
+        return gated_bound(*self._affine())
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """L = |W_d|_2 (Lip(phi) |W_g|_2 |w|_r + |z|_r |W_u|_2) among tokens no longer than r: the Jacobian is
-        W_d (diag(w * phi'(z)) W_g + diag(phi(z)) W_u). `printed` takes slope 1.
-        """
+        """`gated_lipschitz`, of tokens no longer than `radius`; `printed` takes slope 1."""
         slope = 1.0 if printed else KNOWN[self.reading.activation].slope
-        entries = [
-            (self._rows(each) * radius + self._offsets(each).abs()).max() if radius < math.inf else math.inf
-            for each in (self.gate, self.reading.up)
-        ]
-        gate, up, down = (spectral_norm(matrix.weight) for matrix in self.matrices())
-        return down * (slope * gate * float(entries[1]) + float(entries[0]) * up)
+        return gated_lipschitz(*self._affine(), slope, radius)
 
-    def _rows(self, projection: Projection) -> Tensor:
-        """The length of every row of the matrix, in float64."""
-        parts = self._parts(projection)
-        return torch.cat([torch.linalg.vector_norm(part.double(), dim=-1) for part in parts])
-
-    def _overlaps(self) -> Tensor:
-        """<g_k, u_k> for every row."""
-        pairs = zip(self._parts(self.gate), self._parts(self.reading.up), strict=True)
-        return torch.cat([(gate.double() * up.double()).sum(-1) for gate, up in pairs])
-
-    def _parts(self, projection: Projection) -> tuple[Tensor, ...]:
-        weight = projection.weight(self).detach()
-        parts: tuple[Tensor, ...] = weight.split(max(AT_ONCE // weight.shape[1], 1))
-        return parts
-
-    def _offsets(self, projection: Projection) -> Tensor:
-        bias, weight = projection.bias(self), projection.weight(self)
-        return weight.new_zeros(len(weight), dtype=torch.float64) if bias is None else bias.detach().double()
+    def _affine(self) -> tuple[Affine, Affine, Affine]:
+        gate, up, down = (_affine(self, each) for each in (self.gate, self.reading.up, self.reading.down))
+        return gate, up, down
 
 
 def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
@@ -201,6 +157,8 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
     for gate, up in _candidates(inner, last.x.shape[-1]):
         values = {each: _value(each, inner) for each in (gate, up) if each is not None}
         for name, activation in KNOWN.items():
+            if gate is not None and activation.degree != 1:
+                continue
             found = activation(values[up]) if gate is None else activation(values[gate]) * values[up]
             fits.append((float((found - last.x).norm() / last.x.norm()), FeedForwardReading(gate, up, down, name)))
     miss, reading = min(fits, key=lambda fit: fit[0], default=(math.inf, None))
@@ -241,11 +199,5 @@ def _value(projection: Projection, inner: list[Acting]) -> Tensor:
     return whole[..., projection.start : projection.stop]
 
 
-def _product(first: tuple[float, float], second: tuple[float, float]) -> TokenBound:
-    """(a r + b) (c r + d)."""
-    (a, b), (c, d) = first, second
-    return TokenBound(a * d + b * c, b * d, a * c)
-
-
-def _length(vector: Tensor | None) -> float:
-    return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.detach().double()))
+def _affine(chain: ModuleChain, projection: Projection) -> Affine:
+    return Affine(projection.weight(chain), projection.bias(chain))

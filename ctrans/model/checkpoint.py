@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ctrans.fields import AttentionOptions
 from ctrans.given_files import read_file, read_json
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
@@ -48,7 +49,7 @@ def save(model: GPT, directory: str | Path) -> None:
     weights = {
         name: value.detach().cpu().contiguous() for name, value in model.state_dict().items() if first.get(name, name) == name
     }
-    settings = dataclasses.asdict(model.config)
+    settings = _settings(model.config)
     metadata = {"format": "pt", CHECKSUM: _checksum(weights), CONFIG_DIGEST: _digest(settings)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -56,6 +57,13 @@ def save(model: GPT, directory: str | Path) -> None:
         write_durably(directory / CONFIG, json.dumps(settings, indent=1).encode())
     except OSError as error:
         raise ConfigError(f"cannot write a checkpoint to {str(directory)!r}: {error.strerror or error}") from None
+
+
+def _settings(config: GPTConfig) -> dict[str, Any]:
+    """Every choice, of attention's options only those that were made: a model without them is read by versions that lack them."""
+    idle = dataclasses.asdict(AttentionOptions())
+    settings = dataclasses.asdict(config)
+    return {name: value for name, value in settings.items() if name not in idle or value != idle[name]}
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -7,8 +7,10 @@ import math
 from fractions import Fraction
 
 from ctrans.depth import check_count, check_dt
-from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS
-from ctrans.fields.attention import check_temperature
+from ctrans.fields import ACTIVATIONS
+from ctrans.fields.attention import check_temperature, qk_norm_name
+from ctrans.fields.attention_options import ROTARY_BASE
+from ctrans.fields.tables import check_maps, usual_hidden_width
 from ctrans.model.initialisation import get_initialisation
 from ctrans.norm import NORMS, check_norm
 from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
@@ -35,9 +37,13 @@ class GPTConfig:
     - `norm`, `eps`: a name of `NORMS`, and what its variance is added to
     - `dt`: the residual scale, the length of a segment in depth-time
     - `attention`, `ffn`: names of `ATTENTIONS` and `FFNS`
-    - `ffn_width`, `activation`: the FFN's features (4 width if None), and phi, a name of `ACTIVATIONS`
+    - `ffn_width`, `activation`: the FFN's features (if None 4 width, of gated ones 8/3 width, up to a multiple of 8), and phi, a name
+      of `ACTIVATIONS`
     - `bias`: whether linear maps and LayerNorms have one
-    - `causal`, `temperature`, `qk_norm`: of attention: whether tokens read earlier ones only, tau, RMSNorms of queries and keys
+    - `causal`, `temperature`, `qk_norm`: of attention: whether tokens read earlier ones only, tau, the norm of queries and keys, a
+      name of `QK_NORMS` (True is "rms")
+    - `positions`, `rotary_base`, `rotary_fraction`, `kv_heads`, `window`, `softcap`, `sinks`, `gated_output`: see
+      `ctrans.fields.AttentionOptions`; an option that the attention has no use for is refused
     - `initialisation`, `embedding_std`: a name of `INITIALISATIONS`, and the standard deviation of the embeddings' entries
     - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
     - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
@@ -59,13 +65,21 @@ class GPTConfig:
     bias: bool = True
     causal: bool = True
     temperature: float = 1.0
-    qk_norm: bool = False
+    qk_norm: bool | str = False
     eps: float = 1e-5
     initialisation: str = "gpt2"
     embedding_std: float = 0.02
     alpha: float | None = None
     depth_weights: str = "free"
     knots: int | None = None
+    positions: str = "learned"
+    rotary_base: float = ROTARY_BASE
+    rotary_fraction: float = 1.0
+    kv_heads: int | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    gated_output: bool = False
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -73,19 +87,17 @@ class GPTConfig:
             check_count(name, getattr(self, name))
         if self.ffn_width is not None:
             check_count("ffn_width", self.ffn_width)
-        if self.width % self.heads:
-            raise ConfigError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide the width")
         check_dt(self.dt)
         if not 2 * self.depth * self.dt < math.inf:
             raise ConfigError(f"dt = {self.dt:g} times 2 x {self.depth} sublayers is no finite depth-time: lower dt")
         object.__setattr__(self, "placement", spell_for(self.placement, self.depth))
         get_initialisation(self.initialisation)
         look_up("norm", self.norm, NORMS)
-        look_up("attention", self.attention, ATTENTIONS)
-        look_up("ffn", self.ffn, FFNS)
         look_up("activation", self.activation, ACTIVATIONS)
+        check_maps(self)
+        object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
-        for name in ("bias", "causal", "qk_norm"):
+        for name in ("bias", "causal"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
         check_temperature(self.temperature)
@@ -108,7 +120,7 @@ class GPTConfig:
     @property
     def hidden_width(self) -> int:
         """The FFN's number of features."""
-        return self.ffn_width or 4 * self.width
+        return self.ffn_width or usual_hidden_width(self.width, self.ffn)
 
     @property
     def placements(self) -> list[BlockPlacement]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth, Sublayers
 from ctrans.fields import FIELDS, Kind
+from ctrans.fields.positions import POSITIONS, Positions
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
 from ctrans.norm import NORMS, Norm
@@ -33,9 +34,9 @@ class GPT(nn.Module):
     """A decoder-only Transformer of any placement and dt: logits = head(N_final(depth(embed(tokens)))), weights drawn from
     `seed`.
 
-    Positions are learned; the head shares the token embedding's weights. `model.depth` is the `Depth`. With `on_demand`, each
-    attention's and FFN's weights are drawn when they are used and dropped when the next one's are: the same weights, in the memory
-    of one sublayer (see `ctrans.weights.on_demand`).
+    Positions are known as `config.positions` says; the head shares the token embedding's weights. `model.depth` is the `Depth`. With
+    `on_demand`, each attention's and FFN's weights are drawn when they are used and dropped when the next one's are: the same
+    weights, in the memory of one sublayer (see `ctrans.weights.on_demand`).
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0, on_demand: bool = False):
@@ -43,11 +44,12 @@ class GPT(nn.Module):
         check_buildable(config, seed, on_demand=on_demand)
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
-        self.position_embedding = nn.Embedding(config.context, config.width)
+        self.position_embedding = nn.Embedding(config.context, config.width) if places(config).embedding else None
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for embedding in (self.token_embedding, self.position_embedding):
-                embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
+                if embedding is not None:
+                    embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         last = config.placements[-1].ffn
         self.final_norm = make_norm(config) if last.final_norm else nn.Identity()
@@ -76,7 +78,10 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
     def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
-        """X_0: token plus position embeddings. Raises ConfigError for sequences longer than the context or unknown tokens."""
+        """X_0: token embeddings, plus those of positions where these are learned.
+
+        Raises ConfigError for sequences longer than the context or unknown tokens.
+        """
         if not isinstance(tokens, Tensor) or tokens.dtype not in TOKEN_TYPES or tokens.dim() == 0:
             what = f"{tuple(tokens.shape)} of {tokens.dtype}" if isinstance(tokens, Tensor) else type(tokens).__name__
             raise ConfigError(f"the tokens are {what}: give a tensor of int64 or int32 of shape (*batch, tokens)")
@@ -84,9 +89,11 @@ class GPT(nn.Module):
         if length > self.config.context:
             raise ConfigError(f"{length} tokens exceed the context of {self.config.context}: shorten the text or raise context")
         self._check_range("tokens", tokens)
-        positions = torch.arange(length, device=tokens.device)
-        x0: Tensor = self.token_embedding(tokens) + self.position_embedding(positions)
-        return x0
+        x0: Tensor = self.token_embedding(tokens)
+        if self.position_embedding is None:
+            return x0
+        places: Tensor = self.position_embedding(torch.arange(length, device=tokens.device))
+        return x0 + places
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state."""
@@ -200,7 +207,13 @@ class _Draws:
 
 def number_of_weights(config: GPTConfig) -> int:
     """The number of entries of all weight matrices: embeddings, and those of every block."""
-    return (config.vocab_size + config.context) * config.width + config.weights_in_depth * weights_of_block(config)
+    embedded = config.vocab_size + (config.context if places(config).embedding else 0)
+    return embedded * config.width + config.weights_in_depth * weights_of_block(config)
+
+
+def places(config: GPTConfig) -> Positions:
+    """How the model knows the places of tokens."""
+    return POSITIONS[config.positions]
 
 
 def weights_of_block(config: GPTConfig) -> int:

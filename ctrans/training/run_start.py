@@ -7,7 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ctrans.fields.tables import takes
 from ctrans.model.checkpoint import BEST, load
+from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.data import Data, share_of
@@ -64,6 +66,14 @@ def check_free(store: RunDirectory) -> None:
     for path in (store.directory / BEST, store.directory / log.LOG):
         if os.path.lexists(path) and not (path.name == log.LOG and path.is_file() and log.unsaved(path.parent)):
             raise ConfigError(f"a run would replace {str(path)!r}: move it away, or choose another --out")
+
+
+def check_warm_up(architecture: GPTConfig, config: TrainConfig) -> None:
+    """Raises ConfigError for a temperature warm-up of attention that has no temperature."""
+    if config.temperature_start is not None and not takes("attention", architecture.attention, "temperature"):
+        raise ConfigError(
+            f"temperature_start = {config.temperature_start}: attention {architecture.attention!r} has no temperature, leave it out"
+        )
 
 
 def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes) -> None:

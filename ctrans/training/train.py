@@ -24,7 +24,7 @@ from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_o
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, processes
 from ctrans.training.run_directory import RunDirectory
-from ctrans.training.run_start import anew, check_continues, resumed, with_settings
+from ctrans.training.run_start import anew, check_continues, check_warm_up, resumed, with_settings
 from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 
@@ -135,6 +135,7 @@ def plan(
     architecture, directory = (model.config if isinstance(model, GPT) else model), RunDirectory(Path(out))
     way = get_parallel(parallel, config)
     check_buildable(architecture, config.seed)
+    check_warm_up(architecture, config)
     source, tokens = source_of(data, architecture.context)
     directory.check_writable()
     weights = model if isinstance(model, GPT) else GPT(architecture, seed=config.seed)
@@ -160,6 +161,7 @@ def plan_to_resume(
     known = {**dataclasses.asdict(architecture), **dataclasses.asdict(state.config)}
     check_continues(known, {name: value for name, value in given.items() if name in known}, flags or {})
     state = with_settings(state, given)
+    check_warm_up(architecture, state.config)
     if data is None:
         tokens = read_source(state.source, architecture.context)
     else:  # the data may have moved: their fingerprint tells whether they are the same

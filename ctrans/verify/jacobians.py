@@ -17,8 +17,13 @@ def attention_jacobian(attention: Attention, x: Float[Tensor, "tokens width"]) -
     """df_j/dx_i = sum_h W_h (a_ji V_h + c sum_l a_jl (v_l - m_j) (ds_jl/dx_i)'), m_j = sum_l a_jl v_l, entry [j, :, i, :].
 
     Scores s_jl = q_j . k_l, c = 1/(tau sqrt(d_h)), ds_jl/dx_i = [l = i] K_h' q_j + [i = j] Q_h' k_l (Kan, Prop. 11, there for
-    tau = 1 without biases). With `qk_norm`, Q_h and K_h are preceded by the Jacobian of their norm at that token.
+    tau = 1 without biases). With `qk_norm`, Q_h and K_h are preceded by the Jacobian of their norm at that token. Raises ConfigError
+    for an attention with `AttentionOptions` that change its scores or share its heads.
     """
+    if not attention.options.idle:
+        raise ConfigError(
+            f"no closed form is known for attention with {attention.options}: use ctrans.stability.backward.sensitivity"
+        )
     tokens, width = x.shape
     q, k, v = (part.unflatten(-1, (attention.heads, -1)).transpose(0, 1) for part in attention.qkv(x).chunk(3, dim=-1))
     parts = attention.qkv.weight.chunk(3)

@@ -36,7 +36,10 @@ MODEL = GPT(small_config("peri"))
 CONFIG = {
     **dict.fromkeys(("vocab_size", "context", "depth", "width", "heads", "dt", "temperature", "eps", "alpha", "knots"), NUMBERS),
     **dict.fromkeys(("ffn_width", "embedding_std", "bias", "causal", "qk_norm"), NUMBERS),
-    **dict.fromkeys(("placement", "norm", "attention", "ffn", "activation", "initialisation", "depth_weights"), NAMES),
+    **dict.fromkeys(("rotary_base", "rotary_fraction", "kv_heads", "window", "softcap", "sinks", "gated_output"), NUMBERS),
+    **dict.fromkeys(
+        ("placement", "norm", "attention", "ffn", "activation", "initialisation", "depth_weights", "positions"), NAMES
+    ),
 }
 TRAINING = {
     **dict.fromkeys(

@@ -71,6 +71,9 @@ def test_matrices_and_activation_give_what_the_module_computes(name):
 def test_no_input_exceeds_the_bound_and_no_slope_the_lipschitz_constant(activation, shape):
     torch.manual_seed(3)
     field = read(Mlp(KNOWN[activation], shape != "plain", "fused" in shape, "swapped" in shape))
+    if KNOWN[activation].degree > 1 and shape != "plain":
+        assert "no plain or gated FFN" in field.why_not  # its bound would be of the third degree
+        return
     assert field.reading.activation == activation
     x = torch.randn(1, 6, 8, dtype=torch.float64)
     for radius in (0.1, 2.0, 30.0):
@@ -86,8 +89,9 @@ def test_activations_lie_within_what_bounds_rely_on(activation):
     z = torch.linspace(-30, 30, 600_001, dtype=torch.float64, requires_grad=True)
     phi = KNOWN[activation]
     (slope,) = torch.autograd.grad(phi(z).sum(), z)
-    assert float((phi(z).abs() - z.abs()).max()) <= 0
-    assert 0 <= phi.slope - float(slope.abs().max()) < 1e-4
+    assert float((phi(z).abs() - z.abs() ** phi.degree).max()) <= 0
+    steepest = slope.abs() / z.abs().clamp_min(1e-9) ** (phi.degree - 1)
+    assert 0 <= phi.slope - float(steepest.max()) < 1e-4
 
 
 @pytest.mark.parametrize(

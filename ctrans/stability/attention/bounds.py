@@ -71,7 +71,7 @@ def attention_bound(attention: ShowsHeads, b: float, theta: Sequence[float], *, 
     """
     if attention.normalised_scores:
         raise ConfigError(
-            f"theorem 5.1 does not cover qk_norm: its bound is for queries and keys linear in the input{why_not(attention)}"
+            f"theorem 5.1 does not cover qk_norm, nor other scores that are not bilinear in the input{why_not(attention)}"
         )
     value_path = attention_path = 0.0
     outs = []
@@ -113,13 +113,13 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
 
 
 def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
-    """L_f of the sublayer's map at its input U: theorem 5.1, or the FFN's weights."""
+    """L_f of the sublayer's map at its input U: a constant of its own, as FFNs have, or theorem 5.1."""
     field, largest = sublayer.field, float(torch.linalg.vector_norm(u, dim=-1).max())
+    if isinstance(field, HasLipschitz):
+        return field.lipschitz(largest, printed=printed)
     if isinstance(field, ShowsHeads):
         theta = attention_theta(field, u, tolerance=1e-3).upper.movedim(-2, 0).flatten(1).amax(1)
         return attention_bound(field, largest, theta.tolist(), biases=not printed).bound
-    if isinstance(field, HasLipschitz):
-        return field.lipschitz(largest, printed=printed)
     raise ConfigError(
         f"no Lipschitz bound is known for a field of type {type(field).__name__}: it does not say `lipschitz()`{why_not(field)}"
     )

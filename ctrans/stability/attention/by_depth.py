@@ -204,7 +204,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     first, rows = _looked_at(u)
     with plain_attention(sublayer):
         measured = block_gain(sublayer.field, first, rows=rows, generator=generator)
-    product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices())
+    product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices() if matrix.role != "gate")
     logs = {"theta": _log(float(highest.max()) / field.temperature), "B": 2 * _log(b), "G": _log(product)}
     return AttentionLayer(
         index=index,

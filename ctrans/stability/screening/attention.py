@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.fields import ShowsHeads, why_not
+from ctrans.fields.tables import attention_options
 from ctrans.model.config import GPTConfig
 from ctrans.stability.attention.by_depth import (
     AttentionByDepth,
@@ -139,7 +140,7 @@ def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:
 
 def _of_the_papers(config: GPTConfig) -> bool:
     """Whether the maps are those that Xiong's theory speaks of."""
-    return (config.attention, config.ffn) == ("softmax", "mlp")
+    return (config.attention, config.ffn) == ("softmax", "mlp") and attention_options(config).idle
 
 
 XAVIER = ("xavier", "xiong")

@@ -1,0 +1,76 @@
+"""How a token's place in its sequence is known to a model; a new way is an entry of `POSITIONS` that uses what is here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Positions:
+    """Whether X_0 has a learned vector for each place, queries and keys are turned by their places, and scores fall with distance."""
+
+    embedding: bool = False
+    turned: bool = False
+    sloped: bool = False
+
+
+POSITIONS: dict[str, Positions] = {
+    "learned": Positions(embedding=True),
+    "rotary": Positions(turned=True),
+    "alibi": Positions(sloped=True),
+    "none": Positions(),
+}
+
+
+def turned_entries(head: int, fraction: float) -> int:
+    """How many entries of a head of that width are turned, in pairs: an even number, `fraction` of them rounded down."""
+    return 2 * int(head * fraction / 2)
+
+
+Turns = tuple[Float[Tensor, "tokens entries"], Float[Tensor, "tokens entries"]]
+"""Of every token's angles the cosines, twice, and the sines, once with minus."""
+
+
+def turns(tokens: int, entries: int, base: float, like: Tensor) -> Turns:
+    """Those of the angles i base^(-2 m/e), of tokens i = 0, 1, .. and pairs m < e/2, e = `entries`, in the dtype of `like`."""
+    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+    places = torch.arange(tokens, dtype=exact, device=like.device)
+    rates = base ** (-torch.arange(0, entries, 2, dtype=exact, device=like.device) / entries)
+    angles = places.unsqueeze(-1) * rates
+    cosine, sine = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    return torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)
+
+
+def turn(x: Float[Tensor, "*batch tokens head"], by: Turns) -> Float[Tensor, "*batch tokens head"]:
+    """R_i x_i: the pair (x_m, x_(m + e/2)) of every token is turned by its angle; e entries are turned in all.
+
+    With the angles of `turns`, <R_i q, R_j k> depends on i - j alone; |R_i x| = |x|. Entries from e on stay as they are (Su et al.
+    2021, RoFormer; pairs as in GPT-NeoX and Llama).
+    """
+    cosine, sine = by
+    entries = cosine.shape[-1]
+    if entries < x.shape[-1]:
+        return torch.cat([turn(x[..., :entries], by), x[..., entries:]], dim=-1)
+    return torch.addcmul(x * cosine, x.roll(entries // 2, -1), sine)
+
+
+def slopes(heads: int) -> list[float]:
+    """m_h = 2^(-8 h/H), h = 1 .. H, for a power of two H; for other numbers those of the next power below, then every other one of
+    the next above (Press et al. 2022, ALiBi).
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    own = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    between = [2 ** (-4 * h / power) for h in range(1, 2 * power + 1, 2)]
+    return [*own, *between[: heads - power]]
+
+
+def falling_scores(heads: int, tokens: int, like: Tensor) -> Float[Tensor, "heads tokens tokens"]:
+    """-m_h abs(i - j), what ALiBi adds to the scores, in the dtype and on the device of `like`."""
+    place = torch.arange(tokens, device=like.device)
+    distance = (place.unsqueeze(-1) - place).abs()
+    return -torch.tensor(slopes(heads), dtype=like.dtype, device=like.device).view(-1, 1, 1) * distance
