@@ -275,7 +275,7 @@ def check_at(
         slope=slope,
         ellipsoid=float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None,
         blind=blind,
-        training_threshold=None if pulled is None else _threshold(sublayer, start, dt * sublayer.gain * pulled),
+        training_threshold=None if pulled is None else threshold_at(sublayer, start, dt * sublayer.gain * pulled),
         weight_decay=remedy.weight_decay,
     )
 
@@ -332,7 +332,7 @@ def _input(sublayer: Sublayer, x: Tensor) -> Tensor:
     return x if sublayer.input_norm is None else sublayer.input_norm(x)
 
 
-def _threshold(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
+def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
     """dt lam* at dt times the costate of the raw output; None for a map that does not show its factors."""
     try:
         path = path_of(sublayer.field, _input(sublayer, x))

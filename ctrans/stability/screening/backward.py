@@ -64,8 +64,7 @@ def plan_backward(case: Case) -> StepPlan:
     of |X_D|/|X_0|; the mean slope of log |dv/dX| against log c.
     """
     effort = case.effort
-    graphs = None if case.model.depth.streamed else case.graphs
-    jacobians = Sensitivities(tolerance=effort.tolerance, starts=effort.starts, graphs=graphs)
+    jacobians = case.jacobians
     spectrum = Attempt(DepthSpectrum(case.graphs, steps=effort.lanczos)) if effort.lanczos else None
     generator = torch.Generator().manual_seed(case.seed)
     rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator))
