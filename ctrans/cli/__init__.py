@@ -22,6 +22,7 @@ COMMANDS = {
     "convergence": "Measure the order of every integration method on every placement.",
     "hjb-check": "Certify whether training is a well-posed optimal-control problem.",
     "control": "See by depth how far a model is from what the optimal control would do.",
+    "diagnose": "Say what is wrong with a model, most severe first: place, figure, what helps.",
     "screen": "Screen an architecture before training it: what it does, with limits on both sides.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
