@@ -22,8 +22,7 @@ from ctrans.report.diagnosis_report import diagnosis_figure, findings_table, not
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.stability.diagnosis.ailments import AILMENTS
-from ctrans.stability.diagnosis.diagnose import Diagnosis, diagnose, merged
-from ctrans.walk import loss_refusal
+from ctrans.stability.diagnosis.diagnose import Diagnosis, check_decay, diagnose, merged
 from solvers import ConfigError
 
 MOST_SEEDS = 1000
@@ -70,27 +69,27 @@ def command(request: DiagnoseRequest) -> None:
     """
     request = _with_model(request)
     device, dtype = get_device(request.device), get_dtype(request.dtype)
+    check_decay(request.weight_decay)
     seeds = check_count("seeds", request.seeds, MOST_SEEDS)
     found = find(request)
     text = read(request, found)
     batch = check_count("batch", request.batch)
-    tokens, targets = (part.to(device) for part in text.pairs(batch * seeds, found[0].context))
+    opened = found[0].opened
+    if opened is None or opened.predicts:
+        tokens, targets = (part.to(device) for part in text.pairs(batch * seeds, found[0].context))
+    else:  # no head of logits: all that needs no loss is looked at
+        tokens, targets = text.sequences(batch * seeds, found[0].context).to(device), None
     settle_threads(found, tokens[::seeds], dtype)
     directory = directory_of(request)
     results: dict[str, Diagnosis] = {}
-    steps = {subject.name: 2 * subject.blocks for subject in found}
-    with progress_bar("diagnose", 2 * seeds * sum(steps.values())) as advance:
+    with progress_bar("diagnose", 4 * seeds * sum(subject.blocks for subject in found)) as advance:
         for i, subject in enumerate(found):
             several = []
             for s in range(seeds):
                 word = partial(lambda name, k: advance(name), subject.name)
-                x, y = tokens[s::seeds], targets[s::seeds]
+                x, y = tokens[s::seeds], None if targets is None else targets[s::seeds]
                 model = _drawn_anew(request, subject, i, s).model(dtype, device)
-                refusal = loss_refusal(model, x, y)
                 several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=word))
-                if refusal is not None:  # no way back
-                    for _ in range(steps[subject.name]):
-                        advance(subject.name)
             results[subject.name] = several[0] if seeds == 1 else merged(several)
     ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from ctrans.control.attained import Attained
@@ -35,6 +36,13 @@ def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table
         len(r.times),
         rows,
     )
+
+
+def control_notes(reading: MaximumPrinciple, instead: str | None) -> list[str]:
+    """What could not be had and what serves in its place, each with an empty line after it."""
+    lines = [] if instead is None else [instead]
+    lines += [f"{segment} is skipped: {why}" for segment, why in reading.skipped.items()]
+    return [escape("\n".join(lines)), ""] if lines else []
 
 
 def attained_table(name: str, found: Attained, rows: int = 12) -> Table:

@@ -117,7 +117,8 @@ KEY = (
 
 def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, str]) -> Table:
     """Both verdicts of each placement, those that do not take the remedy last. Fits 80 columns."""
-    table = _table(f"{norm}: {len(checks[0].segments)} segments, {checks[0].tokens} token{'s' * (checks[0].tokens != 1)}")
+    segments = len(checks[0].segments) + len(checks[0].skipped)
+    table = _table(f"{norm}: {segments} segments, {checks[0].tokens} token{'s' * (checks[0].tokens != 1)}")
     for name in ("placement", "ODE", "step"):
         table.add_column(name, no_wrap=True)
     for c in checks:
@@ -153,6 +154,8 @@ def check_notes(checks: Sequence[ModelCheck]) -> str:
         for words in dict.fromkeys(segment.certificate.words for segment in c.segments):
             sets.setdefault(words, []).append(c.placement)
     lines = [f"{', '.join(names)}: {words}" for words, names in sets.items()]
+    lines += [f"{c.placement}: {c.instead}" for c in checks if c.instead is not None]
+    lines += [f"{c.placement}: {segment} is skipped: {why}" for c in checks for segment, why in c.skipped.items()]
     lines += [line for c in checks for line in decay_notes(c)]
     for c in checks:
         ties = sum(segment.certificate.ties for segment in c.segments)

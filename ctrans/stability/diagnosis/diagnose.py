@@ -131,6 +131,12 @@ class Examination:
         return found
 
 
+def check_decay(weight_decay: float | None) -> None:
+    """Raises ConfigError for a weight decay that is none."""
+    if weight_decay is not None and not 0 <= weight_decay < math.inf:
+        raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's, a finite number of at least 0")
+
+
 NAMES: dict[type[Instrument], str] = {
     GainsByNorm: "gains",
     StatesByDepth: "states",
@@ -154,8 +160,7 @@ def examine(
 
     `sensitivities` gives those of the sublayers where somebody else in the walk measures them.
     """
-    if weight_decay is not None and not 0 <= weight_decay < math.inf:
-        raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's, a finite number of at least 0")
+    check_decay(weight_decay)
     down: list[Instrument] = [GainsByNorm(), StatesByDepth(), BlockMoves(), HeadRows()]
     back: list[Instrument] = [Logits(), CostatesByDepth(), TiedGradients()]
     if weight_decay is not None:

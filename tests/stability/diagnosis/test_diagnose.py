@@ -133,12 +133,14 @@ def test_what_is_planted_is_found_at_its_place(name):
 
 
 def test_the_dead_gain_comes_first_with_its_channel_and_figure():
-    symptoms = found("dead gain around the state").symptoms
-    first = symptoms[0]
+    diagnosis = found("dead gain around the state")
+    first = diagnosis.symptoms[0]
     assert first.ailment == "dead gain around the state"
     assert "|gamma| = 4.8e-33 in channel 5" in first.worst.said
     assert "the norm around the state" in first.worst.place
-    assert [s.ailment for s in symptoms if s.ailment == "huge sensitivity"], "the ODE divides by the gain"
+    assert "gamma[5] = 4.8e-33" in diagnosis.unknown["sensitivities"], "the ODE divides by the gain"
+    larger = diagnose(gain("post", "state_norm", 3, 5, 1e-9), *text()).symptoms
+    assert [s.ailment for s in larger] == ["dead gain around the state", "huge sensitivity"]
 
 
 def test_the_massive_entry_is_named_by_channel_and_token():
@@ -200,7 +202,7 @@ def test_the_cosine_of_tied_gradients_is_that_of_two_matrices_of_their_own():
 
 
 def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
-    diagnosis = diagnose(gain("post", "state_norm", 3, 5, TINY), text()[0])
+    diagnosis = diagnose(gain("post", "state_norm", 3, 5, 1e-9), text()[0])
     assert diagnosis.symptoms[0].ailment == "dead gain around the state"
     assert set(diagnosis.unknown) == {"logits and loss", "costates", "tied weights"}
     assert "no targets were given" in diagnosis.unknown["costates"]
