@@ -4,6 +4,7 @@ for.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import sys
@@ -41,7 +42,9 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            hint = f": did you mean {near[0]!r}?" if near else f". There are {', '.join(COMMANDS)}"
+            ctx.fail(f"No such command {cmd_name!r}{hint}")
         command: click.Command = importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
         return command
 

@@ -239,6 +239,8 @@ def _page(results: Mapping[str, Screening]) -> list[str | Table]:
     """One model with its reasons, or several beside each other, step by step."""
     ((name, first), *others) = results.items()
     if others:
-        opening = [part for name, each in results.items() for part in (summary(name, each.diagnosis), first_findings(each.diagnosis), "")]
+        opening = [
+            part for name, each in results.items() for part in (summary(name, each.diagnosis), first_findings(each.diagnosis), "")
+        ]
         return [*opening, *(part for table in comparison_tables(results) for part in (table, "")), NAMES_APART, KEY, ""]
     return [first_findings(first.diagnosis), "", screen_table(name, first), "", screen_reasons(first), "", KEY, ""]

@@ -129,4 +129,7 @@ def _against_costate(
     return PointwiseReading(None, None, float(-(p * v).sum() / size) if size else None)
 
 
-MEASURES: dict[str, Callable[[Sublayer, Tensor, Tensor], PointwiseReading]] = {"gap": _against_maximizer, "cosine": _against_costate}
+MEASURES: dict[str, Callable[[Sublayer, Tensor, Tensor], PointwiseReading]] = {
+    "gap": _against_maximizer,
+    "cosine": _against_costate,
+}

@@ -116,11 +116,12 @@ KEY = (
 
 
 def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, str]) -> Table:
-    """Both verdicts of each placement, those that do not take the remedy last. Fits 80 columns."""
+    """Both verdicts of each placement, those that do not take the remedy last."""
     segments = len(checks[0].segments) + len(checks[0].skipped)
     table = _table(f"{norm}: {segments} segments, {checks[0].tokens} token{'s' * (checks[0].tokens != 1)}")
-    for name in ("placement", "ODE", "step"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("placement", no_wrap=True)
+    for name in ("ODE", "step"):
+        table.add_column(name, overflow="fold")
     for c in checks:
         table.add_row(c.placement, verdict(c, c.verdict), verdict(c, c.step_verdict))
     for placement in refused:
@@ -129,7 +130,7 @@ def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str,
 
 
 def evidence_table(checks: Sequence[ModelCheck]) -> Table:
-    """What stands behind the ODE's verdicts, a row for each placement. Fits 80 columns."""
+    """What stands behind the ODE's verdicts, a row for each placement."""
     table = _table(None)
     table.add_column("placement", no_wrap=True)
     # a column is for those who have something in it

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
 from ctrans.report.axes import show_at_least_a_decade
+from ctrans.report.fit import shown_rows
 from ctrans.report.placement_style import colour, equation, marker
 from ctrans.stability.forward.simulation import Simulation
 
@@ -23,7 +23,7 @@ def number(value: float | None) -> str:
 
 
 def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
-    """Rows by depth, thinned to about that many; the ends are always shown. Fits 80 columns."""
+    """Rows by depth, evenly thinned to about that many; the ends are always shown."""
     s = simulation
     cost = f"{s.evaluations} evaluations, {s.accepted} steps, {s.rejected} rejected, {s.seconds:.2f} s"
     if s.used is not None and max(s.used) > 1 + 1e-9:
@@ -56,7 +56,7 @@ def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
         columns["method"] = lambda k: number(s.distance[k])
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for k in sorted(set(np.linspace(0, len(s.times) - 1, min(rows, len(s.times))).round().astype(int).tolist())):
+    for k in shown_rows(len(s.times), rows):
         table.add_row(*(value(k) for value in columns.values()))
     return table
 

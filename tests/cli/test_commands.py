@@ -152,7 +152,8 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["simulat"], "No such command 'simulat'"),
+        (["simulte"], "No such command 'simulte': did you mean 'simulate'?"),
+        (["xyz"], "No such command 'xyz'. There are simulate, convergence, "),
         (["simulate", "--placment", "peri"], "No such option"),
         (["simulate", "--placement", "perri"], "did you mean 'peri'"),
         (["simulate", "--norm", "rms"], "did you mean 'rmsnorm'"),

@@ -74,7 +74,12 @@ class Certificates(Instrument):
             raise self._refused
         names = sorted({sublayer.placement.name for sublayer in self._depth.sublayers})
         return ModelCheck(
-            ", ".join(names), self._loss, self._tokens, tuple(self._found), "discrete", skipped=dict(reversed(self._skipped.items()))
+            ", ".join(names),
+            self._loss,
+            self._tokens,
+            tuple(self._found),
+            "discrete",
+            skipped=dict(reversed(self._skipped.items())),
         )
 
 
