@@ -151,7 +151,7 @@ def test_a_new_norm_is_one_entry(monkeypatch):
     assert screening.findings["well-posedness"].verdict == "well-posed for bounded gains"
     norm, p = SphereNorm(16).double(), torch.randn(5, 16, dtype=torch.float64)
     assert torch.allclose(norm.support(p), 4 * p.norm(dim=-1))
-    assert command("hjb-check", "--norm", "sphere", "--placement", "peri")["checks"]["sphere"][0]["agrees"]
+    assert command("hjb-check", "--norm", "sphere", "--placement", "peri")["checks"]["sphere"]["peri"]["agrees"]
 
 
 class Similarity(Instrument):

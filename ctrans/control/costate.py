@@ -35,8 +35,9 @@ class Costate:
 
     `drift[k]` is max - min of <P, v> over the accepted steps of segment k, relative to the largest |P||v| among them. The ODE
     conserves <P, v> on a segment, so in the continuous form drift is error of the solver; in the discrete form it says how far
-    one step is from resolving the ODE, nan where the ODE has no velocity (a norm around the state with a dead gain). The converse fails: <P, v> is conserved along any solution of state and adjoint
-    equation, from a wrong X or a wrong P(T) too, so a small drift alone does not make a costate right.
+    one step is from resolving the ODE, nan where the ODE has no velocity (a norm around the state with a dead gain). The converse
+    fails: <P, v> is conserved along any solution of state and adjoint equation, from a wrong X or a wrong P(T) too, so a small drift
+    alone does not make a costate right.
     """
 
     form: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,8 +24,8 @@ class MaximumPrinciple:
     """One entry per segment, taken at its start; norms and products run over all tokens of the batch. Every field suits JSON.
 
     `times`, `kinds` and `placements` say which segment it is; `costate_norm` is |P|, `velocity_norm` |v|, `product` <P, v>, and
-    `drift` how well the segment conserves <P, v> (see `Costate`). `hamiltonian` is H(P) and `gap` H(P) + <P, v>, both None
-    where H is +inf. `alignment` is in [-1, 1], by the measure that `measures` names; None where it means nothing: every allowed
+    `drift` how well the segment conserves <P, v> (see `Costate`). `hamiltonian` is H(P) and `gap` H(P) + <P, v>: inf where
+    H is, None where the cosine was asked for though H is finite. `alignment` is in [-1, 1], by the measure that `measures` names; None where it means nothing: every allowed
     velocity is optimal, or P or v is zero. Where the ODE has no velocity (a norm around the state with a dead gain), `skipped` says so
     by the segment's name, and what needs one is None.
     """
@@ -126,7 +127,8 @@ def _against_costate(
     sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
 ) -> PointwiseReading:
     size = p.norm() * v.norm()
-    return PointwiseReading(None, None, float(-(p * v).sum() / size) if size else None)
+    h = None if sublayer.placement.output_norm else math.inf  # where it is finite it was not asked for
+    return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
 
 
 MEASURES: dict[str, Callable[[Sublayer, Tensor, Tensor], PointwiseReading]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_cosine_stands_in_where_the_hamiltonian_is_infinite(placement: str) -> N
     depth, solution = solved(placement, "continuous")
     reading = maximum_principle(depth, solution)
     assert reading.measures == ["cosine"] * 4
-    assert reading.hamiltonian == reading.gap == [None] * 4
+    assert reading.hamiltonian == reading.gap == [math.inf] * 4
     for alignment, sublayer, (x, p) in zip(reading.alignment, depth.sublayers, solution.starts, strict=True):
         v = sublayer.velocity(x)
         assert alignment == pytest.approx(torch.cosine_similarity(v.flatten(), -p.flatten(), dim=0).item(), rel=1e-9)
