@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-
 from ctrans.cli import COMMANDS
 from ctrans.control.attained import Attained
 from ctrans.control.decay_threshold import DecayThreshold
@@ -145,7 +144,10 @@ def schema(command: str) -> Schema:
     """The schema of that command's result."""
     begins: dict[str, Schema] = {"command": {"const": command}, "options": OPTIONS, "environment": ENVIRONMENT}
     begins |= {"model": MODEL} if command in OF_MODELS else {}
-    says = f"{COMMANDS[command]} Numbers that JSON lacks are the texts inf, -inf and nan; null says that a figure does not apply or is not known."
+    says = (
+        f"{COMMANDS[command]} Numbers that JSON lacks are the texts inf, -inf and nan; null says that a figure does not apply or is not "
+        "known."
+    )
     made = an_object(says, **begins, **FINDINGS[command]())
     start = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ctrans {command}"}
     return with_definitions({**start, **made})

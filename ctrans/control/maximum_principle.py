@@ -24,10 +24,10 @@ class MaximumPrinciple:
     """One entry per segment, taken at its start; norms and products run over all tokens of the batch. Every field suits JSON.
 
     `times`, `kinds` and `placements` say which segment it is; `costate_norm` is |P|, `velocity_norm` |v|, `product` <P, v>, and
-    `drift` how well the segment conserves <P, v> (see `Costate`). `hamiltonian` is H(P) and `gap` H(P) + <P, v>: inf where
-    H is, None where the cosine was asked for though H is finite. `alignment` is in [-1, 1], by the measure that `measures` names; None where it means nothing: every allowed
-    velocity is optimal, or P or v is zero. Where the ODE has no velocity (a norm around the state with a dead gain), `skipped` says so
-    by the segment's name, and what needs one is None.
+    `drift` how well the segment conserves <P, v> (see `Costate`). `hamiltonian` is H(P) and `gap` H(P) + <P, v>: inf where H is, None
+    where the cosine was asked for though H is finite. `alignment` is in [-1, 1], by the measure that `measures` names ("gap" or
+    "cosine"); None where it means nothing: every allowed velocity is optimal, or P or v is zero. Where the ODE has no velocity (a norm
+    around the state with a dead gain), `skipped` says so by the segment's name, and what needs one is None. `form` is the costate's.
     """
 
     form: str

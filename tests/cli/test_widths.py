@@ -1,5 +1,6 @@
 """Tables on terminals of 80 and of 60 columns: no digit and no exponent is cut, and no column is lost."""
 
+import itertools
 import re
 
 import pytest
@@ -89,7 +90,7 @@ def test_the_table_of_orders_names_each_method_and_placement_whole(width):
 def test_rows_are_all_or_evenly_spread_with_both_ends(count, alternate):
     rows = shown_rows(count, 7, alternate=alternate)
     assert (rows[0], rows[-1]) == (0, count - 1)
-    gaps = [b - a for a, b in zip(rows, rows[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(rows)]
     assert len(set(gaps[:-1])) <= 1
     assert not gaps or gaps[-1] <= gaps[0]
     assert len(rows) <= 30
