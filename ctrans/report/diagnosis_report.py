@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from rich.markup import escape
 from rich.table import Table
 
@@ -104,12 +105,12 @@ def diagnosis_figure(diagnoses: Mapping[str, Diagnosis], title: str) -> Figure:
     figure = Figure(figsize=(11, 1.2 + 0.36 * sum(heights) + 0.7 * len(rows)), layout="constrained")
     panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
     shades = TwoSlopeNorm(0.0, -REACH, REACH)
-    image = None
+    image: AxesImage | None = None
     for axes, (name, each) in zip(panels, rows.items(), strict=True):
         axes.set_title(name, loc="left")
         image = _draw(axes, each, shades) or image
     if image is not None:
-        figure.colorbar(image, ax=list(panels), label="powers of ten beyond the limit", aspect=40)
+        figure.colorbar(image, ax=list(panels), label="powers of ten beyond the limit (cross: outside)", aspect=40)
     figure.suptitle(title)
     return figure
 
@@ -125,7 +126,7 @@ def _rows(diagnosis: Diagnosis) -> dict[str, dict[int, float]]:
     return found
 
 
-def _draw(axes: Axes, rows: Mapping[str, Mapping[int, float]], shades: TwoSlopeNorm) -> object:
+def _draw(axes: Axes, rows: Mapping[str, Mapping[int, float]], shades: TwoSlopeNorm) -> AxesImage | None:
     if not rows:
         axes.set(xticks=[], yticks=[])
         return None

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from ctrans.report.axes import show_at_least_a_decade
+from ctrans.report.axes import bound_style, show_at_least_a_decade
 from ctrans.report.fit import shown_rows
 from ctrans.report.placement_style import colour, equation, marker
 from ctrans.stability.forward.simulation import Simulation
@@ -72,14 +72,15 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     """
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     growth, spread, distance = figure.subplots(1, 3)
-    for s in simulations:
+    for i, s in enumerate(simulations):
+        dashes = bound_style(i, len(simulations))
         style = {"color": colour(s.placement), "linewidth": 1.4}
         marks = {"marker": marker(s.placement), "markersize": 4, "markevery": max(1, len(s.times) // 8)}
         growth.plot(s.times, s.mean_abs, label=s.placement, **style, **marks)
         spread.plot(s.times, s.variance, **style, **marks)
         if s.bounds is not None:
-            growth.plot(s.times, s.bounds.mean_abs, linestyle="--", alpha=0.6, **style)
-            spread.plot(s.times, s.bounds.variance, linestyle="--", alpha=0.6, **style)
+            growth.plot(s.times, s.bounds.mean_abs, linestyle=dashes, **style)
+            spread.plot(s.times, s.bounds.variance, linestyle=dashes, **style)
         known = [(t, d) for t, d in zip(s.times, s.discrete_distance, strict=False) if d]
         if known:
             distance.plot(*zip(*known, strict=True), **style, **marks)
@@ -88,7 +89,7 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         show_at_least_a_decade(axes)
         axes.grid(alpha=0.25)
     if any(s.bounds is not None for s in simulations):
-        growth.plot([], [], "k--", alpha=0.6, label="bound")
+        growth.plot([], [], color="black", linestyle=bound_style(0, 2), label="bound (dashes without marks)")
     figure.legend(*growth.get_legend_handles_labels(), loc="outside lower center", ncols=8, frameon=False)
     figure.suptitle(title)
     return figure
