@@ -101,18 +101,21 @@ COLUMNS: dict[str, Callable[[ModelCheck], str]] = {
     "dt lam*": decay,
 }
 
-KEY = (
-    "ODE: each segment's velocities with its own norm; step: what X_k+1 - X_k can be. Well-posed for bounded gains: H is finite "
-    "for the norm's gains and offsets as they are, and grows in proportion to them; where they are trained without decay or "
-    "bound, the supremum over them is infinite. The rest fixed: finite where only the maps that pay are free. Degenerate: H is "
-    "infinite. Of the ODE, at the segment (seg) with the largest costate: H in closed form; the best an ascent found (degenerate: "
-    "within the largest bound R tried); Kan's printed value for LayerNorm. The worst of all segments: gap from H to the best "
-    "velocities and to the best last-layer weights W, KKT residual of the maximiser, how far apart maximisers from different "
-    "starts are; k of value ~ R^k with |W| <= R, and with W, gains and offsets bounded by R together (g^k). dt lam*: with a "
-    "smaller penalty lam/2 |W|^2 of every matrix in the loss (not AdamW's decoupled decay), H is infinite on some segment; with a "
-    "larger one it is finite on all, at this text, these weights, attention rows, input gains and biases (found-proven). Where "
-    "--weight-decay decides, H is that with it; no other column pays for it."
-)
+KEY = """ODE: each segment's velocities with its own norm; step: what X_k+1 - X_k can be.
+Well-posed for bounded gains: H is finite for the norm's gains and offsets as they are, and grows in proportion to them; where they are \
+trained without decay or bound, the supremum over them is infinite.
+The rest fixed: finite where only the maps that pay are free.
+Degenerate: H is infinite: not the norms but something else has to hold the weights. That is no verdict on the model.
+
+At the segment (seg) with the largest costate P = dL/dX, of the ODE:
+H: in closed form. found: the best that an ascent found (degenerate: within the largest bound R tried). Kan's: his value for LayerNorm.
+The worst of all segments:
+gap: from H to the best velocities. W gap: to the best last-layer weights W. KKT: residual of the maximiser. apart: distance between \
+maximisers from different starts. R^k: k of value ~ R^k with |W| <= R. g^k: the same with W, gains and offsets bounded by R together.
+dt lam*: with a smaller penalty lam/2 |W|^2 of every matrix in the loss (not AdamW's decoupled decay), H is infinite on some segment; \
+with a larger one it is finite on all, at this text, these weights, attention rows, input gains and biases (found-proven). Where \
+--weight-decay decides, H is that with it; no other column pays for it.
+Sets of velocities: f_j is what the sublayer puts out for token j, u_j a point of the norm's sphere."""
 
 
 def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, str]) -> Table:

@@ -94,10 +94,10 @@ class Diagnosis:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Examination:
-    """Instruments by what they look at: all of the text (`whole`), what Jacobians are for (`part`); `conclude` when they have walked."""
+    """Instruments to be walked: over all of the text (`whole`), over what Jacobians are for (`part`); then `conclude`."""
 
     model: Model
-    whole: Sequence[Attempt]
+    whole: Mapping[str, Attempt]
     part: Sequence[Attempt]
     sensitivities: Callable[[], Sequence[Sensitivity] | None]
 
@@ -105,10 +105,10 @@ class Examination:
         """What the instruments found."""
         readings: Readings = {}
         unknown: dict[str, str] = {}
-        for instrument in self.whole:
+        for name, instrument in self.whole.items():
             figures: Mapping[str, Sequence[Reading]] | None = instrument.figures()
             if instrument.note is not None:
-                unknown[NAMES[type(instrument.instrument)]] = instrument.note
+                unknown[name] = instrument.note
             _join(readings, figures or {})
         each = self.sensitivities()
         _join(readings, sensitivity_readings(self.model.depth, list(each or [])))
@@ -137,17 +137,16 @@ def check_decay(weight_decay: float | None) -> None:
         raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's, a finite number of at least 0")
 
 
-NAMES: dict[type[Instrument], str] = {
-    GainsByNorm: "gains",
-    StatesByDepth: "states",
-    BlockMoves: "what blocks do",
-    HeadRows: "heads",
-    Logits: "logits and loss",
-    CostatesByDepth: "costates",
-    TiedGradients: "tied weights",
-    DecayOverThreshold: "decay over dt lam*",
+INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
+    "gains": GainsByNorm,
+    "states": StatesByDepth,
+    "what blocks do": BlockMoves,
+    "heads": HeadRows,
+    "logits and loss": Logits,
+    "costates": CostatesByDepth,
+    "tied weights": TiedGradients,
 }
-"""What each instrument looks at, for what could not be looked at."""
+"""What looks at a model, by what it looks at; figures are readings by quantity. A new one is one entry, and one of `AILMENTS`."""
 
 
 def examine(
@@ -161,11 +160,9 @@ def examine(
     `sensitivities` gives those of the sublayers where somebody else in the walk measures them.
     """
     check_decay(weight_decay)
-    down: list[Instrument] = [GainsByNorm(), StatesByDepth(), BlockMoves(), HeadRows()]
-    back: list[Instrument] = [Logits(), CostatesByDepth(), TiedGradients()]
+    whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
     if weight_decay is not None:
-        back.append(DecayOverThreshold(weight_decay))
-    whole = [Attempt(each) for each in (*down, *back)]
+        whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
     if sensitivities is not None:
         return Examination(model, whole, [], sensitivities)
     own = Attempt(VelocitySensitivities(TOLERANCE))
@@ -187,10 +184,11 @@ def diagnose(
     """
     examination = examine(model, weight_decay=weight_decay)
     refusal = "no targets were given, and so no loss" if targets is None else loss_refusal(model, tokens, targets)
-    for each in examination.whole:
+    whole = list(examination.whole.values())
+    for each in whole:
         each.note = refusal if each.looks_back else None
     lanes = [
-        Lane(tokens, targets if refusal is None else None, examination.whole),
+        Lane(tokens, targets if refusal is None else None, whole),
         Lane(tokens[:1, :JACOBIAN_TOKENS], None, examination.part),
     ]
     walk_lanes(model, lanes, progress=progress)

@@ -154,7 +154,7 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | Finding], examination: Exa
     Every lane's tokens are the first of the longer lanes', so that those of one shape are the same.
     """
     wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
-    wanted["text"] += [case.reach, case.bounds, *examination.whole]
+    wanted["text"] += [case.reach, case.bounds, *examination.whole.values()]
     wanted["part"] += [] if case.model.depth.streamed else [case.graphs]
     for plan in plans.values():
         if isinstance(plan, StepPlan):
