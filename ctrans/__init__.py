@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.ode_block import ODEBlock
     from ctrans.placement import PLACEMENTS
     from ctrans.scheme import Scheme
+    from ctrans.stability.diagnosis.diagnose import diagnose
     from ctrans.stability.forward.simulation import simulate
     from ctrans.stability.screening.screen import screen
     from ctrans.sublayer import Sublayer
@@ -47,6 +48,7 @@ _HOMES = {
     "TrainConfig": "ctrans.training.settings",
     "certify": "ctrans.control.certificate",
     "costate": "ctrans.control.costate",
+    "diagnose": "ctrans.stability.diagnosis.diagnose",
     "from_nanogpt": "ctrans.interop",
     "from_transformers": "ctrans.interop",
     "load": "ctrans.model.checkpoint",
@@ -78,6 +80,7 @@ __all__ = [
     "TrainConfig",
     "certify",
     "costate",
+    "diagnose",
     "from_nanogpt",
     "from_transformers",
     "load",

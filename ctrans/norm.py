@@ -158,12 +158,14 @@ class Norm(nn.Module, abc.ABC):
         return direction / length
 
     def _invertible_gain(self) -> Tensor:
+        """Gamma, where the image has a tangent space to rounding: beside gains below eps times the largest, x - beta is lost."""
         gamma = self.gamma
-        zero = (gamma == 0).nonzero()
-        if zero.numel():
+        size = gamma.detach().abs()
+        if bool((size <= torch.finfo(gamma.dtype).eps * size.max()).any()):
+            i, kind = int(size.argmin()), str(gamma.dtype).removeprefix("torch.")
             raise ConfigError(
-                f"gamma[{int(zero[0])}] = 0: the norm's image is flat there and has no tangent space or retraction; "
-                "use a non-zero gain"
+                f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in {kind}, and has no tangent space or "
+                "retraction; use a larger gain, or the discrete model, whose step needs neither"
             )
         return gamma
 

@@ -11,6 +11,7 @@ python examples/what_training_attains.py [--placement peri]
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 
 import torch
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Attained]:
 
 def _cells(found: Attained) -> list[str]:
     work, left = sum(found.work), max(map(abs, found.stationarity))
-    gaps = [gap for gap in found.pointwise_gap if gap is not None]
+    gaps = [gap for gap in found.pointwise_gap if math.isfinite(gap)]
     steepest = sum(gap - work for gap, work in zip(gaps, found.work, strict=False))  # dt H
     shares = [f"{part / steepest:.2e}" if gaps else "-" for part in (-work, sum(gaps), sum(found.last_gap))]
     first = sum(found.first_order)

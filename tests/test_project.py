@@ -4,7 +4,10 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
+
+import pytest
 
 import ctrans
 from tests.cases import covering
@@ -40,3 +43,24 @@ def test_cases_that_are_always_run_meet_every_value():
     assert {each["placement"] for each in chosen} == set(range(7))
     assert covering([{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 0, "b": 1, "c": 0}]) == [0, 2]
     assert covering([]) == []
+
+
+def test_an_editable_install_is_found_from_the_folder_that_holds_the_clone(tmp_path):
+    """There a folder called ctrans is a namespace package to Python, which hides what an import hook would find, but no path."""
+    backend = pytest.importorskip("setuptools.build_meta")
+    clone = tmp_path / "ctrans"
+    for package in ("ctrans", "solvers"):
+        (clone / package).mkdir(parents=True)
+        (clone / package / "__init__.py").write_text((ROOT / package / "__init__.py").read_text())
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (clone / name).write_bytes((ROOT / name).read_bytes())
+    assert backend is not None
+    build = "import setuptools.build_meta as b; print(b.build_editable('built'))"
+    (clone / "built").mkdir()
+    made = subprocess.run([sys.executable, "-c", build], cwd=clone, capture_output=True, text=True, check=True)
+    site = tmp_path / "site"
+    with zipfile.ZipFile(clone / "built" / made.stdout.split()[-1]) as wheel:
+        wheel.extractall(site)
+    use = f"import site; site.addsitedir({str(site)!r}); import ctrans; print(ctrans.__version__)"
+    done = subprocess.run([sys.executable, "-S", "-c", use], cwd=tmp_path, capture_output=True, text=True, check=False, env={})
+    assert done.stdout == f"{ctrans.__version__}\n", done.stderr

@@ -23,6 +23,9 @@ from ctrans.fields import ATTENTIONS, FFNS, Matrix, plain_attention
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
+from ctrans.stability.diagnosis.ailments import AILMENTS, Ailment
+from ctrans.stability.diagnosis.diagnose import INSTRUMENTS
+from ctrans.stability.diagnosis.reading import Reading
 from ctrans.stability.screening.case import Finding, StepPlan
 from ctrans.stability.screening.quantities import QUANTITIES, Quantity
 from ctrans.stability.screening.screen import STEPS, ScreeningStep, screen
@@ -151,7 +154,7 @@ def test_a_new_norm_is_one_entry(monkeypatch):
     assert screening.findings["well-posedness"].verdict == "well-posed for bounded gains"
     norm, p = SphereNorm(16).double(), torch.randn(5, 16, dtype=torch.float64)
     assert torch.allclose(norm.support(p), 4 * p.norm(dim=-1))
-    assert command("hjb-check", "--norm", "sphere", "--placement", "peri")["checks"]["sphere"][0]["agrees"]
+    assert command("hjb-check", "--norm", "sphere", "--placement", "peri")["checks"]["sphere"]["peri"]["agrees"]
 
 
 class Similarity(Instrument):
@@ -201,6 +204,24 @@ def test_a_new_solver_is_one_entry(monkeypatch):
     assert substep_convergence("ralston3", "peri").order == pytest.approx(3, abs=0.15)
     found = command("simulate", "--method", "ralston3", "--steps", "2", "--no-reference")
     assert found["placements"]["peri"]["evaluations"] == 4 * 2 * 3
+
+
+class Longest(Instrument):
+    """The longest token of the last state."""
+
+    def forward(self, at):
+        self.length, self.k = float(at.y.norm(dim=-1).max()), at.k
+
+    def figures(self):
+        return {"longest": [Reading(self.length, "the end", f"a token is {self.length:.3g} long", self.k)]}
+
+
+def test_a_new_finding_is_an_instrument_and_an_ailment(monkeypatch):
+    monkeypatch.setitem(INSTRUMENTS, "lengths", Longest)
+    long = Ailment("longest", "the longest token", "note", "ours", "it is long", "make it shorter", high=0.0)
+    monkeypatch.setitem(AILMENTS, "too long", long)
+    symptoms = command("diagnose")["placements"]["peri"]["symptoms"]
+    assert [s["helps"] for s in symptoms if s["ailment"] == "too long"] == ["make it shorter"]
 
 
 MINE = """

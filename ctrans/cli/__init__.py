@@ -4,6 +4,7 @@ for.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import sys
@@ -22,6 +23,7 @@ COMMANDS = {
     "convergence": "Measure the order of every integration method on every placement.",
     "hjb-check": "Certify for each sublayer whether its Hamiltonian is finite, and under which bounds.",
     "control": "See by depth what a model leaves of the maximum principle.",
+    "diagnose": "Say what is wrong with a model, most severe first: place, figure, what helps.",
     "screen": "Screen an architecture before training it: what it does, with limits on both sides.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
@@ -40,7 +42,9 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            hint = f": did you mean {near[0]!r}?" if near else f". There are {', '.join(COMMANDS)}"
+            ctx.fail(f"No such command {cmd_name!r}{hint}")
         command: click.Command = importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
         return command
 

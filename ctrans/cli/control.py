@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
@@ -13,10 +14,10 @@ from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import find, settle_threads
 from ctrans.control.attained import Attained, attained
-from ctrans.control.costate import costate
+from ctrans.control.costate import continuous_or_discrete
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.report.control_figure import control_figure
-from ctrans.report.control_report import attained_table, control_table
+from ctrans.report.control_report import attained_table, control_notes, control_table
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
@@ -68,11 +69,13 @@ def command(request: ControlRequest) -> None:
     directory = directory_of(request)
     readings: dict[str, MaximumPrinciple] = {}
     trained: dict[str, Attained | str] = {}
+    instead: dict[str, str] = {}
     with progress_bar("control", len(found)) as advance:
         for subject in found:
             model = subject.model(dtype, device)
-            p = costate(model, tokens, targets, form="continuous", rtol=request.rtol, atol=request.atol)
+            p, why = continuous_or_discrete(model, tokens, targets, rtol=request.rtol, atol=request.atol)
             readings[subject.name] = maximum_principle(model.depth, p)
+            instead |= {} if why is None else {subject.name: why}
             try:
                 trained[subject.name] = attained(model, tokens, targets)
             except ConfigError as error:
@@ -80,14 +83,16 @@ def command(request: ControlRequest) -> None:
             advance(subject.name)
     page: list[Any] = []
     for name, reading in readings.items():
-        page += [control_table(name, reading), ""]
+        page += [control_table(name, reading), "", *control_notes(reading, instead.get(name))]
         found_by_training = trained[name]
-        if not isinstance(found_by_training, str):
+        if isinstance(found_by_training, str):
+            page += [escape(f"what training attains is left out: {found_by_training}"), ""]
+        else:
             page += [attained_table(name, found_by_training), ""]
     ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
-        findings={"placements": readings, "attained": trained},
+        findings={"placements": readings, "attained": trained, "instead": instead},
         files={"control.png": lambda: png(control_figure(readings))},
         page=page,
     )

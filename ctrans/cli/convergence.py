@@ -66,7 +66,8 @@ def command(request: ConvergenceRequest) -> None:
 
     Substeps: fixed blocks, more and more steps per segment; a method of order p has error O(steps^-p). Depth: fixed depth-time,
     more and more blocks with weights smooth in depth; plain blocks have order 1, symmetric ones (half FFN, attention, half FFN)
-    order 2. The same functions make the convergence tests. The directory gets convergence.json and convergence.png.
+    order 2. The same functions make the convergence tests. All of it takes one to two
+    minutes. The directory gets convergence.json and convergence.png.
     """
     choose_threads(0)  # its models are small
     names = options.expand_placements(request.placements)

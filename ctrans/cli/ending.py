@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import click
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from ctrans import __version__
@@ -21,6 +19,7 @@ from ctrans.cli.reading import LookedAt
 from ctrans.cli.request import Request, WrittenRequest
 from ctrans.cli.subjects import resolved
 from ctrans.report.files import check_writable, to_json, write_atomic
+from ctrans.report.fit import fitted
 from solvers import ConfigError
 
 CPU = torch.device("cpu")
@@ -128,15 +127,8 @@ def _show(request: Request, directory: Path | None, ending: CommandEnding) -> No
     if ending.looked_at is not None and ending.looked_at.words is not None:
         console.print(ending.looked_at.words, highlight=False, markup=False, soft_wrap=True)
     for part in ending.page:
-        _wide_enough(console, part).print(part, highlight=False)
+        for piece in fitted(part, console.width) if isinstance(part, Table) else [part]:
+            console.print(piece, highlight=False)
     if directory is not None:
         names = (f"{request.command}.json", *ending.files)
         console.print(escape(ending.said + "Written: " + ", ".join(f"{directory}/{name}" for name in names)), soft_wrap=True)
-
-
-def _wide_enough(console: Console, part: object) -> Console:
-    """The console; or a wider one for a table whose numbers would be cut, where no terminal bounds it."""
-    if not isinstance(part, Table) or console.is_terminal or "COLUMNS" in os.environ:
-        return console
-    needed = Measurement.get(console, console.options.update(max_width=10_000), part).minimum
-    return console if needed <= console.width else Console(width=needed)

@@ -136,7 +136,7 @@ def command(request: HJBCheckRequest) -> None:
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
         findings={
-            "checks": {norm: [_summary(check) for check in row] for norm, row in checks.items()},
+            "checks": {norm: {check.placement: _summary(check) for check in row} for norm, row in checks.items()},
             "not_applicable": refused,
             "pde": None if study is None else study.summary(),
         },

@@ -21,6 +21,7 @@ from ctrans.depth import check_count
 from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, POSITIONS, QK_NORMS
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
+from ctrans.report.diagnosis_report import first_findings, summary
 from ctrans.report.files import png
 from ctrans.report.progress import Bar, progress_bar
 from ctrans.report.screen_figure import screen_figure
@@ -259,5 +260,8 @@ def _page(results: Mapping[str, Screening]) -> list[str | Table]:
     """One model with its reasons, or several beside each other, step by step."""
     ((name, first), *others) = results.items()
     if others:
-        return [*(part for table in comparison_tables(results) for part in (table, "")), NAMES_APART, KEY, ""]
-    return [screen_table(name, first), "", screen_reasons(first), "", KEY, ""]
+        opening = [
+            part for name, each in results.items() for part in (summary(name, each.diagnosis), first_findings(each.diagnosis), "")
+        ]
+        return [*opening, *(part for table in comparison_tables(results) for part in (table, "")), NAMES_APART, KEY, ""]
+    return [first_findings(first.diagnosis), "", screen_table(name, first), "", screen_reasons(first), "", KEY, ""]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,8 +51,8 @@ class Attained:
     - `work`: h <P, r>, the first-order change of the loss by the sublayer's own step, P being that at X + h r
     - `radial`: <theta, dL/dtheta> of the last factor, by autograd; `identity` is |work - radial|/(h |P||r|), rounding
     - `stationarity`: (work + lam |theta|^2)/(h |P||r|), lam the decay of those parts of theta that decay: 0 at a critical point
-    - `pointwise_gap`: h (H(P) + <P, r>), what velocities that are free at each state and token would gain to first order; None
-      where H is infinite
+    - `pointwise_gap`: h (H(P) + <P, r>), what velocities that are free at each state and token would gain to first order; inf
+      where H is
     - `last_gap`: h times what the last factor alone would gain within |theta| <= its present norm, sqrt(|theta|^2 |dL/dtheta|^2)
       + work, exactly
     - `shared_gap`: what ascents found that all parameters of the sublayer together would gain within their present norm, in
@@ -68,7 +69,7 @@ class Attained:
     radial: list[float]
     identity: list[float]
     stationarity: list[float]
-    pointwise_gap: list[float | None]
+    pointwise_gap: list[float]
     last_gap: list[float]
     shared_gap: list[float]
     first_order: list[float]
@@ -196,10 +197,10 @@ class _Step:
         return float(theta.norm() * slope.norm() + (theta * slope).sum())
 
     @property
-    def pointwise_gap(self) -> float | None:
+    def pointwise_gap(self) -> float:
         norm = self.sublayer.output_norm
         if norm is None:
-            return None
+            return math.inf
         scaled = self.sublayer.gain * self.p
         return self.h * float(admissible_set(norm, self.sublayer.placement).support(scaled).sum()) + self.work
 

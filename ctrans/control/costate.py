@@ -35,8 +35,9 @@ class Costate:
 
     `drift[k]` is max - min of <P, v> over the accepted steps of segment k, relative to the largest |P||v| among them. The ODE
     conserves <P, v> on a segment, so in the continuous form drift is error of the solver; in the discrete form it says how far
-    one step is from resolving the ODE. The converse fails: <P, v> is conserved along any solution of state and adjoint
-    equation, from a wrong X or a wrong P(T) too, so a small drift alone does not make a costate right.
+    one step is from resolving the ODE, nan where the ODE has no velocity (a norm around the state with a dead gain). The converse
+    fails: <P, v> is conserved along any solution of state and adjoint equation, from a wrong X or a wrong P(T) too, so a small drift
+    alone does not make a costate right.
     """
 
     form: str
@@ -78,6 +79,25 @@ def costate(
     return FORMS[form](model, tokens, targets, {name: value for name, value in given.items() if value is not None})
 
 
+def continuous_or_discrete(
+    model: Model,
+    tokens: Int[Tensor, "*batch tokens"],
+    targets: Int[Tensor, "..."],
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> tuple[Costate, str | None]:
+    """The continuous costate and None; or, where the ODE or its adjoint has no solution to be had, the discrete one and why.
+
+    A norm around the state with a dead gain does that: the ODE divides by the gain, the model's own step does not. The loss is the
+    discrete model's then, and `starts` its own states. Raises what the discrete form raises too.
+    """
+    try:
+        return costate(model, tokens, targets, form="continuous", rtol=rtol, atol=atol), None
+    except (ConfigError, SolveError) as error:
+        return costate(model, tokens, targets), f"the continuous costate cannot be had, so the discrete model's serves: {error}"
+
+
 class DiscreteCostate(Instrument):
     """The costate of the discrete model, P_k = (dX_{k+1}/dX_k)' P_{k+1}, as a walk with a loss finds it."""
 
@@ -97,7 +117,11 @@ class DiscreteCostate(Instrument):
     def backward(self, at: PassageBack) -> None:
         self._costates.insert(0, at.before)
         self._starts.insert(0, (at.x, at.before))
-        self._drift.insert(0, float(_drift(at.sublayer.velocity, [(at.y, at.p), (at.x, at.before)])))
+        try:
+            drift = float(_drift(at.sublayer.velocity, [(at.y, at.p), (at.x, at.before)]))
+        except ConfigError:  # a norm's image that a gain has flattened: the ODE has no velocity there, and the step needs none
+            drift = math.nan
+        self._drift.insert(0, drift)
 
     def figures(self) -> Costate:
         """Raises SolveError where a state or a costate is not finite."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,9 +24,10 @@ class MaximumPrinciple:
     """One entry per segment, taken at its start; norms and products run over all tokens of the batch. Every field suits JSON.
 
     `times`, `kinds` and `placements` say which segment it is; `costate_norm` is |P|, `velocity_norm` |v|, `product` <P, v>, and
-    `drift` how well the segment conserves <P, v> (see `Costate`). `hamiltonian` is H(P) and `gap` H(P) + <P, v>, both None
-    where H is +inf. `alignment` is in [-1, 1], by the measure that `measures` names; None where it means nothing: every allowed
-    velocity is optimal, or P or v is zero.
+    `drift` how well the segment conserves <P, v> (see `Costate`). `hamiltonian` is H(P) and `gap` H(P) + <P, v>: inf where H is, None
+    where the cosine was asked for though H is finite. `alignment` is in [-1, 1], by the measure that `measures` names ("gap" or
+    "cosine"); None where it means nothing: every allowed velocity is optimal, or P or v is zero. Where the ODE has no velocity (a norm
+    around the state with a dead gain), `skipped` says so by the segment's name, and what needs one is None. `form` is the costate's.
     """
 
     form: str
@@ -35,20 +37,24 @@ class MaximumPrinciple:
     placements: list[str]
     measures: list[str]
     costate_norm: list[float]
-    velocity_norm: list[float]
-    product: list[float]
+    velocity_norm: list[float | None]
+    product: list[float | None]
     drift: list[float]
     hamiltonian: list[float | None]
     gap: list[float | None]
     alignment: list[float | None]
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-class Reading(NamedTuple):
+class PointwiseReading(NamedTuple):
     """H(P), the gap and the alignment of one velocity."""
 
     hamiltonian: float | None
     gap: float | None
     alignment: float | None
+
+
+NOTHING = PointwiseReading(None, None, None)
 
 
 @torch.no_grad()
@@ -73,9 +79,15 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
     placements = [sublayer.placement for sublayer in sublayers]
     measures = [measure or ("gap" if placement.output_norm else "cosine") for placement in placements]
     costates = [p for _, p in costate.starts]
-    velocities = [sublayer.velocity(x) for sublayer, (x, _) in zip(sublayers, costate.starts, strict=True)]
+    velocities, skipped = list[Tensor | None](), dict[str, str]()
+    for k, (sublayer, (x, _)) in enumerate(zip(sublayers, costate.starts, strict=True)):
+        try:
+            velocities.append(sublayer.velocity(x))
+        except ConfigError as error:
+            velocities.append(None)
+            skipped[f"segment {k} ({sublayer.kind})"] = str(error)
     segments = zip(measures, sublayers, costates, velocities, strict=True)
-    readings = [MEASURES[name](sublayer, p, v) for name, sublayer, p, v in segments]
+    readings = [NOTHING if v is None else MEASURES[name](sublayer, p, v) for name, sublayer, p, v in segments]
     return MaximumPrinciple(
         form=costate.form,
         loss=costate.loss,
@@ -84,18 +96,19 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
         placements=[placement.name for placement in placements],
         measures=measures,
         costate_norm=[float(p.norm()) for p in costates],
-        velocity_norm=[float(v.norm()) for v in velocities],
-        product=[float((p * v).sum()) for p, v in zip(costates, velocities, strict=True)],
+        velocity_norm=[None if v is None else float(v.norm()) for v in velocities],
+        product=[None if v is None else float((p * v).sum()) for p, v in zip(costates, velocities, strict=True)],
         drift=list(costate.drift),
         hamiltonian=[reading.hamiltonian for reading in readings],
         gap=[reading.gap for reading in readings],
         alignment=[reading.alignment for reading in readings],
+        skipped=skipped,
     )
 
 
 def _against_maximizer(
     sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
-) -> Reading:
+) -> PointwiseReading:
     placement, norm = sublayer.placement, sublayer.output_norm
     if norm is None:
         raise ConfigError(
@@ -107,14 +120,18 @@ def _against_maximizer(
     hamiltonian, centre, product = allowed.support(scaled).sum(), (scaled @ norm.beta).sum(), (p * v).sum()
     tie = bool(allowed.ties(scaled).all())
     alignment = None if tie else float((centre - product) / (centre + hamiltonian))
-    return Reading(float(hamiltonian), float(hamiltonian + product), alignment)
+    return PointwiseReading(float(hamiltonian), float(hamiltonian + product), alignment)
 
 
 def _against_costate(
     sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
-) -> Reading:
+) -> PointwiseReading:
     size = p.norm() * v.norm()
-    return Reading(None, None, float(-(p * v).sum() / size) if size else None)
+    h = None if sublayer.placement.output_norm else math.inf  # where it is finite it was not asked for
+    return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
 
 
-MEASURES: dict[str, Callable[[Sublayer, Tensor, Tensor], Reading]] = {"gap": _against_maximizer, "cosine": _against_costate}
+MEASURES: dict[str, Callable[[Sublayer, Tensor, Tensor], PointwiseReading]] = {
+    "gap": _against_maximizer,
+    "cosine": _against_costate,
+}

@@ -15,7 +15,7 @@ from ctrans.control.admissible import VERDICTS, Supremum, Verdict
 from ctrans.control.ascent import Chart, unchanged
 from ctrans.control.bounded_growth import Growth, growth
 from ctrans.control.certificate import Certificate, certify
-from ctrans.control.costate import Costate, costate
+from ctrans.control.costate import Costate, Point, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
 from ctrans.control.ellipsoids import IMAGES, EllipsoidSlice, ellipsoid_value
 from ctrans.control.filled_ellipsoid import FilledImage
@@ -31,7 +31,7 @@ from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
-from solvers import ConfigError
+from solvers import ConfigError, SolveError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,12 +98,19 @@ class SegmentCheck:
 
 @dataclasses.dataclass(frozen=True)
 class ModelCheck:
-    """The certificates of all segments of a model; `placement` names those of its sublayers. Every field suits JSON."""
+    """The certificates of a model's segments; `placement` names those of its sublayers. Every field suits JSON.
+
+    `form` is that of the costates: "continuous", or "discrete" where that cannot be had, which `instead` explains. `skipped` has the
+    segments without a certificate and why, by name.
+    """
 
     placement: str
     loss: float
     tokens: int
     segments: tuple[SegmentCheck, ...]
+    form: str = "continuous"
+    instead: str | None = None
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def largest(self) -> SegmentCheck:
@@ -206,32 +213,46 @@ def check_model(
     linear map acts on its features of X, with a column of ones where it has a bias. Where a norm stands around the state the
     discrete step has a set of its own, certified at the discrete model's costates; for all other placements the step's
     velocities are the ODE's. Ascents over both factors that decay are made on the segment whose threshold is largest. `progress(k)`
-    follows the segments. Raises ConfigError for a remedy that a placement does not take (see `refusal`), and as `costate` does.
+    follows the segments. Where the continuous costate cannot be had, the discrete one serves; a segment that cannot be certified is
+    skipped by name. Raises ConfigError for a remedy that a placement does not take (see `refusal`), as `costate` does in its discrete
+    form, and what the first segment raised where none can be certified.
 
     >>> check_model(model, tokens[:, :-1], tokens[:, 1:]).verdict
     """
     remedy = Remedy() if remedy is None else remedy
     sublayers = list(model.depth.sublayers)
-    found = costate(model, tokens, targets, form="continuous")
+    found, instead = continuous_or_discrete(model, tokens, targets)
     around = any(sublayer.state_norm is not None for sublayer in sublayers)
-    discrete = costate(model, tokens, targets) if around else None
-    segments = []
+    discrete = None if not around else found if found.form == "discrete" else costate(model, tokens, targets)
+    segments, failed = [], dict[str, ConfigError | SolveError]()
     for k, (sublayer, dt) in enumerate(zip(sublayers, model.depth.lengths, strict=True)):
-        segment = check_segment(sublayer, found, k, dt, remedy)
-        if discrete is not None and sublayer.state_norm is not None:
-            segment = dataclasses.replace(segment, step=check_step(sublayer, discrete, k, dt, remedy))
-        segments.append(segment)
+        try:
+            segment = check_segment(sublayer, found, k, dt, remedy)
+            if discrete is not None and sublayer.state_norm is not None:
+                segment = dataclasses.replace(segment, step=check_step(sublayer, discrete, k, dt, remedy))
+            segments.append(segment)
+        except (ConfigError, SolveError) as error:
+            failed[f"segment {k} ({sublayer.kind})"] = error
         if progress is not None:
             progress(k)
+    if not segments:
+        raise next(iter(failed.values()))
+    skipped = {name: str(error) for name, error in failed.items()}
     names = {sublayer.placement.name for sublayer in sublayers}
-    check = ModelCheck(", ".join(sorted(names)), found.loss, tokens.numel(), tuple(segments))
+    check = ModelCheck(", ".join(sorted(names)), found.loss, tokens.numel(), tuple(segments), found.form, instead, skipped)
     return _climbed(check, model.depth, found)
 
 
 @torch.no_grad()
 def check_segment(sublayer: Sublayer, found: Costate, k: int, dt: float, remedy: Remedy) -> SegmentCheck:
     """The certificate of segment k of the ODE, whose sublayer and length are given, at the costate found there."""
-    return check_at(sublayer, *found.starts[k], segment=k, time=found.times[k], dt=dt, remedy=remedy)
+    return check_at(sublayer, *_start(sublayer, found, k), segment=k, time=found.times[k], dt=dt, remedy=remedy)
+
+
+def _start(sublayer: Sublayer, found: Costate, k: int) -> Point:
+    """(X, P) as segment k's field meets them: a norm around the state needs an X on its image, where the discrete model's is not."""
+    x, p = found.starts[k]
+    return (x if found.form == "continuous" or sublayer.state_norm is None else sublayer.state_norm.retract(x)), p
 
 
 @torch.no_grad()
@@ -276,7 +297,7 @@ def check_at(
         slope=slope,
         ellipsoid=float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None,
         blind=blind,
-        training_threshold=None if pulled is None else _threshold(sublayer, start, dt * sublayer.gain * pulled),
+        training_threshold=None if pulled is None else threshold_at(sublayer, start, dt * sublayer.gain * pulled),
         weight_decay=remedy.weight_decay,
     )
 
@@ -333,7 +354,7 @@ def _input(sublayer: Sublayer, x: Tensor) -> Tensor:
     return x if sublayer.input_norm is None else sublayer.input_norm(x)
 
 
-def _threshold(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
+def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
     """dt lam* at dt times the costate of the raw output; None for a map that does not show its factors."""
     try:
         path = path_of(sublayer.field, _input(sublayer, x))
@@ -354,13 +375,13 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
     if size(top) == 0:
         return check
     assert top.training_threshold is not None, "it was chosen for its threshold"
-    sublayer, dt, (x, p) = list(depth.sublayers)[top.segment], depth.lengths[top.segment], found.starts[top.segment]
+    sublayer, dt = list(depth.sublayers)[top.segment], depth.lengths[top.segment]
+    x, p = _start(sublayer, found, top.segment)
     space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {})
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
     raw_costate = dt * sublayer.gain * pulled_back(space, p.flatten(0, -2))
     climbed = with_evidence(top.training_threshold, path_of(sublayer.field, _input(sublayer, x)), raw_costate)
-    segments = list(check.segments)
-    segments[top.segment] = dataclasses.replace(top, training_threshold=climbed)
+    segments = (dataclasses.replace(top, training_threshold=climbed) if each is top else each for each in check.segments)
     return dataclasses.replace(check, segments=tuple(segments))
 
 

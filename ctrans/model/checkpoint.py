@@ -53,7 +53,7 @@ def save(model: GPT, directory: str | Path) -> None:
     metadata = {"format": "pt", CHECKSUM: _checksum(weights), CONFIG_DIGEST: _digest(settings)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_durably(directory / WEIGHTS, safetensors.torch.save(weights, metadata))
+        write_durably(directory / WEIGHTS, safetensors_bytes(weights, metadata))
         write_durably(directory / CONFIG, json.dumps(settings, indent=1).encode())
     except OSError as error:
         raise ConfigError(f"cannot write a checkpoint to {str(directory)!r}: {error.strerror or error}") from None
@@ -64,6 +64,20 @@ def _settings(config: GPTConfig) -> dict[str, Any]:
     idle = dataclasses.asdict(AttentionOptions())
     settings = dataclasses.asdict(config)
     return {name: value for name, value in settings.items() if name not in idle or value != idle[name]}
+
+
+def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file, the same bytes for the same weights and metadata: the library writes metadata in an order of chance.
+
+    The header is 8 bytes of length and then JSON, padded with spaces; what follows is addressed from its end.
+    """
+    made: bytes = safetensors.torch.save(dict(weights), dict(metadata))
+    end = 8 + int.from_bytes(made[:8], "little")
+    header = json.loads(made[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps({"__metadata__": header.pop("__metadata__"), **header}, separators=(",", ":"), ensure_ascii=False).encode()
+    padded = text + b" " * (-len(text) % 8)
+    return len(padded).to_bytes(8, "little") + padded + made[end:]
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -59,11 +60,12 @@ def _draw(axes: Axes, reading: MaximumPrinciple, values: np.ndarray, colour: str
 
 
 def _numbers(values: Sequence[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values])
+    """What can be drawn of them."""
+    return np.array([np.nan if value is None or not math.isfinite(value) else value for value in values])
 
 
 def _scale_gaps(axes: Axes, readings: Mapping[str, MaximumPrinciple]) -> None:
-    if any(gap is not None for reading in readings.values() for gap in reading.gap):
+    if any(gap is not None and math.isfinite(gap) for reading in readings.values() for gap in reading.gap):
         axes.set_yscale("log")
     else:
         axes.text(0.5, 0.5, r"$H = +\infty$: no output norm", transform=axes.transAxes, ha="center", color=GREY)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from ctrans.control.attained import Attained
 from ctrans.control.maximum_principle import MaximumPrinciple
+from ctrans.report.fit import shown_rows
 from ctrans.report.placement_style import equation
 from ctrans.report.simulate_report import number
 
 
 def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table:
-    """A row for each segment, thinned to about that many; the ends are always shown. Fits 80 columns."""
+    """A row for each segment, evenly thinned to about that many; the ends are always shown."""
     r = reading
     return _by_segment(
         f"{name}: {equation(name)}",
@@ -28,8 +29,8 @@ def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table
             "|v|": lambda k: number(r.velocity_norm[k]),
             "<P,v>": lambda k: number(r.product[k]),
             "drift": lambda k: number(r.drift[k]),
-            "H": lambda k: "inf" if r.measures[k] == "cosine" else number(r.hamiltonian[k]),
-            "gap": lambda k: "inf" if r.measures[k] == "cosine" else number(r.gap[k]),
+            "H": lambda k: number(r.hamiltonian[k]),
+            "gap": lambda k: number(r.gap[k]),
             "align": lambda k: number(r.alignment[k]),
         },
         len(r.times),
@@ -37,8 +38,15 @@ def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table
     )
 
 
+def control_notes(reading: MaximumPrinciple, instead: str | None) -> list[str]:
+    """What could not be had and what serves in its place, each with an empty line after it."""
+    lines = [] if instead is None else [instead]
+    lines += [f"{segment} is skipped: {why}" for segment, why in reading.skipped.items()]
+    return [escape("\n".join(lines)), ""] if lines else []
+
+
 def attained_table(name: str, found: Attained, rows: int = 12) -> Table:
-    """What the shared weights leave, a row for each segment, thinned to about that many. Fits 80 columns."""
+    """What the shared weights leave, a row for each segment, evenly thinned to about that many."""
     return _by_segment(
         f"{name}, discrete model: what training attains",
         "dt<P,v> = <th, dL/dth>, th the last factor: 0 at a critical point of the loss on this text. Left of that loss, to first "
@@ -49,7 +57,7 @@ def attained_table(name: str, found: Attained, rows: int = 12) -> Table:
             "sublayer": lambda k: found.kinds[k],
             "dt<P,v>": lambda k: number(found.work[k]),
             "<th,dL/dth>": lambda k: number(found.radial[k]),
-            "free": lambda k: "inf" if found.pointwise_gap[k] is None else number(found.pointwise_gap[k]),
+            "free": lambda k: number(found.pointwise_gap[k]),
             "last": lambda k: number(found.last_gap[k]),
             "all": lambda k: number(found.shared_gap[k]),
             "condition": lambda k: number(found.first_order[k]),
@@ -60,12 +68,12 @@ def attained_table(name: str, found: Attained, rows: int = 12) -> Table:
 
 
 def _by_segment(title: str, caption: str, columns: Mapping[str, Callable[[int], str]], segments: int, rows: int) -> Table:
-    """Columns as functions of the segment's number, in so many rows that are evenly spread from the first to the last."""
+    """Columns as functions of the segment's number, in about so many rows that are evenly spread from the first to the last."""
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.title_style, table.title_justify, table.caption_justify = "bold", "left", "left"
     for column in columns:
         table.add_column(column, justify="left" if column == "sublayer" else "right", no_wrap=True)
-    for k in sorted(set(np.linspace(0, segments - 1, min(rows, segments)).round().astype(int).tolist())):
+    for k in shown_rows(segments, rows, alternate=True):
         table.add_row(*(value(k) for value in columns.values()))
     return table
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from rich import box
 from rich.table import Table
 
 from ctrans.report.placement_style import colour, marker
@@ -15,11 +16,12 @@ from ctrans.verify.convergence import Convergence
 def convergence_table(results: Sequence[Convergence]) -> Table:
     """A row for each method or splitting, a column for each placement: measured order (formal order in the second column)."""
     placements = list(dict.fromkeys(r.placement for r in results))
-    table = Table(title="measured order of convergence", title_style="bold", title_justify="left")
+    table = Table(title="measured order of convergence", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.title_style, table.title_justify = "bold", "left"
     for name in ("limit", "method", "formal"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in placements:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     orders = {(r.limit, r.method, r.placement): r for r in results}
     for limit, method, formal in dict.fromkeys((r.limit, r.method, r.formal) for r in results):
         table.add_row(limit, method, str(formal), *(f"{orders[limit, method, p].order:.2f}" for p in placements))

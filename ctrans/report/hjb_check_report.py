@@ -101,25 +101,30 @@ COLUMNS: dict[str, Callable[[ModelCheck], str]] = {
     "dt lam*": decay,
 }
 
-KEY = (
-    "ODE: each segment's velocities with its own norm; step: what X_k+1 - X_k can be. Well-posed for bounded gains: H is finite "
-    "for the norm's gains and offsets as they are, and grows in proportion to them; where they are trained without decay or "
-    "bound, the supremum over them is infinite. The rest fixed: finite where only the maps that pay are free. Degenerate: H is "
-    "infinite. Of the ODE, at the segment (seg) with the largest costate: H in closed form; the best an ascent found (degenerate: "
-    "within the largest bound R tried); Kan's printed value for LayerNorm. The worst of all segments: gap from H to the best "
-    "velocities and to the best last-layer weights W, KKT residual of the maximiser, how far apart maximisers from different "
-    "starts are; k of value ~ R^k with |W| <= R, and with W, gains and offsets bounded by R together (g^k). dt lam*: with a "
-    "smaller penalty lam/2 |W|^2 of every matrix in the loss (not AdamW's decoupled decay), H is infinite on some segment; with a "
-    "larger one it is finite on all, at this text, these weights, attention rows, input gains and biases (found-proven). Where "
-    "--weight-decay decides, H is that with it; no other column pays for it."
-)
+KEY = """ODE: each segment's velocities with its own norm; step: what X_k+1 - X_k can be.
+Well-posed for bounded gains: H is finite for the norm's gains and offsets as they are, and grows in proportion to them; where they are \
+trained without decay or bound, the supremum over them is infinite.
+The rest fixed: finite where only the maps that pay are free.
+Degenerate: H is infinite: not the norms but something else has to hold the weights. That is no verdict on the model.
+
+At the segment (seg) with the largest costate P = dL/dX, of the ODE:
+H: in closed form. found: the best that an ascent found (degenerate: within the largest bound R tried). Kan's: his value for LayerNorm.
+The worst of all segments:
+gap: from H to the best velocities. W gap: to the best last-layer weights W. KKT: residual of the maximiser. apart: distance between \
+maximisers from different starts. R^k: k of value ~ R^k with |W| <= R. g^k: the same with W, gains and offsets bounded by R together.
+dt lam*: with a smaller penalty lam/2 |W|^2 of every matrix in the loss (not AdamW's decoupled decay), H is infinite on some segment; \
+with a larger one it is finite on all, at this text, these weights, attention rows, input gains and biases (found-proven). Where \
+--weight-decay decides, H is that with it; no other column pays for it.
+Sets of velocities: f_j is what the sublayer puts out for token j, u_j a point of the norm's sphere."""
 
 
 def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str, str]) -> Table:
-    """Both verdicts of each placement, those that do not take the remedy last. Fits 80 columns."""
-    table = _table(f"{norm}: {len(checks[0].segments)} segments, {checks[0].tokens} token{'s' * (checks[0].tokens != 1)}")
-    for name in ("placement", "ODE", "step"):
-        table.add_column(name, no_wrap=True)
+    """Both verdicts of each placement, those that do not take the remedy last."""
+    segments = len(checks[0].segments) + len(checks[0].skipped)
+    table = _table(f"{norm}: {segments} segments, {checks[0].tokens} token{'s' * (checks[0].tokens != 1)}")
+    table.add_column("placement", no_wrap=True)
+    for name in ("ODE", "step"):
+        table.add_column(name, overflow="fold")
     for c in checks:
         table.add_row(c.placement, verdict(c, c.verdict), verdict(c, c.step_verdict))
     for placement in refused:
@@ -128,7 +133,7 @@ def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str,
 
 
 def evidence_table(checks: Sequence[ModelCheck]) -> Table:
-    """What stands behind the ODE's verdicts, a row for each placement. Fits 80 columns."""
+    """What stands behind the ODE's verdicts, a row for each placement."""
     table = _table(None)
     table.add_column("placement", no_wrap=True)
     # a column is for those who have something in it
@@ -153,6 +158,8 @@ def check_notes(checks: Sequence[ModelCheck]) -> str:
         for words in dict.fromkeys(segment.certificate.words for segment in c.segments):
             sets.setdefault(words, []).append(c.placement)
     lines = [f"{', '.join(names)}: {words}" for words, names in sets.items()]
+    lines += [f"{c.placement}: {c.instead}" for c in checks if c.instead is not None]
+    lines += [f"{c.placement}: {segment} is skipped: {why}" for c in checks for segment, why in c.skipped.items()]
     lines += [line for c in checks for line in decay_notes(c)]
     for c in checks:
         ties = sum(segment.certificate.ties for segment in c.segments)

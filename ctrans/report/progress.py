@@ -11,6 +11,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 PATIENCE = 1.0
 """Seconds before the bar appears: quick work stays quiet."""
+LONG = 10.0
+"""Seconds from which on it is said how long work will take, where there is no bar that shows it."""
+
+
+def duration(seconds: float) -> str:
+    """About so long, in words: "25 s", "3 minutes", "2 hours"."""
+    if seconds < 90:
+        return f"{5 * max(1, round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 90 else f"{round(seconds / 3600)} hours"
 
 
 class Bar:
@@ -22,6 +32,7 @@ class Bar:
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._what, self._task = what, self._progress.add_task(what, total=total, completed=done)
         self._started, self._shown = time.perf_counter(), False
+        self._total, self._done, self._said = total - done, 0, False
 
     def __call__(self, word: str) -> None:
         self._update(word, 1)
@@ -36,14 +47,29 @@ class Bar:
 
     def _update(self, word: str, done: int) -> None:
         self._progress.update(self._task, advance=done, description=f"{self._what}: {word}")
-        if not self._shown and self._console.is_terminal and time.perf_counter() - self._started > PATIENCE:
-            self._progress.start()
-            self._shown = True
+        self._done += done
+        elapsed = time.perf_counter() - self._started
+        if elapsed <= PATIENCE:
+            return
+        if self._console.is_terminal:
+            if not self._shown:
+                self._progress.start()
+                self._shown = True
+        elif not self._said and 0 < self._done < self._total:
+            self._said = True
+            whole = elapsed * self._total / self._done
+            if whole > LONG:
+                self._console.print(
+                    f"{self._what}: about {duration(whole)} in all", markup=False, highlight=False, soft_wrap=True
+                )
 
 
 @contextlib.contextmanager
 def progress_bar(what: str, total: int, done: int = 0) -> Iterator[Bar]:
-    """Gives a `Bar` over `total` pieces of work, of which `done` were before. Silent where stderr is no terminal."""
+    """Gives a `Bar` over `total` pieces of work, of which `done` were before.
+
+    Where stderr is no terminal it says once how long the work will take, if that is over `LONG` seconds.
+    """
     bar = Bar(what, total, done)
     try:
         yield bar

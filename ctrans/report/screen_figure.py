@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ctrans.report.axes import count_in_whole_numbers, show_at_least_a_decade
+from ctrans.report.axes import bound_style, count_in_whole_numbers, show_at_least_a_decade
 from ctrans.report.placement_style import colour, marker
 from ctrans.stability.screening.attention import AttentionStep
 from ctrans.stability.screening.backward import BackwardStep
@@ -30,7 +30,7 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     figure = Figure(figsize=(14, 8.2), layout="constrained")
     panels = figure.subplots(2, 3).flatten()
     used: Counter[str] = Counter()
-    for name, screening in screenings.items():
+    for i, (name, screening) in enumerate(screenings.items()):
         style = {
             "color": colour(screening.placement),
             "linestyle": DASHES[used[screening.placement] % len(DASHES)],
@@ -38,6 +38,7 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
             "linewidth": 1.3,
             "markersize": 3.5,
             "label": name,
+            "bound": bound_style(i, len(screenings)),
         }
         used[screening.placement] += 1
         for axes, (step, _, _, draw) in zip(panels, PANELS, strict=True):
@@ -63,7 +64,7 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
 def _growth(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
     _line(axes, range(len(step.times)), step.mean_abs, style)
     if step.bounds is not None:
-        bound = {**style, "marker": "", "alpha": 0.35, "linewidth": 2.5, "label": "_bound"}
+        bound = {**style, "marker": "", "linestyle": style["bound"], "label": "_bound"}
         _line(axes, range(len(step.times)), step.bounds.mean_abs[: len(step.times)], bound)
 
 
@@ -93,11 +94,12 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict
     """What a logarithmic axis can show of it."""
     known = [(a, b) for a, b in zip(x, y, strict=True) if b is not None and 0 < b < math.inf]
     if known:
-        axes.plot(*zip(*known, strict=True), **style, markevery=max(1, len(known) // 8))
+        line = {name: value for name, value in style.items() if name != "bound"}
+        axes.plot(*zip(*known, strict=True), **line, markevery=max(1, len(known) // 8))
 
 
 PANELS: tuple[tuple[str, str, str, Draw], ...] = (
-    ("forward", "mean |x|, and its bound (pale)", "segments done", _growth),
+    ("forward", "mean |x|, and its bound (dashes without marks)", "segments done", _growth),
     ("forward", "added by the depth, of the state", "segments done", _added),
     ("forward", "1 - similarity of tokens", "segments done", _similarity),
     ("backward", r"condition $|J_{i:D}||X_i|/|X_D|$", "block i", _condition),

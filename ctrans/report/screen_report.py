@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans.stability.screening.quantities import QUANTITIES, shown
+from ctrans.stability.screening.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS, Screening
 
 KEY = (
@@ -42,10 +43,11 @@ def screen_table(name: str, screening: Screening) -> Table:
 
 
 def screen_reasons(screening: Screening) -> str:
-    """Why, one sentence a step, and what could not be computed."""
+    """Why, one sentence a step, with what helps where a quantity is outside of its limits, and what could not be computed."""
     lines = []
     for name, finding in screening.findings.items():
         lines.append(f"{name}: {STEPS[name].question} {finding.why}")
+        lines += [f"  {what}: {word}; what helps: {REMEDIES[word]}" for what, word in finding.flags.items() if word in REMEDIES]
         lines += [f"  note: {note}" for note in dict.fromkeys(finding.notes)]
     return escape("\n".join(lines))
 

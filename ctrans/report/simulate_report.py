@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from ctrans.report.axes import show_at_least_a_decade
+from ctrans.report.axes import bound_style, show_at_least_a_decade
+from ctrans.report.fit import shown_rows
 from ctrans.report.placement_style import colour, equation, marker
 from ctrans.stability.forward.simulation import Simulation
 
@@ -23,11 +23,13 @@ def number(value: float | None) -> str:
 
 
 def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
-    """Rows by depth, thinned to about that many; the ends are always shown. Fits 80 columns."""
+    """Rows by depth, evenly thinned to about that many; the ends are always shown."""
     s = simulation
     cost = f"{s.evaluations} evaluations, {s.accepted} steps, {s.rejected} rejected, {s.seconds:.2f} s"
     if s.used is not None and max(s.used) > 1 + 1e-9:
         cost += "\nabove the bound of the exact solution: the method does not resolve the ODE; take more steps"
+    if s.unreferenced is not None:
+        cost += f"\nthe ODE to compare with could not be solved to the end, so distances end (–): {s.unreferenced}"
     if s.unbounded is not None:
         cost += f"\n{s.unbounded}"
     elif s.bounds is not None and s.bounds.seed_note:
@@ -56,7 +58,7 @@ def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
         columns["method"] = lambda k: number(s.distance[k])
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for k in sorted(set(np.linspace(0, len(s.times) - 1, min(rows, len(s.times))).round().astype(int).tolist())):
+    for k in shown_rows(len(s.times), rows):
         table.add_row(*(value(k) for value in columns.values()))
     return table
 
@@ -72,14 +74,15 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     """
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     growth, spread, distance = figure.subplots(1, 3)
-    for s in simulations:
+    for i, s in enumerate(simulations):
+        dashes = bound_style(i, len(simulations))
         style = {"color": colour(s.placement), "linewidth": 1.4}
         marks = {"marker": marker(s.placement), "markersize": 4, "markevery": max(1, len(s.times) // 8)}
         growth.plot(s.times, s.mean_abs, label=s.placement, **style, **marks)
         spread.plot(s.times, s.variance, **style, **marks)
         if s.bounds is not None:
-            growth.plot(s.times, s.bounds.mean_abs, linestyle="--", alpha=0.6, **style)
-            spread.plot(s.times, s.bounds.variance, linestyle="--", alpha=0.6, **style)
+            growth.plot(s.times, s.bounds.mean_abs, linestyle=dashes, **style)
+            spread.plot(s.times, s.bounds.variance, linestyle=dashes, **style)
         known = [(t, d) for t, d in zip(s.times, s.discrete_distance, strict=False) if d]
         if known:
             distance.plot(*zip(*known, strict=True), **style, **marks)
@@ -88,7 +91,7 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         show_at_least_a_decade(axes)
         axes.grid(alpha=0.25)
     if any(s.bounds is not None for s in simulations):
-        growth.plot([], [], "k--", alpha=0.6, label="bound")
+        growth.plot([], [], color="black", linestyle=bound_style(0, 2), label="bound (dashes without marks)")
     figure.legend(*growth.get_legend_handles_labels(), loc="outside lower center", ncols=8, frameon=False)
     figure.suptitle(title)
     return figure

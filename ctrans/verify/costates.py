@@ -122,7 +122,7 @@ def gap(generator: torch.Generator) -> Trial:
     """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random costate and v = N(raw)."""
     chosen, _, p, found = _reading(generator, 1 + below(generator, 4))
     H, g, a = (_known(value[0]) for value in (found.hamiltonian, found.gap, found.alignment))
-    scale = abs(H) + abs(found.product[0])
+    scale = abs(H) + abs(_known(found.product[0]))
     steepest = H + float((p @ chosen.beta).sum())
     return worst(
         Trial(-g / scale, f"-g/(|H| + |<P, v>|), {p.shape[0]} tokens of width {p.shape[1]}"),

@@ -18,16 +18,16 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     assert (tmp_path / "hjb-check.png").read_bytes().startswith(PICTURE)
     assert not (tmp_path / "hjb-pde.png").exists()
     for norm in ("layernorm", "rmsnorm"):
-        verdicts = {check["placement"]: check["verdict"] for check in kept["checks"][norm]}
+        verdicts = {name: check["verdict"] for name, check in kept["checks"][norm].items()}
         assert [name for name, verdict in verdicts.items() if verdict == "well-posed for bounded gains"] == ["peri", "output"]
         assert len(verdicts) == 7
-        steps = {check["placement"]: check["step_verdict"] for check in kept["checks"][norm]}
+        steps = {name: check["step_verdict"] for name, check in kept["checks"][norm].items()}
         assert [name for name, verdict in steps.items() if verdict == "degenerate"] == ["none", "pre"]
-    peri = next(check for check in kept["checks"]["layernorm"] if check["placement"] == "peri")
+    peri = kept["checks"]["layernorm"]["peri"]
     certificate = peri["segments"][0]["certificate"]
     assert certificate["velocities"]["best"] == pytest.approx(certificate["hamiltonian"], rel=1e-8)
     assert certificate["weights"]["best"] <= certificate["hamiltonian"]
-    assert kept["checks"]["layernorm"][0]["segments"][0]["certificate"]["hamiltonian"] == "inf"
+    assert kept["checks"]["layernorm"]["none"]["segments"][0]["certificate"]["hamiltonian"] == "inf"
     assert "degenerate" in result.stdout
     assert "peri, output: f_j = beta + gamma * u_j, |u_j|^2 = 16, 1'u_j = 0" in result.stdout
     assert result.stderr == ""
@@ -38,7 +38,7 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
 def test_hjb_check_says_for_which_placements_a_remedy_means_nothing():
     result = run("hjb-check", "--placement", "pre", "--placement", "peri", "--last-map-decay", "0.1", *SMALL, "--json", "-")
     kept = strict(result.stdout)
-    (row,) = kept["checks"]["rmsnorm"]
+    (row,) = kept["checks"]["rmsnorm"].values()
     assert (result.exit_code, row["placement"], row["verdict"]) == (0, "pre", "well-posed, the rest fixed")
     assert "kinetic apply" in kept["not_applicable"]["peri"]
 
@@ -55,7 +55,7 @@ def test_weight_decay_as_trained_is_compared_with_its_threshold(tmp_path):
     assert "well-posed, biases+gains fixed" in large.stdout
     assert "inf" not in large.stdout.split("ODE: each")[0].replace("infinite", "")
     assert "the value grows like R^3" in " ".join(large.stdout.split())
-    (row,) = strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"]
+    (row,) = strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"].values()
     assert row["training_threshold"]["lower"] < 1e4 <= row["segments"][0]["weight_decay"]
 
 
@@ -63,7 +63,7 @@ def test_decay_of_gains_makes_peri_well_posed_without_a_condition():
     result = run("hjb-check", "--placement", "peri", "--placement", "pre", "--gain-decay", "0.1", *SMALL, "--json", "-")
     kept = strict(result.stdout)
     assert result.exit_code == 0, result.stderr
-    assert [row["verdict"] for rows in kept["checks"].values() for row in rows] == ["well-posed"] * 2
+    assert [row["verdict"] for rows in kept["checks"].values() for row in rows.values()] == ["well-posed"] * 2
     assert "gains could decay" in kept["not_applicable"]["pre"]
 
 
@@ -77,7 +77,7 @@ def test_a_table_shows_a_refused_remedy_as_not_applicable(tmp_path):
 def test_a_kinetic_cost_makes_h_finite_again():
     args = ["hjb-check", "--placement", "none", "--placement", "post", "--norm", "layernorm", *SMALL, "--json", "-"]
     without, with_cost = strict(run(*args).stdout), strict(run(*args, "--kinetic", "0.1").stdout)
-    for before, after in zip(without["checks"]["layernorm"], with_cost["checks"]["layernorm"], strict=True):
+    for before, after in zip(without["checks"]["layernorm"].values(), with_cost["checks"]["layernorm"].values(), strict=True):
         assert before["segments"][0]["certificate"]["hamiltonian"] == "inf"
         assert 0 < after["segments"][0]["certificate"]["hamiltonian"] < 1e9
 
@@ -98,7 +98,7 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     assert "KKT conditions (found: to 1)" in result.stderr
     assert "compare another --seed" in result.stderr.splitlines()[-1]
     assert "well-posed for bounded gains?" in result.stdout
-    assert strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"][0]["agrees"] is False
+    assert strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"]["peri"]["agrees"] is False
 
 
 def test_control_writes_table_json_and_picture(tmp_path):
@@ -110,7 +110,7 @@ def test_control_writes_table_json_and_picture(tmp_path):
     kept = kept["placements"]
     assert (tmp_path / "control.png").read_bytes().startswith(PICTURE)
     assert all(gap > 0 for gap in kept["peri"]["gap"])
-    assert kept["pre"]["gap"] == [None, None]
+    assert kept["pre"]["gap"] == kept["pre"]["hamiltonian"] == ["inf", "inf"]
     assert max(kept["pre"]["drift"] + kept["peri"]["drift"]) < 1e-6
     assert "cos(-P, v)" in result.stdout
     assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80

@@ -29,7 +29,7 @@ def result(*args):
 def names(command, found):
     """Under which names the result has its models."""
     if command == "hjb-check":
-        return [check["placement"] for check in found["checks"]["layernorm"]]
+        return list(found["checks"]["layernorm"])
     return list(found["models" if command == "screen" else "placements"])
 
 
@@ -47,7 +47,7 @@ def test_each_segment_is_judged_by_its_own_placement():
     found = result("control", "--placement", "pre/peri", *SMALL)["placements"]["pre/peri"]
     assert found["placements"] == ["pre", "peri"] * 2
     assert found["measures"] == ["cosine", "gap"] * 2
-    (check,) = result("hjb-check", "--placement", "pre/peri", "--norm", "rmsnorm", *SMALL)["checks"]["rmsnorm"]
+    (check,) = result("hjb-check", "--placement", "pre/peri", "--norm", "rmsnorm", *SMALL)["checks"]["rmsnorm"].values()
     verdicts = [segment["certificate"]["verdict"] for segment in check["segments"]]
     assert verdicts == ["degenerate", "well-posed for bounded gains"] * 2
     assert check["verdict"] == "degenerate"

@@ -91,7 +91,8 @@ def test_a_step_that_does_not_apply_to_a_saved_model_says_so_and_exits_0(tmp_pat
     result = run("--checkpoint", tmp_path, "--quick", "--batch", 1, "--json", "-")
     assert result.exit_code == 0, result.output
     (found,) = strict(result.stdout)["models"].values()
-    assert "gamma[2] = 0" in found["findings"]["well-posedness"]["why"]
+    assert "gamma[2] = 0" in found["findings"]["well-posedness"]["notes"][0]
+    assert [s["segment"] for s in found["findings"]["well-posedness"]["result"]["segments"]] == [1]
     assert "qk_norm" in found["findings"]["attention"]["why"]
     assert found["findings"]["attention"]["quantities"]["attention path"] > 0
     assert found["findings"]["forward"]["quantities"]["added by depth"] > 0

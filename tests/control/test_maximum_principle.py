@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from ctrans.fields import FeedForward
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS
 from ctrans.report.control_figure import control_figure
-from ctrans.report.files import png
+from ctrans.report.files import png, to_json
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Stats
 from tests.helpers import small_model, tokens
@@ -59,7 +59,7 @@ def test_cosine_stands_in_where_the_hamiltonian_is_infinite(placement: str) -> N
     depth, solution = solved(placement, "continuous")
     reading = maximum_principle(depth, solution)
     assert reading.measures == ["cosine"] * 4
-    assert reading.hamiltonian == reading.gap == [None] * 4
+    assert reading.hamiltonian == reading.gap == [math.inf] * 4
     for alignment, sublayer, (x, p) in zip(reading.alignment, depth.sublayers, solution.starts, strict=True):
         v = sublayer.velocity(x)
         assert alignment == pytest.approx(torch.cosine_similarity(v.flatten(), -p.flatten(), dim=0).item(), rel=1e-9)
@@ -91,7 +91,7 @@ def test_unknown_measure_names_the_allowed_ones() -> None:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_field_is_plain_json(placement: str) -> None:
     reading = maximum_principle(*solved(placement))
-    text = json.dumps(dataclasses.asdict(reading), allow_nan=False)
+    text = to_json(reading)
     assert json.loads(text)["placements"] == [placement] * 4
     assert json.loads(text)["kinds"] == ["attention", "ffn"] * 2
 

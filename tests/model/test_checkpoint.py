@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 
 from ctrans.model.checkpoint import CONFIG, WEIGHTS, find_model, load, load_config, save, write_durably
+from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import SUMS, sums
 from ctrans.weights.functions_of_depth import BASES
@@ -237,3 +238,13 @@ def test_a_configuration_that_does_not_fit_is_named(changes, words, tmp_path):
 def test_a_place_that_cannot_be_written_is_named():
     with pytest.raises(ConfigError, match="cannot write a checkpoint"):
         save(small_model("peri"), "/proc/nothing")
+
+
+def test_equal_models_are_equal_bytes(tmp_path):
+    files = []
+    for i in range(8):  # the library's order of metadata is drawn anew each time
+        save(GPT(GPTConfig(depth=1, width=16, heads=2)), tmp_path / str(i))
+        files.append((tmp_path / str(i) / "model.safetensors").read_bytes())
+    assert len(set(files)) == 1
+    assert (int.from_bytes(files[0][:8], "little")) % 8 == 0
+    assert safetensors.torch.load(files[0])["token_embedding.weight"].shape == (256, 16)

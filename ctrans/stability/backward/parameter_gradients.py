@@ -68,13 +68,13 @@ class ParameterGradients(Instrument):
         """
         if not isinstance(model, ModelOfModules):
             raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are not known: give a model of modules")
-        self._loss, self._outside = at.loss, _outside(model)
-        with _tracked(self._outside) as weights, torch.enable_grad():
-            used = _leaves(model.embed(at.tokens))
+        self._loss, self._outside = at.loss, outside(model)
+        with tracked(self._outside) as weights, torch.enable_grad():
+            used = leaves(model.embed(at.tokens))
             embedding = {key for key, weight in weights.items() if id(weight) in used}
         self._tied: dict[Hashable, Tensor] = {}
-        with _tracked(self._outside) as weights:
-            _pull(lambda x: terminal_loss(model, x, at.targets), at.x, None, weights, self._tied)
+        with tracked(self._outside) as weights:
+            pull(lambda x: terminal_loss(model, x, at.targets), at.x, None, weights, self._tied)
         alone = [key for key, gradient in self._tied.items() if key not in embedding or not gradient.any()]
         self._untied = _norm(self._tied.pop(key) for key in alone)
 
@@ -82,15 +82,15 @@ class ParameterGradients(Instrument):
         self._sublayers.insert(0, _of_sublayer(at))
 
     def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
-        with _tracked(self._outside) as weights:
+        with tracked(self._outside) as weights:
             # the zero has a gradient even where nothing in the embedding has one
-            _pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights, self._tied)
+            pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights, self._tied)
 
     def figures(self) -> Gradients:
         return Gradients(self._loss, self._sublayers, math.hypot(self._untied, _norm(self._tied.values())))
 
 
-def _leaves(x: Tensor) -> set[int]:
+def leaves(x: Tensor) -> set[int]:
     """The ids of the weights that x was made from."""
     found, seen, waiting = set[int](), set[Any](), [x.grad_fn]
     while waiting:
@@ -133,7 +133,7 @@ def _of_sublayer(at: PassageBack) -> SublayerGradient:
 
 
 @torch.enable_grad()
-def _pull(
+def pull(
     function: Callable[[Tensor], Tensor],
     x: Tensor,
     p: Tensor | None,
@@ -162,7 +162,7 @@ def used_weights(sublayer: Sublayer) -> dict[str, Tensor]:
     return {name: weight for name, weight in (free | functions).items() if weight.is_floating_point()}
 
 
-def _outside(model: ModelOfModules) -> list[nn.Module]:
+def outside(model: ModelOfModules) -> list[nn.Module]:
     """The modules that are no part of the depth."""
     inside = set(model.depth.modules())
     return [part for part in model.modules() if part not in inside]
@@ -182,7 +182,7 @@ def requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
+def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
     """Inside, the modules' own weights require gradients; gives them by what they are, however often they are made.
 
     Those on demand come in when their module is called, so that nothing is made that is not used.

@@ -62,6 +62,7 @@ def _condition(product: float | None, start: float, end: float) -> float | None:
 
 Told = Callable[[Sensitivity], Sensitivity]
 Steps = Sequence[Linearisation | None]
+NOT_FINITE = "the Jacobian is not finite"
 ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on demand"
 
 
@@ -89,10 +90,16 @@ class Sensitivities(Instrument):
         graphs: StepGraphs | None = None,
     ):
         self.tolerance, self.starts, self.progress, self.graphs = tolerance, starts, progress, graphs
+        self._sublayers: list[Sensitivity] = []
+
+    @property
+    def sublayers(self) -> list[Sensitivity]:
+        """S_k of the segments that were reached: known on the way, and the products only by `figures`."""
+        return self._sublayers
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._wanted = depth, set() if depth.streamed else _spread(depth.blocks, self.starts)
-        self._sublayers: list[Sensitivity] = []
+        self._sublayers = []
         self._blocks: list[Sensitivity] = []
         self._kept: list[Steps] = []
         self._steps: list[Linearisation | None] = []
@@ -217,7 +224,7 @@ def sensitivity(
 def summary(found: Singular) -> Sensitivity:
     """The largest value of the batch as a `Sensitivity`."""
     if not bool(found.values.isfinite().all()):
-        return Sensitivity(None, None, found.products, "the Jacobian is not finite")
+        return Sensitivity(None, None, found.products, NOT_FINITE)
     return Sensitivity(found.largest, found.error, found.products)
 
 

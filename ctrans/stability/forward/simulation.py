@@ -20,7 +20,7 @@ from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.walk import Attempt, DescribedModel, observe
-from solvers import Norm, Solution, Status
+from solvers import ConfigError, Norm, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 """How the ODE is solved that the discrete model is compared with, in float64."""
@@ -34,7 +34,8 @@ class Simulation:
     `distance` is |X - X_ode|/|X_ode| of the trajectory, `discrete_distance` the same for the discrete model (None where the
     reference or the discrete model failed before that depth). `drift` is the violation of the conservation law `law` in each
     segment, one less than there are times. `used` is the mean absolute value over its sharper bound. `bounds` and `used` are None
-    where no bound on a map is known, which `unbounded` then says.
+    where no bound on a map is known, which `unbounded` then says. `reference` is how the ODE was solved, None where it was not asked
+    for, and `unreferenced` why that failed, where it did: distances are None from there on.
     """
 
     placement: str
@@ -53,6 +54,7 @@ class Simulation:
     distance: list[float | None]
     discrete_distance: list[float | None]
     reference: str | None
+    unreferenced: str | None
     evaluations: int
     accepted: int
     rejected: int
@@ -86,7 +88,7 @@ def simulate(
     seconds = time.perf_counter() - start
     itself = Scheme(method, steps, rtol, atol).discrete
     discrete = solution if itself else model.trajectory(tokens, throw=False, progress=progress)
-    exact, how = _reference(model, tokens, progress) if reference else ([], None)
+    exact, how, why = _reference(model, tokens, progress) if reference else ([], None, None)
 
     states = solution.states
     bounding = Attempt(BoundsByDepth(discrete=itself))
@@ -111,6 +113,7 @@ def simulate(
         distance=_distances(states, exact),
         discrete_distance=_distances(discrete.states, exact)[: len(states)],
         reference=how,
+        unreferenced=why,
         evaluations=solution.stats.evaluations,
         accepted=solution.stats.accepted,
         rejected=solution.stats.rejected,
@@ -118,12 +121,17 @@ def simulate(
     )
 
 
-def _reference(model: DescribedModel, tokens: Tensor, progress: Callable[[int], None] | None) -> tuple[Sequence[Tensor], str]:
-    """The ODE's states, as far as they can be had, and how they were."""
+def _reference(
+    model: DescribedModel, tokens: Tensor, progress: Callable[[int], None] | None
+) -> tuple[Sequence[Tensor], str, str | None]:
+    """The ODE's states, as far as they can be had, how they were, and why not to the end where they were not."""
     how = f"{REFERENCE['method']}, rtol = atol = {REFERENCE['rtol']:g}, float64"
     twin: Any = copy.deepcopy(model)  # a module, whatever its class
-    solution: Solution = twin.double().trajectory(tokens, **REFERENCE, throw=False, progress=progress)
-    return solution.states, how if solution.status is Status.SUCCESS else f"{how}: {solution.message}"
+    try:
+        solution: Solution = twin.double().trajectory(tokens, **REFERENCE, throw=False, progress=progress)
+    except ConfigError as error:  # a norm's image that a gain has flattened: there is no ODE to solve
+        return [], how, str(error)
+    return solution.states, how, None if solution.status is Status.SUCCESS else solution.message
 
 
 def _distances(

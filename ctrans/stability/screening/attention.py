@@ -125,7 +125,7 @@ def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:
         SLOPES.get(config.placement) if _of_the_papers(config) and config.initialisation in XAVIER and config.dt == 1 else None
     )
     share = last.measured / last.bound if last.bound else 0.0
-    said = [f"the last FFN's gradient is {last.measured:.3g}, {share:.0%} of its bound"]
+    said = [f"the last FFN's gradient is {last.measured:.3g}, {share:.2g} times its bound"]
     if low is not None:
         said.append(f"'{config.initialisation}' weights add {low:.3g} to {high:.3g} to E|x|^2/d over the depth")
     if slope is not None:

@@ -65,8 +65,7 @@ def plan_backward(case: Case) -> StepPlan:
     of |X_D|/|X_0|; the mean slope of log |dv/dX| against log c.
     """
     effort = case.effort
-    graphs = None if case.model.depth.streamed else case.graphs
-    jacobians = Sensitivities(tolerance=effort.tolerance, starts=effort.starts, graphs=graphs)
+    jacobians = case.jacobians
     spectrum = Attempt(DepthSpectrum(case.graphs, steps=effort.lanczos)) if effort.lanczos else None
     generator = torch.Generator().manual_seed(case.seed)
     rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator))
@@ -203,7 +202,7 @@ def _conclude_transport(
         return Finding("unknown", "–", why, quantities, notes, result)
     top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
     assert top.after is not None, "its amplification is known"
-    bound = "no bound" if top.bound is None else f"{top.after / top.bound:.1%} of its bound"
+    bound = "no bound" if top.bound is None else f"{top.after / top.bound:.2g} times its bound"
     why = (
         f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
         f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.backward.sensitivity import StepGraphs
+from ctrans.stability.backward.sensitivity import Sensitivities, StepGraphs
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.screening.quantities import flags
 from ctrans.walk import Attempt, DescribedModel, Instrument, Passage
@@ -168,6 +169,12 @@ class Case:
     def broken(self) -> int | None:
         """The first segment whose state is not finite."""
         return self.reach.broken
+
+    @functools.cached_property
+    def jacobians(self) -> Sensitivities:
+        """Sensitivities by depth, for every step that asks; one of them puts it into the walk."""
+        graphs = None if self.model.depth.streamed else self.graphs
+        return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs)
 
     def batch(self, lane: LaneName) -> tuple[Tensor, Any]:
         """The tokens and targets of that lane."""

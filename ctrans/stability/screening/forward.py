@@ -19,7 +19,7 @@ from ctrans.stability.forward.single_entries import DataVariance, Massive, Massi
 from ctrans.stability.forward.weight_growth import GrowthWithWeights, WeightGrowth
 from ctrans.stability.screening.case import Case, Finding, StepPlan, attempt, exponent, found, judged, spread
 from ctrans.walk import Attempt, Instrument, Model, Passage, PassageBack, Turn, own_loss
-from solvers import SolveError, Status
+from solvers import ConfigError, SolveError, Status
 from solvers.run import finite
 from solvers.solution import ADVICE
 
@@ -40,6 +40,8 @@ class Certificates(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._loss = depth, math.nan
         self._found: list[SegmentCheck] = []
+        self._skipped: dict[str, str] = {}
+        self._refused: ConfigError | SolveError | None = None
         self._broken = None if finite(x0) else 0
 
     def forward(self, at: Passage) -> None:
@@ -57,14 +59,28 @@ class Certificates(Instrument):
                 f"the costate became non-finite in segment {at.k}: take a smaller dt, smaller weights or a wider dtype"
             )
         if at.k in self._chosen:
-            # a norm around the state needs a state on its image, which the embedding is not on
-            x = at.x if at.sublayer.state_norm is None else at.sublayer.state_norm.retract(at.x)
-            found = check_at(at.sublayer, x, at.before, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
-            self._found.insert(0, found)
+            try:
+                # a norm around the state needs a state on its image, which the embedding is not on
+                x = at.x if at.sublayer.state_norm is None else at.sublayer.state_norm.retract(at.x)
+                found = check_at(at.sublayer, x, at.before, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
+            except (ConfigError, SolveError) as error:
+                self._skipped[f"segment {at.k} ({at.sublayer.kind})"], self._refused = str(error), error
+            else:
+                self._found.insert(0, found)
 
     def figures(self) -> ModelCheck:
+        """Raises what the first segment raised where none could be certified."""
+        if not self._found and self._refused is not None:
+            raise self._refused
         names = sorted({sublayer.placement.name for sublayer in self._depth.sublayers})
-        return ModelCheck(", ".join(names), self._loss, self._tokens, tuple(self._found))
+        return ModelCheck(
+            ", ".join(names),
+            self._loss,
+            self._tokens,
+            tuple(self._found),
+            "discrete",
+            skipped=dict(reversed(self._skipped.items())),
+        )
 
 
 def plan_well_posedness(case: Case) -> StepPlan:
@@ -72,10 +88,10 @@ def plan_well_posedness(case: Case) -> StepPlan:
     count = len(case.model.depth.sublayers)
     chosen = spread(count, case.effort.certified)
     certificates = Certificates(chosen, case.batch("certified")[0].numel())
-    return StepPlan({"certified": [certificates]}, lambda: _conclude_well_posedness(certificates.figures(), len(chosen), count))
+    return StepPlan({"certified": [certificates]}, lambda: _conclude_well_posedness(certificates.figures(), count))
 
 
-def _conclude_well_posedness(check: ModelCheck, chosen: int, count: int) -> Finding:
+def _conclude_well_posedness(check: ModelCheck, count: int) -> Finding:
     exponents = [_exponent(segment) for segment in check.segments]
     k = max(exponents)
     top = check.largest.certificate
@@ -83,9 +99,10 @@ def _conclude_well_posedness(check: ModelCheck, chosen: int, count: int) -> Find
     size = f"H is finite, ascents come within {max(gaps):.0e} of it" if check.finite else "H is infinite"
     why = (
         f"velocities: {top.words}; {size}, and the best value grows like R^{exponent(k)} with a bound R on the weights, as "
-        f"certified on {chosen} of {count} segments"
+        f"certified on {len(check.segments)} of {count} segments"
     )
     notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
+    notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
     infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
     return Finding(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
 
@@ -205,9 +222,9 @@ def _conclude_forward(
 
 def _why_forward(result: ForwardStep, slope: float) -> str:
     law = "no law" if result.mean_abs_law is None else f"{result.mean_abs_law.law} by AIC"
-    used = "without a bound" if result.used is None else f"{result.used:.0%} of its bound"
+    used = "without a bound" if result.used is None else f"{result.used:.2g} times its bound"
     massive = result.massive.ratio[-1]
-    added = f"the depth makes up {result.share.added[-1]:.2g} of the state at its end"
+    added = f"what the depth adds is {result.share.added[-1]:.2g} times as long as the state at its end"
     return (
         f"{added}; mean|x| goes from {result.mean_abs[0]:.3g} to {result.mean_abs[-1]:.3g} ({law}), {used}; it follows weights a hundred "
         f"times as large and more like c^{exponent(slope)}, and the largest entry is {massive:.1f} times the median"

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from ctrans.stability.diagnosis.diagnose import Diagnosis, Examination, examine
 from ctrans.stability.screening.attention import plan_attention, plan_initialisation
 from ctrans.stability.screening.backward import plan_backward, plan_transport
 from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan, cut
@@ -49,7 +50,7 @@ STEPS: dict[str, ScreeningStep] = {
 class Screening:
     """All findings about one model, in the order of `STEPS`. Every field suits JSON.
 
-    `broken` is the first segment whose state is not finite, None where all are.
+    `broken` is the first segment whose state is not finite, None where all are. `diagnosis` is of the same walk.
     """
 
     placement: str
@@ -59,6 +60,7 @@ class Screening:
     tokens: int
     broken: int | None
     findings: dict[str, Finding]
+    diagnosis: Diagnosis
 
     @property
     def flags(self) -> dict[str, str]:
@@ -102,7 +104,8 @@ def screen(
     chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
     case = Case(model, tokens, targets, other, chosen, seed, trained)
     plans = {name: _planned(step, case) for name, step in STEPS.items()}
-    lanes = _lanes(case, plans)
+    examination = examine(model, sensitivities=lambda: case.jacobians.sublayers)
+    lanes = _lanes(case, plans, examination)
     walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
     if progress is not None and all(lane.targets is None for lane in lanes):
         for _ in model.depth.sublayers:
@@ -117,6 +120,7 @@ def screen(
         tokens.numel(),
         case.broken,
         findings,
+        examination.conclude(),
     )
 
 
@@ -145,13 +149,13 @@ def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> Finding:
         return Finding("n/a", "–", str(error))
 
 
-def _lanes(case: Case, plans: Mapping[str, StepPlan | Finding]) -> list[Lane]:
+def _lanes(case: Case, plans: Mapping[str, StepPlan | Finding], examination: Examination) -> list[Lane]:
     """The lanes of the walk with everyone's instruments, each guarded. Lanes of the same tokens are one.
 
     Every lane's tokens are the first of the longer lanes', so that those of one shape are the same.
     """
     wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
-    wanted["text"] += [case.reach, case.bounds]
+    wanted["text"] += [case.reach, case.bounds, *examination.whole.values()]
     wanted["part"] += [] if case.model.depth.streamed else [case.graphs]
     for plan in plans.values():
         if isinstance(plan, StepPlan):

@@ -1,0 +1,128 @@
+"""`ctrans diagnose`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from ctrans.cli import options
+from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.reading import LookedAt, read
+from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
+from ctrans.cli.subjects import Subject, find, settle_threads
+from ctrans.depth import check_count
+from ctrans.model.checkpoint import load_config
+from ctrans.report.diagnosis_report import diagnosis_figure, findings_table, not_looked_at, summary
+from ctrans.report.files import png
+from ctrans.report.progress import progress_bar
+from ctrans.stability.diagnosis.ailments import AILMENTS
+from ctrans.stability.diagnosis.diagnose import Diagnosis, check_decay, diagnose, merged
+from solvers import ConfigError
+
+MOST_SEEDS = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiagnoseRequest(ModelRequest):
+    """What `diagnose` is asked: `named` is the model as an argument, `weight_decay` that of its training, `seeds` how many walks."""
+
+    named: Path | None
+    weight_decay: float | None
+    seeds: int
+
+
+@click.command("diagnose")
+@click.argument("named", metavar="[MODEL]", required=False, type=click.Path(path_type=Path))
+@options.placements_option("peri")
+@options.architecture_options
+@click.option("--weight-decay", type=float, metavar="LAM", help="The training's weight decay, to be compared with dt lam*.")
+@click.option(
+    "--seeds",
+    default=1,
+    show_default=True,
+    help="So many walks of other parts of the text, and of other initial weights of a seeded model: findings get error bars.",
+)
+@options.text_options
+@options.device_options
+@options.model_options
+@options.out_option("diagnose")
+@options.json_option
+@takes(DiagnoseRequest)
+def command(request: DiagnoseRequest) -> None:
+    """Say what is wrong with a model, the most severe first, in plain words: place, figure, what it does and what helps.
+
+    MODEL is a local Hugging Face directory, nanoGPT's ckpt.pt, or what ctrans saved; without one, a seeded GPT. One walk of a
+    text looks for dead gains, saturated heads, massive activations, huge sensitivities, tokens that collapse, blocks that do nothing,
+    a weight decay that does not hold the weights, grown output norms, logits adrift, tied weights that fight, and whatever is
+    not finite. A healthy model is said to be one. The directory gets diagnose.json and diagnose.png.
+
+    \b
+    ctrans diagnose models/bert
+    ctrans diagnose out/train --weight-decay 0.1 --seeds 5
+    ctrans diagnose --placement none --init large
+    """
+    request = _with_model(request)
+    device, dtype = get_device(request.device), get_dtype(request.dtype)
+    check_decay(request.weight_decay)
+    seeds = check_count("seeds", request.seeds, MOST_SEEDS)
+    found = find(request)
+    text = read(request, found)
+    batch = check_count("batch", request.batch)
+    opened = found[0].opened
+    if opened is None or opened.predicts:
+        tokens, targets = (part.to(device) for part in text.pairs(batch * seeds, found[0].context))
+    else:  # no head of logits: all that needs no loss is looked at
+        tokens, targets = text.sequences(batch * seeds, found[0].context).to(device), None
+    settle_threads(found, tokens[::seeds], dtype)
+    directory = directory_of(request)
+    results: dict[str, Diagnosis] = {}
+    with progress_bar("diagnose", 4 * seeds * sum(subject.blocks for subject in found)) as advance:
+        for i, subject in enumerate(found):
+            several = []
+            for s in range(seeds):
+                word = partial(lambda name, k: advance(name), subject.name)
+                x, y = tokens[s::seeds], None if targets is None else targets[s::seeds]
+                model = _drawn_anew(request, subject, i, s).model(dtype, device)
+                several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=word))
+            results[subject.name] = several[0] if seeds == 1 else merged(several)
+    ending = CommandEnding(
+        looked_at=LookedAt(request, found, text, tokens),
+        device=device,
+        findings={"ailments": AILMENTS, "placements": results},
+        files={"diagnose.png": lambda: png(diagnosis_figure(results, found[0].title))},
+        page=[part for name, diagnosis in results.items() for part in _page(name, diagnosis)],
+    )
+    end(request, directory, ending)
+
+
+def _with_model(request: DiagnoseRequest) -> DiagnoseRequest:
+    """The request with its argument as what it is: a checkpoint of ours, or somebody else's model."""
+    if request.named is None:
+        return request
+    given = [f"--{name}" for name in ("checkpoint", "model", "architecture") if getattr(request, name)]
+    if given:
+        raise ConfigError(f"the argument {str(request.named)!r} and {given[0]} are two models: choose one")
+    try:
+        load_config(request.named)
+        return dataclasses.replace(request, checkpoint=request.named)
+    except ConfigError:  # nothing of ours: whoever opens it says what it is
+        return dataclasses.replace(request, model=request.named)
+
+
+def _drawn_anew(request: DiagnoseRequest, subject: Subject, i: int, s: int) -> Subject:
+    """The subject, or for walk s > 0 of a seeded model the same with the next seed but s."""
+    seeded = not subject.trained and subject.opened is None
+    return find(dataclasses.replace(request, seed=request.seed + s))[i] if s and seeded else subject
+
+
+def _page(name: str, diagnosis: Diagnosis) -> Sequence[str | Table | Any]:
+    left_out = not_looked_at(diagnosis)
+    parts: list[str | Table] = [summary(name, diagnosis), ""]
+    parts += [findings_table(diagnosis)] if diagnosis.symptoms else []
+    return [*parts, *([left_out, ""] if left_out else [])]

@@ -1,0 +1,169 @@
+"""The JSON schema of every command's result, from the classes that hold it: docs/schemas has them as files.
+
+`python -m ctrans.cli.schemas docs/schemas` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ctrans.cli import COMMANDS
+from ctrans.control.attained import Attained
+from ctrans.control.decay_threshold import DecayThreshold
+from ctrans.control.maximum_principle import MaximumPrinciple
+from ctrans.control.model_check import ModelCheck
+from ctrans.model.config import GPTConfig
+from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
+from ctrans.stability.diagnosis.ailments import Ailment
+from ctrans.stability.diagnosis.diagnose import Diagnosis
+from ctrans.stability.forward.simulation import Simulation
+from ctrans.stability.screening.attention import AttentionStep, InitialisationStep
+from ctrans.stability.screening.backward import BackwardStep, TransportStep
+from ctrans.stability.screening.case import Finding
+from ctrans.stability.screening.forward import ForwardStep
+from ctrans.stability.screening.quantities import Quantity
+from ctrans.stability.screening.screen import STEPS, Screening
+from ctrans.stability.screening.updates import UpdateStep
+from ctrans.training.settings import TrainConfig
+from ctrans.verify.convergence import Convergence
+from ctrans.verify.statement import Result
+
+WORD, TRUTH, WHOLE = schema_of(str), schema_of(bool), schema_of(int)
+WORDS = schema_of(list[str])
+OPTIONS = described(
+    "The command's options by name, with what became of those that the model or its size decided.", {"type": "object"}
+)
+ENVIRONMENT = described("What the result depends on beside the options: versions, device, threads, plugins.", {"type": "object"})
+MODEL = described(
+    "What was recognised in an imported model, and what it read; null for a seeded one.", {"type": ["object", "null"]}
+)
+EVIDENCE = a_map(
+    "The weakest evidence of all segments; null where it does not apply. gap: (H - best)/|H| of the ascent over velocities. weights: of "
+    "that over the last map's weights. kkt: residual of the closed form's maximiser. uniqueness: distance between maximisers from "
+    "different starts. exponent: k of value ~ R^k that is farthest from what its verdict says. gained: the same with gains too.",
+    schema_of(float | None),
+)
+RESULTS: dict[str, type] = {
+    "well-posedness": ModelCheck,
+    "forward": ForwardStep,
+    "backward": BackwardStep,
+    "transport": TransportStep,
+    "attention": AttentionStep,
+    "updates": UpdateStep,
+    "initialisation": InitialisationStep,
+}
+"""What a step of the screening keeps as its result."""
+FLAGS = a_map("Quantities outside of their limits, and what they are called there.", WORD)
+
+
+def _checks() -> dict[str, Schema]:
+    check = schema_of(
+        ModelCheck,
+        verdict=described("The weakest of the segments', for the ODE.", WORD),
+        step_verdict=described("The same for the discrete model.", WORD),
+        agrees=TRUTH,
+        failures=described("Findings that do not support the verdicts.", WORDS),
+        evidence=EVIDENCE,
+        step_evidence={"anyOf": [EVIDENCE, {"type": "null"}]},
+        training_threshold=schema_of(DecayThreshold | None),
+        held=described("What must not be trained freely beside a weight decay: biases, gains.", WORDS),
+        largest=described("The segment with the largest costate.", WHOLE),
+    )
+    return {
+        "checks": a_map("By norm, then by placement.", a_map("By placement.", check)),
+        "not_applicable": a_map("Why a placement takes no such remedy.", WORD),
+        "pde": {"type": ["object", "null"]},
+    }
+
+
+def _screenings() -> dict[str, Schema]:
+    def finding(step: str) -> Schema:
+        result = one_of(RESULTS[step], type(None)) if step in RESULTS else {}
+        return schema_of(Finding, result=result, flags=FLAGS)
+
+    findings = an_object("By step.", **{step: finding(step) for step in STEPS})
+    return {
+        "quantities": a_map("What is measured, with its limits.", schema_of(Quantity)),
+        "models": a_map("By model: its placement, or what sets it apart.", schema_of(Screening, findings=findings, flags=FLAGS)),
+    }
+
+
+def _statements() -> dict[str, Schema]:
+    statement = schema_of(Result, verdict=WORD)
+    return {"holds": TRUTH, "seconds": NUMBER, "statements": a_map("By name.", statement)}
+
+
+def _trained() -> dict[str, Schema]:
+    return {
+        "ending": WORD,
+        "message": schema_of(str | None),
+        "step": WHOLE,
+        "model": schema_of(GPTConfig),
+        "training": schema_of(TrainConfig),
+        "parameters": WHOLE,
+        "first_validation_loss": schema_of(float | None),
+        "validation_loss": schema_of(float | None),
+        "best_validation_loss": schema_of(float | None),
+        "best_step": schema_of(int | None),
+        "other_depths": a_map("Validation loss by number of blocks.", NUMBER),
+        "seconds": NUMBER,
+    }
+
+
+FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
+    "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation))},
+    "convergence": lambda: {"results": {"type": "array", "items": schema_of(Convergence, order=NUMBER)}},
+    "hjb-check": _checks,
+    "control": lambda: {
+        "placements": a_map("By placement: the maximum principle token by token.", schema_of(MaximumPrinciple)),
+        "attained": a_map("By placement: what training attains, or why that is not known.", one_of(Attained, str)),
+        "instead": a_map("By placement: why the discrete model's costate serves, where it does.", WORD),
+    },
+    "diagnose": lambda: {
+        "ailments": a_map("What was looked for, by name.", schema_of(Ailment)),
+        "placements": a_map("By placement.", schema_of(Diagnosis)),
+    },
+    "screen": _screenings,
+    "verify": _statements,
+    "train": _trained,
+    "generate": lambda: {
+        "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),
+        "prompt": schema_of(list[int]),
+        "samples": described("A continuation for each seed.", {"type": "array"}),
+    },
+}
+"""The keys of each command's result after those that all begin with."""
+OF_MODELS = ("simulate", "hjb-check", "control", "diagnose", "screen")
+"""Commands that look at models, which say what was recognised in one that was imported."""
+
+
+def schema(command: str) -> Schema:
+    """The schema of that command's result."""
+    begins: dict[str, Schema] = {"command": {"const": command}, "options": OPTIONS, "environment": ENVIRONMENT}
+    begins |= {"model": MODEL} if command in OF_MODELS else {}
+    says = (
+        f"{COMMANDS[command]} Numbers that JSON lacks are the texts inf, -inf and nan; null says that a figure does not apply or is not "
+        "known."
+    )
+    made = an_object(says, **begins, **FINDINGS[command]())
+    start = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ctrans {command}"}
+    return with_definitions({**start, **made})
+
+
+def as_text(command: str) -> str:
+    """The schema as a file has it."""
+    return json.dumps(schema(command), indent=1) + "\n"
+
+
+def write(directory: Path) -> None:
+    """Writes every command's schema there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for command in FINDINGS:
+        (directory / f"{command}.json").write_text(as_text(command))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

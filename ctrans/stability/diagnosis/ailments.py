@@ -1,0 +1,237 @@
+"""What can be wrong with a model, as one table: what is measured, where it becomes a finding and who says so, what it does, what helps.
+
+A new finding is one entry here, and readings of its quantity by an instrument of the plan (`ctrans.stability.diagnosis.plan`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from ctrans.stability.screening.quantities import QUANTITIES
+from ctrans.stability.screening.remedies import REMEDIES
+
+Severity = Literal["broken", "serious", "note"]
+SEVERITIES: tuple[Severity, ...] = ("broken", "serious", "note")
+"""Most severe first. Broken: a part computes nothing, or something has no finite value. Serious: likely to cost quality, or to break a
+training. Note: worth knowing, and often meant so.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ailment:
+    """A finding, if a reading of `quantity` lies below `low` or above `high`.
+
+    - `quantity`: which readings it judges; `says` is what that is, as a formula
+    - `source`: who set the limit, or that we chose it
+    - `does`, `helps`: what it does to the model, and what helps, in plain words
+    """
+
+    quantity: str
+    says: str
+    severity: Severity
+    source: str
+    does: str
+    helps: str
+    low: float = -math.inf
+    high: float = math.inf
+
+    def excess(self, value: float) -> float:
+        """How far outside of its limits a value is, in powers of ten where limit and value have a ratio; below 0 inside.
+
+        nan, which is not known, counts as inside.
+        """
+        if math.isnan(value):
+            return -math.inf
+        beyond = (_decades(self.low, value), _decades(value, self.high))
+        return max(beyond)
+
+    @property
+    def limit(self) -> str:
+        """For a sentence: "below 0.001", "above 1000"."""
+        sides = [f"below {self.low:g}"] if self.low > -math.inf else []
+        return " or ".join(sides + ([f"above {self.high:g}"] if self.high < math.inf else []))
+
+
+def _decades(small: float, large: float) -> float:
+    """log10(large/small) turned so that it is above 0 where `small` exceeds `large`; a difference where there is no ratio."""
+    if math.isinf(small) or math.isinf(large):
+        return -math.inf if small < large else math.inf if small > large else 0.0
+    if small > 0 and large > 0:
+        return math.log10(small) - math.log10(large)
+    return math.inf if small > 0 and large == 0 else small - large
+
+
+OURS = "our choice"
+DEAD, TINY_NORM = 1e-3, 1e-3
+_DEAD = f"{OURS}: smallest gains of trained models are 0.1 to 1 of the median, and bfloat16 has 3 digits"
+_GAIN_SAYS = "least |gamma_i| of a norm over its median |gamma_i|"
+_COLLAPSE = QUANTITIES["token similarity"].high
+_GUESSING = QUANTITIES["loss over guessing"].high
+assert _COLLAPSE is not None, "the screening limits it"
+assert _GUESSING is not None, "the screening limits it"
+
+AILMENTS: dict[str, Ailment] = {
+    "not finite": Ailment(
+        "entries that are not finite",
+        "entries of a state, a costate dL/dX or a weight that are inf or nan",
+        "broken",
+        "any is too many",
+        "everything after it is inf or nan too, and no gradient comes back",
+        "take a wider dtype, a smaller dt or smaller weights; where a weight itself is not finite, an earlier checkpoint",
+        high=0.0,
+    ),
+    "dead gain around the state": Ailment(
+        "gain around the state",
+        f"{_GAIN_SAYS}, a norm around the residual sum",
+        "broken",
+        _DEAD,
+        "the channel is the norm's offset whatever the text says, so nothing before it can reach what comes after by that channel. The "
+        "ODE divides by this gain: its velocity and costate have no finite value there, while the model's own step has",
+        "set the gain to the norm's median and train on briefly, or prune the channel; keep weight decay off gains; read the discrete "
+        "model's figures (its costate, its step) and not the ODE's",
+        low=DEAD,
+    ),
+    "dead gain of an output norm": Ailment(
+        "gain of an output norm",
+        f"{_GAIN_SAYS}, a norm behind attention or FFN",
+        "serious",
+        _DEAD,
+        "the sublayer cannot move that channel by more than the norm's offset",
+        "set the gain to the norm's median and train on, or keep weight decay off gains",
+        low=DEAD,
+    ),
+    "dead gain of an input norm": Ailment(
+        "gain of an input norm",
+        f"{_GAIN_SAYS}, a norm before attention or FFN",
+        "note",
+        _DEAD,
+        "the sublayer does not see that channel; models with massive activations learn this on purpose",
+        "nothing if that channel holds a massive activation; else keep weight decay off gains",
+        low=DEAD,
+    ),
+    "dead gain outside the depth": Ailment(
+        "gain outside the depth",
+        f"{_GAIN_SAYS}, a norm of embedding or head",
+        "serious",
+        _DEAD,
+        "the channel does not pass between the embedding, the blocks and the head",
+        "set the gain to the norm's median and train on, or keep weight decay off gains",
+        low=DEAD,
+    ),
+    "dead norm": Ailment(
+        "largest gain of a norm",
+        "largest |gamma_i| of a norm inside a block",
+        "broken",
+        f"{OURS}: gains start at 1",
+        "all that passes the norm is its offset: the sublayer behind it sees the same whatever the text says, or moves nothing",
+        "set its gains back to 1 and train on with a lower learning rate, or drop the sublayer; keep weight decay off gains",
+        low=TINY_NORM,
+    ),
+    "huge sensitivity": Ailment(
+        "sensitivity",
+        "h |dv/dX|_2 of a sublayer's velocity v over its length h: what a small change of the state becomes in one step, beside itself",
+        "serious",
+        OURS,
+        "small changes of the state, rounding too, come out that many times as large, and so do gradients on their way back",
+        "mend dead gains first, which cause it behind a norm around the state; else enlarge the embedding or eps where a norm divides by "
+        "a small state, lower dt or the weights of that sublayer, or clip gradients",
+        high=1e3,
+    ),
+    "no sensitivity": Ailment(
+        "sensitivity",
+        "h |dv/dX|_2 of a sublayer's velocity v over its length h",
+        "note",
+        OURS,
+        "the sublayer adds next to the same whatever it is given: it neither computes anything of the text nor passes a gradient",
+        "larger initial weights or a larger dt; in a trained model the sublayer may be dropped",
+        low=1e-5,
+    ),
+    "saturated heads": Ailment(
+        "least entropy of a head",
+        "mean over tokens of a row's entropy in nats, of the head where it is least; rows that read one token alone are left out",
+        "serious",
+        f"{OURS}: at 0.05 nats one token has 99% of the weight. Zhai et al. 2023 saw entropy collapse before trainings diverged",
+        "each token reads one other alone: the softmax passes next to no gradient to queries and keys, which then hardly learn",
+        "norms on queries and keys, a higher temperature or its warm-up (ctrans train --temperature-start), a lower learning rate, or "
+        "weight decay on W_Q and W_K",
+        low=0.05,
+    ),
+    "massive activation": Ailment(
+        "massive activation",
+        "the smaller of |x|/100 and |x|/(1000 median |x|), x the largest entry of a state",
+        "serious",
+        "Sun et al. 2024: above 100, and about 1000 times the median",
+        "single entries set the scale of every norm and of every quantised tensor; attention uses their tokens as a sink",
+        "quantise with that channel apart or in a wider dtype; for a new training: a norm behind each sublayer, register tokens or "
+        "biases in attention that it can rest on",
+        high=1.0,
+    ),
+    "rank collapse": Ailment(
+        "token similarity",
+        "mean cosine between two tokens of a sequence, by depth",
+        "serious",
+        f"{OURS}, as in ctrans screen; Dong et al. 2021 have the theory",
+        "tokens have become next to one and the same vector, so that no later layer can tell them apart",
+        REMEDIES["tokens collapse"],
+        high=_COLLAPSE,
+    ),
+    "unused block": Ailment(
+        "block moves",
+        "what a block's sublayers do to a token beside the token itself, |x_k+1 - y_k+1|/|x_k+1| with y without them; median over tokens",
+        "note",
+        OURS,
+        "the block could be left out, and the model would say the same",
+        "prune it; in a training that begins so: larger initial weights, a larger dt, or a longer warm-up that lets it start",
+        low=1e-4,
+    ),
+    "decay far below lam*": Ailment(
+        "decay over dt lam*",
+        "the weight decay given over dt lam*, the penalty of all matrices below which the best velocity is infinite on this text",
+        "note",
+        f"{OURS}: a factor of 10. dt lam* is exact for attention's values and outputs, and found by ascent for an FFN",
+        "a decay of this size does not hold the weights in this control problem: growing them pays more than it costs",
+        "a norm behind each sublayer (placement peri or output) with decay on its gains, a kinetic cost, or a larger decay; AdamW's "
+        "decoupled decay is no penalty in the loss, so take this as an order of magnitude",
+        low=0.1,
+    ),
+    "grown output norm": Ailment(
+        "output gain",
+        "root mean square of an output norm's gains, which start at 1",
+        "serious",
+        f"{OURS}: ten times where they start",
+        "velocities and H grow in proportion to these gains: what an output norm should bound runs away by its gains",
+        "let gains decay (ctrans train --decay-gains), or bound them",
+        high=10.0,
+    ),
+    "logits adrift": Ailment(
+        "log Z",
+        "|mean over tokens of log sum_v exp(logit_v) - log V|: 0 for logits of 0 over V tokens",
+        "note",
+        f"{OURS}: bfloat16 has 8 bits, so logits near 32 are known to 0.1 alone",
+        "a common shift of all logits changes no probability, but takes digits from them; where it grows during a training it warns of a "
+        "divergence",
+        "a z-loss, 1e-4 (log Z)^2 beside the loss, or decay on the head; nothing in a model that is only used in float32",
+        high=30.0,
+    ),
+    "worse than guessing": Ailment(
+        "loss over guessing",
+        QUANTITIES["loss over guessing"].says,
+        "serious",
+        f"{OURS}, as in ctrans screen",
+        "the model is sure of wrong tokens: a training begins by unlearning that, with large gradients",
+        REMEDIES["starts worse than guessing"],
+        high=_GUESSING,
+    ),
+    "tied weights that fight": Ailment(
+        "cosine of tied gradients",
+        "cos of the loss's two gradients in the matrix that embedding and head share, over the rows of tokens in the text",
+        "note",
+        OURS,
+        "a step that helps the embedding harms the head as much, so that the matrix learns slowly",
+        "untie them, or scale one of the two (as T5 and Gemma do)",
+        low=-0.5,
+    ),
+}
+"""By name. Within a severity, the one farthest outside of its limits comes first."""

@@ -1,0 +1,57 @@
+"""Bounds in pictures have a form of their own, and long work says how long it will take."""
+
+import matplotlib.colors
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ctrans.report import progress
+from ctrans.report.axes import bound_style
+from ctrans.report.progress import duration, progress_bar
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_bounds_that_coincide_show_their_own_colours_and_no_other(count):
+    colours = ["#d62728", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2"][:count]
+    figure = Figure(figsize=(8, 1), dpi=100)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.axis("off")
+    for i, colour in enumerate(colours):
+        axes.plot(
+            [0, 1],
+            [0.5, 0.5],
+            color=colour,
+            linewidth=4,
+            linestyle=bound_style(i, count),
+            antialiased=False,
+            dash_capstyle="butt",
+        )
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    figure.canvas.draw()
+    row = np.asarray(figure.canvas.buffer_rgba())[50, :, :3]
+    seen = {matplotlib.colors.to_hex(pixel / 255) for pixel in row}
+    assert set(colours) <= seen <= {*colours, "#ffffff"}
+
+
+class Clock:
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.mark.parametrize(("each", "said"), [(2.0, "convergence: about 80 s in all"), (0.1, "")])
+def test_work_of_over_ten_seconds_says_once_how_long_it_takes(each, said, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LONG", 10.0)
+    monkeypatch.setattr(progress, "time", clock := Clock())
+    with progress_bar("convergence", 40) as advance:
+        for _ in range(40):
+            clock.now += each
+            advance("a method")
+    assert capsys.readouterr().err.strip() == said
+
+
+def test_durations_in_words():
+    assert [duration(s) for s in (11, 88, 95, 3600, 7200)] == ["10 s", "90 s", "2 minutes", "60 minutes", "2 hours"]

@@ -1,0 +1,70 @@
+"""Every command's result is as its documented JSON schema says, and the documents are those that the classes give."""
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from ctrans.cli import COMMANDS
+from ctrans.cli.schemas import FINDINGS, RESULTS, as_text, schema
+from ctrans.model.checkpoint import save
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.report.schema import schema_of
+from ctrans.stability.screening.screen import STEPS
+from tests.cli.test_commands import run, strict
+
+DOCUMENTS = Path(__file__).parents[2] / "docs" / "schemas"
+SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]
+RUNS = {
+    "simulate": [["simulate", "--placement", "pre", "--placement", "peri", *SMALL]],
+    "convergence": [["convergence", "--limit", "substeps", "--method", "heun", "--placement", "peri"]],
+    "hjb-check": [
+        ["hjb-check", "--norm", "layernorm", "--placement", "pre", "--placement", "peri", "--placement", "post", *SMALL],
+        ["hjb-check", "--norm", "rmsnorm", "--placement", "pre", "--placement", "peri", "--last-map-decay", "0.1", *SMALL],
+    ],
+    "control": [["control", "--placement", "pre", "--placement", "peri", *SMALL], ["control", "--checkpoint", "DYING"]],
+    "diagnose": [["diagnose", "--checkpoint", "DYING", "--seeds", "2"], ["diagnose", "--weight-decay", "1e-9", *SMALL]],
+    "screen": [["screen", "--quick", *SMALL], ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"]],
+    "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
+    "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
+    "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    model = GPT(GPTConfig(depth=1, width=16, heads=2, context=12, placement="post", embedding_std=0.2, initialisation="xavier"))
+    model.depth.sublayers[1].state_norm.weight.data[5] = 4.8e-33
+    place = tmp_path_factory.mktemp("schemas")
+    save(model, place / "model")
+    return {"DYING": str(place / "model"), "RUN": str(place / "run")}
+
+
+def test_every_command_and_step_has_one():
+    assert FINDINGS.keys() == COMMANDS.keys() == RUNS.keys()
+    assert RESULTS.keys() == STEPS.keys()
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_result_is_as_its_schema_says(name, places):
+    checker = jsonschema.Draft202012Validator(schema(name))
+    checker.check_schema(schema(name))
+    for args in RUNS[name]:
+        result = run(*(places.get(arg, arg) for arg in args), "--json", "-")
+        assert result.exit_code == 0, result.output
+        found = strict(result.stdout)
+        checker.validate(found)
+        with pytest.raises(jsonschema.ValidationError):
+            checker.validate({**found, "more": 1})
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_the_document_is_the_schema(name):
+    assert (DOCUMENTS / f"{name}.json").read_text() == as_text(name), "python -m ctrans.cli.schemas docs/schemas"
+    assert sorted(path.stem for path in DOCUMENTS.iterdir()) == sorted(FINDINGS)
+
+
+def test_a_field_that_json_cannot_hold_is_refused():
+    with pytest.raises(TypeError, match="no JSON schema"):
+        schema_of(bytes | Path)

@@ -1,0 +1,102 @@
+"""Tables on terminals of 80 and of 60 columns: no digit and no exponent is cut, and no column is lost."""
+
+import itertools
+import re
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from ctrans.placement import PLACEMENTS
+from ctrans.report.convergence_report import convergence_table
+from ctrans.report.fit import FURTHER, fitted, shown_rows
+from ctrans.verify.convergence import Convergence
+from tests.cli.test_commands import run
+
+SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]
+COMMANDS = {
+    "simulate": ["simulate", "--method", "tsit5", "--rtol", "1e-6", "--placement", "post", *SMALL],
+    "hjb-check": ["hjb-check", "--norm", "layernorm", "--placement", "none", "--placement", "peri", "--dt", "0.1", *SMALL],
+    "control": ["control", "--placement", "pre", "--placement", "peri", *SMALL],
+    "screen": ["screen", "--quick", *SMALL],
+    "screen, several": ["screen", "--quick", "--compare", "placement=pre,peri", *SMALL],
+    "diagnose": ["diagnose", "--weight-decay", "1e-9", "--placement", "pre", *SMALL],
+}
+
+
+def full_width(args, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    return run(*args, "--json", "/dev/null").stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_number_of_a_wide_terminal_is_on_a_narrow_one(name, monkeypatch):
+    changing = re.compile(r"\d+(\.\d+)? s\b|\d\.\d+$")  # times, which no two runs share
+    wide = _numbers(changing.sub("", full_width(COMMANDS[name], monkeypatch)))
+    for columns in (60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        result = run(*COMMANDS[name], "--json", "/dev/null")
+        assert result.exit_code == 0, result.output
+        page = result.stdout.partition("Written: ")[0]
+        assert max(map(len, page.splitlines())) <= columns
+        assert "…" not in page
+        missing = wide - _numbers(page)
+        assert not missing, missing
+
+
+def _numbers(page):
+    return set(re.findall(r"(?<![\w.])\d\.\d+e[+-]\d+(?!\d)", page))
+
+
+@pytest.mark.parametrize("width", [20, 30, 60])
+def test_columns_that_do_not_fit_go_on_below_with_the_first_again(width):
+    table = Table(title="numbers", caption="said once")
+    table.add_column("name", no_wrap=True)
+    for i in range(6):
+        table.add_column(f"c{i}", justify="right", no_wrap=True)
+    table.add_row("first", *(f"{i}.5e-10" for i in range(6)))
+    parts = fitted(table, width)
+    console = Console(width=width)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    page = capture.get()
+    assert all(f"{i}.5e-10" in page for i in range(6))
+    assert page.count("first") == len(parts)
+    assert [part.title for part in parts] == ["numbers"] + [f"numbers, {FURTHER}"] * (len(parts) - 1)
+    assert page.count("said once") == 1
+    assert "…" not in page
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_table_of_orders_names_each_method_and_placement_whole(width):
+    results = [
+        Convergence(limit, method, placement, (8, 16, 32, 64), (1 / 8, 1 / 16, 1 / 32, 1 / 64), 1)
+        for limit, method in (("substeps", "torchdiffeq:euler"), ("depth", "symmetric"))
+        for placement in PLACEMENTS
+    ]
+    console = Console(width=width)
+    with console.capture() as capture:
+        for part in fitted(convergence_table(results), width):
+            console.print(part)
+    page = capture.get()
+    assert all(word in page for word in ("substeps", "torchdiffeq:euler", "symmetric", "formal", *PLACEMENTS))
+    assert page.count("1.00") == len(results)
+    assert "…" not in page
+
+
+@pytest.mark.parametrize("count", [*range(1, 40), 49, 97, 193, 1001])
+@pytest.mark.parametrize("alternate", [False, True])
+def test_rows_are_all_or_evenly_spread_with_both_ends(count, alternate):
+    rows = shown_rows(count, 7, alternate=alternate)
+    assert (rows[0], rows[-1]) == (0, count - 1)
+    gaps = [b - a for a, b in itertools.pairwise(rows)]
+    assert len(set(gaps[:-1])) <= 1
+    assert not gaps or gaps[-1] <= gaps[0]
+    assert len(rows) <= 30
+    assert count > 14 or len(rows) == count
+    assert not alternate or not gaps or gaps[0] % 2 == 1
+
+
+def test_rows_of_a_model_of_twelve_blocks_have_one_step():
+    assert shown_rows(25, 7) == list(range(0, 25, 4))

@@ -1,0 +1,246 @@
+"""Every ailment is planted into a healthy model and has to be found where it was put; what is measured has an oracle of its own."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.stability.diagnosis.ailments import AILMENTS, SEVERITIES
+from ctrans.stability.diagnosis.diagnose import diagnose, merged
+from ctrans.stability.screening.quantities import QUANTITIES
+from ctrans.stability.screening.remedies import REMEDIES
+from solvers import ConfigError
+from tests.helpers import NAMES
+
+TINY = 4.8e-33
+
+
+def healthy(placement="peri", **changes):
+    settings = {"vocab_size": 11, "context": 12, "depth": 3, "width": 16, "heads": 2, "dt": 0.5, "initialisation": "xavier"}
+    config = GPTConfig(**{**settings, "embedding_std": 0.2, "placement": placement, **changes})
+    return GPT(config).double().requires_grad_(False)
+
+
+def text(seed=0):
+    windows = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(seed))
+    return windows[:, :-1], windows[:, 1:]
+
+
+def gain(placement, attribute, segment, channel, value):
+    model = healthy(placement)
+    getattr(model.depth.sublayers[segment], attribute).weight[channel] = value
+    return model
+
+
+def scaled(placement, change, **changes):
+    model = healthy(placement, **changes)
+    change(model)
+    return model
+
+
+def _of_all(rows):
+    def change(model):
+        rows(model.token_embedding.weight, model.position_embedding.weight)
+
+    return change
+
+
+class Shared(nn.Module):
+    """Logits of a matrix that embeds too, with nothing in between: token 0 is to say token 1, whose row is twice as long."""
+
+    def __init__(self):
+        super().__init__()
+        self.depth = healthy("none", width=4).depth
+        for part in self.depth.sublayers:
+            for weight in part.parameters():
+                weight.zero_()
+        first = torch.tensor([1.0, 0.5, -0.3, 0.2], dtype=torch.float64)
+        self.matrix = nn.Parameter(torch.stack([first, 2 * first, -first]), requires_grad=False)
+
+    def embed(self, tokens):
+        return self.matrix[tokens]
+
+    def head(self, x):
+        return x @ self.matrix.T
+
+
+def zero_block(model, block):
+    for part in model.depth.sublayers[2 * block : 2 * block + 2]:
+        part.field.last.weight.zero_()
+        part.field.last.bias.zero_()
+
+
+PLANTED = {
+    "not finite": (lambda: scaled("pre", lambda m: m.depth.sublayers[1].field.last.weight.fill_(math.nan)), "sublayers.1"),
+    "dead gain around the state": (lambda: gain("post", "state_norm", 3, 5, TINY), "block 1, FFN (segment 3)"),
+    "dead gain of an output norm": (lambda: gain("peri", "output_norm", 2, 5, 0.0), "block 1, attention (segment 2)"),
+    "dead gain of an input norm": (lambda: gain("pre", "input_norm", 2, 5, -1e-7), "block 1, attention (segment 2)"),
+    "dead gain outside the depth": (lambda: scaled("pre", lambda m: m.final_norm.weight[4:5].fill_(1e-9)), "final_norm"),
+    "dead norm": (lambda: scaled("peri", lambda m: m.depth.sublayers[5].output_norm.weight.mul_(1e-9)), "(segment 5)"),
+    "huge sensitivity": (lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e-6), p.mul_(1e-6))), eps=1e-20), "(segment 0)"),
+    "no sensitivity": (lambda: scaled("pre", lambda m: zero_block(m, 1)), "block 1"),
+    "saturated heads": (
+        lambda: scaled("pre", lambda m: m.depth.sublayers[2].field.matrices().__next__()[0].mul_(1e6)),
+        "block 1",
+    ),
+    "massive activation": (lambda: scaled("pre", _of_all(lambda e, p: p[7, 3].fill_(-1e4))), "the embedded text"),
+    "rank collapse": (
+        lambda: scaled("none", _of_all(lambda e, p: (e.copy_(e[:1].expand_as(e)), p.zero_()))),
+        "the embedded text",
+    ),
+    "unused block": (lambda: scaled("pre", lambda m: zero_block(m, 1)), "block 1 (segments 2 to 3)"),
+    "decay far below lam*": (lambda: healthy("pre"), "(segment"),
+    "grown output norm": (lambda: scaled("peri", lambda m: m.depth.sublayers[1].output_norm.weight.mul_(50)), "block 0, FFN"),
+    "logits adrift": (
+        lambda: scaled("pre", lambda m: (m.token_embedding.weight[:, 0].fill_(5.0), m.final_norm.bias[:1].fill_(20.0))),
+        "the head",
+    ),
+    "worse than guessing": (lambda: scaled("post", _of_all(lambda e, p: e.mul_(30))), "the head"),
+    "tied weights that fight": (Shared, "the tied matrix matrix"),
+}
+"""By ailment: a model that has it, and words of the place where it is."""
+
+
+def found(name, **options):
+    model, _ = PLANTED[name]
+    tokens, targets = text()
+    if name == "tied weights that fight":
+        tokens, targets = torch.zeros_like(tokens), torch.ones_like(targets)
+    return diagnose(model(), tokens, targets, weight_decay=1e-6, **options)
+
+
+@pytest.mark.parametrize("placement", NAMES)
+def test_a_healthy_model_says_so(placement):
+    diagnosis = diagnose(healthy(placement), *text())
+    assert diagnosis.healthy, diagnosis.symptoms
+    assert len(diagnosis.examined) >= 8
+
+
+def test_every_ailment_of_the_table_is_planted():
+    assert PLANTED.keys() == AILMENTS.keys()
+    assert all(ailment.severity in SEVERITIES for ailment in AILMENTS.values())
+    assert all(ailment.source and ailment.does and ailment.helps and ailment.limit for ailment in AILMENTS.values())
+
+
+@pytest.mark.parametrize("name", AILMENTS)
+def test_what_is_planted_is_found_at_its_place(name):
+    symptom = next(symptom for symptom in found(name).symptoms if symptom.ailment == name)
+    assert any(PLANTED[name][1] in reading.place for reading in symptom.readings), symptom.readings
+
+
+def test_the_dead_gain_comes_first_with_its_channel_and_figure():
+    diagnosis = found("dead gain around the state")
+    first = diagnosis.symptoms[0]
+    assert first.ailment == "dead gain around the state"
+    assert "|gamma| = 4.8e-33 in channel 5" in first.worst.said
+    assert "the norm around the state" in first.worst.place
+    assert "gamma[5] = 4.8e-33" in diagnosis.unknown["sensitivities"], "the ODE divides by the gain"
+    larger = diagnose(gain("post", "state_norm", 3, 5, 1e-9), *text()).symptoms
+    assert [s.ailment for s in larger] == ["dead gain around the state", "huge sensitivity"]
+
+
+def test_the_massive_entry_is_named_by_channel_and_token():
+    worst = next(s for s in found("massive activation").symptoms if s.ailment == "massive activation").worst
+    assert "channel 3 of token 7" in worst.said
+
+
+def test_a_state_that_is_not_finite_is_named_before_anything_else():
+    symptoms = found("not finite").symptoms
+    assert symptoms[0].ailment == "not finite"
+    assert any("block 0, FFN (segment 1)" in reading.place for reading in symptoms[0].readings)
+
+
+def test_symptoms_are_sorted_by_severity_then_by_how_far_outside():
+    model = gain("post", "state_norm", 3, 5, TINY)
+    model.depth.sublayers[1].state_norm.weight[2] = 1e-5
+    symptoms = diagnose(model, *text()).symptoms
+    assert [SEVERITIES.index(s.severity) for s in symptoms] == sorted(SEVERITIES.index(s.severity) for s in symptoms)
+    assert [reading.segment for reading in symptoms[0].readings] == [3, 1]
+
+
+def test_entropy_is_that_of_the_softmax_written_out():
+    model = healthy("pre")
+    tokens, targets = text()
+    sublayer = model.depth.sublayers[0]
+    u, heads = sublayer.input_norm(model.embed(tokens)), list(sublayer.field.head_matrices())
+    entropies = []
+    for head in heads:
+        scores = (u @ head.query.T + head.query_offset) @ (u @ head.key.T).mT / math.sqrt(len(head.query))
+        rows = scores.masked_fill(torch.ones(12, 12).triu(1).bool(), -math.inf).softmax(-1)
+        entropies.append(-(rows * rows.clamp_min(1e-300).log()).sum(-1)[:, 1:].mean())
+    reading = diagnose(model, tokens, targets).readings["least entropy of a head"][0]
+    assert reading.value == pytest.approx(float(min(entropies)), rel=1e-12)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_what_a_block_does_is_the_difference_to_the_state_without_it(placement):
+    model, (tokens, targets) = healthy(placement), text()
+    readings, x = diagnose(model, tokens, targets).readings["block moves"], model.embed(tokens)
+    for block, reading in enumerate(readings):
+        y = x
+        for part in model.depth.sublayers[2 * block : 2 * block + 2]:
+            x = part.step(x, 0.5)
+            y = y if part.state_norm is None else part.state_norm(y)
+        shares = sorted(float((a - b).norm() / a.norm()) for a, b in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True))
+        assert shares[11] - 1e-12 <= reading.value <= shares[12] + 1e-12
+
+
+def test_the_cosine_of_tied_gradients_is_that_of_two_matrices_of_their_own():
+    model, (tokens, targets) = healthy("pre"), text()
+    embedding, head = (model.token_embedding.weight.clone().requires_grad_() for _ in range(2))
+    x = model.depth(embedding[tokens] + model.position_embedding.weight[: tokens.shape[1]])
+    loss = F.cross_entropy(F.linear(model.final_norm(x), head).flatten(0, 1), targets.flatten())
+    through, last = torch.autograd.grad(loss, [embedding, head])
+    rows = tokens.unique()
+    wanted = float(F.cosine_similarity(through[rows].flatten(), last[rows].flatten(), dim=0))
+    (reading,) = diagnose(model, tokens, targets).readings["cosine of tied gradients"]
+    assert reading.value == pytest.approx(wanted, rel=1e-9)
+
+
+def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
+    diagnosis = diagnose(gain("post", "state_norm", 3, 5, 1e-9), text()[0])
+    assert diagnosis.symptoms[0].ailment == "dead gain around the state"
+    assert set(diagnosis.unknown) == {"logits and loss", "costates", "tied weights"}
+    assert "no targets were given" in diagnosis.unknown["costates"]
+
+
+def test_several_texts_give_how_often_it_was_seen_and_how_it_varies():
+    model = scaled("post", _of_all(lambda e, p: e.mul_(30)))
+    several = [diagnose(model, *text(seed)) for seed in range(3)]
+    symptom = next(s for s in merged(several).symptoms if s.ailment == "worse than guessing")
+    each = [d.readings["loss over guessing"][0].value for d in several]
+    assert symptom.values == each
+    assert (symptom.seen, symptom.texts) == (sum(value > 1 for value in each), 3)
+    assert symptom.deviation == pytest.approx(float(torch.tensor(each).std()), rel=1e-6)
+    assert merged([diagnose(healthy(), *text(seed)) for seed in range(2)]).healthy
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+def test_a_decay_that_is_none_is_refused(wrong):
+    with pytest.raises(ConfigError, match="weight_decay"):
+        diagnose(healthy(), *text(), weight_decay=wrong)
+
+
+def test_a_norm_of_another_library_outside_of_the_depth_is_read_by_what_it_computes():
+    class OneAboveRMSNorm(nn.Module):  # as Gemma's: the gain is 1 + weight, so that a weight of 0 is alive and one of -1 dead
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(16, dtype=torch.float64))
+            self.weight.data[9] = -1
+
+        def forward(self, x):
+            return (1 + self.weight) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+    model = healthy("pre")
+    model.final_norm = OneAboveRMSNorm()
+    (symptom,) = diagnose(model, *text()).symptoms
+    assert (symptom.ailment, "channel 9;" in symptom.worst.said) == ("dead gain outside the depth", True)
+
+
+def test_every_word_for_outside_of_limits_has_a_remedy():
+    words = {word for quantity in QUANTITIES.values() for word in (quantity.below, quantity.above) if word}
+    assert words == REMEDIES.keys()
