@@ -5,7 +5,7 @@
 
 from solvers.adjoint import Adjoint, AdjointError
 from solvers.checkpoint import Checkpoint
-from solvers.controller import CONTROLLERS, PI, Cautious, Controller
+from solvers.controller import CONTROLLERS, PI, PID, Cautious, Controller
 from solvers.error_norm import NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.event import Event
@@ -31,6 +31,7 @@ __all__ = [
     "METHODS",
     "NORMS",
     "PI",
+    "PID",
     "Adjoint",
     "AdjointError",
     "Cautious",

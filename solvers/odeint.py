@@ -22,6 +22,7 @@ from solvers.method import Method
 from solvers.methods import METHODS
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Segment
+from solvers.solution import Solution
 from solvers.solve import solve
 from solvers.tableau import RK4_38
 from solvers.torchdiffeq_methods import NAMES
@@ -34,8 +35,9 @@ ITS_METHODS: dict[str, Method] = {
 }
 """Its names of methods that are ours too. The rest of `NAMES` is left to it whole: a multistep method has a past, which would end
 with every call."""
+BOUNDS = ("first_step", "min_step", "max_step")
 RULE = {"safety": "safety", "ifactor": "grow", "dfactor": "shrink"}
-ADAPTIVE = ("norm", "first_step", "max_step", "max_num_steps", "dtype", "step_t", "jump_t", *RULE)
+ADAPTIVE = ("norm", "max_num_steps", "dtype", "step_t", "jump_t", *BOUNDS, *RULE)
 FIXED = ("norm", "step_size", "grid_constructor", "interp", "perturb")
 
 Func = Callable[[Tensor, Any], Any]
@@ -55,18 +57,19 @@ def odeint(
 ) -> Any:
     """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may ascend or descend.
 
-    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place; methods that only torchdiffeq has (dopri8, the Adams ones, ..) are
-    run by it. y0 may be a tuple of tensors, and so is then func's value and
-    the result. Gradients reach y0, t and whatever func depends on. Adaptive methods step as they like and interpolate; fixed ones step
-    from time to time, or by `step_size`.
+    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. y0 may be a tuple of tensors, and so is then func's value and
+    the result. Gradients reach y0, t and whatever func depends on. Methods that only torchdiffeq has (dopri8, fehlberg2, the Adams
+    ones, scipy_solver) are run by it whole, with what it accepts, refuses and warns of; all that follows is of the methods that are ours,
+    `ITS_METHODS`. Adaptive ones step as they like and interpolate; fixed ones step from time to time, or by `step_size`.
 
-    `options`: norm, first_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size, grid_constructor, interp
-    ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that `dtype` and `perturb`
-    change nothing. An option that is none of these is warned of, as there.
+    `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size,
+    grid_constructor, interp ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that
+    `dtype` and `perturb` change nothing. An option that is none of these is warned of, as there.
 
     Different from there: `gradient` is a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); a relative tolerance below what y0's
     type resolves is raised to that; what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice
-    instead of an assertion. Tolerances by entry, `min_step` (which takes steps whose error is too large) and complex states are refused.
+    instead of an assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of. Tolerances by entry and
+    complex states are refused.
 
     With `event_fn(t, y)` the result is (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
     another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
@@ -83,8 +86,6 @@ def odeint(
         raise unknown("method", method, {*ITS_METHODS, *NAMES})
     asked = dict(options or {})
     known = ADAPTIVE if chosen.adaptive else FIXED
-    if "min_step" in asked:
-        raise ConfigError("min_step takes steps whose error is too large: raise the tolerances, or use a method of fixed steps")
     if strange := sorted(set(asked) - set(known)):
         warnings.warn(f"odeint: unexpected options {strange} for method {method!r}; it knows {', '.join(known)}", stacklevel=2)
     shapes = None if isinstance(y0, Tensor) else [part.shape for part in y0]
@@ -140,7 +141,8 @@ def _request(
         "atol": _number("atol", tolerances[1]),
         "norm": _norm(asked.get("norm"), shapes),
         "max_steps": int(asked.get("max_num_steps", 2**31 - 1)),
-        **{name: float(asked[name]) for name in ("first_step", "max_step") if asked.get(name) is not None},
+        # its defaults, 0 and inf, are no bounds
+        **{name: float(asked[name]) for name in BOUNDS if asked.get(name) not in (None, 0, math.inf)},
     }
 
 
@@ -177,7 +179,7 @@ def _until(
         request = {"steps": 2**20}
         ends = [start, start + math.copysign(2**20 * size, other - start)]
     segments = [Segment(a, b, field) for a, b in pairwise(ends)]
-    solution = solve(segments, y0, method=method, gradient=gradient, events=event, **request)
+    solution = _solved(segments, y0, method=method, gradient=gradient, events=event, **request)
     if solution.event_time is None:
         raise SolveError(
             f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or the direction of t", solution
@@ -195,10 +197,18 @@ def _adaptive(
     ends = sorted({times[0], times[-1], *inside, *([] if dense else times)}, reverse=times[0] > times[-1])
     segments = [Segment(a, b, field) for a, b in pairwise(ends)]
     if dense:
-        return torch.stack(solve(segments, y0, times=times, **request).states)
-    found = solve(segments, y0, save="segments", **request)
+        return torch.stack(_solved(segments, y0, times=times, **request).states)
+    found = _solved(segments, y0, save="segments", **request)
     states = dict(zip(found.times, found.states, strict=True))
     return torch.stack([states[time] for time in times])
+
+
+def _solved(segments: Sequence[Segment], y0: Tensor, **request: Any) -> Solution:
+    """The solution, whose warnings are Python's."""
+    solution = solve(segments, y0, **request)
+    for words in solution.warnings:
+        warnings.warn(f"odeint: {words}", stacklevel=4)
+    return solution
 
 
 def _fixed(method: Method, field: Field, y0: Tensor, t: Tensor, asked: dict[str, Any], gradient: str | Gradient) -> Tensor:

@@ -141,7 +141,7 @@ class RungeKutta:
         first = run.velocity(segment, t, x)
         if run.step_size is None:
             start = run.first_step or self._initial_step(segment, t, t1, x, first, run)
-            run.step_size = StepSize(self.controller, self.tableau.error_order, start, longest=run.max_step)
+            run.step_size = StepSize(self.controller, self.tableau.error_order, start, run.min_step, run.max_step)
         steps, error = 0, 0.0
         while t != t1:
             size, last = run.step_size.propose(abs(t1 - t))
@@ -161,11 +161,15 @@ class RungeKutta:
             increment = weighted(h, self.tableau.b, stages)
             x1 = x + increment
             error = self._error(x, x1, h, weights, stages, run)
-            following = finish(step, x, increment) if finish is not None and error <= 1 else x1
+            good = run.step_size.allows(size, error)
+            following = finish(step, x, increment) if finish is not None and good else x1
             if not run.step_size.judge(size, math.inf if following is None else error):
                 run.stats.rejected += 1
+                if size <= run.min_step and not math.isfinite(error):
+                    raise Stopped(Status.NON_FINITE, t, x)
                 continue
             assert following is not None, "refused, it is rejected"
+            run.stats.forced += error > 1
             run.trace.append(step)
             seen = self._seen(step, x, x1, stages) if run.observers else None
             before, x = x, run.accept(segment, end, following, seen) if finish is None else following

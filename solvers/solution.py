@@ -40,11 +40,15 @@ ADVICE: dict[Status, str] = {
 
 @dataclasses.dataclass
 class Stats:
-    """What a solve cost: field evaluations, accepted and rejected steps."""
+    """What a solve cost: field evaluations, accepted and rejected steps; and what is to be known of its accuracy.
+
+    `forced` of the accepted steps have a larger error than the tolerances allow, since `min_step` let none be shorter.
+    """
 
     evaluations: int = 0
     accepted: int = 0
     rejected: int = 0
+    forced: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,17 @@ class Solution:
     time: float | None = None
     event: int | None = None
     event_time: Tensor | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is to be known of a solve that got to its end, a sentence each."""
+        found = []
+        if self.stats.forced:
+            found.append(
+                f"{self.stats.forced} of {self.stats.accepted} steps have an error above the tolerance, since min_step allowed none "
+                "shorter: lower it, or raise rtol and atol"
+            )
+        return tuple(found)
 
     @property
     def message(self) -> str:

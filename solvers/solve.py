@@ -43,6 +43,7 @@ def solve(
     throw: bool = True,
     norm: str | Norm = "rms",
     first_step: float | None = None,
+    min_step: float | None = None,
     max_step: float | None = None,
     max_steps: int = 10_000,
     progress: Progress | None = None,
@@ -53,7 +54,8 @@ def solve(
     switches. `method` is a name of `METHODS` or a method object. Fixed-step methods take `steps` per segment; adaptive ones take
     `rtol` and `atol` (1e-6 and 1e-8 if not given), with the norm of error/(atol + rtol*abs(x)) kept below 1 in every step (`norm`
     is a name of `NORMS`, as "token" or "max" where few entries move, or a function of a tensor), and at most `max_steps` attempts
-    per segment; where given, the first is of size `first_step`, and none above `max_step`.
+    per segment; where given, the first is of size `first_step`, none above `max_step`, and none is tried below `min_step`: one that
+    short is taken whatever its error, and counted as `stats.forced`.
 
     `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is differentiated. `save` says
     which states the solution holds, or `times` at which it does, by the method's own interpolation inside its steps: their number
@@ -75,7 +77,7 @@ def solve(
     if save not in SAVE:
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
-    bounds = check_bounds(chosen, first_step, max_step)
+    bounds = check_bounds(chosen, first_step, min_step, max_step)
     kind = get_gradient(gradient)
     kind.check(chosen, segments)
     wanted = [] if times is None else check_times(times, segments, chosen, kind)

@@ -225,7 +225,7 @@ def test_options_do_what_they_say():
         (lambda t, y: odeint(lambda t, y: y, (y, y.double()), t), "several types"),
         (lambda t, y: odeint(lambda t, y: y, y.long(), t), "floating type"),
         (lambda t, y: odeint(lambda t, y: y, y, t, rtol=torch.ones(2)), "one number for all entries"),
-        (lambda t, y: odeint(lambda t, y: y, y, t, options={"min_step": 0.1}), "min_step takes steps"),
+        (lambda t, y: odeint(lambda t, y: y, y, t, options={"min_step": -0.1}), "min_step = -0.1"),
         (lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 0}), "step_size = 0.0"),
         (
             lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 1, "grid_constructor": max}),
@@ -239,6 +239,22 @@ def test_what_cannot_be_done_is_named(call, words, monkeypatch):
     monkeypatch.setattr(module, "solve", unchecked(module.solve))
     with pytest.raises(ConfigError, match=words):
         call(torch.tensor([0.0, 1.0]), torch.ones(2))
+
+
+@pytest.mark.parametrize("method", ["dopri5", "bosh3", "adaptive_heun"])
+def test_steps_that_min_step_forces_are_theirs_and_warned_of(method):
+    # first, shortest and longest steps of one size leave only one way to go
+    t, y0 = torch.linspace(0, 2, 5, dtype=torch.float64), torch.tensor([1.0, -0.5], dtype=torch.float64)
+    options = {"first_step": 0.25, "min_step": 0.25, "max_step": 0.25}
+    request = {"method": method, "rtol": 1e-9, "atol": 1e-9, "options": options}
+    with pytest.warns(UserWarning, match="8 of 8 steps have an error above the tolerance"):
+        ours = odeint(lambda t, y: torch.cos(t) - y**3, y0, t, **request)
+    theirs = torchdiffeq.odeint(lambda t, y: torch.cos(t) - y**3, y0, t, **request)
+    # between steps its interpolant is another; these times are steps' ends
+    assert torch.allclose(ours, theirs, rtol=1e-12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        odeint(lambda t, y: -y, y0, t, method=method, rtol=1e-3, options={"min_step": 0.0, "max_step": math.inf})
 
 
 @pytest.mark.parametrize("method", sorted(set(NAMES) - set(ITS_METHODS)))
