@@ -17,6 +17,7 @@ from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
 from solvers.segment import Segment
 from solvers.solution import Stats, Status
+from solvers.stiffness import Stiffness
 
 Save = Literal["ends", "segments", "steps"]
 
@@ -98,6 +99,7 @@ class Run:
     controlled: tuple[int, ...] | None = None
     stats: Stats = dataclasses.field(default_factory=Stats)
     step_size: StepSize | None = None
+    stiffness: Stiffness = dataclasses.field(default_factory=Stiffness)
     partner: Tensor | None = None
     apart: Tensor | None = None
     wanted: Sequence[float] = ()

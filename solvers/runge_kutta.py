@@ -18,6 +18,7 @@ from solvers.reversible_scheme import Finish, ReversibleScheme
 from solvers.run import Accepted, Run, Step, Stopped, finite, representable
 from solvers.segment import Segment
 from solvers.solution import Status
+from solvers.stiffness import STARTED
 from solvers.tableau import Tableau
 
 SHORTEST = 1e-150
@@ -170,6 +171,8 @@ class RungeKutta:
                 continue
             assert following is not None, "refused, it is rejected"
             run.stats.forced += error > 1
+            if run.stats.accepted >= STARTED and run.stats.stiff_at is None:
+                self._look(step, stages, run)
             run.trace.append(step)
             seen = self._seen(step, x, x1, stages) if run.observers else None
             before, x = x, run.accept(segment, end, following, seen) if finish is None else following
@@ -197,6 +200,14 @@ class RungeKutta:
     ) -> float:
         error, *coarse = (run.size(weighted(h, row, stages), x, x1) for row in weights)
         return error * error / math.hypot(error, 0.1 * coarse[0]) if coarse and error else error
+
+    @torch.no_grad()
+    def _look(self, step: Step, stages: Sequence[Tensor], run: Run) -> None:
+        """Notes in the statistics where steps are found to be as long as stability lets them be."""
+        moved = torch.linalg.vector_norm(weighted(step.h, self.tableau.last_difference, stages))
+        product = abs(step.h) * float(torch.linalg.vector_norm(stages[-1] - stages[-2]) / moved)
+        if run.stiffness.found(product, self.tableau.stability_interval):
+            run.stats.stiff_at = step.start
 
     @torch.no_grad()
     def _initial_step(self, segment: Segment, t: float, t1: float, x: Tensor, first: Tensor, run: Run) -> float:

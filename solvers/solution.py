@@ -42,13 +42,15 @@ ADVICE: dict[Status, str] = {
 class Stats:
     """What a solve cost: field evaluations, accepted and rejected steps; and what is to be known of its accuracy.
 
-    `forced` of the accepted steps have a larger error than the tolerances allow, since `min_step` let none be shorter.
+    `forced` of the accepted steps have a larger error than the tolerances allow, since `min_step` let none be shorter. `stiff_at` is the
+    time from which stability and not accuracy bounds the steps of an explicit adaptive method (`solvers.stiffness`), or None.
     """
 
     evaluations: int = 0
     accepted: int = 0
     rejected: int = 0
     forced: int = 0
+    stiff_at: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Solution:
             found.append(
                 f"{self.stats.forced} of {self.stats.accepted} steps have an error above the tolerance, since min_step allowed none "
                 "shorter: lower it, or raise rtol and atol"
+            )
+        if self.stats.stiff_at is not None:
+            found.append(
+                f"from t = {self.stats.stiff_at:.6g} on stability and not accuracy bounds the steps of this explicit method, of which "
+                f"it took {self.stats.accepted + self.stats.rejected}: the field is stiff there, and an implicit method takes fewer"
             )
         return tuple(found)
 

@@ -89,6 +89,28 @@ class Tableau:
         fine = self.embedded_order + 1
         return fine if self.coarse is None else 2 * fine - (self.coarse_order + 1)
 
+    @functools.cached_property
+    def stability_interval(self) -> float:
+        """The largest z for which |R| <= 1 on [-z, 0], R(w) = 1 + sum_k w^k b'A^(k-1)1: as far as steps of x' = -a x may go, h a <= z."""
+        powers, values = [1.0], [1.0] * len(self.b)
+        for _ in self.b:
+            powers.append(sum(b * value for b, value in zip(self.b, values, strict=True)))
+            values = [sum(a * value for a, value in zip(row, values, strict=False)) for row in self.a]
+        fine = 1000
+        for k in range(1, 100 * fine):
+            value = 0.0
+            for power in reversed(powers):
+                value = power - k / fine * value
+            if abs(value) > 1 + 1e-9:
+                return (k - 1) / fine
+        raise AssertionError("the polynomial of an explicit method leaves the unit disc")
+
+    @functools.cached_property
+    def last_difference(self) -> tuple[float, ...]:
+        """x_s - x_(s-1) of the last two stages, over h, as weights of the stages."""
+        last, before = self.a[-1], (*self.a[-2], 0.0)
+        return tuple(a - b for a, b in zip(last, before, strict=True))
+
     @property
     def reuses_last_stage(self) -> bool:
         """Whether the last stage is the field at the step's result ("first same as last")."""
