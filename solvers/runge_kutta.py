@@ -1,4 +1,4 @@
-"""Explicit Runge-Kutta methods over one segment, with fixed or adaptive steps."""
+"""Runge-Kutta methods over one segment, with fixed or adaptive steps."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
+from solvers.implicit import NotSolved, implicit_stage
 from solvers.reversible_scheme import Finish, ReversibleScheme
 from solvers.run import Accepted, Run, Step, Stopped, finite, representable
 from solvers.segment import Segment
@@ -23,6 +24,8 @@ from solvers.tableau import Tableau
 
 SHORTEST = 1e-150
 """A step this short does not advance the time even at t = 0."""
+UNSOLVED = 20
+"""So many attempts in a row, each shorter, may leave an implicit stage unsolved: together they shorten the step by 1e14."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,11 @@ class RungeKutta:
     def dense(self) -> bool:
         """Whether it knows the states inside its steps."""
         return bool(self.tableau.dense)
+
+    @property
+    def implicit(self) -> bool:
+        """Whether its stages are found by Newton's method."""
+        return self.tableau.gamma > 0
 
     shows_steps = True
 
@@ -143,7 +151,7 @@ class RungeKutta:
         if run.step_size is None:
             start = run.first_step or self._initial_step(segment, t, t1, x, first, run)
             run.step_size = StepSize(self.controller, self.tableau.error_order, start, run.min_step, run.max_step)
-        steps, error = 0, 0.0
+        steps, unsolved, error = 0, 0, 0.0
         while t != t1:
             size, last = run.step_size.propose(abs(t1 - t))
             h = direction * size
@@ -158,7 +166,15 @@ class RungeKutta:
                 raise Stopped(Status.TOO_MANY_STEPS, t, x)
             steps += 1
             step = Step(segment, t, end, h)
-            stages = self._stages(*step, x, run, first, len(self.tableau.b))
+            try:
+                stages = self._stages(*step, x, run, first, len(self.tableau.b))
+            except Stopped:
+                run.stats.rejected, unsolved = run.stats.rejected + 1, unsolved + 1
+                if unsolved == UNSOLVED or size <= run.min_step:
+                    raise
+                run.step_size.judge(size, math.inf)
+                continue
+            unsolved = 0
             increment = weighted(h, self.tableau.b, stages)
             x1 = x + increment
             error = self._error(x, x1, h, weights, stages, run)
@@ -171,7 +187,7 @@ class RungeKutta:
                 continue
             assert following is not None, "refused, it is rejected"
             run.stats.forced += error > 1
-            if run.stats.accepted >= STARTED and run.stats.stiff_at is None:
+            if run.stats.accepted >= STARTED and run.stats.stiff_at is None and not self.implicit:
                 self._look(step, stages, run)
             run.trace.append(step)
             seen = self._seen(step, x, x1, stages) if run.observers else None
@@ -188,10 +204,20 @@ class RungeKutta:
         self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run, first: Tensor | None, used: int
     ) -> list[Tensor]:
         stages = [run.velocity(segment, start, x) if first is None else first]
+        near = x
         for i in range(1, used):
             node = self.tableau.c[i]
             t = end if node == 1 else start + node * (end - start)
-            stages.append(run.velocity(segment, t, x + weighted(h, self.tableau.a[i], stages)))
+            base = x + weighted(h, self.tableau.a[i], stages)
+            if not self.implicit:
+                stages.append(run.velocity(segment, t, base))
+                continue
+            try:
+                stages.append(implicit_stage(run, segment, t, base, h * self.tableau.gamma, near))
+            except NotSolved as failed:
+                raise Stopped(failed.status, start, x) from None
+            # the last slope would be a poor guess of the next one where slopes change by much
+            near = base + h * self.tableau.gamma * stages[-1]
         return stages
 
     @torch.no_grad()
