@@ -1,7 +1,7 @@
 """The stage of an implicit method: k = f(t, b + c k), solved by Newton's method with matrix-free GMRES.
 
 With y = b + c k a step of Newton's method solves (1 - c J) d = b + c f(t, y) - y, J = df/dx, and GMRES (Saad and Schultz 1986) asks for
-products J v only: forward mode gives them, one evaluation each, and no matrix is made.
+products J v only: no matrix is made. They come from the graph of one evaluation, so that fields must be differentiable twice.
 
 **Derivatives** are those of the equation, by the implicit function theorem: dk = (1 - c J)^-1 (J db + df) for a change df of the field.
 What k is computed from gets w = (1 - c J')^-1 dL/dk through one evaluation of the field, w by GMRES on the graph of another; memory and
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solvers.errors import ConfigError, SolveError
@@ -30,7 +31,7 @@ ITERATIONS = 12
 """Newton's method that needs more is taken to fail: a shorter step starts nearer."""
 ACCURACY = 1e-3
 """What part of the tolerances the last correction may be; what is left is the square of it, or `FORCED` times it."""
-FORCED = 1e-3
+FORCED = 1e-5
 """What part of the residual GMRES may leave in an iteration."""
 KRYLOV, RESTARTS = 40, 3
 
@@ -58,33 +59,54 @@ def implicit_stage(run: Run, segment: Segment, t: float, base: Tensor, c: float,
 
 def _newton(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Tensor) -> Tensor:
     """y = base + c f(t, y)."""
-
-    def field(x: Tensor) -> Tensor:
-        return run.velocity(segment, t, x).to(base.dtype)
-
-    def product(v: Tensor) -> Tensor:
-        """(1 - c J) v, in units of the tolerances, in which entries of all sizes count alike."""
-        v = scale * v
-        with sdpa_kernel(SDPBackend.MATH):  # a fused attention has no forward mode
-            along = torch.func.jvp(field, (y,), (v,))[1]
-        return cast(Tensor, (v - c * along) / scale)
-
+    around = y.abs()
     for _ in range(ITERATIONS):
-        residual = base + c * field(y) - y
+        velocity, jacobian = _linearised(run, segment, t, y)
+        residual = base + c * velocity - y
         if not finite(residual):
             raise NotSolved(Status.NON_FINITE)
-        scale = run.atol + run.rtol * torch.maximum(y.abs(), base.abs())
+        # in units of the tolerances entries of all sizes count alike
+        scale = run.atol + run.rtol * torch.maximum(y.abs(), around)
         size = float(torch.linalg.vector_norm(residual / scale)) / math.sqrt(y.numel())
-        step, left = gmres(product, residual / scale, FORCED)
+        step, left = gmres(partial(_newtons, jacobian, c, scale), residual / scale, FORCED)
         step = scale * step
         y = y + step
         # (1 - c J)^-1 makes nothing much larger where the field is stiff: what is left of the residual bounds what is left to go
         if left * size <= ACCURACY and run.size(step, y) <= ACCURACY:
             return y
         # at rounding it gets no smaller
-        if bool((step.abs() <= 8 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), base.abs())).all()):
+        if bool((step.abs() <= 8 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), around)).all()):
             return y
     raise NotSolved(Status.NOT_SOLVED)
+
+
+def _newtons(jacobian: Linear, c: float, scale: Tensor, v: Tensor) -> Tensor:
+    """(1 - c J) v, both in units of the scale."""
+    v = scale * v
+    return (v - c * jacobian(v)) / scale
+
+
+def _linearised(run: Run, segment: Segment, t: float, y: Tensor) -> tuple[Tensor, Linear]:
+    """f(t, y) and v -> J v, which is the derivative of J' u by u along v: the field itself is evaluated once, however many products."""
+    # a fused attention is differentiated once only; nothing here is kept for a gradient, or thrown away to be computed again
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), saved_tensors_hooks(_as_it_is, _as_it_is):
+        inner, u = y.detach().requires_grad_(), torch.zeros_like(y).requires_grad_()
+        values = run.velocity(segment, t, inner).to(y.dtype)
+        back = None
+        if values.requires_grad:
+            (back,) = torch.autograd.grad(values, inner, u, create_graph=True, allow_unused=True)
+
+    def product(v: Tensor) -> Tensor:
+        along = None
+        if back is not None and back.requires_grad:
+            (along,) = torch.autograd.grad(back, u, v, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(v) if along is None else along
+
+    return values.detach(), product
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Tensor, k: Tensor) -> Tensor:
@@ -95,7 +117,9 @@ def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float
     inner = y.detach().requires_grad_()
     values = run.velocity(segment, t, inner).to(k.dtype)
 
-    def implicit(cotangent: Tensor) -> Tensor:
+    def implicit(cotangent: Tensor | None) -> Tensor | None:
+        if cotangent is None:
+            return None
         if torch.is_grad_enabled():
             raise ConfigError(
                 "second derivatives are not defined for implicit methods, whose stages are differentiated by the implicit function "
