@@ -244,14 +244,24 @@ class RungeKutta:
         scale = run.counted(run.atol + run.rtol * x.abs())
         size, slope = run.measure(run.counted(x) / scale), run.measure(run.counted(first) / scale)
         span = abs(t1 - t)
-        probe = min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
+        probe = probe_step(size, slope, span)
         h = math.copysign(probe, t1 - t)
         curvature = run.measure(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
-        largest = max(slope, curvature)
-        if not math.isfinite(largest):
-            return probe
-        guess = (1 / largest) ** (1 / self.order) if largest > 1e-15 else max(1e-6, 1e-3 * probe)
-        return min(100 * probe, guess, span)
+        return guessed_step(slope, curvature, probe, span, self.order)
+
+
+def probe_step(size: float, slope: float, span: float) -> float:
+    """A step so short that the second derivative can be seen, from the norms of x and x'."""
+    return min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
+
+
+def guessed_step(slope: float, curvature: float, probe: float, span: float, order: int) -> float:
+    """A first step from the norms of x' and x''."""
+    largest = max(slope, curvature)
+    if not math.isfinite(largest):
+        return probe
+    guess = (1 / largest) ** (1 / order) if largest > 1e-15 else max(1e-6, 1e-3 * probe)
+    return min(100 * probe, guess, span)
 
 
 def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:

@@ -117,8 +117,34 @@ def test_a_tuple_of_tensors_is_a_state():
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.shape == other.shape
             assert torch.allclose(mine, other, rtol=1e-7, atol=1e-7)
-    with pytest.raises(ConfigError, match="func returned Tensor for a tuple of 2"):
+    with pytest.raises(ConfigError, match="func returned Tensor for a state of 2 tensors"):
         odeint(lambda t, y: y[0], y0, t)
+
+
+@pytest.mark.parametrize("method", ["dopri5", "rk4", "tsit5"])
+def test_a_nested_state_is_its_tuple(method):
+    # a dictionary of a list, a tuple and a tensor, beside the tuple of the same tensors; an event and a norm meet the same structure
+    def of_tuple(t, y):
+        a, b, c = y
+        return -a * t, torch.cos(t) * b.flip(0) + a.sum(), 0.1 * c * b.sum()
+
+    def of_tree(t, y):
+        a, b, c = of_tuple(t, (y["first"][0], y["first"][1][0], y["second"]))
+        return {"first": [a, (b,)], "second": c}
+
+    y0 = torch.ones(2, 2).double().requires_grad_(), torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor(0.5).double()
+    nested = {"first": [y0[0], (y0[1],)], "second": y0[2]}
+    t = torch.linspace(0, 2, 5, dtype=torch.float64)
+    right, found = odeint(of_tuple, y0, t, method=method), odeint(of_tree, nested, t, method=method)
+    assert [key for key in found] == ["first", "second"]
+    assert isinstance(found["first"], list)
+    for mine, other in zip((found["first"][0], found["first"][1][0], found["second"]), right, strict=True):
+        assert torch.equal(mine, other)
+    ours, theirs = (torch.autograd.grad(end.sum(), y0[0])[0] for end in (found["second"], right[2]))
+    assert torch.equal(ours, theirs)
+    time, states = odeint(of_tree, nested, t[::4], method=method, event_fn=lambda t, y: y["second"] - 0.6, options={"step_size": 0.1} if method == "rk4" else None)
+    assert float(states["second"][-1]) == pytest.approx(0.6, abs=1e-6)
+    assert 0 < float(time) < 2
 
 
 @pytest.mark.parametrize("gradient", ["backprop", "adjoint", "checkpoint"])
@@ -221,7 +247,10 @@ def test_options_do_what_they_say():
         (lambda t, y: odeint(lambda t, y: y, y, t[None]), "floating tensor of one axis"),
         (lambda t, y: odeint(lambda t, y: y, y, t.long()), "floating tensor of one axis"),
         (lambda t, y: odeint(lambda t, y: y, y, [0, 1]), "t is list"),
-        (lambda t, y: odeint(lambda t, y: y, [y], t), "y0 is list"),
+        (lambda t, y: odeint(lambda t, y: y, [y, 3], t), "y0 is list"),
+        (lambda t, y: odeint(lambda t, y: y, {}, t), "y0 is dict"),
+        (lambda t, y: odeint(lambda t, y: (y["a"],), {"a": y}, t), "func returned tuple for a state of 1 tensors"),
+        (lambda t, y: odeint(lambda t, y: {"a": y["a"][0]}, {"a": y}, t), "func returned dict"),
         (lambda t, y: odeint(lambda t, y: y, (y, y.double()), t), "several types"),
         (lambda t, y: odeint(lambda t, y: y, y.long(), t), "floating type"),
         (lambda t, y: odeint(lambda t, y: y, y, t, rtol=torch.ones(2)), "one number for all entries"),
