@@ -60,9 +60,10 @@ def odeint(
     """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may ascend or descend.
 
     As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. y0 may be a tuple of tensors, and so is then func's value and
-    the result; or a list or dictionary, and these nested. Gradients reach y0, t and whatever func depends on. Methods that only torchdiffeq has (dopri8, fehlberg2, the Adams
-    ones, scipy_solver) are run by it whole, with what it accepts, refuses and warns of; all that follows is of the methods that are ours,
-    `ITS_METHODS`. Adaptive ones step as they like and interpolate; fixed ones step from time to time, or by `step_size`.
+    the result; here lists and dictionaries too, and all of these nested. Gradients reach y0, t and whatever func depends on. Methods that
+    only torchdiffeq has (dopri8, fehlberg2, the Adams ones, scipy_solver) are run by it whole, with what it accepts, refuses and warns of;
+    all that follows is of the methods that are ours, `ITS_METHODS`. Adaptive ones step as they like and interpolate; fixed ones step
+    from time to time, or by `step_size`.
 
     `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size,
     grid_constructor, interp ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that

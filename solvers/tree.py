@@ -32,7 +32,7 @@ class Tree:
     def parts(self, y: Tensor) -> Any:
         """The structure with its tensors' entries from the last axis of y; axes before it stay in front."""
         parts = torch.split(y, [math.prod(shape) for shape in self.shapes], dim=-1)
-        shaped = [part.reshape(*y.shape[:-1], *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        shaped = [part.reshape((*y.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
         return tree_unflatten(shaped, self.structure)
 
     @staticmethod
