@@ -129,7 +129,7 @@ def command(*words: str) -> tuple[dict[str, Any], str]:
 def screening(request: Request) -> list[str]:
     small = ["--depth", "2", "--width", "16", "--heads", "2", "--tokens", "8", "--batch", "1"] if request.rehearsal else []
     result, words = command("screen", "--quick", "--device", request.device, *small)
-    return [words, f"Ranking: {json.dumps(result['ranking'])}"]
+    return [words, f"Flags: {json.dumps({name: model['flags'] for name, model in result['models'].items()})}"]
 
 
 def streamed(request: Request) -> list[str]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth, check_count
-from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, get_norm, solve
+from solvers import METHODS, ConfigError, Gradient, Method, Norm, Segment, Solution, get_norm, solve
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
 from solvers.request import check_solver
@@ -27,7 +27,7 @@ class Scheme:
     model.
 
     `gradient` matters without a gradient too: `reversible` computes by a scheme of its own. Raises ConfigError when made for
-    names that are in no table and numbers that make no sense.
+    names that are in no table, numbers that make no sense, and a norm of the error for a method that estimates none.
     """
 
     method: str | Method = "euler"
@@ -44,6 +44,10 @@ class Scheme:
         self.check_numbers(torch.float64)
         get_gradient(self.gradient)
         get_norm(self.norm)
+        if self.norm != "rms" and not get_method(self.method).adaptive:
+            raise ConfigError(
+                f"method {self.method!r} has fixed steps and no error to take the norm {self.norm!r} of: use an adaptive method, as tsit5"
+            )
 
     @property
     def discrete(self) -> bool:

@@ -18,8 +18,6 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 Field = Callable[[Tensor, Tensor], Tensor]
-
-
 Clock = Callable[[Tensor], Tensor]
 
 

@@ -20,8 +20,8 @@ wait_passively()
 COMMANDS = {
     "simulate": "Run text through a seeded GPT and see hidden states move through depth.",
     "convergence": "Measure the order of every integration method on every placement.",
-    "hjb-check": "Certify whether training is a well-posed optimal-control problem.",
-    "control": "See by depth how far a model is from what the optimal control would do.",
+    "hjb-check": "Certify for each sublayer whether its Hamiltonian is finite, and under which bounds.",
+    "control": "See by depth what a model leaves of the maximum principle.",
     "screen": "Screen an architecture before training it: what it does, with limits on both sides.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",

@@ -168,13 +168,14 @@ class _Step:
                 f"the {self.sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it "
                 "`features(x)` and `last`, with field(x) = last(features(x))"
             )
-        prefixes = [name for name, module in self.sublayer.named_modules() if module is field.last]
-        if not prefixes:
+        # the same numbers, also where the model keeps them transposed
+        wanted = {(each.data_ptr(), each.numel()) for each in field.last.parameters()}
+        found = {name: value for name, value in self.parameters.items() if (value.data_ptr(), value.numel()) in wanted}
+        if len(found) < len(wanted):
             raise ConfigError(
-                f"the last linear map of {type(field).__name__} is a view of weights in another layout, whose gradient is not read here"
+                f"the last linear map of {type(field).__name__} is part of a larger parameter, whose gradient is not read apart"
             )
-        prefix = prefixes[0]
-        return {name: value for name, value in self.parameters.items() if name.startswith(f"{prefix}.")}
+        return found
 
     @property
     def radial(self) -> float:

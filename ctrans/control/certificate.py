@@ -194,7 +194,7 @@ def certify(
         grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
         return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
     best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
-    base, scale = admissible.base(P), admissible.scale(P)
+    scale = admissible.scale(P)
     still = bool(ties.all()) and not bool(admissible.gains_tie(P))
     velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
     summary = dataclasses.replace(
@@ -208,15 +208,31 @@ def certify(
     if last_map is None or bool(ties.all()):
         return summary
     moved = last_map.h.any(-1)
-    if not bool(moved.all()) and undefined_at_zero(admissible):
-        rest = certify(admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed)
-        names = ("weights", "growth", "gained", "gain_slope")
-        return dataclasses.replace(summary, **{name: getattr(rest, name) for name in names})
+    if bool(moved.all()) or not undefined_at_zero(admissible):
+        return _with_weights(summary, admissible, P, last_map, likely, pairs, generator)
+    rest = certify(admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed)
+    names = ("weights", "growth", "gained", "gain_slope")
+    return dataclasses.replace(summary, **{name: getattr(rest, name) for name in names})
+
+
+def _with_weights(
+    summary: Certificate,
+    admissible: Supremum,
+    P: Tensor,
+    last_map: Features,
+    likely: Tensor,
+    pairs: int,
+    generator: torch.Generator,
+) -> Certificate:
+    """The certificate of a finite H with what weights of the last map attain, within a bound on them, and with the gains too."""
+    chart, value, scale = admissible.chart(P), summary.hamiltonian, summary.scale
     weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
     if isinstance(admissible, NormImage):
         weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), scale))
     limit = value + math.sqrt(summary.eps) * (scale or 1.0)
-    grown = dataclasses.replace(growth(chart, last_map, best, generator, likely=likely, base=base), limit=limit)
+    best = admissible.maximizer(P)
+    found = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
+    grown = dataclasses.replace(found, limit=limit)
     summary = dataclasses.replace(summary, weights=weights, growth=grown)
     slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
     if slope is None or slope.lower == 0:

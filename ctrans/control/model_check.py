@@ -164,8 +164,8 @@ class ModelCheck:
 def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
     """The weakest evidence of some certificates; None where it does not apply.
 
-    `gap` is (H - best)/|H| of the ascent over velocities, `weights` of that over the last map's weights, `kkt` the residual of the
-    closed form's maximiser, `uniqueness` the distance between maximisers from different starts, `exponent` the k of value ~ R^k
+    `gap` is (H - best)/`scale` of the ascent over velocities, `weights` of that over the last map's weights, `kkt` the residual of
+    the closed form's maximiser, `uniqueness` the distance between maximisers from different starts, `exponent` the k of value ~ R^k
     that is farthest from what its verdict says, `gained` the same with gains trained too.
     """
     given = list(certificates)

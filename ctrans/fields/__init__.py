@@ -26,7 +26,7 @@ from ctrans.fields.protocols import (
     mixes_tokens,
     why_not,
 )
-from ctrans.fields.spectral_norm import norms_found_once, spectral_norm
+from ctrans.fields.spectral_norm import norm_of_product, norms_found_once, spectral_norm
 from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapSettings
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "check_map",
     "check_shape",
     "mixes_tokens",
+    "norm_of_product",
     "norms_found_once",
     "plain_attention",
     "spectral_norm",

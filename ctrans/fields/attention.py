@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ctrans.fields.protocols import HasPlainPath, HeadMatrices, Matrix, TokenBound
 from ctrans.fields.scale import scale_linear
-from ctrans.fields.spectral_norm import spectral_norm
+from ctrans.fields.spectral_norm import norm_of_product
 from ctrans.norm import RMSNorm
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -98,8 +98,7 @@ class Attention(nn.Module):
         """
         value, out = self.qkv.weight.detach().chunk(3)[2].double(), self.out.weight.detach().double()
         heads = zip(out.chunk(self.heads, dim=1), value.chunk(self.heads, dim=0), strict=True)
-        # |W_O W_V|_2 = |W_O L|_2 with L L' = W_V W_V', L as small as the head
-        gain = sum(spectral_norm(out @ torch.linalg.qr(value.T, mode="r").R.T) for out, value in heads)
+        gain = sum(norm_of_product(out, value) for out, value in heads)
         if self.qkv.bias is None:
             return TokenBound(gain, 0.0)
         offset = out @ self.qkv.bias.detach().chunk(3)[2].double() + self.out.bias.detach().double()

@@ -64,6 +64,17 @@ def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
     return found[key][1]
 
 
+def norm_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]) -> float:
+    """|A B|_2, as `spectral_norm` finds it, where A has few columns without a matrix of the product's size.
+
+    |A B|_2 = |A L|_2 with L L' = B B'; L, from B' = Q L', is as small as the inner dimension: a head's for O_h V_h.
+    """
+    a, b = left.detach().double(), right.detach().double()
+    if b.shape[0] < b.shape[1]:
+        b = torch.linalg.qr(b.T, mode="r").R.T
+    return spectral_norm(a @ b)
+
+
 def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
     """(1 + slack) mu >= |M|_2 with probability 1 - `FAILURE`, mu <= |M|_2 the norm of M on a block Krylov space.
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ctrans.fields import HeadMatrices, Matrix, TokenBound, spectral_norm
+from ctrans.fields import HeadMatrices, Matrix, TokenBound, norm_of_product, spectral_norm
 from ctrans.interop.attention_reading import AttentionReading, rows_of
 from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.module_chain import ModuleChain, acting
@@ -77,15 +77,14 @@ class AttentionWithValues(AttentionInModel):
         together. Where rows sum to 1, the offsets of values come through as sum_h O_h b_v,g = W_O b_V. Where part of a row is lost to
         a sink, each head's comes through in part: then the offset is sum_h |O_h b_v,g| + |b_o|.
         """
-        # |O V|_2 = |O L|_2 with L L' = V V', L as small as the head
-        factors = [torch.linalg.qr(value.detach().double().T, mode="r").R.T for value in self._groups(self._value)]
-        values = [spectral_norm(factor) for factor in factors]
+        groups = [value.detach().double() for value in self._groups(self._value)]
+        values = [spectral_norm(value) for value in groups]
         each, together, offsets = 0.0, 0.0, []
         bias = self.reading.value.bias(self.attention)
         biases = None if bias is None else bias.detach().double().chunk(self.reading.groups)
         for head, out in enumerate(self._out.detach().chunk(self.heads, dim=1)):
             group, out = self._group(head), out.double()
-            each += spectral_norm(out @ factors[group])
+            each += norm_of_product(out, groups[group])
             together += values[group] ** 2
             if biases is not None:
                 offsets.append(out @ biases[group])

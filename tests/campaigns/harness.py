@@ -5,6 +5,7 @@ import resource
 import time
 import traceback
 
+import hypothesis
 from click.testing import CliRunner
 
 from ctrans.cli import main
@@ -13,6 +14,25 @@ SECONDS, BYTES = 60, 4 << 30
 """No refusal takes longer, or more memory."""
 REFUSED = (1, 2)
 """How a request ends that makes no sense, or a computation that failed."""
+
+
+def draw_all(count, seed, strategy, check):
+    """`check` with so many draws of the strategy, the same ones for the same seed."""
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(drawn=strategy)
+    def each(drawn):
+        check(drawn)
+
+    each()
 
 
 class Runs:

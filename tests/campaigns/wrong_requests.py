@@ -4,10 +4,10 @@ import functools
 import importlib
 
 import click
-import hypothesis
 from hypothesis import strategies as st
 
 from ctrans.cli import COMMANDS
+from tests.campaigns.harness import draw_all
 
 LONG, HUGE = "n" * 300, "9" * 40
 ODD = ["", " ", "\udcff", "\ud800name", LONG, "name\nname", "a/b", "../x", "-", "\u202e", "all", "0", "nan", "[red]", "é" * 130]
@@ -77,18 +77,4 @@ def requests(draw):
 
 def campaign(count, seed, check):
     """So many requests, each given to `check`."""
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        derandomize=False,
-        phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(args=requests())
-    def ask_all(args):
-        check(args)
-
-    ask_all()
+    draw_all(count, seed, requests(), check)

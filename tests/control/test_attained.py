@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from ctrans.control.attained import attained
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
+from ctrans.interop import from_transformers
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from tests.helpers import learned, small_model, tokens
+from tests.interop.models import gpt2
 
 every = pytest.mark.parametrize("placement", PLACEMENTS)
 TEXT = tokens(2, 9)
@@ -183,3 +185,16 @@ def test_a_saddle_has_a_gap_though_its_first_order_condition_holds():
     assert sum(float(part.square().sum()) for part in sublayer.parameters()) == pytest.approx(before, rel=1e-12)
     assert gain == pytest.approx(spent / 2 * float(s[0]), rel=1e-12)
     assert 0 < gain <= found.shared_gap[0]
+
+
+def test_last_maps_that_a_library_keeps_transposed_are_read_where_they_are_trained():
+    """<P, r> of GPT-2's sublayers against <theta, dL/dtheta> by the library's own backward pass."""
+    library = gpt2().double().eval().requires_grad_(True)
+    text = tokens(2, 9) % library.config.vocab_size
+    logits = library(text[:, :-1]).logits
+    F.cross_entropy(logits.flatten(0, -2), text[:, 1:].flatten()).backward()
+    parts = [part.c_proj for block in library.transformer.h for part in (block.attn, block.mlp)]
+    radial = [sum(float((each * each.grad).sum()) for each in part.parameters()) for part in parts]
+    found = attained(from_transformers(library), text[:, :-1], text[:, 1:])
+    assert found.work == pytest.approx(radial, rel=1e-9, abs=1e-14)
+    assert max(found.identity) < 1e-13

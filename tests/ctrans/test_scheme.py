@@ -23,3 +23,8 @@ def test_the_largest_tokens_error_is_kept_below_the_tolerance_where_an_average_o
 def test_an_unknown_norm_is_refused_when_the_scheme_is_made():
     with pytest.raises(ConfigError, match="token"):
         Scheme("tsit5", norm="tokens")
+
+
+def test_a_norm_of_the_error_is_refused_for_a_method_that_estimates_none():
+    with pytest.raises(ConfigError, match=r"fixed steps.*'max'"):
+        Scheme("rk4", norm="max")

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ctrans.fields.spectral_norm import EXACT, SLACK, norms_found_once, spectral_norm, upper_bound
+from ctrans.fields.spectral_norm import EXACT, SLACK, norm_of_product, norms_found_once, spectral_norm, upper_bound
 
 MATRICES = {
     "gaussian": lambda g: torch.randn(300, 170, generator=g),
@@ -31,6 +32,32 @@ def test_large_matrices_get_the_bound_and_small_ones_their_norm():
     exact = float(torch.linalg.matrix_norm(m.double(), 2))
     assert exact < spectral_norm(m) <= (1 + SLACK) * exact
     assert spectral_norm(m[:, :EXACT]) == pytest.approx(float(torch.linalg.matrix_norm(m[:, :EXACT].double(), 2)), rel=1e-9)
+
+
+class Largest(TorchDispatchMode):
+    """How many entries the largest tensor has that is made inside."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple) else (made,):
+            self.entries = max(self.entries, each.numel() if isinstance(each, torch.Tensor) else 0)
+        return made
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(30, 4, 50), (30, 40, 20), (5, 40, 50), (20_000, 4, 20_000)])
+def test_the_norm_of_a_product_is_found_without_forming_it(rows, inner, columns):
+    drawn = torch.Generator().manual_seed(1)
+    rank = min(rows, inner, columns)
+    frames = [
+        torch.linalg.qr(torch.randn(n, rank, generator=drawn, dtype=torch.float64)).Q for n in (rows, inner, inner, columns)
+    ]
+    between, (s, t) = frames[1], torch.rand(2, rank, generator=drawn, dtype=torch.float64)
+    left, right = frames[0] @ s.diag() @ between.T, between @ t.diag() @ frames[3].T
+    with Largest() as largest:
+        assert norm_of_product(left, right) == pytest.approx(float((s * t).max()), rel=1e-8)
+    assert largest.entries <= max(left.numel(), right.numel())
 
 
 def test_a_matrix_that_is_not_finite_has_no_finite_norm():

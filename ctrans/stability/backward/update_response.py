@@ -14,7 +14,7 @@ from ctrans.depth import Depth
 from ctrans.fields import plain_attention
 from ctrans.stability.backward.parameter_gradients import requiring_gradients, used_weights
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, StepGraphs
-from ctrans.stability.backward.singular_values import second_derivatives
+from ctrans.stability.backward.singular_values import Linearisation, second_derivatives
 from ctrans.walk import Instrument, Passage, PassageBack, Turn
 from solvers import ConfigError, SolveError
 
@@ -72,9 +72,10 @@ class UpdateResponse(Instrument):
         if self.segments is not None and at.k not in self.segments:
             return
         later = self.graphs.figures()[at.k + 1 :]
-        if None in later or not math.isfinite(self._size):
+        steps = [step for step in later if step is not None]
+        if len(steps) < len(later) or not math.isfinite(self._size):
             raise SolveError("the states are not finite, so the response to an update is not known")
-        moved = {name: self._pushed(change, later) for name, change in effects(at, self.updates).items()}
+        moved = {name: self._pushed(change, steps) for name, change in effects(at, self.updates).items()}
         self._found[at.k] = {name: size / self._size if self._size else math.inf for name, size in moved.items()}
 
     def figures(self) -> dict[str, Responses]:
@@ -85,9 +86,9 @@ class UpdateResponse(Instrument):
         }
 
     @staticmethod
-    def _pushed(change: Tensor, later: Sequence[object]) -> float:
+    def _pushed(change: Tensor, later: Sequence[Linearisation]) -> float:
         for step in later:
-            change = step.push(change)  # type: ignore[attr-defined]  # none is missing
+            change = step.push(change)
         return float(torch.linalg.vector_norm(change.double()))
 
 

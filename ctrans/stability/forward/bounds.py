@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import HasBound, HasLipschitz, ShowsHeads, TokenBound, mixes_tokens, spectral_norm, why_not
+from ctrans.fields import HasBound, HasLipschitz, ShowsHeads, TokenBound, mixes_tokens, norm_of_product, why_not
 from ctrans.norm import Norm
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
@@ -124,8 +124,7 @@ def difference_bound(sublayer: Sublayer) -> float:
     if norm is None or not needs_map_bound(sublayer):
         return math.inf
     if isinstance(field, ShowsHeads):
-        heads = [head.out.detach().double() @ head.value.detach().double() for head in field.head_matrices()]
-        return math.fsum(spectral_norm(path) for path in heads)
+        return math.fsum(norm_of_product(head.out, head.value) for head in field.head_matrices())
     if not mixes_tokens(field, sublayer.kind) and isinstance(field, HasLipschitz):
         return field.lipschitz(_level(norm) * math.sqrt(norm.width))
     return math.inf
