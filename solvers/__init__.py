@@ -5,7 +5,8 @@
 
 from solvers.adjoint import Adjoint, AdjointError
 from solvers.checkpoint import Checkpoint
-from solvers.controller import CONTROLLERS, PI, Cautious, Controller
+from solvers.controller import CONTROLLERS, PI, PID, Cautious, Controller
+from solvers.each import EachSolution, solve_each
 from solvers.error_norm import NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.event import Event
@@ -31,12 +32,14 @@ __all__ = [
     "METHODS",
     "NORMS",
     "PI",
+    "PID",
     "Adjoint",
     "AdjointError",
     "Cautious",
     "Checkpoint",
     "ConfigError",
     "Controller",
+    "EachSolution",
     "Event",
     "Field",
     "Gradient",
@@ -68,6 +71,7 @@ __all__ = [
     "look_up",
     "odeint",
     "solve",
+    "solve_each",
     "tableau",
     "unknown",
 ]

@@ -60,7 +60,12 @@ class Adjoint:
     restore: bool = True
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
-        """Raises ConfigError for segments whose state is projected after each step: that is no ODE."""
+        """Raises ConfigError for implicit methods, and for segments whose state is projected after each step: that is no ODE."""
+        if getattr(method, "implicit", False):
+            raise ConfigError(
+                "gradient 'adjoint' solves an ODE made of the field's derivatives, which an implicit method would differentiate again: "
+                "use gradient='backprop' or 'checkpoint'"
+            )
         for k, segment in enumerate(segments):
             if segment.project is not None:
                 raise ConfigError(

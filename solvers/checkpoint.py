@@ -119,7 +119,8 @@ def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -
         found = march(method, segments, x0, trial)
     if found.status is not Status.SUCCESS:
         raise Stopped(found.status, found.time or 0.0, found.x1)
-    run.stats.evaluations, run.stats.rejected = trial.stats.evaluations, trial.stats.rejected
+    # the steps themselves are counted as they are taken again
+    run.stats = dataclasses.replace(trial.stats, accepted=0)
     place = {id(segment): k for k, segment in enumerate(segments)}
     parts = []
     for step in trial.trace:

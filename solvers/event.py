@@ -8,6 +8,7 @@ With x' = f, a small change dg of g at fixed time and dx of the solution there m
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,8 +34,7 @@ class Event:
     zero at the start has no sign until it is none, and a jump between two segments is no root. The sign is looked at after every
     accepted step, so two roots within one step go unseen: `max_step` bounds the step. Inside a step the root is bracketed on the
     method's own interpolant until no number lies between, at no evaluation of the field; the time found is the first of the new sign, so
-    that a solve may go on from there. Where g_t + g_x f = 0 the
-    time has no derivative, which raises SolveError if it is asked for.
+    that a solve may go on from there. Where g_t + g_x f = 0 the time has no derivative, which raises SolveError if it is asked for.
 
     Raises ConfigError for a function that is none, and for another direction.
     """
@@ -80,7 +80,7 @@ class Events:
             found: list[Found] = []
             for i, (event, ends) in enumerate(zip(self.events, zip(before, after, strict=True), strict=True)):
                 if event.crosses(*ends):
-                    found.append((_root(lambda t, i=i: self._value(i, t, curve(_time(t))), step.start, step.end, *ends), i))  # type: ignore[misc]
+                    found.append((_root(functools.partial(self._along, i, curve), step.start, step.end, *ends), i))
         # a value of zero keeps the sign before, if it was not an event
         self.state, self.values = seen.after, [b if a == 0 else a for b, a in zip(before, after, strict=True)]
         if found:
@@ -91,6 +91,9 @@ class Events:
 
     def _values(self, t: float, x: Tensor) -> list[float]:
         return [self._value(i, t, x) for i in range(len(self.events))]
+
+    def _along(self, i: int, curve: Curve, t: float) -> float:
+        return self._value(i, t, curve(_time(t)))
 
     def _value(self, i: int, t: float, x: Tensor) -> float:
         g = float(self.events[i].value(_time(t), x))

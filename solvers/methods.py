@@ -5,6 +5,7 @@ from __future__ import annotations
 from solvers import tableau
 from solvers.dop853 import DOP853
 from solvers.errors import ConfigError, look_up
+from solvers.esdirk import ESDIRK4
 from solvers.method import HasFixedSteps, Method
 from solvers.runge_kutta import RungeKutta
 from solvers.torchdiffeq_methods import NAMES, TorchDiffEq
@@ -20,6 +21,7 @@ METHODS: dict[str, Method] = {
     "dopri5": RungeKutta(tableau.DOPRI5, adaptive=True),
     "tsit5": RungeKutta(tableau.TSIT5, adaptive=True),
     "dop853": RungeKutta(DOP853, adaptive=True),
+    "esdirk4": RungeKutta(ESDIRK4, adaptive=True),
     **{f"torchdiffeq:{name}": TorchDiffEq(name) for name in NAMES},
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torchdiffeq
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from solvers.controller import PI
 from solvers.errors import ConfigError, SolveError, look_up, unknown
@@ -22,9 +23,11 @@ from solvers.method import Method
 from solvers.methods import METHODS
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Segment
+from solvers.solution import Solution
 from solvers.solve import solve
 from solvers.tableau import RK4_38
 from solvers.torchdiffeq_methods import NAMES
+from solvers.tree import Tree
 
 ITS_METHODS: dict[str, Method] = {
     **{name: METHODS[name] for name in ("euler", "midpoint", "heun3", "bosh3", "dopri5", "tsit5")},
@@ -34,8 +37,9 @@ ITS_METHODS: dict[str, Method] = {
 }
 """Its names of methods that are ours too. The rest of `NAMES` is left to it whole: a multistep method has a past, which would end
 with every call."""
+BOUNDS = ("first_step", "min_step", "max_step")
 RULE = {"safety": "safety", "ifactor": "grow", "dfactor": "shrink"}
-ADAPTIVE = ("norm", "first_step", "max_step", "max_num_steps", "dtype", "step_t", "jump_t", *RULE)
+ADAPTIVE = ("norm", "max_num_steps", "dtype", "step_t", "jump_t", *BOUNDS, *RULE)
 FIXED = ("norm", "step_size", "grid_constructor", "interp", "perturb")
 
 Func = Callable[[Tensor, Any], Any]
@@ -43,7 +47,7 @@ Func = Callable[[Tensor, Any], Any]
 
 def odeint(
     func: Func,
-    y0: Tensor | tuple[Tensor, ...],
+    y0: Any,
     t: Tensor,
     *,
     rtol: float | Tensor = 1e-7,
@@ -55,18 +59,20 @@ def odeint(
 ) -> Any:
     """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may ascend or descend.
 
-    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place; methods that only torchdiffeq has (dopri8, the Adams ones, ..) are
-    run by it. y0 may be a tuple of tensors, and so is then func's value and
-    the result. Gradients reach y0, t and whatever func depends on. Adaptive methods step as they like and interpolate; fixed ones step
+    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. y0 may be a tuple of tensors, and so is then func's value and
+    the result; here lists and dictionaries too, and all of these nested. Gradients reach y0, t and whatever func depends on. Methods that
+    only torchdiffeq has (dopri8, fehlberg2, the Adams ones, scipy_solver) are run by it whole, with what it accepts, refuses and warns of;
+    all that follows is of the methods that are ours, `ITS_METHODS`. Adaptive ones step as they like and interpolate; fixed ones step
     from time to time, or by `step_size`.
 
-    `options`: norm, first_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size, grid_constructor, interp
-    ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that `dtype` and `perturb`
-    change nothing. An option that is none of these is warned of, as there.
+    `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size,
+    grid_constructor, interp ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that
+    `dtype` and `perturb` change nothing. An option that is none of these is warned of, as there.
 
     Different from there: `gradient` is a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); a relative tolerance below what y0's
     type resolves is raised to that; what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice
-    instead of an assertion. Tolerances by entry, `min_step` (which takes steps whose error is too large) and complex states are refused.
+    instead of an assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of. Tolerances by entry and
+    complex states are refused.
 
     With `event_fn(t, y)` the result is (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
     another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
@@ -83,33 +89,31 @@ def odeint(
         raise unknown("method", method, {*ITS_METHODS, *NAMES})
     asked = dict(options or {})
     known = ADAPTIVE if chosen.adaptive else FIXED
-    if "min_step" in asked:
-        raise ConfigError("min_step takes steps whose error is too large: raise the tolerances, or use a method of fixed steps")
     if strange := sorted(set(asked) - set(known)):
         warnings.warn(f"odeint: unexpected options {strange} for method {method!r}; it knows {', '.join(known)}", stacklevel=2)
-    shapes = None if isinstance(y0, Tensor) else [part.shape for part in y0]
-    field: Field = func if shapes is None else _flattened(func, shapes)
-    first = start = y0 if isinstance(y0, Tensor) else torch.cat([part.reshape(-1) for part in y0])
+    tree = None if isinstance(y0, Tensor) else Tree(y0)
+    field: Field = func if tree is None else lambda t, y: tree.flat("func", func(t, tree.parts(y)))
+    first = start = y0 if tree is None else tree.flat("y0", y0)
     # as the field is told it
     moments = t if t.dtype is start.dtype else t.to(start.dtype)
     if t.requires_grad:
         start = start - field(moments[0], start) * (moments[0] - moments[0].detach())
     if event_fn is not None:
-        told = event_fn if shapes is None else lambda t, y: event_fn(t, _parts(y, shapes))
-        event_t, states = _until(told, chosen, field, start, t, (rtol, atol), asked, shapes, gradient)
+        told = event_fn if tree is None else lambda t, y: event_fn(t, tree.parts(y))
+        event_t, states = _until(told, chosen, field, start, t, (rtol, atol), asked, tree, gradient)
         states = torch.stack([first, states])
-        return event_t, states if shapes is None else _parts(states, shapes)
+        return event_t, states if tree is None else tree.parts(states)
     if len(t) == 1:
         states = start[None]
     elif chosen.adaptive:
-        chosen, request = _request(chosen, start, (rtol, atol), asked, shapes)
+        chosen, request = _request(chosen, start, (rtol, atol), asked, tree)
         states = _adaptive(chosen, field, start, t, request, asked, gradient)
     else:
         states = _fixed(chosen, field, start, t, asked, gradient)
     if t.requires_grad:
         later = zip(moments[1:], states[1:], strict=True)
         states = torch.stack([first, *(y + field(time, y) * (time - time.detach()) for time, y in later)])
-    return states if shapes is None else _parts(states, shapes)
+    return states if tree is None else tree.parts(states)
 
 
 def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **request: Any) -> Any:
@@ -128,7 +132,7 @@ def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **reque
 
 
 def _request(
-    method: Method, y0: Tensor, tolerances: Sequence[object], asked: dict[str, Any], shapes: Sequence[torch.Size] | None
+    method: Method, y0: Tensor, tolerances: Sequence[object], asked: dict[str, Any], tree: Tree | None
 ) -> tuple[Method, dict[str, Any]]:
     """An adaptive method with the rule asked for, and what else is asked of `solve`."""
     resolved = 4 * torch.finfo(y0.dtype).eps if y0.dtype.is_floating_point else 0.0
@@ -138,9 +142,10 @@ def _request(
     return method, {
         "rtol": max(_number("rtol", tolerances[0]), resolved),
         "atol": _number("atol", tolerances[1]),
-        "norm": _norm(asked.get("norm"), shapes),
+        "norm": _norm(asked.get("norm"), tree),
         "max_steps": int(asked.get("max_num_steps", 2**31 - 1)),
-        **{name: float(asked[name]) for name in ("first_step", "max_step") if asked.get(name) is not None},
+        # its defaults, 0 and inf, are no bounds
+        **{name: float(asked[name]) for name in BOUNDS if asked.get(name) not in (None, 0, math.inf)},
     }
 
 
@@ -158,7 +163,7 @@ def _until(
     t: Tensor,
     tolerances: Sequence[object],
     asked: dict[str, Any],
-    shapes: Sequence[torch.Size] | None,
+    tree: Tree | None,
     gradient: str | Gradient,
 ) -> tuple[Tensor, Tensor]:
     """The event's time and state."""
@@ -167,7 +172,7 @@ def _until(
         signs = torch.sign(event_fn(t[0].to(y0.dtype), y0))
     event = Event(lambda t, y: (event_fn(t, y) * signs).min(), direction=-1)
     if method.adaptive:
-        method, request = _request(method, y0, tolerances, asked, shapes)
+        method, request = _request(method, y0, tolerances, asked, tree)
         end = start + 1e9 * (other - start)
         ends = sorted({start, end, *_inside(asked, start, end)}, reverse=start > other)
     else:
@@ -177,7 +182,7 @@ def _until(
         request = {"steps": 2**20}
         ends = [start, start + math.copysign(2**20 * size, other - start)]
     segments = [Segment(a, b, field) for a, b in pairwise(ends)]
-    solution = solve(segments, y0, method=method, gradient=gradient, events=event, **request)
+    solution = _solved(segments, y0, method=method, gradient=gradient, events=event, **request)
     if solution.event_time is None:
         raise SolveError(
             f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or the direction of t", solution
@@ -195,10 +200,18 @@ def _adaptive(
     ends = sorted({times[0], times[-1], *inside, *([] if dense else times)}, reverse=times[0] > times[-1])
     segments = [Segment(a, b, field) for a, b in pairwise(ends)]
     if dense:
-        return torch.stack(solve(segments, y0, times=times, **request).states)
-    found = solve(segments, y0, save="segments", **request)
+        return torch.stack(_solved(segments, y0, times=times, **request).states)
+    found = _solved(segments, y0, save="segments", **request)
     states = dict(zip(found.times, found.states, strict=True))
     return torch.stack([states[time] for time in times])
+
+
+def _solved(segments: Sequence[Segment], y0: Tensor, **request: Any) -> Solution:
+    """The solution, whose warnings are Python's."""
+    solution = solve(segments, y0, **request)
+    for words in solution.warnings:
+        warnings.warn(f"odeint: {words}", stacklevel=4)
+    return solution
 
 
 def _fixed(method: Method, field: Field, y0: Tensor, t: Tensor, asked: dict[str, Any], gradient: str | Gradient) -> Tensor:
@@ -260,34 +273,16 @@ def _cubic(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor
 INTERPOLATIONS = {"linear": _linear, "cubic": _cubic}
 
 
-def _norm(norm: Callable[[Any], Tensor] | None, shapes: Sequence[torch.Size] | None) -> Any:
+def _norm(norm: Callable[[Any], Tensor] | None, tree: Tree | None) -> Any:
     """The norm of a flat state from that of the user's; by default RMS, of a tuple the largest RMS of its tensors."""
-    if shapes is None:
+    if tree is None:
         return "rms" if norm is None else norm
 
     def of_parts(e: Tensor) -> Tensor:
-        parts = _parts(e, shapes)
-        return torch.stack([part.square().mean().sqrt() for part in parts]).max() if norm is None else norm(parts)
+        parts = tree.parts(e)
+        return torch.stack([part.square().mean().sqrt() for part in tree.leaves(parts)]).max() if norm is None else norm(parts)
 
     return of_parts
-
-
-def _flattened(func: Func, shapes: Sequence[torch.Size]) -> Field:
-    def field(t: Tensor, y: Tensor) -> Tensor:
-        value = func(t, _parts(y, shapes))
-        if not isinstance(value, (tuple, list)) or [part.shape for part in value] != list(shapes):
-            raise ConfigError(
-                f"func returned {type(value).__name__} for a tuple of {len(shapes)} tensors: return one of the same shapes"
-            )
-        return torch.cat([part.reshape(-1) for part in value])
-
-    return field
-
-
-def _parts(y: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
-    """The tensors of a tuple from their entries along the last axis."""
-    parts = torch.split(y, [math.prod(shape) for shape in shapes], dim=-1)
-    return tuple(part.reshape(*y.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 def _number(name: str, value: object) -> float:
@@ -307,7 +302,8 @@ def _check(y0: object, t: object) -> None:
         raise ConfigError("t must be strictly increasing or strictly decreasing")
     if isinstance(y0, Tensor):
         return
-    if not isinstance(y0, tuple) or not y0 or not all(isinstance(part, Tensor) for part in y0):
-        raise ConfigError(f"y0 is {type(y0).__name__}: give a tensor or a tuple of tensors")
-    if len({part.dtype for part in y0}) > 1 or len({part.device for part in y0}) > 1:
+    parts = tree_leaves(y0)
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        raise ConfigError(f"y0 is {type(y0).__name__}: give a tensor, or tuples, lists and dictionaries of tensors")
+    if len({part.dtype for part in parts}) > 1 or len({part.device for part in parts}) > 1:
         raise ConfigError("the tensors of y0 have several types or devices: convert them to one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any
 
@@ -70,12 +71,18 @@ def check_callable(what: str, given: object) -> None:
         raise ConfigError(f"{what} = {given!r}: give a function, or None")
 
 
-def check_bounds(method: Method, first_step: float | None, max_step: float | None) -> dict[str, Any]:
-    """Those of them that are given; ConfigError unless they are positive numbers, and for a method that does not take them."""
-    given = {name: step for name, step in (("first_step", first_step), ("max_step", max_step)) if step is not None}
+def check_bounds(
+    method: Method, first_step: float | None = None, min_step: float | None = None, max_step: float | None = None
+) -> dict[str, Any]:
+    """Those of them that are given, which must be positive, in that order, and for a method that takes them; else ConfigError."""
+    bounds = {"min_step": min_step, "first_step": first_step, "max_step": max_step}
+    given = {name: step for name, step in bounds.items() if step is not None}
     for name, step in given.items():
         if isinstance(step, bool) or not isinstance(step, Real) or not 0 < step < math.inf:
             raise ConfigError(f"{name} = {step!r}: give a positive finite number, in units of time")
         if not (method.adaptive and isinstance(method, HasFixedSteps)):
             raise ConfigError(f"{name} is for the package's own adaptive methods, as tsit5: give steps to one of fixed steps")
+    for (less, low), (more, high) in pairwise(given.items()):
+        if low > high:
+            raise ConfigError(f"{less} = {low!r} is above {more} = {high!r}: exchange them")
     return {name: float(step) for name, step in given.items()}

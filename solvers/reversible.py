@@ -47,9 +47,9 @@ class Reversible:
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for other methods than own ones, and for segments that project the state."""
-        if not isinstance(method, HasReversibleForm):
+        if not isinstance(method, HasReversibleForm) or getattr(method, "implicit", False):
             raise ConfigError(
-                f"gradient 'reversible' is made of a Runge-Kutta method of this package, not of {method}: "
+                f"gradient 'reversible' is made of an explicit Runge-Kutta method of this package, not of {method}: "
                 "use rk4 or tsit5, or gradient='checkpoint'"
             )
         for k, segment in enumerate(segments):

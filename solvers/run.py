@@ -17,6 +17,7 @@ from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
 from solvers.segment import Segment
 from solvers.solution import Stats, Status
+from solvers.stiffness import Stiffness
 
 Save = Literal["ends", "segments", "steps"]
 
@@ -24,7 +25,7 @@ TIME_TYPES = frozenset({torch.float32, torch.float64})
 """A field gets the time in the state's type if it is one of these, else in float32: half precision cannot tell steps apart."""
 
 
-REQUEST = ("steps", "rtol", "atol", "max_steps", "watch", "save", "first_step", "max_step", "norm", "controlled")
+REQUEST = ("steps", "rtol", "atol", "max_steps", "watch", "save", "first_step", "min_step", "max_step", "norm", "controlled")
 """What of a run is asked for; the rest is what it found."""
 
 
@@ -80,9 +81,9 @@ class Run:
     `clock` has the times that a solve is sure to need as tensors, made at once: one by one they cost an Euler step 1%.
     `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
     second state of a reversible scheme, `apart` how far the two were from each other at worst, over what is allowed.
-    `first_step` and `max_step` bound an adaptive method's steps. `norm` measures errors; `controlled` is the shape of the leading
-    entries of a flat state that it is given, or None for all of it. `observers` look on at every accepted step of one run, and `event`
-    is the number of the event that ended it and its time.
+    `first_step`, `min_step` and `max_step` bound an adaptive method's steps. `norm` measures errors; `controlled` is the shape of the
+    leading entries of a flat state that it is given, or None for all of it. `observers` look on at every accepted step of one run, and
+    `event` is the number of the event that ended it and its time.
     """
 
     steps: int
@@ -92,11 +93,13 @@ class Run:
     watch: bool = False
     save: Save = "ends"
     first_step: float | None = None
+    min_step: float = 0.0
     max_step: float = math.inf
     norm: Norm = rms
     controlled: tuple[int, ...] | None = None
     stats: Stats = dataclasses.field(default_factory=Stats)
     step_size: StepSize | None = None
+    stiffness: Stiffness = dataclasses.field(default_factory=Stiffness)
     partner: Tensor | None = None
     apart: Tensor | None = None
     wanted: Sequence[float] = ()

@@ -1,4 +1,4 @@
-"""Explicit Runge-Kutta methods over one segment, with fixed or adaptive steps."""
+"""Runge-Kutta methods over one segment, with fixed or adaptive steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from torch import Tensor
 
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
+from solvers.implicit import NotSolved, implicit_stage
 from solvers.reversible_scheme import Finish, ReversibleScheme
 from solvers.run import Accepted, Run, Step, Stopped, finite, representable
 from solvers.segment import Segment
 from solvers.solution import Status
+from solvers.stiffness import STARTED
 from solvers.tableau import Tableau
 
 SHORTEST = 1e-150
 """A step this short does not advance the time even at t = 0."""
+UNSOLVED = 20
+"""So many attempts in a row, each shorter, may leave an implicit stage unsolved: together they shorten the step by 1e14."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +56,11 @@ class RungeKutta:
     def dense(self) -> bool:
         """Whether it knows the states inside its steps."""
         return bool(self.tableau.dense)
+
+    @property
+    def implicit(self) -> bool:
+        """Whether its stages are found by Newton's method."""
+        return self.tableau.gamma > 0
 
     shows_steps = True
 
@@ -141,8 +150,8 @@ class RungeKutta:
         first = run.velocity(segment, t, x)
         if run.step_size is None:
             start = run.first_step or self._initial_step(segment, t, t1, x, first, run)
-            run.step_size = StepSize(self.controller, self.tableau.error_order, start, longest=run.max_step)
-        steps, error = 0, 0.0
+            run.step_size = StepSize(self.controller, self.tableau.error_order, start, run.min_step, run.max_step)
+        steps, unsolved, error = 0, 0, 0.0
         while t != t1:
             size, last = run.step_size.propose(abs(t1 - t))
             h = direction * size
@@ -157,15 +166,29 @@ class RungeKutta:
                 raise Stopped(Status.TOO_MANY_STEPS, t, x)
             steps += 1
             step = Step(segment, t, end, h)
-            stages = self._stages(*step, x, run, first, len(self.tableau.b))
+            try:
+                stages = self._stages(*step, x, run, first, len(self.tableau.b))
+            except Stopped:
+                run.stats.rejected, unsolved = run.stats.rejected + 1, unsolved + 1
+                if unsolved == UNSOLVED or size <= run.min_step:
+                    raise
+                run.step_size.judge(size, math.inf)
+                continue
+            unsolved = 0
             increment = weighted(h, self.tableau.b, stages)
             x1 = x + increment
             error = self._error(x, x1, h, weights, stages, run)
-            following = finish(step, x, increment) if finish is not None and error <= 1 else x1
+            good = run.step_size.allows(size, error)
+            following = finish(step, x, increment) if finish is not None and good else x1
             if not run.step_size.judge(size, math.inf if following is None else error):
                 run.stats.rejected += 1
+                if size <= run.min_step and not math.isfinite(error):
+                    raise Stopped(Status.NON_FINITE, t, x)
                 continue
             assert following is not None, "refused, it is rejected"
+            run.stats.forced += error > 1
+            if run.stats.accepted >= STARTED and run.stats.stiff_at is None and not self.implicit:
+                self._look(step, stages, run)
             run.trace.append(step)
             seen = self._seen(step, x, x1, stages) if run.observers else None
             before, x = x, run.accept(segment, end, following, seen) if finish is None else following
@@ -181,10 +204,20 @@ class RungeKutta:
         self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run, first: Tensor | None, used: int
     ) -> list[Tensor]:
         stages = [run.velocity(segment, start, x) if first is None else first]
+        near = x
         for i in range(1, used):
             node = self.tableau.c[i]
             t = end if node == 1 else start + node * (end - start)
-            stages.append(run.velocity(segment, t, x + weighted(h, self.tableau.a[i], stages)))
+            base = x + weighted(h, self.tableau.a[i], stages)
+            if not self.implicit:
+                stages.append(run.velocity(segment, t, base))
+                continue
+            try:
+                stages.append(implicit_stage(run, segment, t, base, h * self.tableau.gamma, near))
+            except NotSolved as failed:
+                raise Stopped(failed.status, start, x) from None
+            # the last slope would be a poor guess of the next one where slopes change by much
+            near = base + h * self.tableau.gamma * stages[-1]
         return stages
 
     @torch.no_grad()
@@ -195,6 +228,14 @@ class RungeKutta:
         return error * error / math.hypot(error, 0.1 * coarse[0]) if coarse and error else error
 
     @torch.no_grad()
+    def _look(self, step: Step, stages: Sequence[Tensor], run: Run) -> None:
+        """Notes in the statistics where steps are found to be as long as stability lets them be."""
+        moved = torch.linalg.vector_norm(weighted(step.h, self.tableau.last_difference, stages))
+        product = abs(step.h) * float(torch.linalg.vector_norm(stages[-1] - stages[-2]) / moved)
+        if run.stiffness.found(product, self.tableau.stability_interval):
+            run.stats.stiff_at = step.start
+
+    @torch.no_grad()
     def _initial_step(self, segment: Segment, t: float, t1: float, x: Tensor, first: Tensor, run: Run) -> float:
         """A first step from the sizes of x, x' and x'', one evaluation (Hairer, Norsett, Wanner, II.4).
 
@@ -203,14 +244,24 @@ class RungeKutta:
         scale = run.counted(run.atol + run.rtol * x.abs())
         size, slope = run.measure(run.counted(x) / scale), run.measure(run.counted(first) / scale)
         span = abs(t1 - t)
-        probe = min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
+        probe = probe_step(size, slope, span)
         h = math.copysign(probe, t1 - t)
         curvature = run.measure(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
-        largest = max(slope, curvature)
-        if not math.isfinite(largest):
-            return probe
-        guess = (1 / largest) ** (1 / self.order) if largest > 1e-15 else max(1e-6, 1e-3 * probe)
-        return min(100 * probe, guess, span)
+        return guessed_step(slope, curvature, probe, span, self.order)
+
+
+def probe_step(size: float, slope: float, span: float) -> float:
+    """A step so short that the second derivative can be seen, from the norms of x and x'."""
+    return min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
+
+
+def guessed_step(slope: float, curvature: float, probe: float, span: float, order: int) -> float:
+    """A first step from the norms of x' and x''."""
+    largest = max(slope, curvature)
+    if not math.isfinite(largest):
+        return probe
+    guess = (1 / largest) ** (1 / order) if largest > 1e-15 else max(1e-6, 1e-3 * probe)
+    return min(100 * probe, guess, span)
 
 
 def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ class Status(enum.Enum):
     STEP_UNDERFLOW = "the step became too small to advance the time"
     TOO_MANY_STEPS = "the step limit was reached"
     PAIR_APART = "the two states of the reversible scheme drifted apart"
+    NOT_SOLVED = "Newton's method did not find a stage of an implicit step"
     EVENT = "an event ended the solve"
     STEADY = "a steady state was reached"
 
@@ -33,6 +34,8 @@ ADVICE: dict[Status, str] = {
     "resolves: raise rtol and atol, use float64, or declare the switch as a segment's end",
     Status.TOO_MANY_STEPS: "raise rtol and atol (or max_steps, of `solve` itself): a field that needs so many steps is stiff or not "
     "smooth there; a method of fixed steps always gets to the end",
+    Status.NOT_SOLVED: "the field is not smooth there, or the steps are too long for it: bound them by max_step, take more steps, declare "
+    "a switch as a segment's end, or use an explicit method",
     Status.PAIR_APART: "the field damps faster than a reversible scheme can follow, or the steps are too coarse: use "
     "gradient='checkpoint', Reversible(coupling=0.9) or less, or smaller steps",
 }
@@ -40,11 +43,17 @@ ADVICE: dict[Status, str] = {
 
 @dataclasses.dataclass
 class Stats:
-    """What a solve cost: field evaluations, accepted and rejected steps."""
+    """What a solve cost: field evaluations, accepted and rejected steps; and what is to be known of its accuracy.
+
+    `forced` of the accepted steps have a larger error than the tolerances allow, since `min_step` let none be shorter. `stiff_at` is the
+    time from which stability and not accuracy bounds the steps of an explicit adaptive method (`solvers.stiffness`), or None.
+    """
 
     evaluations: int = 0
     accepted: int = 0
     rejected: int = 0
+    forced: int = 0
+    stiff_at: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +78,22 @@ class Solution:
     time: float | None = None
     event: int | None = None
     event_time: Tensor | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is to be known of a solve that got to its end, a sentence each."""
+        found = []
+        if self.stats.forced:
+            found.append(
+                f"{self.stats.forced} of {self.stats.accepted} steps have an error above the tolerance, since min_step allowed none "
+                "shorter: lower it, or raise rtol and atol"
+            )
+        if self.stats.stiff_at is not None:
+            found.append(
+                f"from t = {self.stats.stiff_at:.6g} on stability and not accuracy bounds the steps of this explicit method, which took "
+                f"{self.stats.accepted + self.stats.rejected}: the field is stiff there, and an implicit one, as esdirk4, takes fewer"
+            )
+        return tuple(found)
 
     @property
     def message(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -14,13 +14,13 @@ from solvers.error_norm import Norm, get_norm
 from solvers.errors import ConfigError, SolveError, unknown
 from solvers.event import Event
 from solvers.gradients import GRADIENTS, Gradient, get_gradient
-from solvers.march import march, told
+from solvers.march import Progress, march
 from solvers.method import Method
 from solvers.request import check_bounds, check_callable, check_problem, check_solver
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
-from solvers.stop import OnStep, again_to_there, check_stops, observers
+from solvers.stop import OnStep, again_to_there, check_stops, differentiated, observers
 from solvers.transforms import batched, check_steps, in_forward_mode
 
 SAVE = ("ends", "segments", "steps")
@@ -43,9 +43,10 @@ def solve(
     throw: bool = True,
     norm: str | Norm = "rms",
     first_step: float | None = None,
+    min_step: float | None = None,
     max_step: float | None = None,
     max_steps: int = 10_000,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Solution:
     """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k for each k in turn.
 
@@ -53,7 +54,8 @@ def solve(
     switches. `method` is a name of `METHODS` or a method object. Fixed-step methods take `steps` per segment; adaptive ones take
     `rtol` and `atol` (1e-6 and 1e-8 if not given), with the norm of error/(atol + rtol*abs(x)) kept below 1 in every step (`norm`
     is a name of `NORMS`, as "token" or "max" where few entries move, or a function of a tensor), and at most `max_steps` attempts
-    per segment; where given, the first is of size `first_step`, and none above `max_step`.
+    per segment; where given, the first is of size `first_step`, none above `max_step`, and none is tried below `min_step`: one that
+    short is taken whatever its error, and counted as `stats.forced`.
 
     `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is differentiated. `save` says
     which states the solution holds, or `times` at which it does, by the method's own interpolation inside its steps: their number
@@ -75,7 +77,7 @@ def solve(
     if save not in SAVE:
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
-    bounds = check_bounds(chosen, first_step, max_step)
+    bounds = check_bounds(chosen, first_step, min_step, max_step)
     kind = get_gradient(gradient)
     kind.check(chosen, segments)
     wanted = [] if times is None else check_times(times, segments, chosen, kind)
@@ -86,26 +88,36 @@ def solve(
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)
     run.observers = observers(watched, steady, on_step, run)
-    if not torch.is_grad_enabled() or in_forward_mode():
-        solution = march(chosen if run.observers else kind.scheme(chosen), segments, x0, run, told(progress))
-    elif run.observers and kind is not GRADIENTS["backprop"]:
-        solution = again_to_there(chosen, kind, segments, x0, run, progress)
-    else:
-        solution = kind.integrate(chosen, segments, x0, run, progress)
-    if solution.status is Status.SUCCESS and (wrong := _wrong(solution, run)) is not None:
-        with torch.no_grad():
-            replay = march(kind.scheme(chosen), segments, x0, run.again(watch=True))
-        # a field that is not the same twice may not break at all the second time
-        broke = replay.status is not Status.SUCCESS
-        end = len(segments) - 1, segments[-1].end
-        solution = replay if broke else dataclasses.replace(solution, status=wrong, segment=end[0], time=end[1])
+    solution = _integrated(chosen, kind, segments, x0, run, progress)
     if throw and not solution.status.good:
         raise SolveError(solution.message, solution)
     return at_times(solution, wanted) if wanted and solution.status is Status.SUCCESS else solution
 
 
+def _integrated(
+    method: Method, kind: Gradient, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
+) -> Solution:
+    """The solution of a request that was checked; where it is wrong at the end, a second go says where it broke."""
+    plain = not torch.is_grad_enabled() or in_forward_mode()
+    # those who look on are shown the method's own steps, and these are the solution's where the kind has no other scheme
+    if run.observers and kind != GRADIENTS["backprop"] and not (plain and kind.scheme(method) is method):
+        solution = again_to_there(method, kind, segments, x0, run, progress)
+    else:
+        solution = differentiated(method, kind, segments, x0, run, progress)
+    if not solution.status.good or (wrong := _wrong(solution, run)) is None:
+        return solution
+    if solution.status is not Status.SUCCESS:
+        return dataclasses.replace(solution, status=wrong)
+    with torch.no_grad():
+        replay = march(kind.scheme(method), segments, x0, run.again(watch=True))
+    if replay.status is not Status.SUCCESS:
+        return replay
+    # a field that is not the same twice may not break at all the second time
+    return dataclasses.replace(solution, status=wrong, segment=len(segments) - 1, time=segments[-1].end)
+
+
 def _wrong(solution: Solution, run: Run) -> Status | None:
-    """What is wrong with a solve that got to its end, if anything."""
+    """What is wrong with a solve that ended where it should, if anything."""
     if run.apart is not None and float(run.apart) > 1:
         return Status.PAIR_APART
     return None if batched() or finite(solution.x1) else Status.NON_FINITE

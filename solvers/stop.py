@@ -13,7 +13,7 @@ from torch import Tensor
 from solvers.errors import ConfigError
 from solvers.event import Event, Events, moved
 from solvers.gradients import Gradient
-from solvers.march import Progress, march
+from solvers.march import Progress, march, told
 from solvers.method import Method
 from solvers.request import check_callable
 from solvers.run import Accepted, Observer, Run, Stopped, as_tensors
@@ -78,6 +78,15 @@ def observers(events: Sequence[Event], steady: float | None, on_step: OnStep | N
     return wanted
 
 
+def differentiated(
+    method: Method, kind: Gradient, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
+) -> Solution:
+    """The solution by a kind of gradient; by its scheme alone where no gradient is taken, or in forward mode, which has no kinds."""
+    if torch.is_grad_enabled() and not in_forward_mode():
+        return kind.integrate(method, segments, x0, run, progress)
+    return march(kind.scheme(method), segments, x0, run, told(progress))
+
+
 def again_to_there(
     method: Method, kind: Gradient, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
 ) -> Solution:
@@ -91,11 +100,15 @@ def again_to_there(
     if not found.status.good:
         return found
     if found.segment is None or found.time is None:
-        return kind.integrate(method, segments, x0, run.again(wanted=wanted), progress)
+        request = run.again(wanted=wanted)
+        solution = differentiated(method, kind, segments, x0, request, progress)
+        run.apart = request.apart
+        return solution
     last, time = segments[found.segment], found.time
     reached = [*segments[: found.segment], last if time == last.end else last.part(last.t0, time, True)]
     request = run.again()
-    solution = kind.integrate(method, reached, x0, request, progress)
+    solution = differentiated(method, kind, reached, x0, request, progress)
+    run.apart = request.apart
     if solution.status is not Status.SUCCESS:
         return solution
     ended = dataclasses.replace(solution, status=found.status, segment=found.segment, time=time)

@@ -1,4 +1,4 @@
-"""Explicit Runge-Kutta methods as validated data.
+"""Runge-Kutta methods as validated data.
 
 A method is its coefficients (a, b, c). They are checked when the object is made: shape, row sums c_i = sum_j a_ij, nodes inside
 the step, and *every* order condition up to the order claimed (one for each rooted tree: 17 up to order 5), for the weights and
@@ -22,7 +22,7 @@ TOLERANCE = 1e-13
 DENSE_TOLERANCE = 1e-12
 """The same for the coefficients of dense output, whose terms of opposite signs reach 90."""
 
-Coefficient = int | float | str
+Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)
 Tree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
 Known = dict[Tree, list[float]]
@@ -30,14 +30,15 @@ Known = dict[Tree, list[float]]
 
 @dataclasses.dataclass(frozen=True)
 class Tableau:
-    """Coefficients of an explicit Runge-Kutta method: k_i = f(t + c_i h, x + h sum_j a_ij k_j), x1 = x + h sum_i b_i k_i.
+    """Coefficients of a Runge-Kutta method: k_i = f(t + c_i h, x + h sum_(j<i) a_ij k_j), x1 = x + h sum_i b_i k_i.
 
     `a` holds the rows below the diagonal (row i has i entries, the first is empty). `embedded` are the weights of the
     lower-order solution that a step's error estimate is taken against, of order `embedded_order`. `dense` holds polynomials without
     constant term, one for each stage and lowest power first: x(t + theta h) = x + h sum_i dense_i(theta) k_i inside the step. They
     must be of order - 1 for every theta, and the weights b at its end: then states inside have the method's order.
     `coarse` are the weights of a second embedded solution of still lower order: with both, the error is estimated as
-    err = err_e^2/sqrt(err_e^2 + 0.01 err_c^2), of a higher order than either.
+    err = err_e^2/sqrt(err_e^2 + 0.01 err_c^2), of a higher order than either. `gamma` is a_ii of every stage but the first: with one above
+    zero these are implicit.
     Raises ConfigError naming the coefficient or order condition that fails (Butcher; Hairer, Norsett, Wanner, II.2).
     """
 
@@ -50,6 +51,7 @@ class Tableau:
     dense: tuple[tuple[float, ...], ...] = ()
     coarse: tuple[float, ...] | None = None
     coarse_order: int = 0
+    gamma: float = 0.0
 
     def __post_init__(self) -> None:
         stages = len(self.b)
@@ -57,9 +59,10 @@ class Tableau:
             raise ConfigError(
                 f"a tableau of {stages} weights needs {stages} nodes and rows of 0, 1, ..., {stages - 1} coefficients"
             )
-        for i, (row, node) in enumerate(zip(self.a, self.c, strict=True)):
-            if abs(sum(row) - node) > TOLERANCE:
-                raise ConfigError(f"row {i} of a sums to {sum(row):.17g}, not to its node c[{i}] = {node:.17g}")
+        for i, node in enumerate(self.c):
+            total = sum(self.row(i))
+            if abs(total - node) > TOLERANCE:
+                raise ConfigError(f"row {i} of a sums to {total:.17g}, not to its node c[{i}] = {node:.17g}")
             if not 0 <= node <= 1:
                 raise ConfigError(f"node c[{i}] = {node:.17g} lies outside [0, 1]: it would evaluate a field outside its segment")
         if self.coarse is not None and self.embedded is None:
@@ -77,6 +80,10 @@ class Tableau:
         if self.dense:
             self._check_dense(known)
 
+    def row(self, i: int) -> tuple[float, ...]:
+        """a_i0, .., a_ii."""
+        return (*self.a[i], self.gamma if i else 0.0)
+
     @functools.cached_property
     def error_weights(self) -> tuple[tuple[float, ...], ...]:
         """b - embedded, and b - coarse if there is one: h times the sum of such weights times the stages is one estimate of the error."""
@@ -89,10 +96,32 @@ class Tableau:
         fine = self.embedded_order + 1
         return fine if self.coarse is None else 2 * fine - (self.coarse_order + 1)
 
+    @functools.cached_property
+    def stability_interval(self) -> float:
+        """The largest z for which |R| <= 1 on [-z, 0], R(w) = 1 + sum_k w^k b'A^(k-1)1: as far as steps of x' = -a x may go, h a <= z."""
+        powers, values = [1.0], [1.0] * len(self.b)
+        for _ in self.b:
+            powers.append(sum(b * value for b, value in zip(self.b, values, strict=True)))
+            values = [sum(a * value for a, value in zip(row, values, strict=False)) for row in self.a]
+        fine = 1000
+        for k in range(1, 100 * fine):
+            value = 0.0
+            for power in reversed(powers):
+                value = power - k / fine * value
+            if abs(value) > 1 + 1e-9:
+                return (k - 1) / fine
+        raise AssertionError("the polynomial of an explicit method leaves the unit disc")
+
+    @functools.cached_property
+    def last_difference(self) -> tuple[float, ...]:
+        """x_s - x_(s-1) of the last two stages, over h, as weights of the stages."""
+        last, before = self.a[-1], (*self.a[-2], 0.0)
+        return tuple(a - b for a, b in zip(last, before, strict=True))
+
     @property
     def reuses_last_stage(self) -> bool:
-        """Whether the last stage is the field at the step's result ("first same as last")."""
-        return len(self.b) > 1 and self.c[-1] == 1 and self.b[-1] == 0 and self.a[-1] == self.b[:-1]
+        """Whether the last stage is the field at the step's result, to the last bit ("first same as last")."""
+        return not self.gamma and len(self.b) > 1 and self.c[-1] == 1 and self.b[-1] == 0 and self.a[-1] == self.b[:-1]
 
     def _check_order(self, what: str, weights: Sequence[float], order: int, known: Known) -> None:
         if order < 1:
@@ -134,7 +163,7 @@ class Tableau:
         values = [1.0] * len(self.b)
         for branch in tree:
             inner = self._stage_weights(branch, known)
-            sums = [sum(a * value for a, value in zip(row, inner, strict=False)) for row in self.a]
+            sums = [sum(a * value for a, value in zip(self.row(i), inner, strict=False)) for i in range(len(self.a))]
             values = [value * total for value, total in zip(values, sums, strict=True)]
         known[tree] = values
         return values
@@ -149,9 +178,11 @@ def tableau(
     dense: Sequence[Sequence[Coefficient]] = (),
     coarse: Sequence[Coefficient] | None = None,
     coarse_order: int = 0,
+    gamma: Coefficient = 0,
 ) -> Tableau:
     """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row sums of a."""
     rows = [[Fraction(value) for value in row] for row in a]
+    diagonal = [Fraction(0), *[Fraction(gamma)] * (len(rows) - 1)]
 
     def floats(values: Sequence[Coefficient]) -> tuple[float, ...]:
         return tuple(float(Fraction(value)) for value in values)
@@ -161,12 +192,13 @@ def tableau(
         a=tuple(tuple(float(value) for value in row) for row in rows),
         b=floats(b),
         # rounded to 15 digits, so that decimals whose sum misses 1 in the last place still name the step's end exactly
-        c=tuple(round(float(sum(row)), 15) for row in rows),
+        c=tuple(round(float(sum(row) + own), 15) for row, own in zip(rows, diagonal, strict=True)),
         embedded=None if embedded is None else floats(embedded),
         embedded_order=embedded_order,
         dense=tuple(floats(row) for row in dense),
         coarse=None if coarse is None else floats(coarse),
         coarse_order=coarse_order,
+        gamma=float(Fraction(gamma)),
     )
 
 

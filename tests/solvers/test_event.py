@@ -261,6 +261,28 @@ def test_a_callback_meets_each_accepted_step_once_and_changes_nothing(kind):
         assert torch.equal(plain.x1, watched.x1)
 
 
+@pytest.mark.parametrize("looking", [{"on_step": lambda t, x: None}, {"steady": 1e-9}, {"events": Event(lambda t, x: x[0] + 5)}])
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+def test_looking_on_changes_no_result_whether_a_gradient_is_wanted_or_not(kind, looking):
+    segments, request = [Segment(0, 2, pendulum)], {"method": "rk4", "steps": 9, "gradient": kind}
+    right = solve(segments, X0.clone().requires_grad_(), **request).x1.detach()
+    for wanted in (False, True):
+        with torch.set_grad_enabled(wanted):
+            assert torch.equal(solve(segments, X0, **request).x1, right)
+            assert torch.equal(solve(segments, X0, **request, **looking).x1, right)
+    assert (kind == "reversible") is not torch.equal(solve(segments, X0, method="rk4", steps=9).x1, right)
+
+
+def test_a_pair_that_comes_apart_is_said_to_those_who_look_on_too():
+    decay = [Segment(0, 20, lambda t, x: -x)]
+    for looking in ({}, {"on_step": lambda t, x: None}, {"events": Event(lambda t, x: x[0] - 1e-8)}):
+        for wanted in (False, True):
+            with torch.set_grad_enabled(wanted):
+                start = torch.ones(2, dtype=torch.float64)
+                solution = solve(decay, start, method="rk4", steps=100, gradient="reversible", throw=False, **looking)
+                assert solution.status is Status.PAIR_APART
+
+
 def test_a_callback_with_given_times():
     seen = []
     solution = solve([Segment(0, 3, pendulum)], X0, method="rk4", steps=5, times=[0.5, 2.0], on_step=lambda t, x: seen.append(t))

@@ -13,6 +13,7 @@ from solvers import (
     CONTROLLERS,
     METHODS,
     PI,
+    PID,
     Cautious,
     ConfigError,
     Controller,
@@ -21,6 +22,7 @@ from solvers import (
     ReversibleScheme,
     RungeKutta,
     Segment,
+    Status,
     fixed_step,
     solve,
 )
@@ -59,8 +61,10 @@ def test_every_rule_goes_to_the_step_that_a_constant_error_asks_for(rule):
             taken.append(size.step)
     assert taken[-1] == pytest.approx(taken[-2], rel=1e-9)
     assert 0.7 * wanted < taken[-1] < wanted
-    if rule == "pi":
-        assert taken[-1] == pytest.approx(wanted * 0.9 ** (1 / (0.7 - 0.4)))
+    # where it settles the powers add up to the integral gain alone: h = h* safety^(1/i)
+    gain = {"pi": 0.7 - 0.4, "pid": 0.25}
+    if rule in gain:
+        assert taken[-1] == pytest.approx(wanted * CONTROLLERS[rule].safety ** (1 / gain[rule]))
     assert isinstance(CONTROLLERS[rule], Controller)
 
 
@@ -73,18 +77,39 @@ def test_a_rule_shrinks_after_every_rejection(rule):
 
 
 def test_the_rules_are_their_formulas():
-    assert PI(safety=0.9, alpha=1, beta=0).accepted(0.1, 0.1, (0.5, 0.01), 5) == pytest.approx(0.09 * 0.5**-0.2)
-    assert PI().accepted(0.1, 0.1, (0.5, 0.02), 5) == pytest.approx(0.09 * 0.5**-0.14 * 0.02**0.08)
-    assert PI().accepted(0.1, 0.4, (0.5, 0.02), 5) == 0.4  # it was cut short
+    assert PI(safety=0.9, alpha=1, beta=0).accepted(0.1, 0.1, (0.5, 0.01, 1.0), 5) == pytest.approx(0.09 * 0.5**-0.2)
+    assert PI().accepted(0.1, 0.1, (0.5, 0.02, 1.0), 5) == pytest.approx(0.09 * 0.5**-0.14 * 0.02**0.08)
+    assert PI().accepted(0.1, 0.4, (0.5, 0.02, 1.0), 5) == 0.4  # it was cut short
     assert PI().rejected(0.1, 32.0, 5) == pytest.approx(0.045)
-    assert Cautious().accepted(0.1, 0.1, (0.5, 0.02), 5) == pytest.approx(max(0.1, 0.095 * 2**0.2 * 0.04**0.06))
-    assert Cautious().accepted(0.1, 0.1, (1e-10, 1e-10), 5) == pytest.approx(1.0)
+    assert Cautious().accepted(0.1, 0.1, (0.5, 0.02, 1.0), 5) == pytest.approx(max(0.1, 0.095 * 2**0.2 * 0.04**0.06))
+    assert Cautious().accepted(0.1, 0.1, (1e-10, 1e-10, 1.0), 5) == pytest.approx(1.0)
     assert Cautious().rejected(0.1, 32.0, 5) == pytest.approx(0.045)
+
+
+def test_pid_is_the_control_of_a_known_sequence_of_errors_in_log_form():
+    # Soederlind's control law: log h+ = log h + i E + p (E - E1) + d (E - 2 E1 + E2), E = -log(err)/q, in the order of the steps
+    rule, q = PID(safety=1, p=0.3, i=0.2, d=0.05), 4
+    errors = [1.0, 1.0, 0.5, 0.08, 0.9, 0.3]  # before the start they count as 1
+    size, right = StepSize(rule, q, 0.1), math.log(0.1)
+    logs = [-math.log(error) / q for error in errors]
+    for k in range(2, len(errors)):
+        e2, e1, e = logs[k - 2 : k + 1]
+        right += 0.2 * e + 0.3 * (e - e1) + 0.05 * (e - 2 * e1 + e2)
+        assert size.judge(size.step, errors[k])
+        assert math.log(size.step) == pytest.approx(right, rel=1e-12)
+        assert not size.judge(size.step, math.nan)  # what is rejected is no part of the sequence
+        size.step = math.exp(right)
+    same = (0.4, 0.02, 0.7)
+    assert PID(safety=0.9, p=0.4, i=0.3, d=0).accepted(0.1, 0.1, same, 5) == pytest.approx(PI().accepted(0.1, 0.1, same, 5))
+    # Kennedy and Carpenter (2003)
+    assert PID().accepted(0.1, 0.1, same, 5) == pytest.approx(0.095 * 0.4 ** (-0.49 / 5) * 0.02 ** (0.34 / 5) * 0.7 ** (-0.1 / 5))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: PID(i=0), "PID has i = 0: give a number between 0 and 2"),
+        (lambda: PID(d=-0.1), "PID has d = -0.1"),
         (lambda: PI(safety=0), "PI has safety = 0: give a number between 0 and 1"),
         (lambda: PI(grow=1), "PI has grow = 1"),
         (lambda: Cautious(shrink=math.nan), "Cautious has shrink = nan"),
@@ -196,7 +221,58 @@ def test_steps_begin_with_the_first_and_stay_below_the_longest(method):
     assert max(a - b for a, b in pairwise(backward.times)) <= 0.25 * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("name", ["first_step", "max_step"])
+OF_PAIRS = [name for name, method in METHODS.items() if method.adaptive and isinstance(method, RungeKutta)]
+
+
+@pytest.mark.parametrize("gradient", ["backprop", "checkpoint"])
+@pytest.mark.parametrize("method", OF_PAIRS)
+def test_no_step_is_tried_below_the_shortest_and_forced_ones_are_told(method, gradient):
+    tolerance = {5: 1e-7, 8: 1e-9}.get(METHODS[method].order, 1e-5)
+
+    def solved(**request):
+        segment = Segment(0, 1, lambda t, x: torch.cos(40 * t) - x)
+        return solve([segment], X0, method=method, rtol=tolerance, atol=tolerance, gradient=gradient, save="steps", **request)
+
+    free, bound = solved(), solved(min_step=0.06, first_step=0.06)
+    assert free.stats.forced == 0
+    assert free.warnings == ()
+    steps = [b - a for a, b in pairwise(bound.times)]
+    assert min(steps[:-2]) == pytest.approx(0.06)
+    assert 0 < bound.stats.forced <= bound.stats.accepted == len(steps)
+    assert bound.stats.accepted < free.stats.accepted
+    assert bound.warnings[0].startswith(f"{bound.stats.forced} of {len(steps)} steps have an error above the tolerance")
+    # equal steps are those of the pair with fixed ones
+    fixed = solve([Segment(0, 0.6, lambda t, x: torch.cos(40 * t) - x)], X0, method=METHODS[method].fixed(), steps=10).x1
+    ten = solve(
+        [Segment(0, 0.6, lambda t, x: torch.cos(40 * t) - x)],
+        X0,
+        method=method,
+        rtol=1e-9,
+        atol=1e-9,
+        first_step=0.06,
+        min_step=0.06,
+        max_step=0.06,
+    )
+    assert ten.stats.accepted == 10
+    assert torch.allclose(ten.x1, fixed, rtol=1e-13)
+
+
+def test_a_field_that_is_not_finite_is_forced_by_nobody():
+    segments = [Segment(0, 1, lambda t, x: x / 0 if t > 0.5 else x)]
+    solution = solve(segments, X0, method="tsit5", min_step=0.05, throw=False)
+    assert solution.status is Status.NON_FINITE
+    assert 0.4 < solution.time < 0.5
+    assert solution.stats.rejected < 20
+
+
+def test_bounds_that_contradict_each_other_are_named():
+    with pytest.raises(ConfigError, match=r"min_step = 0.2 is above max_step = 0.1"):
+        solve([Segment(0, 1, lambda t, x: -x)], X0, method="tsit5", min_step=0.2, max_step=0.1)
+    with pytest.raises(ConfigError, match=r"min_step = 0.2 is above first_step = 0.1"):
+        solve([Segment(0, 1, lambda t, x: -x)], X0, method="tsit5", min_step=0.2, first_step=0.1)
+
+
+@pytest.mark.parametrize("name", ["first_step", "min_step", "max_step"])
 def test_bounds_of_steps_that_make_no_sense_are_refused(name):
     segments = [Segment(0, 1, lambda t, x: -x)]
     for wrong in (0.0, -1.0, math.nan, math.inf):

@@ -117,8 +117,41 @@ def test_a_tuple_of_tensors_is_a_state():
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.shape == other.shape
             assert torch.allclose(mine, other, rtol=1e-7, atol=1e-7)
-    with pytest.raises(ConfigError, match="func returned Tensor for a tuple of 2"):
+    with pytest.raises(ConfigError, match="func returned Tensor for a state of 2 tensors"):
         odeint(lambda t, y: y[0], y0, t)
+
+
+@pytest.mark.parametrize("method", ["dopri5", "rk4", "tsit5"])
+def test_a_nested_state_is_its_tuple(method):
+    # a dictionary of a list, a tuple and a tensor, beside the tuple of the same tensors; an event and a norm meet the same structure
+    def of_tuple(t, y):
+        a, b, c = y
+        return -a * t, torch.cos(t) * b.flip(0) + a.sum(), 0.1 * c * b.sum()
+
+    def of_tree(t, y):
+        a, b, c = of_tuple(t, (y["first"][0], y["first"][1][0], y["second"]))
+        return {"first": [a, (b,)], "second": c}
+
+    y0 = torch.ones(2, 2).double().requires_grad_(), torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor(0.5).double()
+    nested = {"first": [y0[0], (y0[1],)], "second": y0[2]}
+    t = torch.linspace(0, 2, 5, dtype=torch.float64)
+    right, found = odeint(of_tuple, y0, t, method=method), odeint(of_tree, nested, t, method=method)
+    assert list(found) == ["first", "second"]
+    assert isinstance(found["first"], list)
+    for mine, other in zip((found["first"][0], found["first"][1][0], found["second"]), right, strict=True):
+        assert torch.equal(mine, other)
+    ours, theirs = (torch.autograd.grad(end.sum(), y0[0])[0] for end in (found["second"], right[2]))
+    assert torch.equal(ours, theirs)
+    time, states = odeint(
+        of_tree,
+        nested,
+        t[::4],
+        method=method,
+        event_fn=lambda t, y: y["second"] - 0.6,
+        options={"step_size": 0.1} if method == "rk4" else None,
+    )
+    assert float(states["second"][-1].detach()) == pytest.approx(0.6, abs=1e-6)
+    assert 0 < float(time.detach()) < 2
 
 
 @pytest.mark.parametrize("gradient", ["backprop", "adjoint", "checkpoint"])
@@ -221,11 +254,14 @@ def test_options_do_what_they_say():
         (lambda t, y: odeint(lambda t, y: y, y, t[None]), "floating tensor of one axis"),
         (lambda t, y: odeint(lambda t, y: y, y, t.long()), "floating tensor of one axis"),
         (lambda t, y: odeint(lambda t, y: y, y, [0, 1]), "t is list"),
-        (lambda t, y: odeint(lambda t, y: y, [y], t), "y0 is list"),
+        (lambda t, y: odeint(lambda t, y: y, [y, 3], t), "y0 is list"),
+        (lambda t, y: odeint(lambda t, y: y, {}, t), "y0 is dict"),
+        (lambda t, y: odeint(lambda t, y: (y["a"],), {"a": y}, t), "func returned tuple for a state of 1 tensors"),
+        (lambda t, y: odeint(lambda t, y: {"a": y["a"][0]}, {"a": y}, t), "func returned dict"),
         (lambda t, y: odeint(lambda t, y: y, (y, y.double()), t), "several types"),
         (lambda t, y: odeint(lambda t, y: y, y.long(), t), "floating type"),
         (lambda t, y: odeint(lambda t, y: y, y, t, rtol=torch.ones(2)), "one number for all entries"),
-        (lambda t, y: odeint(lambda t, y: y, y, t, options={"min_step": 0.1}), "min_step takes steps"),
+        (lambda t, y: odeint(lambda t, y: y, y, t, options={"min_step": -0.1}), "min_step = -0.1"),
         (lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 0}), "step_size = 0.0"),
         (
             lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 1, "grid_constructor": max}),
@@ -239,6 +275,22 @@ def test_what_cannot_be_done_is_named(call, words, monkeypatch):
     monkeypatch.setattr(module, "solve", unchecked(module.solve))
     with pytest.raises(ConfigError, match=words):
         call(torch.tensor([0.0, 1.0]), torch.ones(2))
+
+
+@pytest.mark.parametrize("method", ["dopri5", "bosh3"])  # its adaptive_heun goes on from the slope at the predictor
+def test_steps_that_min_step_forces_are_theirs_and_warned_of(method):
+    # first, shortest and longest steps of one size leave only one way to go
+    t, y0 = torch.linspace(0, 2, 5, dtype=torch.float64), torch.tensor([1.0, -0.5], dtype=torch.float64)
+    options = {"first_step": 0.25, "min_step": 0.25, "max_step": 0.25}
+    request = {"method": method, "rtol": 1e-9, "atol": 1e-9, "options": options}
+    with pytest.warns(UserWarning, match="8 of 8 steps have an error above the tolerance"):
+        ours = odeint(lambda t, y: torch.cos(t) - y**3, y0, t, **request)
+    theirs = torchdiffeq.odeint(lambda t, y: torch.cos(t) - y**3, y0, t, **request)
+    # between steps its interpolant is another; these times are steps' ends
+    assert torch.allclose(ours, theirs, rtol=1e-12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        odeint(lambda t, y: -y, y0, t, method=method, rtol=1e-3, options={"min_step": 0.0, "max_step": math.inf})
 
 
 @pytest.mark.parametrize("method", sorted(set(NAMES) - set(ITS_METHODS)))

@@ -1,0 +1,144 @@
+"""Every row of a batch by its own steps: each is its solve alone, in result, work and gradient."""
+
+import math
+import sys
+
+import pytest
+import torch
+
+from solvers import METHODS, ConfigError, RungeKutta, Segment, SolveError, Status, solve, solve_each
+from tests.helpers import unchecked
+
+EXPLICIT = [name for name, m in METHODS.items() if m.adaptive and isinstance(m, RungeKutta) and not m.implicit]
+GENERATOR = torch.Generator().manual_seed(3)
+RATES = torch.rand(6, 1, dtype=torch.float64, generator=GENERATOR) * 20
+WEIGHTS = torch.randn(3, 3, dtype=torch.float64, generator=GENERATOR)
+
+
+def batch(rows=6):
+    """Rows that move at speeds of their own, which their last entry tells."""
+    return torch.cat([torch.randn(rows, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), RATES[:rows]], 1)
+
+
+def turning(weights):
+    def field(t, x):
+        rate = x[..., 3:]
+        return torch.cat([rate * torch.tanh(x[..., :3] @ weights) + torch.cos(rate * t), torch.zeros_like(rate)], -1)
+
+    return field
+
+
+def segments(weights=WEIGHTS, project=None):
+    return [Segment(0, 0.7, turning(weights)), Segment(0.7, 1.5, lambda t, x: -turning(weights)(t, x) * x, project=project)]
+
+
+def halved(x):
+    return torch.cat([x[..., :3] / (1 + x[..., :3].square().sum(-1, keepdim=True)).sqrt(), x[..., 3:]], -1)
+
+
+@pytest.mark.parametrize("project", [None, halved], ids=["free", "projected"])
+@pytest.mark.parametrize("method", EXPLICIT)
+def test_each_row_is_its_solve_alone_with_the_same_work(method, project):
+    request = {"method": method, "rtol": 1e-3 if METHODS[method].order < 4 else 1e-5, "atol": 1e-6}
+    together = solve_each(segments(project=project), batch(), **request)
+    for i, x0 in enumerate(batch()):
+        alone = solve(segments(project=project), x0, **request)
+        assert torch.allclose(together.x1[i], alone.x1, rtol=1e-9, atol=1e-11)
+        assert together.stats[i].accepted == alone.stats.accepted
+        assert together.stats[i].rejected == alone.stats.rejected
+        assert together.stats[i].evaluations == alone.stats.evaluations
+    assert len({stats.accepted for stats in together.stats}) > 3
+    assert together.message == "reached the end"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_types_and_directions_are_kept(dtype, backward):
+    ends = (1.0, 0.0) if backward else (0.0, 1.0)
+    seen = []
+
+    def field(t, x):
+        seen.append((t.dtype, t.shape, x.shape))
+        return torch.sin(t + x)
+
+    x0 = torch.linspace(-1, 1, 10, dtype=dtype).view(5, 2, 1)
+    together = solve_each([Segment(*ends, field)], x0, rtol=1e-4, atol=1e-4, max_step=0.3)
+    assert together.x1.dtype == dtype
+    assert all((t == dtype) and len(shape) == 3 and shape[1:] == (1, 1) and x[0] == shape[0] for t, shape, x in seen)
+    for i in range(5):
+        alone = solve(
+            [Segment(*ends, lambda t, x: torch.sin(t + x))], x0[i], method="tsit5", rtol=1e-4, atol=1e-4, max_step=0.3
+        ).x1
+        assert torch.allclose(together.x1[i], alone, atol=1e-6)
+
+
+def test_gradients_are_those_of_the_rows_alone_and_a_row_that_breaks_spoils_none():
+    found = []
+    for together in (True, False):
+        weights, x0 = WEIGHTS.clone().requires_grad_(), batch()
+        x0[2, 0] = math.nan
+        x0.requires_grad_()
+        good = [i for i in range(len(x0)) if i != 2]
+        if together:
+            solution = solve_each(segments(weights), x0, throw=False)
+            assert [status is Status.SUCCESS for status in solution.status] == [i != 2 for i in range(len(x0))]
+            assert solution.status[2] is Status.NON_FINITE
+            assert (solution.segment[2], solution.time[2]) == (0, 0.0)
+            ends = solution.x1[good]
+        else:
+            ends = torch.stack([solve(segments(weights), x0[i], method="tsit5").x1 for i in good])
+        found.append((ends, *torch.autograd.grad(ends.square().sum(), (weights, x0))))
+    for ours, right in zip(*found, strict=True):
+        assert torch.allclose(ours, right, rtol=1e-8, atol=1e-10)
+        assert torch.isfinite(ours).all()
+
+
+def test_a_fast_row_among_many_is_right_and_costs_the_others_nothing():
+    # one norm over all lets it be wrong by many tolerances
+    rates = torch.full((1000, 1), 0.1, dtype=torch.float64)
+    rates[17] = 30.0
+
+    def swing(t, x):
+        return torch.stack([x[..., 2] * x[..., 1], -x[..., 2] * x[..., 0], 0 * x[..., 2]], -1)
+
+    x0 = torch.cat([torch.ones_like(rates), torch.zeros_like(rates), rates], 1)
+    exact = torch.cat([torch.cos(rates), -torch.sin(rates), rates], 1)
+    request = {"method": "tsit5", "rtol": 1e-6, "atol": 1e-6}
+    together, as_one = solve_each([Segment(0, 1, swing)], x0, **request), solve([Segment(0, 1, swing)], x0, **request)
+    assert float((together.x1 - exact).abs().max()) < 2e-5
+    assert float((as_one.x1 - exact).abs().max()) > 1e-4
+    assert together.stats[17].accepted > 20
+    assert all(stats.accepted < 6 for i, stats in enumerate(together.stats) if i != 17)
+
+
+def test_rows_end_each_in_its_own_way_and_it_is_said():
+    # x' = x^2 blows up at 1/x0
+    x0 = torch.tensor([[0.1], [4.0], [-1.0], [0.6]], dtype=torch.float64)
+    with pytest.raises(SolveError, match=r"1 of 4 rows broke; row 1: .* in segment 0 at t = 0.25") as caught:
+        solve_each([Segment(0, 1, lambda t, x: x**2)], x0, rtol=1e-6, atol=1e-9)
+    solution = caught.value.solution
+    assert solution.time[1] == pytest.approx(0.25, rel=1e-4)
+    alone = solve([Segment(0, 1, lambda t, x: x**2)], x0[1], method="tsit5", rtol=1e-6, atol=1e-9, throw=False)
+    assert solution.status[1] is alone.status
+    good = [0, 2, 3]
+    assert torch.allclose(solution.x1[good], x0[good] / (1 - x0[good]), rtol=1e-5)
+    few = solve_each([Segment(0, 1, lambda t, x: torch.cos(50 * x))], x0, max_steps=8, throw=False)
+    assert set(few.status) == {Status.TOO_MANY_STEPS}
+
+
+@pytest.mark.parametrize(
+    ("x0", "request_", "words"),
+    [
+        (torch.ones(2, 1), {"method": "rk4"}, "no steps by row"),
+        (torch.ones(2, 1), {"method": "esdirk4"}, "no steps by row"),
+        (torch.ones(2, 1), {"method": "torchdiffeq:dopri5"}, "no steps by row"),
+        (torch.tensor(1.0), {}, "first axis are the rows"),
+        (torch.ones(2, 1), {"rtol": -1}, "rtol = -1"),
+        (torch.ones(2, 1), {"min_step": 1.0, "max_step": 0.5}, "min_step = 1.0 is above max_step"),
+    ],
+)
+def test_what_rows_have_not_is_named(x0, request_, words, monkeypatch):
+    call = unchecked(solve_each)
+    monkeypatch.setattr(sys.modules["solvers.each"], "check_solver", unchecked(sys.modules["solvers.each"].check_solver))
+    with pytest.raises(ConfigError, match=words):
+        call([Segment(0, 1, lambda t, x: -x)], x0, **request_)
