@@ -81,8 +81,8 @@ def costate(
 
 def continuous_or_discrete(
     model: Model,
-    tokens: Int[Tensor, "*batch tokens"],
-    targets: Int[Tensor, "..."],
+    tokens: Tensor,
+    targets: Any,
     *,
     rtol: float | None = None,
     atol: float | None = None,
