@@ -183,7 +183,7 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
         costates.insert(0, way.costate)
         starts.insert(0, way.path[-1])
         drift.insert(0, float(_drift(sublayer.velocity, way.path)))
-        stats = Stats(*(sum(pair) for pair in zip(dataclasses.astuple(stats), dataclasses.astuple(way.stats), strict=True)))
+        stats += way.stats
     _check_finite(states, costates)
     return Costate("continuous", float(loss), depth.times, tuple(states), tuple(costates), tuple(starts), tuple(drift), stats)
 
