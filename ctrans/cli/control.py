@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import click
@@ -70,17 +71,17 @@ def command(request: ControlRequest) -> None:
     readings: dict[str, MaximumPrinciple] = {}
     trained: dict[str, Attained | str] = {}
     instead: dict[str, str] = {}
-    with progress_bar("control", len(found)) as advance:
+    with progress_bar("control", 2 * sum(subject.blocks for subject in found)) as advance:
         for subject in found:
             model = subject.model(dtype, device)
             p, why = continuous_or_discrete(model, tokens, targets, rtol=request.rtol, atol=request.atol)
             readings[subject.name] = maximum_principle(model.depth, p)
             instead |= {} if why is None else {subject.name: why}
             try:
-                trained[subject.name] = attained(model, tokens, targets)
+                word = partial(lambda name, k: advance(name), subject.name)
+                trained[subject.name] = attained(model, tokens, targets, progress=word)
             except ConfigError as error:
                 trained[subject.name] = str(error)
-            advance(subject.name)
     page: list[Any] = []
     for name, reading in readings.items():
         page += [control_table(name, reading), "", *control_notes(reading, instead.get(name))]

@@ -83,10 +83,12 @@ def attained(
     *,
     weight_decay: float = 0.0,
     decay_gains: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Attained:
     """How much of the maximum principle a model's parameters leave, segment by segment, on one text.
 
     `weight_decay` is lam of a loss with lam/2 times the squares of all matrices in it, and of all vectors with `decay_gains`.
+    `progress(k)` follows the ascents, which take nearly all of the time, by segment.
     Raises ConfigError for a map that does not name its last linear map, for weights on demand, which are nobody's parameters, and
     as `costate` does.
 
@@ -98,6 +100,11 @@ def attained(
     sublayers = list(model.depth.sublayers)
     steps = [_Step.of(sublayer, found, k, h) for k, (sublayer, h) in enumerate(zip(sublayers, model.depth.lengths, strict=True))]
     decays = {1: weight_decay * decay_gains, 2: weight_decay}
+    shared = []
+    for k, step in enumerate(steps):
+        shared.append(step.shared_gap)
+        if progress is not None:
+            progress(k)
     return Attained(
         loss=found.loss,
         times=list(model.depth.times[:-1]),
@@ -109,7 +116,7 @@ def attained(
         stationarity=[(step.work + step.decayed(decays)) / step.size for step in steps],
         pointwise_gap=[step.pointwise_gap for step in steps],
         last_gap=[step.last_gap for step in steps],
-        shared_gap=[step.shared_gap for step in steps],
+        shared_gap=shared,
         first_order=[step.first_order for step in steps],
     )
 
