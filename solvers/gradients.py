@@ -10,9 +10,10 @@
 The last two give parameter gradients to autograd segment by segment.
 
 Fields that draw random numbers have `backprop` and `checkpoint`; so has half precision, with the adjoint. A scripted field, into
-which nothing looks, too. `torchdiffeq:scipy_solver` leaves torch and has the adjoint only. torchdiffeq's methods are recomputed
-by whole segments. Second derivatives have `backprop` and `checkpoint`, `torch.func.grad` and `vmap` (fixed steps) `backprop`; the
-others raise ConfigError there. Forward mode (`torch.func.jvp`, `forward_ad`) is taken through the plain steps whatever the kind.
+which nothing looks, too. `torchdiffeq:scipy_solver` leaves torch and has the adjoint only; implicit methods have `backprop` and
+`checkpoint`, and first derivatives only. torchdiffeq's methods are recomputed by whole segments. Second derivatives have `backprop` and
+`checkpoint`, `torch.func.grad` and `vmap` (fixed steps) `backprop`; the others raise ConfigError there. Forward mode (`torch.func.jvp`,
+`forward_ad`) is taken through the plain steps of explicit methods whatever the kind.
 Times of segments that are tensors are learned by every kind: `solvers.learned_time`.
 """
 

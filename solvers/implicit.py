@@ -51,6 +51,10 @@ def implicit_stage(run: Run, segment: Segment, t: float, base: Tensor, c: float,
             "an implicit method looks at numbers, which is not possible under vmap, and is differentiated backward only: use an explicit "
             "method, as rk4, there"
         )
+    if base.dtype.itemsize < 4:
+        raise ConfigError(
+            f"Newton's method cannot find a stage in {str(base.dtype).removeprefix('torch.')}: keep the state in float32 (autocast does)"
+        )
     with torch.no_grad():
         y = _newton(run, segment, t, base.detach(), c, near.detach())
         k = (y - base) / c
@@ -187,7 +191,7 @@ def _cycle(matrix: Linear, b: Tensor, size: float, allowed: float) -> tuple[Tens
         rotations.append((cosine, sine))
         columns.append([*column[:-2], radius])
         right[j:] = [cosine * right[j], -sine * right[j]]
-        if abs(right[-1]) <= allowed or length <= 1e-14 * radius:
+        if abs(right[-1]) <= allowed or length <= torch.finfo(b.dtype).eps * radius:
             break
         basis.append(w / length)
     weights = [0.0] * len(columns)

@@ -40,6 +40,7 @@ with every call."""
 BOUNDS = ("first_step", "min_step", "max_step")
 RULE = {"safety": "safety", "ifactor": "grow", "dfactor": "shrink"}
 ADAPTIVE = ("norm", "max_num_steps", "dtype", "step_t", "jump_t", *BOUNDS, *RULE)
+CALLBACKS = ("callback_step", "callback_accept_step", "callback_reject_step")
 FIXED = ("norm", "step_size", "grid_constructor", "interp", "perturb")
 
 Func = Callable[[Tensor, Any], Any]
@@ -71,8 +72,8 @@ def odeint(
 
     Different from there: `gradient` is a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); a relative tolerance below what y0's
     type resolves is raised to that; what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice
-    instead of an assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of. Tolerances by entry and
-    complex states are refused.
+    instead of an assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of, and so are callbacks of
+    func, which are not called. Tolerances by entry and complex states are refused.
 
     With `event_fn(t, y)` the result is (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
     another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
@@ -91,6 +92,11 @@ def odeint(
     known = ADAPTIVE if chosen.adaptive else FIXED
     if strange := sorted(set(asked) - set(known)):
         warnings.warn(f"odeint: unexpected options {strange} for method {method!r}; it knows {', '.join(known)}", stacklevel=2)
+    if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
+        warnings.warn(
+            f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
+            stacklevel=2,
+        )
     tree = None if isinstance(y0, Tensor) else Tree(y0)
     field: Field = func if tree is None else lambda t, y: tree.flat("func", func(t, tree.parts(y)))
     first = start = y0 if tree is None else tree.flat("y0", y0)

@@ -65,8 +65,9 @@ class Convergence:
 
 
 def own_methods() -> list[str]:
-    """The names of the methods that are tableaus of ours, of the orders that float64 lets one measure on these models (`STEPS`)."""
-    return [name for name, method in METHODS.items() if isinstance(method, HasReversibleForm) and method.order in STEPS]
+    """The names of our explicit methods, of the orders that float64 lets one measure on these models (`STEPS`)."""
+    own = {name: method for name, method in METHODS.items() if isinstance(method, HasReversibleForm)}
+    return [name for name, method in own.items() if method.order in STEPS and not getattr(method, "implicit", False)]
 
 
 def substep_convergence(method: str, placement: str, norm: str = "layernorm", seed: int = 0) -> Convergence:

@@ -21,12 +21,8 @@ from tests.helpers import NAMES, small_model
 every = pytest.mark.parametrize("placement", NAMES)
 
 
-IMPLICIT = [name for name in own_methods() if METHODS[name].implicit]  # a minute each
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in IMPLICIT]
-
-
 @every
-@pytest.mark.parametrize("method", [*(name for name in own_methods() if name not in IMPLICIT), *SLOW])
+@pytest.mark.parametrize("method", [*own_methods(), pytest.param("esdirk4", marks=pytest.mark.slow)])
 def test_every_own_method_has_its_order_on_every_placement(method, placement):
     result = substep_convergence(method, placement)
     assert result.order == pytest.approx(result.formal, abs=0.15), result.errors

@@ -293,6 +293,55 @@ def test_steps_that_min_step_forces_are_theirs_and_warned_of(method):
         odeint(lambda t, y: -y, y0, t, method=method, rtol=1e-3, options={"min_step": 0.0, "max_step": math.inf})
 
 
+@pytest.mark.parametrize("name", ["callback_step", "callback_accept_step", "callback_reject_step"])
+def test_callbacks_that_would_go_unheard_are_said(name):
+    class Field(nn.Module):
+        def forward(self, t, y):
+            return -y
+
+    field = Field()
+    setattr(field, name, lambda *of: None)
+    with pytest.warns(UserWarning, match=f"func has {name}, and callbacks are not called here"):
+        odeint(field, torch.ones(2), torch.tensor([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("method", ["dopri5", "bosh3", "adaptive_heun", "tsit5", "dopri8"])
+def test_a_looser_tolerance_costs_fewer_evaluations_and_a_tighter_one_is_nearer(method, descending):
+    field, y0, t, exact = problem("sine", descending=descending)
+    errors, counts = [], []
+    for tolerance in (1e-3, 1e-5, 1e-7):
+        calls = []
+
+        def counted(t, y, calls=calls):
+            calls.append(t)
+            return field(t, y)
+
+        y = odeint(counted, y0, t, method=method, rtol=tolerance, atol=tolerance)
+        errors.append(float(((y - exact).abs() / (1 + exact.abs())).max()))
+        counts.append(len(calls))
+    assert counts == sorted(counts)
+    assert errors[2] < errors[0] < 0.1
+    assert errors[2] < 1e-3
+
+
+@pytest.mark.parametrize("gradient", ["backprop", "adjoint"])
+@pytest.mark.parametrize("method", ["dopri5", "bosh3", "rk4", "midpoint"])
+def test_gradients_of_a_tuple_with_entries_that_nothing_depends_on(method, gradient):
+    # the cases of a state whose part is constant, of a parameter that is not used, and of a y0 without a gradient
+    used, idle = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.7, 2.0))
+    a, b = torch.ones(2, dtype=torch.float64, requires_grad=True), torch.zeros(3, dtype=torch.float64)
+    t = torch.linspace(0, 1, 9, dtype=torch.float64)
+    right = None
+    for call, extra in ((odeint, {"gradient": gradient}), (torchdiffeq.odeint, {})):
+        ends = call(lambda t, y: (-used * y[0], torch.zeros_like(y[1])), (a, b), t, method=method, rtol=1e-9, atol=1e-9, **extra)
+        found = torch.autograd.grad(ends[0][-1].sum(), (used, a, idle), allow_unused=True)
+        assert found[2] is None
+        right = found if right is None else right
+    for mine, other in zip(right[:2], found[:2], strict=True):
+        assert torch.allclose(mine, other, rtol=1e-3 if gradient == "adjoint" else 1e-6)
+
+
 @pytest.mark.parametrize("method", sorted(set(NAMES) - set(ITS_METHODS)))
 def test_methods_that_only_they_have_are_run_by_them(method):
     t, y0 = torch.linspace(0, 2, 7, dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
