@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from ctrans.control.model_check import threshold_at
@@ -30,8 +29,9 @@ class Logits(Instrument):
         self._found: Readings = {}
         if not math.isfinite(at.loss):
             add(self._found, "entries that are not finite", Reading(1.0, HEAD, f"the loss is {at.loss}", None))
-        if own_loss(model) is not None:
             return
+        if own_loss(model) is not None:
+            raise ConfigError("this model has a loss of its own, and log Z and guessing are of a cross-entropy of logits")
         logits = model.head(at.x).double()
         guessing = math.log(logits.shape[-1])
         drift = float(torch.logsumexp(logits, -1).mean()) - guessing
@@ -120,7 +120,7 @@ class TiedGradients(Instrument):
             pull(lambda x: terminal_loss(model, x, at.targets), at.x, None, shared, gradients)
         self._head = {key: gradient for key, gradient in gradients.items() if bool(gradient.any())}
 
-    def embedding(self, model: Model, tokens: Int[Tensor, "*batch tokens"], p: Tensor) -> None:
+    def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
         if not self._head or not isinstance(model, ModelOfModules):
             return
         with tracked(self._parts) as weights:

@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
@@ -30,6 +29,7 @@ from ctrans.stability.diagnosis.down import (
     weights_that_are_not_finite,
 )
 from ctrans.stability.diagnosis.reading import Reading
+from ctrans.stability.screening.case import cut
 from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
 
@@ -171,8 +171,8 @@ def examine(
 
 def diagnose(
     model: Model,
-    tokens: Int[Tensor, "batch tokens"],
-    targets: Int[Tensor, "batch tokens"] | None = None,
+    tokens: Tensor,
+    targets: Any = None,
     *,
     weight_decay: float | None = None,
     progress: Callable[[int], None] | None = None,
@@ -189,7 +189,7 @@ def diagnose(
         each.note = refusal if each.looks_back else None
     lanes = [
         Lane(tokens, targets if refusal is None else None, whole),
-        Lane(tokens[:1, :JACOBIAN_TOKENS], None, examination.part),
+        Lane(cut(tokens, 1, JACOBIAN_TOKENS), None, examination.part),
     ]
     walk_lanes(model, lanes, progress=progress)
     return examination.conclude()
