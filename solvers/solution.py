@@ -57,8 +57,13 @@ class Stats:
 
     def __add__(self, later: Stats) -> Stats:
         """What two solves cost together, one after the other; stiff from where the first of them is."""
-        counts = (getattr(self, name) + getattr(later, name) for name in ("evaluations", "accepted", "rejected", "forced"))
-        return Stats(*counts, later.stiff_at if self.stiff_at is None else self.stiff_at)
+        return Stats(
+            self.evaluations + later.evaluations,
+            self.accepted + later.accepted,
+            self.rejected + later.rejected,
+            self.forced + later.forced,
+            later.stiff_at if self.stiff_at is None else self.stiff_at,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
