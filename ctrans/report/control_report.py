@@ -20,7 +20,7 @@ def control_table(name: str, reading: MaximumPrinciple, rows: int = 12) -> Table
     r = reading
     return _by_segment(
         f"{name}: {equation(name)}",
-        f"loss {r.loss:.4f} nats; align: " + "; ".join(ALIGNMENTS[measure] for measure in dict.fromkeys(r.measures)),
+        f"loss {r.loss:.4f}; align: " + "; ".join(ALIGNMENTS[measure] for measure in dict.fromkeys(r.measures)),
         {
             "seg": str,
             "sublayer": lambda k: r.kinds[k],
