@@ -28,6 +28,8 @@ def simulation_table(simulation: Simulation, rows: int = 7) -> Table:
     cost = f"{s.evaluations} evaluations, {s.accepted} steps, {s.rejected} rejected, {s.seconds:.2f} s"
     if s.used is not None and max(s.used) > 1 + 1e-9:
         cost += "\nabove the bound of the exact solution: the method does not resolve the ODE; take more steps"
+    for warning in s.warnings:
+        cost += f"\n{warning}"
     if s.unreferenced is not None:
         cost += f"\nthe ODE to compare with could not be solved to the end, so distances end (–): {s.unreferenced}"
     if s.unbounded is not None:

@@ -34,14 +34,16 @@ class Simulation:
     `distance` is |X - X_ode|/|X_ode| of the trajectory, `discrete_distance` the same for the discrete model (None where the
     reference or the discrete model failed before that depth). `drift` is the violation of the conservation law `law` in each
     segment, one less than there are times. `used` is the mean absolute value over its sharper bound. `bounds` and `used` are None
-    where no bound on a map is known, which `unbounded` then says. `reference` is how the ODE was solved, None where it was not asked
-    for, and `unreferenced` why that failed, where it did: distances are None from there on.
+    where no bound on a map is known, which `unbounded` then says. `warnings` are what is to be known of a method that got to the end.
+    `reference` is how the ODE was solved, None where it was not asked for, and `unreferenced` why that failed, where it did: distances
+    are None from there on.
     """
 
     placement: str
     discrete: bool
     status: Status
     message: str
+    warnings: list[str]
     times: list[float]
     mean_abs: list[float]
     variance: list[float]
@@ -99,6 +101,7 @@ def simulate(
         discrete=itself,
         status=solution.status,
         message=solution.message,
+        warnings=list(solution.warnings),
         times=list(solution.times),
         mean_abs=[m.mean_abs for m in each],
         variance=[m.variance for m in each],

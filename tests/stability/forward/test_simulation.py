@@ -1,7 +1,11 @@
+import dataclasses
+
 import pytest
 import torch
 
+from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
+from ctrans.report.simulate_report import simulation_table
 from ctrans.stability.forward.conservation import conservation_drift
 from ctrans.stability.forward.simulation import simulate
 from solvers import Status, solve
@@ -70,3 +74,18 @@ def test_laws_are_found_by_the_norms_and_only_where_all_segments_obey():
     assert set(LAWS) == {
         name for name in PLACEMENTS if conservation_drift(small_model(name).depth, small_model(name).trajectory(tokens()).states)
     }
+
+
+def test_what_a_solver_warns_of_is_told():
+    class Stiff(GPT):
+        def trajectory(self, tokens, **options):
+            found = super().trajectory(tokens, **options)
+            return dataclasses.replace(found, stats=dataclasses.replace(found.stats, stiff_at=0.5))
+
+    model = small_model("peri")
+    model.__class__ = Stiff
+    found = simulate(model, tokens(), method="tsit5", reference=False)
+    assert len(found.warnings) == 1
+    assert "esdirk4" in found.warnings[0]
+    assert found.warnings[0] in str(simulation_table(found).caption)
+    assert simulate(small_model("peri"), tokens(), method="tsit5", reference=False).warnings == []
