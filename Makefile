@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all campaign gpu lint setup clean
+.PHONY: simulate train test test-all costs campaign gpu lint setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -13,12 +13,16 @@ train: setup
 	$(BIN)/ctrans generate --checkpoint out/small --prompt "The " --tokens 300
 	@echo "Its losses by step: out/small/loss.png"
 
-# each row of each table of cases; test-all: all their combinations, and what is marked slow
+# each row of each table of cases; test-all: all their combinations, what is marked slow, and what costs.txt says is dear
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# which tests are dear, measured again: on a quiet machine
+costs: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow" --costs
 
 # wrong requests and calls, hostile files, flipped bits, kills; the counts are kept in benchmarks/results
 campaign: setup

@@ -3,6 +3,7 @@
 import collections
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
 import hypothesis
 import jaxtyping
@@ -24,13 +25,26 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 TYPES_CHECKED = pytest.StashKey[bool]()
+COSTS = Path(__file__).parent / "costs.txt"
+"""Processor seconds of the dear tests, as `make costs` measures them."""
+DEAR = 0.7
+"""Seconds from which a test is one for `make test-all`."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--costs", action="store_true", help=f"measure each test's processor seconds, and write {COSTS.name} anew")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Without slow tests, a test with several tables of cases meets every case of each table, not all their combinations; and shapes
-    and types, which double a test's time, are checked in its first case, and not where whole commands are run.
+    and types, which double a test's time, are checked in its first case, and not where whole commands are run. Tests that are dear
+    are slow ones.
     """
+    dear = set() if config.option.costs else {line.split("\t")[1] for line in COSTS.read_text().splitlines()}
+    for item in items:
+        if item.nodeid in dear:
+            item.add_marker(pytest.mark.slow)
     of_a_test = collections.defaultdict(list)
     for item in items:
         of_a_test[item.nodeid.partition("[")[0]].append(item)
@@ -53,6 +67,26 @@ def _places(case):
     return {
         names: tuple(id(case.callspec.params[name]) for name in names) for names in [*tables, *((name,) for name in fixtures)]
     }
+
+
+@pytest.fixture(autouse=True)
+def _cost(request):
+    """Processor seconds, of processes that it starts too."""
+    start = sum(os.times()[:4])
+    yield
+    request.node.user_properties.append(("seconds", sum(os.times()[:4]) - start))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if not config.option.costs:
+        return
+    ends = [each for each in terminalreporter.stats.get("", []) if each.when == "teardown"]
+    costs = {end.nodeid: seconds for end in ends for name, seconds in end.user_properties if name == "seconds"}
+    dear = sorted((name for name, seconds in costs.items() if seconds >= DEAR), key=lambda name: (-costs[name], name))
+    COSTS.write_text("".join(f"{costs[name]:.1f}\t{name}\n" for name in dear))
+    terminalreporter.write_line(
+        f"{sum(costs.values()):.0f} processor seconds, of which {len(dear)} dear tests take {sum(costs[name] for name in dear):.0f}"
+    )
 
 
 @pytest.fixture(autouse=True)

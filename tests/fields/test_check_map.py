@@ -150,9 +150,11 @@ def test_a_map_without_a_last_layer_is_looked_at_as_far_as_it_goes(monkeypatch):
     text = tokens(2, 6)
     findings = screen(model.requires_grad_(False), text[:, :-1], text[:, 1:], "quick").findings
     assert findings["backward"].result is not None
-    assert "does not name its last linear map: give it `features(x)` and `last`" in findings["well-posedness"].why
-    with pytest.raises(ConfigError, match="the ffn sublayer's Linear does not name its last linear map"):
-        check_model(model, text[:, :-1], text[:, 1:])
+    words = "does not name its last linear map: give it `features(x)` and `last`"
+    assert any("segment 1 (ffn) is skipped" in note and words in note for note in findings["well-posedness"].notes)
+    check = check_model(model, text[:, :-1], text[:, 1:])
+    assert [segment.kind for segment in check.segments] == ["attention"]
+    assert words in check.skipped["segment 1 (ffn)"]
 
 
 def test_a_map_that_does_not_show_its_matrices_cannot_be_drawn_and_says_so(monkeypatch):
