@@ -39,12 +39,8 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Without slow tests, a test with several tables of cases meets every case of each table, not all their combinations; and shapes
     and types, which double a test's time, are checked in its first case, and not where whole commands are run. Tests that are dear
-    are slow ones.
+    are slow ones, but for those marked as core.
     """
-    dear = set() if config.option.costs else {line.split("\t")[1] for line in COSTS.read_text().splitlines()}
-    for item in items:
-        if item.nodeid in dear:
-            item.add_marker(pytest.mark.slow)
     of_a_test = collections.defaultdict(list)
     for item in items:
         of_a_test[item.nodeid.partition("[")[0]].append(item)
@@ -57,6 +53,10 @@ def pytest_collection_modifyitems(config, items):
         for case in cases:
             first = case is cases[0] and "cli" not in case.path.parts
             case.stash[TYPES_CHECKED] = first or "not slow" not in config.option.markexpr
+    dear = set() if config.option.costs else {line.split("\t")[1] for line in COSTS.read_text().splitlines()}
+    for item in items:
+        if item.nodeid in dear and item.get_closest_marker("core") is None:
+            item.add_marker(pytest.mark.slow)
 
 
 def _places(case):

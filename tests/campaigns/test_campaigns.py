@@ -51,6 +51,7 @@ def test_damaged_checkpoints_are_read_by_nobody(tmp_path):
         assert not accepted, f"seed {SEED}: {what} is read by {accepted}"
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("campaign", "share"), [("of_kills", 0.02), ("of_calls", 0.03), ("of_requests", 0.01), ("of_hostile_files", 0.1)]
 )

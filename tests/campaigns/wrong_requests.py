@@ -34,12 +34,13 @@ QUICK = {
     "hjb-check": SMALL,
     "control": SMALL,
     "screen": [*SMALL, "--quick"],
+    "diagnose": SMALL,
     "verify": ["--cases", "1", "--only", "lemma-1"],
     "train": [*SMALL, "--iterations", "1", "--eval-windows", "1"],
     "generate": ["--tokens", "1", "--checkpoint", "/proc/none"],
 }
 """What keeps the answer to a request that is right after all short."""
-SLOW = {"convergence", "verify", "hjb-check", "control", "screen"}
+SLOW = {"convergence", "verify", "hjb-check", "control", "screen", "diagnose"}
 """Commands whose answers take seconds or minutes: what is drawn for them has nowhere to be written."""
 
 

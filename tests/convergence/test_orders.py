@@ -21,6 +21,7 @@ from tests.helpers import NAMES, small_model
 every = pytest.mark.parametrize("placement", NAMES)
 
 
+@pytest.mark.core
 @every
 @pytest.mark.parametrize("method", [*own_methods(), pytest.param("esdirk4", marks=pytest.mark.slow)])
 def test_every_own_method_has_its_order_on_every_placement(method, placement):
