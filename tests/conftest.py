@@ -27,7 +27,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 TYPES_CHECKED = pytest.StashKey[bool]()
 COSTS = Path(__file__).parent / "costs.txt"
 """Processor seconds of the dear tests, as `make costs` measures them."""
-DEAR = 0.7
+DEAR = 0.45
 """Seconds from which a test is one for `make test-all`."""
 
 
@@ -83,7 +83,7 @@ def pytest_terminal_summary(terminalreporter, config):
     ends = [each for each in terminalreporter.stats.get("", []) if each.when == "teardown"]
     costs = {end.nodeid: seconds for end in ends for name, seconds in end.user_properties if name == "seconds"}
     dear = sorted((name for name, seconds in costs.items() if seconds >= DEAR), key=lambda name: (-costs[name], name))
-    COSTS.write_text("".join(f"{costs[name]:.1f}\t{name}\n" for name in dear))
+    COSTS.write_text("".join(f"{costs[name]:.2f}\t{name}\n" for name in dear))
     terminalreporter.write_line(
         f"{sum(costs.values()):.0f} processor seconds, of which {len(dear)} dear tests take {sum(costs[name] for name in dear):.0f}"
     )
