@@ -42,9 +42,10 @@ class Scheme:
             check_count("steps", self.steps, MOST_STEPS)
         # which tolerances a dtype resolves is known when a state comes
         self.check_numbers(torch.float64)
-        get_gradient(self.gradient)
+        gradient, method = get_gradient(self.gradient), get_method(self.method)
         get_norm(self.norm)
-        if self.norm != "rms" and not get_method(self.method).adaptive:
+        # `reversible` measures by it how far its two states are apart, in fixed steps too
+        if self.norm != "rms" and not method.adaptive and gradient.scheme(method) is method:
             raise ConfigError(
                 f"method {self.method!r} has fixed steps and no error to take the norm {self.norm!r} of: use an adaptive method, as tsit5"
             )

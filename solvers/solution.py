@@ -101,7 +101,7 @@ class Solution:
         if self.stats.stiff_at is not None:
             found.append(
                 f"from t = {self.stats.stiff_at:.6g} on stability and not accuracy bounds the steps of this explicit method, which took "
-                f"{self.stats.accepted + self.stats.rejected}: the field is stiff there, and an implicit one, as esdirk4, takes fewer"
+                f"{self.stats.accepted + self.stats.rejected}: the field is stiff there, and an implicit one, as esdirk4, may take fewer"
             )
         return tuple(found)
 

@@ -23,7 +23,7 @@ COMMANDS = {
     "convergence": "Measure the order of every integration method on every placement.",
     "hjb-check": "Certify for each sublayer whether its Hamiltonian is finite, and under which bounds.",
     "control": "See by depth what a model leaves of the maximum principle.",
-    "diagnose": "Say what is wrong with a model, most severe first: place, figure, what helps.",
+    "diagnose": "Say what is out of the ordinary in a model, most severe first: place, figure, what may help.",
     "screen": "Screen an architecture before training it: what it does, with limits on both sides.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",

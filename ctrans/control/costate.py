@@ -17,6 +17,7 @@ from ctrans.depth import Depth
 from ctrans.walk import Instrument, Model, Passage, PassageBack, Turn, check_targets, terminal_loss, value_and_pullback, walk
 from solvers import ConfigError, Method, Segment, SolveError, Stats, Status, solve
 from solvers.errors import unknown
+from solvers.request import check_solver
 from solvers.run import finite
 from solvers.segment import Map
 from solvers.solution import ADVICE
@@ -90,8 +91,10 @@ def continuous_or_discrete(
     """The continuous costate and None; or, where the ODE or its adjoint has no solution to be had, the discrete one and why.
 
     A norm around the state with a dead gain does that: the ODE divides by the gain, the model's own step does not. The loss is the
-    discrete model's then, and `starts` its own states. Raises what the discrete form raises too.
+    discrete model's then, and `starts` its own states. Raises ConfigError for tolerances that make no sense, and what the discrete
+    form raises too.
     """
+    check_solver("tsit5", 1, rtol, atol, torch.float64)
     try:
         return costate(model, tokens, targets, form="continuous", rtol=rtol, atol=atol), None
     except (ConfigError, SolveError) as error:

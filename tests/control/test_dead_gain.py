@@ -63,3 +63,9 @@ def test_a_simulation_says_that_there_is_no_ode_to_compare_with():
     assert found.distance == [None] * 7
     assert "gamma[5]" in str(found.unreferenced)
     assert simulate(small_model("post"), tokens(1, 7)).unreferenced is None
+
+
+def test_tolerances_that_make_no_sense_are_refused_and_not_answered_by_the_discrete_costate():
+    text = tokens(1, 7)
+    with pytest.raises(ConfigError, match="rtol = -1"):
+        continuous_or_discrete(small_model("peri"), text[:, :-1], text[:, 1:], rtol=-1.0)

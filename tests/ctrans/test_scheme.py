@@ -28,3 +28,4 @@ def test_an_unknown_norm_is_refused_when_the_scheme_is_made():
 def test_a_norm_of_the_error_is_refused_for_a_method_that_estimates_none():
     with pytest.raises(ConfigError, match=r"fixed steps.*'max'"):
         Scheme("rk4", norm="max")
+    assert Scheme("rk4", norm="max", gradient="reversible").norm == "max"  # of the distance between its two states

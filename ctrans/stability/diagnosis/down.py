@@ -30,6 +30,7 @@ Readings = dict[str, list[Reading]]
 
 
 def add(readings: Readings, quantity: str, reading: Reading) -> None:
+    """Puts a reading behind those of its quantity that are known."""
     readings.setdefault(quantity, []).append(reading)
 
 
