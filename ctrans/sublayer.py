@@ -1,4 +1,4 @@
-"""A sublayer: the map f (attention or FFN) with the norms its placement puts around it."""
+"""A sublayer: the map f (attention or FFN) with the norms its placement puts around it, and how its output joins the state."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from torch import Tensor, nn
 from ctrans.fields import Kind, check_shape
 from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
+from ctrans.residual import Residual
 from solvers import ConfigError, Segment
 from solvers.segment import Map, Time
 
 
 class Sublayer(nn.Module):
-    """r(X) = gain * N_out f(N_in X), each norm where it is given: the velocity of one segment, before any tangent projection.
+    """r(X) = gain * W N_out f(s N_in X), each norm where it is given: the velocity of one segment, before any tangent projection.
 
     - `field`: any module from (*batch, tokens, width) to the same shape; so an imported model's attention and our own are the same
       thing here
     - `state_norm`: the norm around the residual sum
     - `gain`: 1, or DeepNorm's 1/alpha
+    - `residual`: W and s, an entry of `RESIDUALS`; W = I and s = 1 without one
     - `placement`: the entry of `PLACEMENTS` that these norms and this gain are from, where it is known
     """
 
@@ -35,6 +37,7 @@ class Sublayer(nn.Module):
         output_norm: Norm | None = None,
         state_norm: Norm | None = None,
         gain: float = 1.0,
+        residual: Residual | None = None,
         placement: Placement | None = None,
     ):
         super().__init__()
@@ -44,6 +47,7 @@ class Sublayer(nn.Module):
         self._placement = placement
         self.field, self.kind, self.gain = field, kind, gain
         self.input_norm, self.output_norm, self.state_norm = input_norm, output_norm, state_norm
+        self.residual = residual
 
     def with_field(self, field: nn.Module) -> Sublayer:
         """The same sublayer around another map; it shares the norms."""
@@ -54,6 +58,7 @@ class Sublayer(nn.Module):
             output_norm=self.output_norm,
             state_norm=self.state_norm,
             gain=self.gain,
+            residual=self.residual,
             placement=self._placement,
         )
 
@@ -70,12 +75,33 @@ class Sublayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The raw velocity r(X). Raises ConfigError for a map that does not keep its input's shape."""
-        if self.input_norm is not None:
-            x = self.input_norm(x)
-        v = check_shape(self.field, self.kind, x, self.field(x))
-        if self.output_norm is not None:
-            v = self.output_norm(v)
-        return v if self.gain == 1.0 else self.gain * v
+        u = self.given(x)
+        v = check_shape(self.field, self.kind, u, self.field(u))
+        return self.joined(v if self.output_norm is None else self.output_norm(v))
+
+    def given(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """U = s N_in X, what the map is given."""
+        u = x if self.input_norm is None else self.input_norm(x)
+        return u if self.input_scale == 1.0 else self.input_scale * u
+
+    def joined(self, v: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """r = gain * W v for what the norms make of the map's output."""
+        v = v if self.gain == 1.0 else self.gain * v
+        return v if self.residual is None else self.residual(v)
+
+    def pulled(self, p: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at this costate."""
+        return self.gain * (p if self.residual is None else self.residual.pull(p))
+
+    @property
+    def input_scale(self) -> float:
+        """s, what the map's input is multiplied by."""
+        return 1.0 if self.residual is None else self.residual.input_scale
+
+    @property
+    def largest_gain(self) -> float:
+        """|gain W|_2: no velocity is longer than that times v."""
+        return self.gain if self.residual is None else self.gain * self.residual.largest
 
     def velocity(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The ODE's velocity v(X): r(X), or its part tangent to the state norm's image (Kan, eq. 132)."""

@@ -39,3 +39,15 @@ VARIANTS = {
     "squared relu": {"activation": "relu2"},
 }
 """Options of the maps of tables, as changes of a configuration with four heads; each is enrolled in tests/model/test_variants.py."""
+
+RESIDUAL_CASES = {
+    "layerscale, pre": ("pre", {"residual": "layerscale"}),
+    "layerscale, peri": ("peri", {"residual": "layerscale", "residual_init": 1e-2}),
+    "layerscale, post": ("post", {"residual": "layerscale", "norm": "rmsnorm"}),
+    "rezero, pre": ("pre", {"residual": "rezero"}),
+    "rezero, none": ("none", {"residual": "rezero", "residual_init": 0.5}),
+    "rezero, output": ("output", {"residual": "rezero", "norm": "rmsnorm"}),
+    "depth scaled, pre": ("pre", {"residual": "depth_scaled"}),
+    "depth scaled, peri": ("peri", {"residual": "depth_scaled", "norm": "rmsnorm"}),
+}
+"""Residuals in placements that take them; each is enrolled in tests/model/test_residuals.py."""

@@ -95,6 +95,8 @@ class ModelRequest(WrittenRequest):
     softcap: float | None
     sinks: bool
     gated_output: bool
+    residual: str
+    residual_init: float | None
     seed: int
     checkpoint: Path | None
     model: Path | None

@@ -208,7 +208,7 @@ class _Step:
         norm = self.sublayer.output_norm
         if norm is None:
             return math.inf
-        scaled = self.sublayer.gain * self.p
+        scaled = self.sublayer.pulled(self.p)
         return self.h * float(admissible_set(norm, self.sublayer.placement).support(scaled).sum()) + self.work
 
     @property

@@ -21,6 +21,7 @@ from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import BlockPlacement, Placement
+from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import blocks_through
@@ -130,8 +131,8 @@ def make_norm(config: GPTConfig) -> Norm:
     return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False))
 
 
-def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement) -> Sublayer:
-    """A fresh sublayer of that kind with the norms that the placement puts around its map."""
+def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, block: int = 0) -> Sublayer:
+    """A fresh sublayer of that kind in that block, from 0, with the norms that the placement puts around its map."""
     table = FIELDS[kind]
     return Sublayer(
         table[getattr(config, kind)](config),
@@ -140,13 +141,14 @@ def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement) -> Sublay
         output_norm=make_norm(config) if placement.output_norm else None,
         state_norm=make_norm(config) if placement.state_norm else None,
         gain=config.gain_of(placement),
+        residual=RESIDUALS[config.residual].make(config, block),
         placement=placement,
     )
 
 
-def make_block(config: GPTConfig, placements: BlockPlacement) -> Sublayers:
-    """A block's sublayers, one of each kind."""
-    return Sublayers(make_sublayer(config, kind, placement) for kind, placement in zip(FIELDS, placements, strict=True))
+def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) -> Sublayers:
+    """The sublayers of that block, one of each kind."""
+    return Sublayers(make_sublayer(config, kind, placement, block) for kind, placement in zip(FIELDS, placements, strict=True))
 
 
 def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
@@ -157,7 +159,7 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     if config.depth_weights != FREE and "+" in config.placement:
         raise ConfigError(f"weights that are functions of depth need blocks of one placement, not {config.placement!r}")
     placements = config.placements if config.depth_weights == FREE else config.placements[:1] * config.weights_in_depth
-    blocks = [make_block(config, each) for each in placements]
+    blocks = [make_block(config, each, block) for block, each in enumerate(placements)]
     initialise([part for block in blocks for part in block], config.initialisation, generator, blocks=config.depth)
     if config.depth_weights != FREE:
         blocks = blocks_through(blocks, config.depth_weights, config.depth)
@@ -172,7 +174,7 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         )
     draws, shelf = _Draws(config, generator), Shelf()
     with skeletons():
-        parts = [part for placements in config.placements for part in make_block(config, placements)]
+        parts = [part for block, each in enumerate(config.placements) for part in make_block(config, each, block)]
     for k, part in enumerate(parts):
         put_on_demand(part.field, Piece(f"segment {k}", partial(draws.weights, k)), shelf)
     return Depth(parts, config.dt)

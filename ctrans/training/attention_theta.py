@@ -32,7 +32,7 @@ class MeanTheta(Instrument):
             return
         if not isinstance(sublayer.field, ShowsHeads):
             raise ConfigError(f"attention of type {type(sublayer.field).__name__} does not show its rows: leave out --theta")
-        u = at.x if sublayer.input_norm is None else sublayer.input_norm(at.x)
+        u = sublayer.given(at.x)
         self._means.append(balanced_mass(sublayer.field.probabilities(u), tolerance=TOLERANCE).lower.mean())
 
     def figures(self) -> float:

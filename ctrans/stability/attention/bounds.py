@@ -99,12 +99,12 @@ def norm_slope_anywhere(norm: Norm | None) -> float:
 
 
 def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
-    """slope(N_state) (1 + h gain slope(N_out) L_f slope(N_in)) >= |J| of the step X + h r(X), each slope where it acts.
+    """slope(N_state) (1 + h |gain W| slope(N_out) L_f s slope(N_in)) >= |J| of the step X + h r(X), each slope where it acts.
 
     `printed` takes Lip(N) = max|gamma|/sqrt(eps), no biases of queries, and slope 1 of the activation, as the paper does.
     """
-    u = x if sublayer.input_norm is None else sublayer.input_norm(x)
-    steepness = [sublayer.gain, map_bound_at(sublayer, u, printed=printed)]
+    u = sublayer.given(x)
+    steepness = [sublayer.largest_gain, sublayer.input_scale, map_bound_at(sublayer, u, printed=printed)]
     after = x + h * sublayer(x)
     for norm, at in ((sublayer.input_norm, x), (sublayer.output_norm, sublayer.field(u))):
         steepness.append(norm_slope_anywhere(norm) if printed else norm_slope(norm, at))

@@ -183,7 +183,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     field = sublayer.field
     if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices)):
         raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
-    u = x if sublayer.input_norm is None else sublayer.input_norm(x)
+    u = sublayer.given(x)
     if not bool(torch.isfinite(u).all()):
         return _broken(index, field.heads)
     mass = attention_theta(field, u, padding)

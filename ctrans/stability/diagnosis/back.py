@@ -81,7 +81,7 @@ class DecayOverThreshold(Instrument):
             return
         if not (finite(at.x) and finite(at.before)):
             return
-        threshold = threshold_at(at.sublayer, at.x, at.h * at.sublayer.gain * at.before.flatten(0, -2))
+        threshold = threshold_at(at.sublayer, at.x, at.h * at.sublayer.pulled(at.before.flatten(0, -2)))
         if threshold is None:
             self._unknown += 1
             return

@@ -137,7 +137,7 @@ class HeadRows(Instrument):
         field = at.sublayer.field
         if at.sublayer.kind != "attention" or not isinstance(field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
             return
-        x = at.x if at.sublayer.input_norm is None else at.sublayer.input_norm(at.x)
+        x = at.sublayer.given(at.x)
         rows = field.probabilities(x).double()
         rows = rows.reshape(-1, *rows.shape[-3:])
         if not bool(rows.triu(1).any()):

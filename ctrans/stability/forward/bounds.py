@@ -136,12 +136,13 @@ def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = ma
     if sublayer.state_norm is not None:
         return 2 * math.sqrt(sublayer.state_norm.width) * largest_gain(sublayer.state_norm)
     if sublayer.output_norm is not None:
-        return 2 * sublayer.gain * largest_gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
+        return 2 * sublayer.largest_gain * largest_gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
     norm = sublayer.input_norm
     if norm is None or (bound is None and apart == math.inf):
         return None
-    alone = math.inf if bound is None else 2 * bound.at(_level(norm) * math.sqrt(norm.width))
-    return sublayer.gain * min(alone, 2 * largest_gain(norm) * math.sqrt(norm.width) * apart)
+    s = sublayer.input_scale
+    alone = math.inf if bound is None else 2 * bound.at(s * _level(norm) * math.sqrt(norm.width))
+    return sublayer.largest_gain * min(alone, 2 * s * largest_gain(norm) * math.sqrt(norm.width) * apart)
 
 
 def needs_map_bound(sublayer: Sublayer) -> bool:
@@ -200,20 +201,21 @@ def _gained(segment: _Measured, radius: float, width: int, discrete: bool) -> fl
     """By how much a token no longer than `radius` can grow in a segment without state norm."""
     sublayer, h = segment.sublayer, segment.h
     if sublayer.output_norm is not None:
-        return h * sublayer.gain * _level(sublayer.output_norm) * math.sqrt(width)
+        return h * sublayer.largest_gain * _level(sublayer.output_norm) * math.sqrt(width)
     bound = segment.known()
     if sublayer.input_norm is not None:
-        return h * sublayer.gain * bound.at(_level(sublayer.input_norm) * math.sqrt(width))
+        reach = sublayer.input_scale * _level(sublayer.input_norm) * math.sqrt(width)
+        return h * sublayer.largest_gain * bound.at(reach)
     if discrete:
-        return h * sublayer.gain * bound.at(radius)
+        return h * sublayer.largest_gain * bound.at(radius)
     if bound.curvature:
         raise ConfigError(
             f"no bound is known for the ODE: {type(sublayer.field).__name__} can grow with the square of its input, which no norm bounds"
         )
-    gain = sublayer.gain * bound.gain
+    gain = sublayer.largest_gain * bound.gain
     with np.errstate(over="ignore"):
         clock = h if gain == 0 else float(np.expm1(gain * h)) / gain
-    return clock * sublayer.gain * bound.at(radius)
+    return clock * sublayer.largest_gain * bound.at(radius)
 
 
 def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float] | str:
@@ -223,6 +225,8 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     entries, tokens, width = x0.numel(), x0.shape[-2], x0.shape[-1]
     if any(s.state_norm is not None for s in sublayers):
         return "the papers bound no state that a norm acts on"
+    if any(s.residual is not None for s in sublayers):
+        return "the papers' theorems are for residuals without gains"
     outputs = [s.output_norm for s in sublayers if s.output_norm is not None]
     inputs = [s.input_norm for s in sublayers if s.input_norm is not None]
     if len(outputs) == len(sublayers):

@@ -140,7 +140,7 @@ def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:
 
 def _of_the_papers(config: GPTConfig) -> bool:
     """Whether the maps are those that Xiong's theory speaks of."""
-    return (config.attention, config.ffn) == ("softmax", "mlp") and attention_options(config).idle
+    return (config.attention, config.ffn, config.residual) == ("softmax", "mlp", "plain") and attention_options(config).idle
 
 
 XAVIER = ("xavier", "xiong")

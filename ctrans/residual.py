@@ -1,0 +1,158 @@
+"""How a sublayer's output joins the state: the table `RESIDUALS`.
+
+With Y = E X the state as it enters a segment, a sublayer's map gives v = N_out f(s N_in R Y), and the state moves with
+dY/dt = r(Y) = W v, W linear: in the discrete model X <- Y + dt W v. A residual is which E, R, W and s these are; all are the identity, and
+s = 1, where nothing is said (`plain`). What follows from W alone: H(P) of the velocities W v is that of v at the pulled costate W'P.
+
+A new residual is one entry: models, commands and tests pick it up from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.placement import Placement
+from solvers import ConfigError
+from solvers.errors import look_up
+
+
+class Residual(nn.Module):
+    """r = W v with W = I, of a map that is given s N_in X, s = `input_scale`."""
+
+    input_scale: float = 1.0
+
+    @property
+    def gains(self) -> Float[Tensor, " entries"] | None:
+        """g where W = diag(g), as one entry for all channels or one for each; None where W is the identity or no such matrix."""
+        return None
+
+    @property
+    def largest(self) -> float:
+        """|W|_2, by which velocities can be longer than the map's outputs."""
+        return 1.0 if self.gains is None else float(self.gains.detach().abs().max())
+
+    @property
+    def stretch(self) -> float | None:
+        """c where |W v| = c |v| for every v; None where there is no such number."""
+        return self.largest if self.gains is None or self.gains.numel() == 1 else None
+
+    @property
+    def words(self) -> str | None:
+        """W before a map's output f, for a set in words; None for the identity."""
+        if self.gains is None:
+            return None
+        return f"{float(self.gains):.3g} f" if self.gains.numel() == 1 else f"g f, |g| up to {self.largest:.3g}"
+
+    def forward(self, v: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """r = W v."""
+        return v if self.gains is None else self.gains * v
+
+    def pull(self, p: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """W'p: the costate that v meets where the state's is p."""
+        return p if self.gains is None else self.gains * p
+
+
+class Gain(Residual):
+    """dX/dt = g * v, g trained: one entry for every channel (LayerScale), or one for all (ReZero, SkipInit)."""
+
+    def __init__(self, entries: int, start: float):
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((entries,), float(start)))
+
+    @property
+    def gains(self) -> Float[Tensor, " entries"]:
+        return self.gain
+
+
+class DepthScaled(Residual):
+    """dX/dt = N_out f(N_in X/sqrt(l)) in block l = 1, 2, ..."""
+
+    def __init__(self, block: int):
+        super().__init__()
+        self.input_scale = block**-0.5
+
+
+class ResidualSettings(Protocol):
+    """What a residual is made from: the part of an architecture that concerns it. A `GPTConfig` is one."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def residual_start(self) -> float:
+        """What its gains begin at."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualEntry:
+    """A residual by its ODE.
+
+    - `make`: from the settings and the block's number, from 0, to a sublayer's residual; None stands for the plain one
+    - `ode`, `source`: the equation of a segment, and where it is from
+    - `start`: what its gains begin at where nothing is said; None where it has none that can be chosen
+    - `refuses`: why a placement makes no sense with it, or None
+    - `counts_blocks`: whether another number of blocks over the same depth-time is another model
+    """
+
+    make: Callable[[ResidualSettings, int], Residual | None]
+    ode: str
+    source: str
+    start: float | None = None
+    refuses: Callable[[Placement], str | None] = lambda placement: None
+    counts_blocks: bool = False
+
+
+def _scales_nothing(placement: Placement) -> str | None:
+    able = "placement pre, peri or pre_post"
+    return None if placement.input_norm else f"scales what an input norm gives, and there is none: choose {able}"
+
+
+RESIDUALS: dict[str, ResidualEntry] = {
+    "plain": ResidualEntry(lambda settings, block: None, "dX/dt = v", "He et al. 2015"),
+    "layerscale": ResidualEntry(
+        lambda settings, block: Gain(settings.width, settings.residual_start),
+        "dX/dt = g * v, g by channel",
+        "LayerScale, arXiv 2103.17239: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond",
+        start=0.1,
+    ),
+    "rezero": ResidualEntry(
+        lambda settings, block: Gain(1, settings.residual_start),
+        "dX/dt = a v, a from 0",
+        "ReZero, arXiv 2003.04887, whose Transformer shares a in a block; SkipInit, arXiv 2002.10444, as here one a sublayer",
+        start=0.0,
+    ),
+    "depth_scaled": ResidualEntry(
+        lambda settings, block: DepthScaled(block + 1),
+        "dX/dt = N_out f(N_in X/sqrt(l)) in block l",
+        "LayerNorm scaling, arXiv 2502.05795",
+        refuses=_scales_nothing,
+        counts_blocks=True,
+    ),
+}
+"""From name to residual. `plain` is what was there before there were others, bit for bit."""
+
+ALIASES = {"skipinit": "rezero", "layernorm_scaling": "depth_scaled"}
+"""Other names, which differ in nothing but words from an entry."""
+
+
+def residual_name(name: str) -> str:
+    """The entry's name of that name or alias; ConfigError with the nearest otherwise."""
+    look_up("residual", name, {**RESIDUALS, **ALIASES})
+    return ALIASES.get(name, name)
+
+
+def check_residual(name: str, placements: Sequence[Placement], start: float | None) -> None:
+    """Raises ConfigError, in one line and by name, for a residual that makes no sense with a placement, or a start that it has not."""
+    entry = RESIDUALS[name]
+    for placement in placements:
+        if (why := entry.refuses(placement)) is not None:
+            raise ConfigError(f"residual {name!r} with placement {placement.name!r} {why}")
+    if start is not None and entry.start is None:
+        able = ", ".join(other for other, each in RESIDUALS.items() if each.start is not None)
+        raise ConfigError(f"residual_init = {start!r} has no meaning for residual {name!r}: leave it out, or choose {able}")
