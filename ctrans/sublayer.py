@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import Kind, check_shape
+from ctrans.fields import Kind, SumOfMaps, check_shape
 from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
 from ctrans.residual import Residual
@@ -92,6 +92,13 @@ class Sublayer(nn.Module):
     def pulled(self, p: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at this costate."""
         return self.gain * (p if self.residual is None else self.residual.pull(p))
+
+    @property
+    def attention(self) -> nn.Module | None:
+        """The attention map, alone or as a part of a sum; None where there is none."""
+        if isinstance(self.field, SumOfMaps):
+            return self.field.parts.get("attention")
+        return self.field if self.kind == "attention" else None
 
     @property
     def input_scale(self) -> float:

@@ -37,6 +37,8 @@ VARIANTS = {
     "geglu": {"ffn": "geglu", "bias": False},
     "reglu": {"ffn": "reglu"},
     "squared relu": {"activation": "relu2"},
+    "parallel": {"parallel_blocks": True},
+    "parallel, gated": {"parallel_blocks": True, "ffn": "swiglu", "positions": "rotary", "kv_heads": 1, "bias": False},
 }
 """Options of the maps of tables, as changes of a configuration with four heads; each is enrolled in tests/model/test_variants.py."""
 
@@ -47,6 +49,7 @@ RESIDUAL_CASES = {
     "rezero, pre": ("pre", {"residual": "rezero"}),
     "rezero, none": ("none", {"residual": "rezero", "residual_init": 0.5}),
     "rezero, output": ("output", {"residual": "rezero", "norm": "rmsnorm"}),
+    "layerscale, parallel": ("pre", {"residual": "layerscale", "parallel_blocks": True}),
     "depth scaled, pre": ("pre", {"residual": "depth_scaled"}),
     "depth scaled, peri": ("peri", {"residual": "depth_scaled", "norm": "rmsnorm"}),
 }

@@ -133,10 +133,16 @@ residual_options = stack(
     click.option("--residual-init", type=float, help="What a residual's gains begin at.  [default: layerscale 0.1, rezero 0]"),
 )
 
-architecture_options = stack(size_options, norm_option, residual_options, map_options, weight_options)
+parallel_option = click.option(
+    "--parallel-blocks",
+    is_flag=True,
+    help="Attention and FFN at once in every block: X + dt (attention(N X) + FFN(N X)).",
+)
+
+architecture_options = stack(size_options, norm_option, residual_options, parallel_option, map_options, weight_options)
 ARCHITECTURE = (
     *("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation"),
-    *("residual", "residual_init", "qk_norm", *(field.name for field in dataclasses.fields(AttentionOptions))),
+    *("residual", "residual_init", "parallel_blocks", "qk_norm", *(field.name for field in dataclasses.fields(AttentionOptions))),
 )
 """Names of options that are fields of `GPTConfig`."""
 

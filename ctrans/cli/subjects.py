@@ -44,7 +44,7 @@ class Subject:
     - `config`: its architecture
     - `make`: makes it
     - `weights`: whose weights it has, in words
-    - `vocabulary`, `blocks`, `width`: how many tokens and blocks there are, and d
+    - `vocabulary`, `blocks`, `segments`, `width`: how many tokens, blocks and sublayers there are, and d
     - `context`, `longest`: the length of the sequences that it is to read, and of those that it can (None if it does not say)
     - `placements`: the names of its sublayers' placements
     - `brought`: values of options that the model decided, and not the user
@@ -58,6 +58,7 @@ class Subject:
     weights: str
     vocabulary: int
     blocks: int
+    segments: int
     width: int
     context: int
     longest: int | None
@@ -123,6 +124,7 @@ def _drawn(config: GPTConfig, request: ModelRequest) -> Subject:
         weights=f"{config.initialisation} weights, seed {request.seed}",
         vocabulary=VOCABULARY,
         blocks=config.depth,
+        segments=config.segments,
         width=config.width,
         context=config.context,
         longest=config.context,
@@ -147,6 +149,7 @@ def _saved(request: ModelRequest) -> list[Subject]:
         weights=f"weights of {path}",
         vocabulary=config.vocab_size,
         blocks=config.depth,
+        segments=config.segments,
         width=config.width,
         context=length,
         longest=config.context,
@@ -228,6 +231,7 @@ def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: 
         weights=weights,
         vocabulary=opened.vocabulary,
         blocks=depth.blocks,
+        segments=len(depth.sublayers),
         width=config.width,
         context=context,
         longest=config.context,

@@ -49,6 +49,7 @@ class GPTConfig:
     - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
     - `residual`, `residual_init`: how a sublayer's output joins the state, a name of `RESIDUALS`, and what its gains begin at (its
       entry's own if None)
+    - `parallel_blocks`: whether a block is one segment of attention and FFN at once, X + dt (attention(N X) + FFN(N X)), and not two
     - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
       function of depth, `knots` (4 if None) for every parameter
     """
@@ -85,6 +86,7 @@ class GPTConfig:
     gated_output: bool = False
     residual: str = "plain"
     residual_init: float | None = None
+    parallel_blocks: bool = False
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -93,16 +95,23 @@ class GPTConfig:
         if self.ffn_width is not None:
             check_count("ffn_width", self.ffn_width)
         check_dt(self.dt)
-        if not 2 * self.depth * self.dt < math.inf:
-            raise ConfigError(f"dt = {self.dt:g} times 2 x {self.depth} sublayers is no finite depth-time: lower dt")
+        if not self.segments * self.dt < math.inf:
+            raise ConfigError(f"dt = {self.dt:g} times {self.segments} sublayers is no finite depth-time: lower dt")
         object.__setattr__(self, "placement", spell_for(self.placement, self.depth))
+        if (
+            self.parallel_blocks
+            and (mixed := next((pair for pair in self.placements if pair.attention != pair.ffn), None)) is not None
+        ):
+            raise ConfigError(
+                f"placement {mixed.attention.name}/{mixed.ffn.name} is of two sublayers and parallel blocks have one: choose one of them"
+            )
         get_initialisation(self.initialisation)
         look_up("norm", self.norm, NORMS)
         look_up("activation", self.activation, ACTIVATIONS)
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
-        for name in ("bias", "causal"):
+        for name in ("bias", "causal", "parallel_blocks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
         check_temperature(self.temperature)
@@ -134,6 +143,16 @@ class GPTConfig:
     def hidden_width(self) -> int:
         """The FFN's number of features."""
         return self.ffn_width or usual_hidden_width(self.width, self.ffn)
+
+    @property
+    def per_block(self) -> int:
+        """How many sublayers a block has: two, or one where attention and FFN act at once."""
+        return 1 if self.parallel_blocks else 2
+
+    @property
+    def segments(self) -> int:
+        """The number of sublayers, each a segment of depth-time."""
+        return self.per_block * self.depth
 
     @property
     def placements(self) -> list[BlockPlacement]:

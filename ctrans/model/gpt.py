@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, Sublayers
-from ctrans.fields import FIELDS, Kind
+from ctrans.fields import FIELDS, Kind, ParallelMaps
 from ctrans.fields.positions import POSITIONS, Positions
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
@@ -101,13 +101,13 @@ class GPT(nn.Module):
         return F.linear(self.final_norm(x), self.token_embedding.weight)
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
-        """X at depth-time 0 and at every segment's end, 2 depth + 1 states, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose
-        options (`method`, `steps`, `rtol`, `atol`, `gradient`, ...) and errors it has.
+        """X at depth-time 0 and at every segment's end, one more state than segments, from X_0 = embed(tokens):
+        `ctrans.scheme.trajectory`, whose options (`method`, `steps`, `rtol`, `atol`, `gradient`, ...) and errors it has.
         """
         return trajectory(self.depth, self.embed(tokens), **options)
 
     def at_depth(self, blocks: int, weights: str = "linear") -> GPT:
-        """A copy of this model over the same depth-time T in another number of blocks, dt = T/(2 blocks).
+        """A copy of this model over the same depth-time T in another number of blocks, dt = T over its segments.
 
         Weights are `Depth.resample`'s: free ones interpolated as `weights` says, functions of depth evaluated at the new blocks.
         Raises ConfigError for a number of blocks below 1 or an interpolation that is none.
@@ -133,9 +133,8 @@ def make_norm(config: GPTConfig) -> Norm:
 
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, block: int = 0) -> Sublayer:
     """A fresh sublayer of that kind in that block, from 0, with the norms that the placement puts around its map."""
-    table = FIELDS[kind]
     return Sublayer(
-        table[getattr(config, kind)](config),
+        make_map(config, kind),
         kind,
         input_norm=make_norm(config) if placement.input_norm else None,
         output_norm=make_norm(config) if placement.output_norm else None,
@@ -147,8 +146,17 @@ def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, block: in
 
 
 def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) -> Sublayers:
-    """The sublayers of that block, one of each kind."""
+    """The sublayers of that block: one of each kind, or one of both maps at once."""
+    if config.parallel_blocks:
+        return Sublayers([make_sublayer(config, "parallel", placements.attention, block)])
     return Sublayers(make_sublayer(config, kind, placement, block) for kind, placement in zip(FIELDS, placements, strict=True))
+
+
+def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
+    """A fresh map of that kind, its weights not drawn yet."""
+    if kind == "parallel":
+        return ParallelMaps(make_map(config, "attention"), make_map(config, "ffn"))
+    return FIELDS[kind][getattr(config, kind)](config)
 
 
 def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
@@ -163,7 +171,7 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     initialise([part for block in blocks for part in block], config.initialisation, generator, blocks=config.depth)
     if config.depth_weights != FREE:
         blocks = blocks_through(blocks, config.depth_weights, config.depth)
-    return Depth([part for block in blocks for part in block], config.dt)
+    return Depth([part for block in blocks for part in block], config.dt, per_block=config.per_block)
 
 
 def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
@@ -177,7 +185,7 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         parts = [part for block, each in enumerate(config.placements) for part in make_block(config, each, block)]
     for k, part in enumerate(parts):
         put_on_demand(part.field, Piece(f"segment {k}", partial(draws.weights, k)), shelf)
-    return Depth(parts, config.dt)
+    return Depth(parts, config.dt, per_block=config.per_block)
 
 
 class _Draws:
@@ -197,7 +205,7 @@ class _Draws:
     def _draw(self, k: int) -> dict[str, Tensor]:
         generator = torch.Generator()
         generator.set_state(self.states[k])
-        block, kind = divmod(k, len(FIELDS))
+        block, kind = divmod(k, self.config.per_block)
         with skeletons():
             part = make_block(self.config, self.config.placements[block])[kind]
         part.field.to_empty(device="cpu")

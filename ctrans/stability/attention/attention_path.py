@@ -20,7 +20,7 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
     stand (the identity where they do not), at X, f(U) and X + h r(X), g is the sublayer's gain and residual. Of a function of X alone, so
     that weights in another gauge (V and W_O against each other, Q and K, a map before its output norm) have the same.
     """
-    field, whole = sublayer.field, sublayer.field
+    field, whole = sublayer.attention, sublayer.field
     assert isinstance(field, ShowsHeads), "asked by whoever needs it"
     with torch.no_grad():
         u = sublayer.given(x)

@@ -134,8 +134,8 @@ class HeadRows(Instrument):
         self._depth, self._found = depth, Readings()
 
     def forward(self, at: Passage) -> None:
-        field = at.sublayer.field
-        if at.sublayer.kind != "attention" or not isinstance(field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
+        field = at.sublayer.attention
+        if not isinstance(field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
             return
         x = at.sublayer.given(at.x)
         rows = field.probabilities(x).double()

@@ -9,10 +9,20 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import HasBound, HasLipschitz, ShowsHeads, TokenBound, mixes_tokens, norm_of_product, why_not
+from ctrans.fields import (
+    HasBound,
+    HasLipschitz,
+    Kind,
+    ShowsHeads,
+    SumOfMaps,
+    TokenBound,
+    mixes_tokens,
+    norm_of_product,
+    why_not,
+)
 from ctrans.norm import Norm
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
@@ -124,10 +134,15 @@ def difference_bound(sublayer: Sublayer) -> float:
     norm, field = sublayer.input_norm, sublayer.field
     if norm is None or not needs_map_bound(sublayer):
         return math.inf
+    parts = field.parts if isinstance(field, SumOfMaps) else {sublayer.kind: field}
+    return math.fsum(_difference(part, kind, _level(norm) * math.sqrt(norm.width)) for kind, part in parts.items())
+
+
+def _difference(field: nn.Module, kind: Kind, radius: float) -> float:
     if isinstance(field, ShowsHeads):
         return math.fsum(norm_of_product(head.out, head.value) for head in field.head_matrices())
-    if not mixes_tokens(field, sublayer.kind) and isinstance(field, HasLipschitz):
-        return field.lipschitz(_level(norm) * math.sqrt(norm.width))
+    if not mixes_tokens(field, kind) and isinstance(field, HasLipschitz):
+        return field.lipschitz(radius)
     return math.inf
 
 
@@ -240,7 +255,7 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     values = [start]
     for segment, norm in zip(segments[:reached], inputs, strict=False):
         gain, constant, _ = segment.known()
-        rows = math.sqrt(tokens) if segment.sublayer.kind == "attention" else 1.0
+        rows = 1.0 if segment.sublayer.kind == "ffn" else math.sqrt(tokens)
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
         values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
     return values
