@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.norm import NORMS, Norm
 from ctrans.placement import Placement
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -26,6 +27,12 @@ class Residual(nn.Module):
     """r = W v with W = I, of a map that is given s N_in X, s = `input_scale`."""
 
     input_scale: float = 1.0
+    image: Norm | None
+    """A norm of the residual's own, whose image v is put on first: r = W (N v - X) then, affine and bounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = None
 
     @property
     def gains(self) -> Float[Tensor, " entries"] | None:
@@ -49,8 +56,10 @@ class Residual(nn.Module):
             return None
         return f"{float(self.gains):.3g} f" if self.gains.numel() == 1 else f"g f, |g| up to {self.largest:.3g}"
 
-    def forward(self, v: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """r = W v."""
+    def forward(
+        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens width"]
+    ) -> Float[Tensor, "*batch tokens width"]:
+        """r = W v, or what else joins a state X."""
         return v if self.gains is None else self.gains * v
 
     def pull(self, p: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
@@ -78,11 +87,40 @@ class DepthScaled(Residual):
         self.input_scale = block**-0.5
 
 
+class TowardsImage(Gain):
+    """dX/dt = T_X a * (N v - X), a by channel and T_X the projection of a norm around the state: X goes to where the map points, on the
+    norm's image. The discrete step is the retraction with a step, N(X + dt a * (N v - X)).
+    """
+
+    def __init__(self, norm: Norm, start: float):
+        super().__init__(norm.width, start)
+        self.image = norm
+
+    @property
+    def words(self) -> str:
+        return f"the tangent part of a * (f - X), |a| up to {self.largest:.3g}"
+
+    def forward(self, v: Tensor, x: Tensor) -> Tensor:
+        assert self.image is not None, "it is made with a norm"
+        r: Tensor = self.gain * (self.image(v) - x)
+        return r
+
+
+@runtime_checkable
 class ResidualSettings(Protocol):
     """What a residual is made from: the part of an architecture that concerns it. A `GPTConfig` is one."""
 
     @property
     def width(self) -> int: ...
+
+    @property
+    def norm(self) -> str: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    @property
+    def bias(self) -> bool: ...
 
     @property
     def residual_start(self) -> float:
@@ -98,6 +136,7 @@ class ResidualEntry:
     - `start`: what its gains begin at where nothing is said; None where it has none that can be chosen
     - `refuses`: why a placement makes no sense with it, or None
     - `counts_blocks`: whether another number of blocks over the same depth-time is another model
+    - `unit_weights`: whether matrices are normalised along their embedding dimension, when they are drawn and after every step
     """
 
     make: Callable[[ResidualSettings, int], Residual | None]
@@ -106,11 +145,23 @@ class ResidualEntry:
     start: float | None = None
     refuses: Callable[[Placement], str | None] = lambda placement: None
     counts_blocks: bool = False
+    unit_weights: bool = False
 
 
 def _scales_nothing(placement: Placement) -> str | None:
     able = "placement pre, peri or pre_post"
     return None if placement.input_norm else f"scales what an input norm gives, and there is none: choose {able}"
+
+
+def _norm(settings: ResidualSettings) -> Norm:
+    kind = NORMS[settings.norm]
+    return kind(settings.width, settings.eps, bias=settings.bias and getattr(kind, "has_offset", False))
+
+
+def _needs_image(placement: Placement) -> str | None:
+    able = "placement post or pre_post"
+    bare = placement.state_norm and not placement.output_norm and not placement.residual_gain
+    return None if bare else f"moves on the image of a norm around the state, with a step of its own: choose {able}"
 
 
 RESIDUALS: dict[str, ResidualEntry] = {
@@ -133,6 +184,14 @@ RESIDUALS: dict[str, ResidualEntry] = {
         "LayerNorm scaling, arXiv 2502.05795",
         refuses=_scales_nothing,
         counts_blocks=True,
+    ),
+    "ngpt": ResidualEntry(
+        lambda settings, block: TowardsImage(_norm(settings), settings.residual_start),
+        "dX/dt = T_X a * (N v - X), a by channel, T_X the projection on the norm's image",
+        "nGPT, arXiv 2410.01131, on the sphere where the norm has no gain",
+        start=0.05,
+        refuses=_needs_image,
+        unit_weights=True,
     ),
 }
 """From name to residual. `plain` is what was there before there were others, bit for bit."""

@@ -77,17 +77,19 @@ class Sublayer(nn.Module):
         """The raw velocity r(X). Raises ConfigError for a map that does not keep its input's shape."""
         u = self.given(x)
         v = check_shape(self.field, self.kind, u, self.field(u))
-        return self.joined(v if self.output_norm is None else self.output_norm(v))
+        return self.joined(v if self.output_norm is None else self.output_norm(v), x)
 
     def given(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """U = s N_in X, what the map is given."""
         u = x if self.input_norm is None else self.input_norm(x)
         return u if self.input_scale == 1.0 else self.input_scale * u
 
-    def joined(self, v: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """r = gain * W v for what the norms make of the map's output."""
+    def joined(
+        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens width"]
+    ) -> Float[Tensor, "*batch tokens width"]:
+        """r = gain * W v for what the norms make of the map's output at X."""
         v = v if self.gain == 1.0 else self.gain * v
-        return v if self.residual is None else self.residual(v)
+        return v if self.residual is None else self.residual(v, x)
 
     def pulled(self, p: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at this costate."""
@@ -104,6 +106,11 @@ class Sublayer(nn.Module):
     def input_scale(self) -> float:
         """s, what the map's input is multiplied by."""
         return 1.0 if self.residual is None else self.residual.input_scale
+
+    @property
+    def image(self) -> Norm | None:
+        """The norm of the residual's own that bounds what the map can do; None where r is linear in its output."""
+        return None if self.residual is None else self.residual.image
 
     @property
     def largest_gain(self) -> float:

@@ -49,6 +49,8 @@ RESIDUAL_CASES = {
     "rezero, pre": ("pre", {"residual": "rezero"}),
     "rezero, none": ("none", {"residual": "rezero", "residual_init": 0.5}),
     "rezero, output": ("output", {"residual": "rezero", "norm": "rmsnorm"}),
+    "ngpt, post": ("post", {"residual": "ngpt", "norm": "rmsnorm"}),
+    "ngpt, pre_post": ("pre_post", {"residual": "ngpt", "parallel_blocks": True}),
     "layerscale, parallel": ("pre", {"residual": "layerscale", "parallel_blocks": True}),
     "depth scaled, pre": ("pre", {"residual": "depth_scaled"}),
     "depth scaled, peri": ("peri", {"residual": "depth_scaled", "norm": "rmsnorm"}),

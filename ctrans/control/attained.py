@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ctrans.control.ascent import ascend
 from ctrans.control.costate import Costate, costate
+from ctrans.control.joined import highest_towards_image
 from ctrans.control.last_map import frobenius
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.fields import EndsLinear
@@ -164,8 +165,10 @@ class _Step:
 
     @functools.cached_property
     def last(self) -> Parameters:
-        """The last factor by name, as the velocity is linear in it: gains and offsets, or the last linear map."""
+        """The last factor by name, as the velocity is linear in it: gains and offsets, the last linear map, or steps by channel."""
         norm: Norm | None = self.sublayer.output_norm
+        if self.sublayer.image is not None:
+            return {name: value for name, value in self.parameters.items() if name == "residual.gain"}
         if norm is not None:
             names = [name for name in self.parameters if name.startswith("output_norm.")]
             offset = norm.beta.data_ptr()
@@ -206,6 +209,8 @@ class _Step:
     @property
     def pointwise_gap(self) -> float:
         norm = self.sublayer.output_norm
+        if self.sublayer.image is not None:
+            return self.h * highest_towards_image(self.sublayer, self.x, self.p) + self.work
         if norm is None:
             return math.inf
         scaled = self.sublayer.pulled(self.p)

@@ -6,9 +6,15 @@ the velocities. The gain is what it is: over a trained and undecayed one the val
 
 from __future__ import annotations
 
+import dataclasses
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.control.certificate import Certificate, certify
+from ctrans.control.ellipsoids import IMAGES
+from ctrans.control.remedy import Remedy
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -64,3 +70,42 @@ def factor_in_words(sublayer: Sublayer) -> str | None:
 def trains_gains(sublayer: Sublayer) -> bool:
     """Whether gains are trained beside both factors of the map, which a decay of those does not hold: of an input norm, or the residual."""
     return sublayer.input_norm is not None or (sublayer.residual is not None and sublayer.residual.gains is not None)
+
+
+def highest_towards_image(
+    sublayer: Sublayer, x: Float[Tensor, "*batch tokens width"], p: Float[Tensor, "*batch tokens width"]
+) -> float:
+    """sup of -<P, r> over r = a * (u - X), u on the image of the residual's own norm: H_N(Q) + <Q, X>, Q = a * P."""
+    assert sublayer.image is not None, "the residual has a norm of its own"
+    q = sublayer.pulled(p)
+    return float(IMAGES[sublayer.image.centred](sublayer.image).support(q).sum() + (q * x).sum())
+
+
+def check_towards_image(
+    sublayer: Sublayer,
+    x: Float[Tensor, "tokens width"],
+    p: Float[Tensor, "tokens width"],
+    features: Float[Tensor, "tokens features"],
+    remedy: Remedy,
+) -> Certificate:
+    """The certificate of velocities T_X a * (u - X), u on the image of the residual's own norm.
+
+    H(P) = H_N(Q) + <Q, X> at Q = a * T_X'P, H_N that of the norm's image behind an output norm: finite for the gains and steps a as they
+    are, and attained. The discrete step's next states are a closed subset of the outer norm's image, so that its H is finite too.
+    Raises ConfigError for a remedy.
+    """
+    norm, around, residual = sublayer.image, sublayer.state_norm, sublayer.residual
+    assert residual is not None, "a residual of its own bounds it"
+    assert norm is not None, "by a norm"
+    assert around is not None, "inside a norm around the state, as its placement has it"
+    if asked := [name for name, value in remedy.of_sets.items() if value is not None]:
+        raise ConfigError(
+            f"a residual that moves towards a norm's image bounds its velocities by itself: leave {', '.join(asked)} out"
+        )
+    q = residual.pull(torch.func.vjp(lambda f: around.tangent(x, f), p)[1](p)[0])
+    found = certify(IMAGES[norm.centred](norm), q, features=features)
+    offset = float((q * x).sum())
+    ceiling = None if found.ceiling is None else found.ceiling + offset
+    velocities = found.velocities and dataclasses.replace(found.velocities, best=found.velocities.best + offset)
+    words = f"{residual.words}, f in: {found.words}"
+    return dataclasses.replace(found, hamiltonian=found.hamiltonian + offset, velocities=velocities, ceiling=ceiling, words=words)

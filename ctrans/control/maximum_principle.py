@@ -127,7 +127,8 @@ def _against_costate(
     sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
 ) -> PointwiseReading:
     size = p.norm() * v.norm()
-    h = None if sublayer.placement.output_norm else math.inf  # where it is finite it was not asked for
+    bounded = sublayer.placement.output_norm or sublayer.image is not None
+    h = None if bounded else math.inf  # where it is finite it was not asked for
     return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
 
 

@@ -19,7 +19,15 @@ from ctrans.control.costate import Costate, Point, continuous_or_discrete, costa
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
 from ctrans.control.ellipsoids import IMAGES, EllipsoidSlice, ellipsoid_value
 from ctrans.control.filled_ellipsoid import FilledImage
-from ctrans.control.joined import cost_factor, costate_of_map, factor_in_words, pulled_to_map, silent, trains_gains
+from ctrans.control.joined import (
+    check_towards_image,
+    cost_factor,
+    costate_of_map,
+    factor_in_words,
+    pulled_to_map,
+    silent,
+    trains_gains,
+)
 from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import LastMapDecay
 from ctrans.control.linear_spaces import LinearSpace
@@ -229,7 +237,7 @@ def check_model(
     for k, (sublayer, dt) in enumerate(zip(sublayers, model.depth.lengths, strict=True)):
         try:
             segment = check_segment(sublayer, found, k, dt, remedy)
-            if discrete is not None and sublayer.state_norm is not None:
+            if discrete is not None and sublayer.state_norm is not None and sublayer.image is None:
                 segment = dataclasses.replace(segment, step=check_step(sublayer, discrete, k, dt, remedy))
             segments.append(segment)
         except (ConfigError, SolveError) as error:
@@ -275,6 +283,9 @@ def check_at(
     h = last_features(sublayer, x).flatten(0, -2)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
     norm, costs = sublayer.state_norm, remedy.of_sets
+    if sublayer.image is not None:
+        certificate = check_towards_image(sublayer, x, p, h, remedy)
+        return SegmentCheck(segment, sublayer.kind, time, costate_norm, certificate, None, None)
     p = costate_of_map(sublayer, p)
     if sublayer.output_norm is not None:
         norm = sublayer.output_norm

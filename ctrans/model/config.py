@@ -132,6 +132,8 @@ class GPTConfig:
             raise ConfigError(
                 f"residual {self.residual!r} counts blocks and weights that are functions of depth do not: choose depth_weights {FREE}"
             )
+        if self.depth_weights != FREE and RESIDUALS[self.residual].unit_weights:
+            raise ConfigError(f"residual {self.residual!r} puts every matrix on a sphere by itself: choose depth_weights {FREE}")
         if self.alpha is not None:
             _check_positive("alpha", self.alpha)
             if not self._has_residual_gain:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from ctrans.fields import FIELDS, Kind, ParallelMaps
 from ctrans.fields.positions import POSITIONS, Positions
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
+from ctrans.model.unit_weights import put_on_spheres
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import BlockPlacement, Placement
 from ctrans.residual import RESIDUALS
@@ -54,6 +56,7 @@ class GPT(nn.Module):
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         last = config.placements[-1].ffn
         self.final_norm = make_norm(config) if last.final_norm else nn.Identity()
+        self._normalise_embeddings()
 
     def forward(
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
@@ -117,6 +120,16 @@ class GPT(nn.Module):
         model.config = config
         return model
 
+    def after_step(self) -> None:
+        """What follows every step of an optimiser: nothing, or weights back to their spheres where the residual is nGPT's."""
+        if RESIDUALS[self.config.residual].unit_weights:
+            put_on_spheres(self.depth.sublayers)
+        self._normalise_embeddings()
+
+    def _normalise_embeddings(self) -> None:
+        if RESIDUALS[self.config.residual].unit_weights:
+            put_on_spheres([], [part for part in (self.token_embedding, self.position_embedding) if part is not None])
+
     def _check_range(self, what: str, ids: Tensor) -> None:
         # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
         if ids.device.type == "cpu" and ids.numel():
@@ -168,10 +181,17 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         raise ConfigError(f"weights that are functions of depth need blocks of one placement, not {config.placement!r}")
     placements = config.placements if config.depth_weights == FREE else config.placements[:1] * config.weights_in_depth
     blocks = [make_block(config, each, block) for block, each in enumerate(placements)]
-    initialise([part for block in blocks for part in block], config.initialisation, generator, blocks=config.depth)
+    draw([part for block in blocks for part in block], config, generator)
     if config.depth_weights != FREE:
         blocks = blocks_through(blocks, config.depth_weights, config.depth)
     return Depth([part for block in blocks for part in block], config.dt, per_block=config.per_block)
+
+
+def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generator) -> None:
+    """Draws the parts' matrices as the configuration says, on their spheres where its residual has them there."""
+    initialise(parts, config.initialisation, generator, blocks=config.depth)
+    if RESIDUALS[config.residual].unit_weights:
+        put_on_spheres(parts)
 
 
 def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
@@ -209,7 +229,7 @@ class _Draws:
         with skeletons():
             part = make_block(self.config, self.config.placements[block])[kind]
         part.field.to_empty(device="cpu")
-        initialise([part], self.config.initialisation, generator, blocks=self.config.depth)
+        draw([part], self.config, generator)
         if k + 1 == len(self.states):
             self.states.append(generator.get_state())
         return {name: parameter.detach() for name, parameter in part.field.named_parameters()}

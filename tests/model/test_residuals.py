@@ -10,7 +10,8 @@ import torch
 
 from ctrans import GPT, GPTConfig
 from ctrans.control.costate import costate
-from ctrans.control.model_check import check_model
+from ctrans.control.model_check import check_at, check_model
+from ctrans.control.remedy import Remedy
 from ctrans.fields import plain_attention
 from ctrans.model.checkpoint import load, save
 from ctrans.residual import ALIASES, RESIDUALS
@@ -54,6 +55,8 @@ def by_hand(residual, sublayer, x, block, dt):
     u = x if sublayer.input_norm is None else scale * sublayer.input_norm(x)
     v = sublayer.field(u)
     v = v if sublayer.output_norm is None else sublayer.output_norm(v)
+    if residual == "ngpt":
+        return sublayer.state_norm(x + dt * sublayer.residual.gain * (sublayer.residual.image(v) - x))
     gain = 1.0 if residual == "depth_scaled" else torch.diag(sublayer.residual.gain.expand(x.shape[-1]))
     y = x + dt * (v @ gain if torch.is_tensor(gain) else v)
     return y if sublayer.state_norm is None else sublayer.state_norm(y)
@@ -131,6 +134,7 @@ def test_its_costate_is_the_pullback_of_the_maps(name):
         x, p = torch.randn(2, 1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
         v = sublayer.field(sublayer.given(x))
         v = v if sublayer.output_norm is None else sublayer.output_norm(v)
+        v = v if sublayer.image is None else sublayer.image(v) - x
         assert float((p * sublayer(x)).sum()) == pytest.approx(float((sublayer.pulled(p) * v).sum()), rel=1e-12)
 
 
@@ -152,6 +156,10 @@ def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
             dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
         top = float(torch.linalg.matrix_norm(dense, 2))
         assert sublayer_sensitivity(sublayer, x).value == pytest.approx(top, rel=2e-3)
+        if sublayer.image is not None:
+            with pytest.raises(ConfigError, match="linear in the map's output"):
+                step_bound(sublayer, 0.5, x)
+            continue
         with plain_attention(sublayer):
             assert block_gain(lambda z, part=sublayer: part.step(z, 0.5), x[0]) <= step_bound(sublayer, 0.5, x[0]) * (1 + 1e-9)
 
@@ -161,13 +169,14 @@ def test_the_certificates_agree_with_their_verdicts(name):
     made = model(name)
     check = check_model(made, tokens(1, 5), tokens(1, 5, seed=1))
     assert check.agrees, check.failures
-    bounded = made.depth.sublayers[0].output_norm is not None
+    first = made.depth.sublayers[0]
+    bounded = first.output_norm is not None or first.image is not None
     assert check.finite == bounded
     found = costate(made, tokens(1, 5), tokens(1, 5, seed=1))
     if bounded:
         for segment, sublayer in zip(check.segments, made.depth.sublayers, strict=True):
             x, p = found.starts[segment.segment]
-            assert segment.certificate.hamiltonian + float((p * sublayer(x)).sum()) >= -1e-6
+            assert segment.certificate.hamiltonian + float((p * sublayer.velocity(x)).sum()) >= -1e-9
 
 
 def test_a_silent_sublayer_is_certified_as_what_it_may_become():
@@ -199,6 +208,45 @@ def test_growth_under_depth_scaling_is_at_most_that_of_the_root_of_the_depth():
     assert rise["plain"][1] == pytest.approx(4 * rise["plain"][0])
     assert rise["depth_scaled"][1] <= 2 * math.sqrt(64) / 64 * rise["plain"][1]
     assert rise["depth_scaled"][1] / rise["depth_scaled"][0] == pytest.approx(2, rel=0.15)
+
+
+def test_weights_of_ngpt_are_on_their_spheres_when_drawn_and_after_every_step():
+    made = GPT(config("ngpt, post"))
+    optimiser = torch.optim.SGD(made.parameters(), lr=0.5)
+    for _ in range(2):
+        for sublayer in made.depth.sublayers:
+            for matrix in sublayer.field.matrices():
+                lengths = matrix.weight.norm(dim=0 if matrix.last else 1)
+                assert torch.allclose(lengths, torch.ones_like(lengths), atol=1e-6)
+        assert torch.allclose(made.token_embedding.weight.norm(dim=1), torch.ones(11), atol=1e-6)
+        made(tokens(), tokens(seed=1))[1].backward()
+        optimiser.step()
+        made.after_step()
+
+
+def test_the_hamiltonian_of_ngpt_is_reached_by_outputs_of_its_norm_and_by_no_more():
+    """Ascent over raw outputs, through the module, against H = H_N(Q) + <Q, X>, Q = a * T_X'P."""
+    made = model("ngpt, post")
+    sublayer = made.depth.sublayers[0]
+    x, p, z = torch.randn(3, 1, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    x = sublayer.state_norm.retract(x)
+    found = check_at(sublayer, x, p, segment=0, time=0.0, dt=1.0, remedy=Remedy()).certificate
+    z.requires_grad_()
+    ascent = torch.optim.LBFGS([z], max_iter=300, line_search_fn="strong_wolfe", tolerance_grad=1e-12)
+
+    def value():
+        return -(p * sublayer.state_norm.tangent(x, sublayer.joined(z, x))).sum()
+
+    def descend():
+        ascent.zero_grad()
+        loss = -value()
+        loss.backward()
+        return loss
+
+    ascent.step(descend)
+    assert found.verdict == "well-posed for bounded gains"
+    assert float(value().detach()) == pytest.approx(found.hamiltonian, rel=1e-4)
+    assert float(value().detach()) <= found.hamiltonian * (1 + 1e-12)
 
 
 COMPILES = """
@@ -233,6 +281,8 @@ def test_another_name_is_the_same_residual_and_the_plain_one_is_saved_as_it_alwa
         ({"residual": "rezzero"}, "unknown residual 'rezzero': did you mean 'rezero'"),
         ({"residual": "depth_scaled", "placement": "post"}, "residual 'depth_scaled' with placement 'post' scales"),
         ({"residual": "depth_scaled", "placement": "pre", "depth_weights": "linear"}, "counts blocks"),
+        ({"residual": "ngpt"}, "residual 'ngpt' with placement 'peri' moves on the image .*: choose placement post or pre_post"),
+        ({"residual": "ngpt", "placement": "post", "depth_weights": "linear"}, "on a sphere by itself"),
         ({"residual_init": 0.1}, "residual_init = 0.1 has no meaning for residual 'plain'"),
         ({"residual": "layerscale", "residual_init": math.nan}, "residual_init = nan: give a finite number"),
     ],

@@ -33,7 +33,7 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
         # zero at X, so that f is what it is, and its derivative there is D
         v = f + torch.einsum("...hij,...hjd->...id", changed.to(mixed.dtype), mixed)
         v = v if sublayer.output_norm is None else sublayer.output_norm(v)
-        y: Tensor = x + h * sublayer.joined(v)
+        y: Tensor = x + h * sublayer.joined(v, x)
         return y if sublayer.state_norm is None else sublayer.state_norm(y)
 
     with plain_attention(sublayer):

@@ -212,13 +212,17 @@ def last_layer_bound(
     Raises ConfigError for a map that is no FFN, or does not end in a linear map.
     """
     _last_weight(sublayer)
+    if sublayer.image is not None:
+        raise ConfigError(
+            "Kim's proposition is for a residual that is linear in the map's output: choose another residual than ngpt"
+        )
     with torch.no_grad():
         u = sublayer.given(x)
         features, a = sublayer.field.features(u), sublayer.field(u)
     with torch.enable_grad():
         a.requires_grad_()
         v = a if sublayer.output_norm is None else sublayer.output_norm(a)
-        y = x + h * sublayer.joined(v)
+        y = x + h * sublayer.joined(v, x)
         o = y if sublayer.state_norm is None else sublayer.state_norm(y)
         (at_a,) = torch.autograd.grad((o * pull).sum(), a)
     measured = float(torch.linalg.matrix_norm(at_a.flatten(0, -2).T @ features.flatten(0, -2)))
