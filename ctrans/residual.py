@@ -9,6 +9,7 @@ A new residual is one entry: models, commands and tests pick it up from there.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -27,6 +28,8 @@ class Residual(nn.Module):
     """r = W v with W = I, of a map that is given s N_in X, s = `input_scale`."""
 
     input_scale: float = 1.0
+    streams: int = 1
+    """How many streams of the map's width the state has."""
     image: Norm | None
     """A norm of the residual's own, whose image v is put on first: r = W (N v - X) then, affine and bounded."""
 
@@ -56,13 +59,21 @@ class Residual(nn.Module):
             return None
         return f"{float(self.gains):.3g} f" if self.gains.numel() == 1 else f"g f, |g| up to {self.largest:.3g}"
 
+    def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
+        """E X, the state as the segment begins."""
+        return x
+
+    def read(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+        """R X, what an input norm and the map see of the state."""
+        return x
+
     def forward(
-        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens width"]
-    ) -> Float[Tensor, "*batch tokens width"]:
+        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
+    ) -> Float[Tensor, "*batch tokens state"]:
         """r = W v, or what else joins a state X."""
         return v if self.gains is None else self.gains * v
 
-    def pull(self, p: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def pull(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
         """W'p: the costate that v meets where the state's is p."""
         return p if self.gains is None else self.gains * p
 
@@ -106,6 +117,143 @@ class TowardsImage(Gain):
         return r
 
 
+class Streams(Residual, abc.ABC):
+    """X of n streams x_1 .. x_n, side by side: x_s <- sum_t M_st x_t on entering a segment, then dx_s/dt = b_s N_out f(N_in sum_t a_t x_t).
+
+    M is the `mixing`, b what is written and a what is read: each stream's own numbers. (Hyper-connections as printed read before they
+    mix; these after, so that a segment begins with a jump and is an ODE from there. Where M has an inverse both have the same functions,
+    with a' M for a'.)
+    """
+
+    def __init__(self, width: int, streams: int):
+        super().__init__()
+        self.width, self.streams = width, streams
+
+    @property
+    @abc.abstractmethod
+    def mixing(self) -> Float[Tensor, "streams streams"]:
+        """M."""
+
+    @property
+    @abc.abstractmethod
+    def reads(self) -> Float[Tensor, " streams"]:
+        """a."""
+
+    @property
+    @abc.abstractmethod
+    def writes(self) -> Float[Tensor, " streams"]:
+        """b."""
+
+    @property
+    def largest(self) -> float:
+        return float(torch.linalg.vector_norm(self.writes.detach()))
+
+    @property
+    def words(self) -> str:
+        return f"b f for {self.streams} streams, |b| = {self.largest:.3g}"
+
+    @property
+    def stretch(self) -> float:
+        return self.largest
+
+    def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
+        # products by entry and no matrix product, which autocast would round the state in
+        return (self.mixing.unsqueeze(-1) * self._apart(x).unsqueeze(-3)).sum(-2).flatten(-2)
+
+    def read(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+        return (self.reads.unsqueeze(-1) * self._apart(x)).sum(-2)
+
+    def forward(
+        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
+    ) -> Float[Tensor, "*batch tokens state"]:
+        return (self.writes.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)
+
+    def pull(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+        return (self.writes.unsqueeze(-1) * self._apart(p)).sum(-2)
+
+    def _apart(self, x: Tensor) -> Float[Tensor, "*batch tokens streams width"]:
+        apart: Tensor = x.unflatten(-1, (self.streams, self.width))
+        return apart
+
+
+@runtime_checkable
+class MixesStreams(Protocol):
+    """A residual whose state is of streams: `mixing` is M, `reads` a and `writes` b."""
+
+    @property
+    def mixing(self) -> Float[Tensor, "streams streams"]: ...
+
+    @property
+    def reads(self) -> Float[Tensor, " streams"]: ...
+
+    @property
+    def writes(self) -> Float[Tensor, " streams"]: ...
+
+
+class HyperConnections(Streams):
+    """Free M, a and b, which begin as n copies of the plain residual: M = I, b = 1, and segment k reads stream k mod n."""
+
+    def __init__(self, width: int, streams: int, segment: int):
+        super().__init__(width, streams)
+        # one row of numbers, since optimisers decay what has two axes, and M is to be near I and not 0
+        self.mix = nn.Parameter(torch.eye(streams).flatten())
+        self.read_weights = nn.Parameter((torch.arange(streams) == segment % streams).float())
+        self.write_weights = nn.Parameter(torch.ones(streams))
+
+    @property
+    def mixing(self) -> Float[Tensor, "streams streams"]:
+        mixing: Tensor = self.mix.unflatten(0, (self.streams, self.streams))
+        return mixing
+
+    @property
+    def reads(self) -> Float[Tensor, " streams"]:
+        return self.read_weights
+
+    @property
+    def writes(self) -> Float[Tensor, " streams"]:
+        return self.write_weights
+
+
+class ManifoldConnections(Streams):
+    """M = Sinkhorn(exp(.)), doubly stochastic, a = sigmoid(.), b = 2 sigmoid(.): mixing neither lengthens X nor moves its mean stream.
+
+    |M|_2 <= 1 as |M|_2^2 <= |M|_1 |M|_inf, and products of such M are such again; columns sum to 1 to rounding, so that the mean over the
+    streams comes through, and rows as nearly as the iterations reach.
+    """
+
+    ITERATIONS = 20
+    NEAR_IDENTITY = 4.0
+    """M begins with so large logits on its diagonal: nearly I."""
+
+    def __init__(self, width: int, streams: int, segment: int):
+        super().__init__(width, streams)
+        self.mix = nn.Parameter(self.NEAR_IDENTITY * torch.eye(streams).flatten())
+        # half of what is read is one stream's, by turns, without which all streams would stay equal
+        share = torch.where(torch.arange(streams) == segment % streams, 0.5, 0.5 / (streams - 1))
+        self.read_logits = nn.Parameter(share.logit())
+        self.write_logits = nn.Parameter(torch.zeros(streams))
+
+    @property
+    def mixing(self) -> Float[Tensor, "streams streams"]:
+        return sinkhorn(self.mix.unflatten(0, (self.streams, self.streams)), self.ITERATIONS)
+
+    @property
+    def reads(self) -> Float[Tensor, " streams"]:
+        return self.read_logits.sigmoid()
+
+    @property
+    def writes(self) -> Float[Tensor, " streams"]:
+        return 2 * self.write_logits.sigmoid()
+
+
+def sinkhorn(logits: Float[Tensor, "n n"], iterations: int) -> Float[Tensor, "n n"]:
+    """exp(logits) with rows and columns divided by their sums by turns, the columns last (Sinkhorn and Knopp 1967)."""
+    for _ in range(iterations):
+        logits = logits - logits.logsumexp(1, keepdim=True)
+        logits = logits - logits.logsumexp(0, keepdim=True)
+    return logits.exp()
+
+
 @runtime_checkable
 class ResidualSettings(Protocol):
     """What a residual is made from: the part of an architecture that concerns it. A `GPTConfig` is one."""
@@ -123,6 +271,14 @@ class ResidualSettings(Protocol):
     def bias(self) -> bool: ...
 
     @property
+    def per_block(self) -> int:
+        """Sublayers of a block."""
+
+    @property
+    def state_streams(self) -> int:
+        """Of how many streams the state is."""
+
+    @property
     def residual_start(self) -> float:
         """What its gains begin at."""
 
@@ -131,11 +287,12 @@ class ResidualSettings(Protocol):
 class ResidualEntry:
     """A residual by its ODE.
 
-    - `make`: from the settings and the block's number, from 0, to a sublayer's residual; None stands for the plain one
+    - `make`: from the settings and the sublayer's number, from 0, to its residual; None stands for the plain one
     - `ode`, `source`: the equation of a segment, and where it is from
     - `start`: what its gains begin at where nothing is said; None where it has none that can be chosen
     - `refuses`: why a placement makes no sense with it, or None
     - `counts_blocks`: whether another number of blocks over the same depth-time is another model
+    - `streams`: of how many streams the state is where nothing is said; None where it is one
     - `unit_weights`: whether matrices are normalised along their embedding dimension, when they are drawn and after every step
     """
 
@@ -145,12 +302,18 @@ class ResidualEntry:
     start: float | None = None
     refuses: Callable[[Placement], str | None] = lambda placement: None
     counts_blocks: bool = False
+    streams: int | None = None
     unit_weights: bool = False
 
 
 def _scales_nothing(placement: Placement) -> str | None:
     able = "placement pre, peri or pre_post"
     return None if placement.input_norm else f"scales what an input norm gives, and there is none: choose {able}"
+
+
+def _leaves_streams(placement: Placement) -> str | None:
+    able = "placement pre, peri, output or none"
+    return f"would have a norm around all streams: choose {able}" if placement.state_norm else None
 
 
 def _norm(settings: ResidualSettings) -> Norm:
@@ -165,33 +328,49 @@ def _needs_image(placement: Placement) -> str | None:
 
 
 RESIDUALS: dict[str, ResidualEntry] = {
-    "plain": ResidualEntry(lambda settings, block: None, "dX/dt = v", "He et al. 2015"),
+    "plain": ResidualEntry(lambda settings, k: None, "dX/dt = v", "He et al. 2015"),
     "layerscale": ResidualEntry(
-        lambda settings, block: Gain(settings.width, settings.residual_start),
+        lambda settings, k: Gain(settings.width, settings.residual_start),
         "dX/dt = g * v, g by channel",
         "LayerScale, arXiv 2103.17239: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond",
         start=0.1,
     ),
     "rezero": ResidualEntry(
-        lambda settings, block: Gain(1, settings.residual_start),
+        lambda settings, k: Gain(1, settings.residual_start),
         "dX/dt = a v, a from 0",
         "ReZero, arXiv 2003.04887, whose Transformer shares a in a block; SkipInit, arXiv 2002.10444, as here one a sublayer",
         start=0.0,
     ),
     "depth_scaled": ResidualEntry(
-        lambda settings, block: DepthScaled(block + 1),
+        lambda settings, k: DepthScaled(k // settings.per_block + 1),
         "dX/dt = N_out f(N_in X/sqrt(l)) in block l",
         "LayerNorm scaling, arXiv 2502.05795",
         refuses=_scales_nothing,
         counts_blocks=True,
     ),
     "ngpt": ResidualEntry(
-        lambda settings, block: TowardsImage(_norm(settings), settings.residual_start),
+        lambda settings, k: TowardsImage(_norm(settings), settings.residual_start),
         "dX/dt = T_X a * (N v - X), a by channel, T_X the projection on the norm's image",
         "nGPT, arXiv 2410.01131, on the sphere where the norm has no gain",
         start=0.05,
         refuses=_needs_image,
         unit_weights=True,
+    ),
+    "hyper_connections": ResidualEntry(
+        lambda settings, k: HyperConnections(settings.width, settings.state_streams, k),
+        "X <- (M x I) X, then dX/dt = b x N_out f(N_in (a' x I) X), n streams",
+        "hyper-connections, arXiv 2409.19606, the static ones",
+        refuses=_leaves_streams,
+        counts_blocks=True,
+        streams=4,
+    ),
+    "mhc": ResidualEntry(
+        lambda settings, k: ManifoldConnections(settings.width, settings.state_streams, k),
+        "the same, M doubly stochastic, a and b positive",
+        "manifold-constrained hyper-connections, arXiv 2512.24880, the static ones",
+        refuses=_leaves_streams,
+        counts_blocks=True,
+        streams=4,
     ),
 }
 """From name to residual. `plain` is what was there before there were others, bit for bit."""
@@ -206,8 +385,8 @@ def residual_name(name: str) -> str:
     return ALIASES.get(name, name)
 
 
-def check_residual(name: str, placements: Sequence[Placement], start: float | None) -> None:
-    """Raises ConfigError, in one line and by name, for a residual that makes no sense with a placement, or a start that it has not."""
+def check_residual(name: str, placements: Sequence[Placement], start: float | None, streams: int | None) -> None:
+    """Raises ConfigError, in one line and by name, for a residual that makes no sense with a placement, or options that it has not."""
     entry = RESIDUALS[name]
     for placement in placements:
         if (why := entry.refuses(placement)) is not None:
@@ -215,3 +394,8 @@ def check_residual(name: str, placements: Sequence[Placement], start: float | No
     if start is not None and entry.start is None:
         able = ", ".join(other for other, each in RESIDUALS.items() if each.start is not None)
         raise ConfigError(f"residual_init = {start!r} has no meaning for residual {name!r}: leave it out, or choose {able}")
+    if streams is not None and entry.streams is None:
+        able = ", ".join(other for other, each in RESIDUALS.items() if each.streams is not None)
+        raise ConfigError(f"streams = {streams!r} has no meaning for residual {name!r}: leave it out, or choose {able}")
+    if streams == 1:
+        raise ConfigError(f"streams = 1 for residual {name!r}: give at least 2, or choose residual plain")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -79,19 +80,24 @@ class Sublayer(nn.Module):
         v = check_shape(self.field, self.kind, u, self.field(u))
         return self.joined(v if self.output_norm is None else self.output_norm(v), x)
 
-    def given(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """U = s N_in X, what the map is given."""
-        u = x if self.input_norm is None else self.input_norm(x)
+    def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
+        """The state as the segment begins: X, or its streams mixed."""
+        return x if self.residual is None else self.residual.enter(x)
+
+    def given(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+        """U = s N_in R X, what the map is given of a state that has entered."""
+        u = x if self.residual is None else self.residual.read(x)
+        u = u if self.input_norm is None else self.input_norm(u)
         return u if self.input_scale == 1.0 else self.input_scale * u
 
     def joined(
-        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens width"]
-    ) -> Float[Tensor, "*batch tokens width"]:
+        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
+    ) -> Float[Tensor, "*batch tokens state"]:
         """r = gain * W v for what the norms make of the map's output at X."""
         v = v if self.gain == 1.0 else self.gain * v
         return v if self.residual is None else self.residual(v, x)
 
-    def pulled(self, p: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def pulled(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
         """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at this costate."""
         return self.gain * (p if self.residual is None else self.residual.pull(p))
 
@@ -101,6 +107,11 @@ class Sublayer(nn.Module):
         if isinstance(self.field, SumOfMaps):
             return self.field.parts.get("attention")
         return self.field if self.kind == "attention" else None
+
+    @property
+    def streams(self) -> int:
+        """Of how many streams the state is."""
+        return 1 if self.residual is None else self.residual.streams
 
     @property
     def input_scale(self) -> float:
@@ -123,9 +134,23 @@ class Sublayer(nn.Module):
         return v if self.state_norm is None else self.state_norm.tangent(x, v)
 
     def step(self, x: Float[Tensor, "*batch tokens width"], dt: float) -> Float[Tensor, "*batch tokens width"]:
-        """The discrete Transformer's step: X + dt r(X), inside the state norm if there is one."""
+        """The discrete Transformer's step: X + dt r(X) of the state that has entered, inside the state norm if there is one."""
+        x = self.enter(x)
         x = x + dt * self(x)
         return x if self.state_norm is None else self.state_norm(x)
+
+    def met(
+        self,
+        x: Float[Tensor, "*batch tokens state"],
+        before: Float[Tensor, "*batch tokens state"],
+        p: Float[Tensor, "*batch tokens state"],
+        dt: float,
+    ) -> tuple[Float[Tensor, "*batch tokens state"], Float[Tensor, "*batch tokens state"]]:
+        """The state and costate that the segment's field meets, once X has entered: of X, dL/dX = `before` and dL/dX_next = `p`."""
+        if self.streams == 1:
+            return x, before
+        entered = self.enter(x)
+        return entered, torch.func.vjp(lambda y: y + dt * self(y), entered)[1](p)[0]
 
     def segment(self, t0: Time, t1: Time, *, continuous: bool = False) -> Segment:
         """This sublayer as a segment of depth-time.
@@ -134,6 +159,7 @@ class Sublayer(nn.Module):
         put on the state norm's image on entering. Without a state norm the two are one.
         """
         if self.state_norm is None or not continuous:
-            return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm)
+            mix = self.enter if self.streams > 1 else None
+            return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm, enter=mix)
         enter: Map = self.state_norm.retract
         return Segment(t0, t1, lambda t, x: self.velocity(x), enter=enter)

@@ -130,7 +130,10 @@ residual_options = stack(
         metavar="NAME",
         help=f"How a sublayer's output joins the state: {one_of([*RESIDUALS, *ALIASES])}.",
     ),
-    click.option("--residual-init", type=float, help="What a residual's gains begin at.  [default: layerscale 0.1, rezero 0]"),
+    click.option("--streams", type=int, help="Streams of the state, for hyper_connections and mhc.  [default: 4]"),
+    click.option(
+        "--residual-init", type=float, help="What a residual's gains begin at.  [default: layerscale 0.1, rezero 0, ngpt 0.05]"
+    ),
 )
 
 parallel_option = click.option(
@@ -142,7 +145,14 @@ parallel_option = click.option(
 architecture_options = stack(size_options, norm_option, residual_options, parallel_option, map_options, weight_options)
 ARCHITECTURE = (
     *("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation"),
-    *("residual", "residual_init", "parallel_blocks", "qk_norm", *(field.name for field in dataclasses.fields(AttentionOptions))),
+    *(
+        "residual",
+        "residual_init",
+        "streams",
+        "parallel_blocks",
+        "qk_norm",
+        *(field.name for field in dataclasses.fields(AttentionOptions)),
+    ),
 )
 """Names of options that are fields of `GPTConfig`."""
 

@@ -97,6 +97,7 @@ class ModelRequest(WrittenRequest):
     gated_output: bool
     residual: str
     residual_init: float | None
+    streams: int | None
     parallel_blocks: bool
     seed: int
     checkpoint: Path | None

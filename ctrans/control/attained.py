@@ -122,6 +122,10 @@ def attained(
     )
 
 
+ENTERING = ("state_norm.", "residual.mix")
+"""Parameters of a sublayer that act before its velocity or after it."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
     """A sublayer at its input X with the gradient P at X + h r, and the gradient of h <P, r> in each of its parameters."""
@@ -133,7 +137,7 @@ class _Step:
 
     @classmethod
     def of(cls, sublayer: Sublayer, found: Costate, k: int, h: float) -> _Step:
-        x, p = found.states[k], found.costates[k + 1]
+        x, p = sublayer.enter(found.states[k]), found.costates[k + 1]
         if sublayer.state_norm is not None:
             p = torch.func.vjp(sublayer.state_norm, x + h * sublayer(x))[1](p)[0]
         return cls(sublayer, x, p, h)
@@ -154,7 +158,7 @@ class _Step:
     @functools.cached_property
     def parameters(self) -> Parameters:
         """All that the raw velocity depends on."""
-        names = [name for name, _ in self.sublayer.named_parameters() if not name.startswith("state_norm.")]
+        names = [name for name, _ in self.sublayer.named_parameters() if not name.startswith(ENTERING)]
         return {name: self.sublayer.get_parameter(name).detach() for name in names}
 
     @functools.cached_property

@@ -19,7 +19,7 @@ from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 
-def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
     """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P where no norm stands behind the map.
 
     Inside a norm around the state it is P: an invertible W leaves the tangent space as it is. A W of 0 makes every velocity 0 while it
@@ -69,7 +69,9 @@ def factor_in_words(sublayer: Sublayer) -> str | None:
 
 def trains_gains(sublayer: Sublayer) -> bool:
     """Whether gains are trained beside both factors of the map, which a decay of those does not hold: of an input norm, or the residual."""
-    return sublayer.input_norm is not None or (sublayer.residual is not None and sublayer.residual.gains is not None)
+    return sublayer.input_norm is not None or (
+        sublayer.residual is not None and next(sublayer.residual.parameters(), None) is not None
+    )
 
 
 def highest_towards_image(

@@ -31,7 +31,11 @@ from solvers import ConfigError
 from solvers.errors import unknown
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-LATER = {field.name: field.default for field in dataclasses.fields(GPTConfig) if field.name.startswith(("residual", "parallel"))}
+LATER = {
+    field.name: field.default
+    for field in dataclasses.fields(GPTConfig)
+    if field.name.startswith(("residual", "parallel", "streams"))
+}
 """Options beside those of attention that came after the first checkpoints, at what they are where nothing is said."""
 BEST, LAST = "best", "last"
 """Where the directory of a training run has its models: links to checkpoints."""

@@ -23,6 +23,8 @@ FREE = "free"
 """The `depth_weights` of a model whose blocks have weights of their own."""
 MOST_BLOCKS = 10_000
 """Blocks of a model: ten times those of the deepest that was trained."""
+MOST_STREAMS = 64
+"""Streams of a state: beyond these the mixing costs more than the maps."""
 KNOTS = 4
 """How many knots weights have that are functions of depth, unless said otherwise."""
 
@@ -49,6 +51,7 @@ class GPTConfig:
     - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
     - `residual`, `residual_init`: how a sublayer's output joins the state, a name of `RESIDUALS`, and what its gains begin at (its
       entry's own if None)
+    - `streams`: of how many copies of the width the state is, for hyper-connections (4 if None)
     - `parallel_blocks`: whether a block is one segment of attention and FFN at once, X + dt (attention(N X) + FFN(N X)), and not two
     - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
       function of depth, `knots` (4 if None) for every parameter
@@ -87,6 +90,7 @@ class GPTConfig:
     residual: str = "plain"
     residual_init: float | None = None
     parallel_blocks: bool = False
+    streams: int | None = None
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -125,9 +129,11 @@ class GPTConfig:
                     f"{', '.join(sorted(BASES))}"
                 )
         object.__setattr__(self, "residual", residual_name(self.residual))
+        if self.streams is not None:
+            check_count("streams", self.streams, MOST_STREAMS)
         if self.residual_init is not None:
             _check_finite("residual_init", self.residual_init)
-        check_residual(self.residual, placements_in(self.placement), self.residual_init)
+        check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
         if self.depth_weights != FREE and RESIDUALS[self.residual].counts_blocks:
             raise ConfigError(
                 f"residual {self.residual!r} counts blocks and weights that are functions of depth do not: choose depth_weights {FREE}"
@@ -170,6 +176,11 @@ class GPTConfig:
     def residual_start(self) -> float:
         """What the residual's gains begin at; 0 where it has none."""
         return (RESIDUALS[self.residual].start or 0.0) if self.residual_init is None else self.residual_init
+
+    @property
+    def state_streams(self) -> int:
+        """Of how many streams the state is, side by side in its last axis."""
+        return self.streams or RESIDUALS[self.residual].streams or 1
 
     def gain_of(self, placement: Placement) -> float:
         """What a sublayer's map is multiplied by: 1, or DeepNorm's 1/alpha where the placement has a residual gain."""

@@ -81,8 +81,8 @@ class GPT(nn.Module):
         self._check_range("targets", known)
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
-    def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
-        """X_0: token embeddings, plus those of positions where these are learned.
+    def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens state"]:
+        """X_0: token embeddings, plus those of positions where these are learned; as many copies as there are streams.
 
         Raises ConfigError for sequences longer than the context or unknown tokens.
         """
@@ -94,13 +94,15 @@ class GPT(nn.Module):
             raise ConfigError(f"{length} tokens exceed the context of {self.config.context}: shorten the text or raise context")
         self._check_range("tokens", tokens)
         x0: Tensor = self.token_embedding(tokens)
-        if self.position_embedding is None:
-            return x0
-        places: Tensor = self.position_embedding(torch.arange(length, device=tokens.device))
-        return x0 + places
+        if self.position_embedding is not None:
+            x0 = x0 + self.position_embedding(torch.arange(length, device=tokens.device))
+        streams = self.config.state_streams
+        return x0 if streams == 1 else torch.cat([x0] * streams, -1)
 
-    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
-        """Logits of the final hidden state."""
+    def head(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens vocab"]:
+        """Logits of the final hidden state, of the mean of its streams where there are several."""
+        if self.config.state_streams > 1:
+            x = x.unflatten(-1, (self.config.state_streams, self.config.width)).mean(-2)
         return F.linear(self.final_norm(x), self.token_embedding.weight)
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
@@ -144,8 +146,8 @@ def make_norm(config: GPTConfig) -> Norm:
     return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False))
 
 
-def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, block: int = 0) -> Sublayer:
-    """A fresh sublayer of that kind in that block, from 0, with the norms that the placement puts around its map."""
+def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int = 0) -> Sublayer:
+    """A fresh sublayer of that kind, of that number from 0, with the norms that the placement puts around its map."""
     return Sublayer(
         make_map(config, kind),
         kind,
@@ -153,7 +155,7 @@ def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, block: in
         output_norm=make_norm(config) if placement.output_norm else None,
         state_norm=make_norm(config) if placement.state_norm else None,
         gain=config.gain_of(placement),
-        residual=RESIDUALS[config.residual].make(config, block),
+        residual=RESIDUALS[config.residual].make(config, number),
         placement=placement,
     )
 
@@ -162,7 +164,8 @@ def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) ->
     """The sublayers of that block: one of each kind, or one of both maps at once."""
     if config.parallel_blocks:
         return Sublayers([make_sublayer(config, "parallel", placements.attention, block)])
-    return Sublayers(make_sublayer(config, kind, placement, block) for kind, placement in zip(FIELDS, placements, strict=True))
+    each = zip(FIELDS, placements, strict=True)
+    return Sublayers(make_sublayer(config, kind, placement, 2 * block + i) for i, (kind, placement) in enumerate(each))
 
 
 def make_map(config: GPTConfig, kind: Kind) -> nn.Module:

@@ -33,7 +33,7 @@ class MeanTheta(Instrument):
             return
         if not isinstance(attention, ShowsHeads):
             raise ConfigError(f"attention of type {type(attention).__name__} does not show its rows: leave out --theta")
-        u = sublayer.given(at.x)
+        u = sublayer.given(at.entered)
         self._means.append(balanced_mass(attention.probabilities(u), tolerance=TOLERANCE).lower.mean())
 
     def figures(self) -> float:

@@ -14,12 +14,13 @@ from ctrans.control.model_check import check_at, check_model
 from ctrans.control.remedy import Remedy
 from ctrans.fields import plain_attention
 from ctrans.model.checkpoint import load, save
-from ctrans.residual import ALIASES, RESIDUALS
+from ctrans.residual import ALIASES, RESIDUALS, sinkhorn
 from ctrans.stability.attention.block_norm import block_gain
 from ctrans.stability.attention.bounds import step_bound
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.forward.conservation import conservation_drift
+from ctrans.stability.forward.mixing import mixing_gains, product_gains
 from ctrans.walk import states_of, walk
 from solvers import GRADIENTS, ConfigError, solve
 from tests.cases import RESIDUAL_CASES
@@ -49,8 +50,22 @@ def test_an_euler_step_is_the_discrete_model(name, dtype):
     assert torch.isfinite(made(ids)[0]).all()
 
 
+def state(made, *shape, seed=0):
+    """States as the model has them, of all their streams."""
+    width = made.config.width * made.config.state_streams
+    return torch.randn(*shape, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
 def by_hand(residual, sublayer, x, block, dt):
     """X after a step, from the equation in the table."""
+    if residual in ("hyper_connections", "mhc"):
+        part = sublayer.residual
+        streams = list(x.split(part.width, -1))
+        mixed = [sum(part.mixing[s, t] * streams[t] for t in range(part.streams)) for s in range(part.streams)]
+        u = sum(part.reads[s] * mixed[s] for s in range(part.streams))
+        v = sublayer.field(u if sublayer.input_norm is None else sublayer.input_norm(u))
+        v = v if sublayer.output_norm is None else sublayer.output_norm(v)
+        return torch.cat([mixed[s] + dt * part.writes[s] * v for s in range(part.streams)], -1)
     scale = block**-0.5 if residual == "depth_scaled" else 1.0
     u = x if sublayer.input_norm is None else scale * sublayer.input_norm(x)
     v = sublayer.field(u)
@@ -82,7 +97,7 @@ def test_no_token_sees_a_later_one(name):
 
 
 @each
-@pytest.mark.parametrize(("method", "order", "sizes"), [("euler", 1, (32, 64)), ("rk4", 4, (4, 8))])
+@pytest.mark.parametrize(("method", "order", "sizes"), [("euler", 1, (32, 64)), ("rk4", 4, (8, 16))])
 def test_methods_have_their_orders(name, method, order, sizes):
     made = model(name)
     segments, x0 = made.depth.segments(continuous=True), made.embed(tokens(1, 5))
@@ -131,7 +146,7 @@ def test_its_costate_is_the_pullback_of_the_maps(name):
     """<P, r> = <pulled(P), v>, from which every Hamiltonian of a residual follows."""
     made = model(name)
     for sublayer in made.depth.sublayers:
-        x, p = torch.randn(2, 1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        x, p = state(made, 2, 1, 4, seed=2)
         v = sublayer.field(sublayer.given(x))
         v = v if sublayer.output_norm is None else sublayer.output_norm(v)
         v = v if sublayer.image is None else sublayer.image(v) - x
@@ -150,14 +165,14 @@ def test_states_stay_below_their_bounds(name):
 @each
 def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
     made = model(name)
-    x = torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = state(made, 1, 4)
     for sublayer in list(made.depth.sublayers)[:2]:
         with plain_attention(sublayer):
             dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
         top = float(torch.linalg.matrix_norm(dense, 2))
         assert sublayer_sensitivity(sublayer, x).value == pytest.approx(top, rel=2e-3)
-        if sublayer.image is not None:
-            with pytest.raises(ConfigError, match="linear in the map's output"):
+        if sublayer.image is not None or sublayer.streams > 1:
+            with pytest.raises(ConfigError, match="of one stream that are linear in the map's output"):
                 step_bound(sublayer, 0.5, x)
             continue
         with plain_attention(sublayer):
@@ -172,7 +187,7 @@ def test_the_certificates_agree_with_their_verdicts(name):
     first = made.depth.sublayers[0]
     bounded = first.output_norm is not None or first.image is not None
     assert check.finite == bounded
-    found = costate(made, tokens(1, 5), tokens(1, 5, seed=1))
+    found = costate(made, tokens(1, 5), tokens(1, 5, seed=1), form="continuous")
     if bounded:
         for segment, sublayer in zip(check.segments, made.depth.sublayers, strict=True):
             x, p = found.starts[segment.segment]
@@ -249,6 +264,46 @@ def test_the_hamiltonian_of_ngpt_is_reached_by_outputs_of_its_norm_and_by_no_mor
     assert float(value().detach()) <= found.hamiltonian * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("residual", ["hyper_connections", "mhc"])
+@pytest.mark.parametrize("placement", ["pre", "output"])
+def test_hyper_connections_begin_as_the_plain_residual_and_then_leave_it(residual, placement):
+    made, plain = (GPT(small_config(placement, residual=name)).double() for name in (residual, "plain"))
+    assert torch.allclose(made(tokens())[0], plain(tokens())[0], atol=1e-9)
+    made(tokens(), tokens(seed=1))[1].backward()
+    for sublayer in made.depth.sublayers:
+        assert all(torch.isfinite(parameter.grad).all() for parameter in sublayer.residual.parameters())
+    first = [parameter.grad for parameter in made.depth.sublayers[0].residual.parameters()]
+    assert any(float((slope - slope.mean()).norm()) > 1e-6 for slope in first[1:])  # streams come apart
+
+
+def test_doubly_stochastic_mixing_keeps_the_mean_stream_and_lengthens_nothing():
+    made = model("mhc, peri", depth=12)
+    for sublayer in made.depth.sublayers:
+        mixing = sublayer.residual.mixing
+        x = state(made, 2, 5)
+        entered = sublayer.enter(x)
+        mean, after = (part.unflatten(-1, (3, 16)).mean(-2) for part in (x, entered))
+        assert torch.allclose(mean, after, atol=1e-14)
+        assert bool((mixing > 0).all())
+        assert float(torch.linalg.matrix_norm(mixing, 2)) <= math.sqrt(float(mixing.sum(1).max())) * (1 + 1e-12)
+        assert torch.allclose(mixing.sum(1), torch.ones(3, dtype=torch.float64), atol=1e-2)  # as near as twenty rounds come
+        exact = sinkhorn(sublayer.residual.mix.unflatten(0, (3, 3)), 2000)
+        assert torch.allclose(exact.sum(1), torch.ones(3, dtype=torch.float64), atol=1e-12)
+        assert float(torch.linalg.matrix_norm(exact, 2)) == pytest.approx(1)
+    assert all(0.99 < gain < 1.01 for gain in mixing_gains(made.depth))
+
+
+def test_the_gain_of_free_mixing_is_that_of_the_dense_product_and_may_grow_like_a_power():
+    made = model("hyper-connections, pre", depth=12)
+    product = torch.eye(3, dtype=torch.float64)
+    for k, sublayer in enumerate(made.depth.sublayers):
+        product = sublayer.residual.mixing @ product
+        assert mixing_gains(made.depth)[k] == pytest.approx(float(torch.linalg.svdvals(product)[0]), rel=1e-12)
+    assert product_gains(1.1 * torch.eye(2, dtype=torch.float64).expand(48, 2, 2))[-1] == pytest.approx(1.1**48)
+    with pytest.raises(ConfigError, match="mixes no streams"):
+        mixing_gains(model("rezero, pre").depth)
+
+
 COMPILES = """
 import torch
 from tests.model.test_residuals import RESIDUAL_CASES, model
@@ -272,7 +327,10 @@ def test_another_name_is_the_same_residual_and_the_plain_one_is_saved_as_it_alwa
     for alias, name in ALIASES.items():
         assert GPTConfig(placement="pre", residual=alias) == GPTConfig(placement="pre", residual=name)
     save(GPT(small_config("peri")), tmp_path)
-    assert not {"residual", "residual_init"} & json.loads((tmp_path / "config.json").read_text()).keys()
+    assert (
+        not {"residual", "residual_init", "parallel_blocks", "streams"}
+        & json.loads((tmp_path / "config.json").read_text()).keys()
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,6 +339,9 @@ def test_another_name_is_the_same_residual_and_the_plain_one_is_saved_as_it_alwa
         ({"residual": "rezzero"}, "unknown residual 'rezzero': did you mean 'rezero'"),
         ({"residual": "depth_scaled", "placement": "post"}, "residual 'depth_scaled' with placement 'post' scales"),
         ({"residual": "depth_scaled", "placement": "pre", "depth_weights": "linear"}, "counts blocks"),
+        ({"residual": "mhc", "placement": "post"}, "residual 'mhc' with placement 'post' would have a norm around all streams"),
+        ({"residual": "mhc", "streams": 1}, "streams = 1 for residual 'mhc'"),
+        ({"streams": 2}, "streams = 2 has no meaning for residual 'plain'"),
         ({"residual": "ngpt"}, "residual 'ngpt' with placement 'peri' moves on the image .*: choose placement post or pre_post"),
         ({"residual": "ngpt", "placement": "post", "depth_weights": "linear"}, "on a sphere by itself"),
         ({"residual_init": 0.1}, "residual_init = 0.1 has no meaning for residual 'plain'"),

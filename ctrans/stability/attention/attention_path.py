@@ -23,17 +23,18 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
     field, whole = sublayer.attention, sublayer.field
     assert isinstance(field, ShowsHeads), "asked by whoever needs it"
     with torch.no_grad():
-        u = sublayer.given(x)
+        entered = sublayer.enter(x)
+        u = sublayer.given(entered)
         f, mixed = whole(u), _values(field, u)
         rows = field.probabilities(u)
 
     def step(state: Tensor) -> Tensor:
-        inner = sublayer.given(state)
+        inner = sublayer.given(sublayer.enter(state))
         changed = field.probabilities(inner) - rows
         # zero at X, so that f is what it is, and its derivative there is D
         v = f + torch.einsum("...hij,...hjd->...id", changed.to(mixed.dtype), mixed)
         v = v if sublayer.output_norm is None else sublayer.output_norm(v)
-        y: Tensor = x + h * sublayer.joined(v, x)
+        y: Tensor = entered + h * sublayer.joined(v, entered)
         return y if sublayer.state_norm is None else sublayer.state_norm(y)
 
     with plain_attention(sublayer):

@@ -103,8 +103,10 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
 
     `printed` takes Lip(N) = max|gamma|/sqrt(eps), no biases of queries, and slope 1 of the activation, as the paper does.
     """
-    if sublayer.image is not None:
-        raise ConfigError("theorems 5.2 and 5.3 are for residuals that are linear in the map's output: choose another than ngpt")
+    if sublayer.image is not None or sublayer.streams > 1:
+        raise ConfigError(
+            "theorems 5.2 and 5.3 are for residuals of one stream that are linear in the map's output, not for this one"
+        )
     u = sublayer.given(x)
     steepness = [sublayer.largest_gain, sublayer.input_scale, map_bound_at(sublayer, u, printed=printed)]
     after = x + h * sublayer(x)

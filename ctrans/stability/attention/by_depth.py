@@ -183,7 +183,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     field = sublayer.attention
     if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices) and isinstance(field, nn.Module)):
         raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
-    u = sublayer.given(x)
+    u = sublayer.given(sublayer.enter(x))
     if not bool(torch.isfinite(u).all()):
         return _broken(index, field.heads)
     mass = attention_theta(field, u, padding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from ctrans.fields import (
     why_not,
 )
 from ctrans.norm import Norm
+from ctrans.residual import MixesStreams
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Passage, observe
@@ -147,7 +149,12 @@ def _difference(field: nn.Module, kind: Kind, radius: float) -> float:
 
 
 def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = math.inf) -> float | None:
-    """`BoundsByDepth.spreads` of one sublayer, with its map's bound and `difference_bound` where these are known."""
+    """`BoundsByDepth.spreads` of one sublayer, with its map's bound and `difference_bound` where these are known.
+
+    None for a state of several streams, whose mixing is another thing that moves two states apart.
+    """
+    if sublayer.streams > 1:
+        return None
     if sublayer.state_norm is not None:
         return 2 * math.sqrt(sublayer.state_norm.width) * largest_gain(sublayer.state_norm)
     if sublayer.output_norm is not None:
@@ -197,10 +204,11 @@ def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, 
             mean_abs.append(level)
             rms.append(level)
             continue
-        gained = _gained(segment, radius, width, discrete)
-        radius += gained
-        mean_abs.append(mean_abs[-1] + gained / math.sqrt(width))
-        rms.append(rms[-1] + gained / math.sqrt(width))
+        jump = Jump.of(segment.sublayer)
+        gained = _gained(segment, jump.length * radius, discrete)
+        radius = jump.length * radius + gained
+        mean_abs.append(jump.mean_abs * mean_abs[-1] + gained / math.sqrt(width))
+        rms.append(jump.length * rms[-1] + gained / math.sqrt(width))
     seed = _seed(start, segments, reached)
     return ForwardBounds(
         mean_abs,
@@ -212,22 +220,41 @@ def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, 
     )
 
 
-def _gained(segment: _Measured, radius: float, width: int, discrete: bool) -> float:
+class Jump(NamedTuple):
+    """By how much a state can be longer, and its mean absolute entry larger, once its streams are mixed; and what is read of it."""
+
+    length: float = 1.0
+    mean_abs: float = 1.0
+    read: float = 1.0
+
+    @classmethod
+    def of(cls, sublayer: Sublayer) -> Jump:
+        """|M|_2, the largest column of |M|, and |a|; 1 for a state of one stream."""
+        residual = sublayer.residual
+        if residual is None or not isinstance(residual, MixesStreams):
+            return cls()
+        mixing, reads = residual.mixing.detach().double(), residual.reads.detach().double()
+        return cls(float(torch.linalg.matrix_norm(mixing, 2)), float(mixing.abs().sum(0).max()), float(reads.norm()))
+
+
+def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
     """By how much a token no longer than `radius` can grow in a segment without state norm."""
     sublayer, h = segment.sublayer, segment.h
     if sublayer.output_norm is not None:
-        return h * sublayer.largest_gain * _level(sublayer.output_norm) * math.sqrt(width)
+        return h * sublayer.largest_gain * _level(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
     bound = segment.known()
     if sublayer.input_norm is not None:
-        reach = sublayer.input_scale * _level(sublayer.input_norm) * math.sqrt(width)
+        reach = sublayer.input_scale * _level(sublayer.input_norm) * math.sqrt(sublayer.input_norm.width)
         return h * sublayer.largest_gain * bound.at(reach)
+    read = Jump.of(sublayer).read
+    radius *= read
     if discrete:
         return h * sublayer.largest_gain * bound.at(radius)
     if bound.curvature:
         raise ConfigError(
             f"no bound is known for the ODE: {type(sublayer.field).__name__} can grow with the square of its input, which no norm bounds"
         )
-    gain = sublayer.largest_gain * bound.gain
+    gain = sublayer.largest_gain * bound.gain * read
     with np.errstate(over="ignore"):
         clock = h if gain == 0 else float(np.expm1(gain * h)) / gain
     return clock * sublayer.largest_gain * bound.at(radius)

@@ -40,7 +40,7 @@ LAWS = (
     ConservationLaw(
         "mean",
         "1' Gamma^-1 x_j grows by h 1' Gamma^-1 beta per segment (divided by d; of x_j/g where a residual has gains g)",
-        lambda s: s.state_norm is None and s.gain == 1 and s.output_norm is not None and s.output_norm.centred,
+        lambda s: s.state_norm is None and s.gain == 1 and s.streams == 1 and s.output_norm is not None and s.output_norm.centred,
         _mean_drift,
     ),
     ConservationLaw(

@@ -212,9 +212,9 @@ def last_layer_bound(
     Raises ConfigError for a map that is no FFN, or does not end in a linear map.
     """
     _last_weight(sublayer)
-    if sublayer.image is not None:
+    if sublayer.image is not None or sublayer.streams > 1:
         raise ConfigError(
-            "Kim's proposition is for a residual that is linear in the map's output: choose another residual than ngpt"
+            "Kim's proposition is for residuals of one stream that are linear in the map's output, not for this one"
         )
     with torch.no_grad():
         u = sublayer.given(x)
