@@ -246,11 +246,11 @@ class ManifoldConnections(Streams):
         return 2 * self.write_logits.sigmoid()
 
 
-def sinkhorn(logits: Float[Tensor, "n n"], iterations: int) -> Float[Tensor, "n n"]:
+def sinkhorn(logits: Float[Tensor, "*batch n n"], iterations: int) -> Float[Tensor, "*batch n n"]:
     """exp(logits) with rows and columns divided by their sums by turns, the columns last (Sinkhorn and Knopp 1967)."""
     for _ in range(iterations):
-        logits = logits - logits.logsumexp(1, keepdim=True)
-        logits = logits - logits.logsumexp(0, keepdim=True)
+        logits = logits - logits.logsumexp(-1, keepdim=True)
+        logits = logits - logits.logsumexp(-2, keepdim=True)
     return logits.exp()
 
 

@@ -18,6 +18,7 @@ from ctrans.verify import (
     last_map,
     lipschitz,
     projection,
+    residuals,
     sensitivity,
     theta,
     trained,
@@ -60,6 +61,7 @@ MODULES = (
     theta,
     lipschitz,
     initial,
+    residuals,
 )
 
 STATEMENTS: dict[str, Statement] = {statement.name: statement for module in MODULES for statement in module.STATEMENTS}
