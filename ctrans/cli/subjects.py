@@ -78,7 +78,15 @@ class Subject:
     @property
     def title(self) -> str:
         """The model in a line, for a picture."""
-        return f"{self.blocks} block{'s' * (self.blocks != 1)}, width {self.width}, dt = {self.config.dt:g}, {self.weights}"
+        return f"{self.blocks} block{'s' * (self.blocks != 1)}, width {self.width}, dt = {self.config.dt:g}{self._options}, {self.weights}"
+
+    @property
+    def _options(self) -> str:
+        """The residual and the form of the blocks, where these are not the usual ones."""
+        if not isinstance(self.config, GPTConfig):
+            return ""
+        residual = "" if self.config.residual == "plain" else f", residual {self.config.residual}"
+        return residual + ", parallel blocks" * self.config.parallel_blocks
 
     def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
         """The model, ready to be looked at: no gradients, evaluation mode."""

@@ -69,7 +69,7 @@ def gain_by_channel(generator: torch.Generator) -> Trial:
     return worst(
         equal(
             torch.tensor(values, dtype=torch.float64),
-            torch.full((len(values),), H, dtype=torch.float64),
+            H,
             f"corners, d = {chosen.width}",
             scale,
         ),
@@ -186,7 +186,7 @@ def mixing(generator: torch.Generator) -> Trial:
     return worst(
         equal(
             torch.tensor(gains, dtype=torch.float64),
-            torch.ones(len(gains), dtype=torch.float64),
+            1.0,
             f"{len(each)} matrices of {streams} streams",
         ),
         equal(torch.stack([rows @ m for m in each]), rows.expand(len(each), -1), "the mean stream"),
@@ -257,7 +257,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "residual-gain",
         4,
         "ctrans, on LayerScale",
-        "gains |g_i| <= R by channel, trained behind RMSNorm: H = R H(P); behind LayerNorm between R H(P) and the ellipsoid's R value",
+        "gains |g_i| <= R by channel, trained behind RMSNorm: H = R H(P); behind LayerNorm at least that, at most R times the ellipsoid's",
         Check(gain_by_channel, 1e-9, share=0.2),
         Check(layernorm_by_channel, share=0.2),
         "the same R H(P) behind LayerNorm",
@@ -308,7 +308,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "mixing-gain",
         7,
         "ctrans, on mHC and hyper-connections",
-        "products of doubly stochastic M have |M_k ... M_0|_2 = 1, so that mixing leaves states and costates their size; free M: (1 + s)^k",
+        "products of doubly stochastic M have |M_k ... M_0|_2 = 1, so that mixing lengthens no state and no costate; M = (1 + s) I: (1 + s)^k",
         Check(mixing, 1e-9, share=0.1),
         Check(twenty_rounds, 1e-3, share=0.1),
         "20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)",

@@ -64,7 +64,10 @@ MODULES = (
     residuals,
 )
 
-STATEMENTS: dict[str, Statement] = {statement.name: statement for module in MODULES for statement in module.STATEMENTS}
+STATEMENTS: dict[str, Statement] = {
+    statement.name: statement
+    for statement in sorted((each for module in MODULES for each in module.STATEMENTS), key=lambda each: each.section)
+}
 
 
 def select(only: Sequence[str] = ()) -> list[Statement]:
