@@ -1,26 +1,29 @@
-"""A sublayer: the map f (attention or FFN) with the norms its placement puts around it."""
+"""A sublayer: the map f (attention or FFN) with the norms its placement puts around it, and how its output joins the state."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import Kind, check_shape
+from ctrans.fields import Kind, SumOfMaps, check_shape
 from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
+from ctrans.residual import Residual
 from solvers import ConfigError, Segment
 from solvers.segment import Map, Time
 
 
 class Sublayer(nn.Module):
-    """r(X) = gain * N_out f(N_in X), each norm where it is given: the velocity of one segment, before any tangent projection.
+    """r(X) = gain * W N_out f(s N_in X), each norm where it is given: the velocity of one segment, before any tangent projection.
 
     - `field`: any module from (*batch, tokens, width) to the same shape; so an imported model's attention and our own are the same
       thing here
     - `state_norm`: the norm around the residual sum
     - `gain`: 1, or DeepNorm's 1/alpha
+    - `residual`: W and s, an entry of `RESIDUALS`; W = I and s = 1 without one
     - `placement`: the entry of `PLACEMENTS` that these norms and this gain are from, where it is known
     """
 
@@ -35,6 +38,7 @@ class Sublayer(nn.Module):
         output_norm: Norm | None = None,
         state_norm: Norm | None = None,
         gain: float = 1.0,
+        residual: Residual | None = None,
         placement: Placement | None = None,
     ):
         super().__init__()
@@ -44,6 +48,7 @@ class Sublayer(nn.Module):
         self._placement = placement
         self.field, self.kind, self.gain = field, kind, gain
         self.input_norm, self.output_norm, self.state_norm = input_norm, output_norm, state_norm
+        self.residual = residual
 
     def with_field(self, field: nn.Module) -> Sublayer:
         """The same sublayer around another map; it shares the norms."""
@@ -54,6 +59,7 @@ class Sublayer(nn.Module):
             output_norm=self.output_norm,
             state_norm=self.state_norm,
             gain=self.gain,
+            residual=self.residual,
             placement=self._placement,
         )
 
@@ -70,12 +76,57 @@ class Sublayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The raw velocity r(X). Raises ConfigError for a map that does not keep its input's shape."""
-        if self.input_norm is not None:
-            x = self.input_norm(x)
-        v = check_shape(self.field, self.kind, x, self.field(x))
-        if self.output_norm is not None:
-            v = self.output_norm(v)
-        return v if self.gain == 1.0 else self.gain * v
+        u = self.given(x)
+        v = check_shape(self.field, self.kind, u, self.field(u))
+        return self.joined(v if self.output_norm is None else self.output_norm(v), x)
+
+    def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
+        """The state as the segment begins: X, or its streams mixed."""
+        return x if self.residual is None else self.residual.enter(x)
+
+    def given(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+        """U = s N_in R X, what the map is given of a state that has entered."""
+        u = x if self.residual is None else self.residual.read(x)
+        u = u if self.input_norm is None else self.input_norm(u)
+        return u if self.input_scale == 1.0 else self.input_scale * u
+
+    def joined(
+        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
+    ) -> Float[Tensor, "*batch tokens state"]:
+        """r = gain * W v for what the norms make of the map's output at X."""
+        v = v if self.gain == 1.0 else self.gain * v
+        return v if self.residual is None else self.residual(v, x)
+
+    def pulled(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+        """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at this costate."""
+        return self.gain * (p if self.residual is None else self.residual.pull(p))
+
+    @property
+    def attention(self) -> nn.Module | None:
+        """The attention map, alone or as a part of a sum; None where there is none."""
+        if isinstance(self.field, SumOfMaps):
+            return self.field.parts.get("attention")
+        return self.field if self.kind == "attention" else None
+
+    @property
+    def streams(self) -> int:
+        """Of how many streams the state is."""
+        return 1 if self.residual is None else self.residual.streams
+
+    @property
+    def input_scale(self) -> float:
+        """s, what the map's input is multiplied by."""
+        return 1.0 if self.residual is None else self.residual.input_scale
+
+    @property
+    def image(self) -> Norm | None:
+        """The norm of the residual's own that bounds what the map can do; None where r is linear in its output."""
+        return None if self.residual is None else self.residual.image
+
+    @property
+    def largest_gain(self) -> float:
+        """|gain W|_2: no velocity is longer than that times v."""
+        return self.gain if self.residual is None else self.gain * self.residual.largest
 
     def velocity(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The ODE's velocity v(X): r(X), or its part tangent to the state norm's image (Kan, eq. 132)."""
@@ -83,9 +134,23 @@ class Sublayer(nn.Module):
         return v if self.state_norm is None else self.state_norm.tangent(x, v)
 
     def step(self, x: Float[Tensor, "*batch tokens width"], dt: float) -> Float[Tensor, "*batch tokens width"]:
-        """The discrete Transformer's step: X + dt r(X), inside the state norm if there is one."""
+        """The discrete Transformer's step: X + dt r(X) of the state that has entered, inside the state norm if there is one."""
+        x = self.enter(x)
         x = x + dt * self(x)
         return x if self.state_norm is None else self.state_norm(x)
+
+    def met(
+        self,
+        x: Float[Tensor, "*batch tokens state"],
+        before: Float[Tensor, "*batch tokens state"],
+        p: Float[Tensor, "*batch tokens state"],
+        dt: float,
+    ) -> tuple[Float[Tensor, "*batch tokens state"], Float[Tensor, "*batch tokens state"]]:
+        """The state and costate that the segment's field meets, once X has entered: of X, dL/dX = `before` and dL/dX_next = `p`."""
+        if self.streams == 1:
+            return x, before
+        entered = self.enter(x)
+        return entered, torch.func.vjp(lambda y: y + dt * self(y), entered)[1](p)[0]
 
     def segment(self, t0: Time, t1: Time, *, continuous: bool = False) -> Segment:
         """This sublayer as a segment of depth-time.
@@ -94,6 +159,7 @@ class Sublayer(nn.Module):
         put on the state norm's image on entering. Without a state norm the two are one.
         """
         if self.state_norm is None or not continuous:
-            return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm)
+            mix = self.enter if self.streams > 1 else None
+            return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm, enter=mix)
         enter: Map = self.state_norm.retract
         return Segment(t0, t1, lambda t, x: self.velocity(x), enter=enter)

@@ -37,5 +37,26 @@ VARIANTS = {
     "geglu": {"ffn": "geglu", "bias": False},
     "reglu": {"ffn": "reglu"},
     "squared relu": {"activation": "relu2"},
+    "parallel": {"parallel_blocks": True},
+    "parallel, gated": {"parallel_blocks": True, "ffn": "swiglu", "positions": "rotary", "kv_heads": 1, "bias": False},
 }
 """Options of the maps of tables, as changes of a configuration with four heads; each is enrolled in tests/model/test_variants.py."""
+
+RESIDUAL_CASES = {
+    "layerscale, pre": ("pre", {"residual": "layerscale"}),
+    "layerscale, peri": ("peri", {"residual": "layerscale", "residual_init": 1e-2}),
+    "layerscale, post": ("post", {"residual": "layerscale", "norm": "rmsnorm"}),
+    "rezero, pre": ("pre", {"residual": "rezero"}),
+    "rezero, none": ("none", {"residual": "rezero", "residual_init": 0.5}),
+    "rezero, output": ("output", {"residual": "rezero", "norm": "rmsnorm"}),
+    "ngpt, post": ("post", {"residual": "ngpt", "norm": "rmsnorm"}),
+    "ngpt, pre_post": ("pre_post", {"residual": "ngpt", "parallel_blocks": True}),
+    "hyper-connections, pre": ("pre", {"residual": "hyper_connections", "streams": 3}),
+    "hyper-connections, output": ("output", {"residual": "hyper_connections", "streams": 2, "parallel_blocks": True}),
+    "mhc, peri": ("peri", {"residual": "mhc", "streams": 3}),
+    "mhc, none": ("none", {"residual": "mhc", "streams": 2, "norm": "rmsnorm"}),
+    "layerscale, parallel": ("pre", {"residual": "layerscale", "parallel_blocks": True}),
+    "depth scaled, pre": ("pre", {"residual": "depth_scaled"}),
+    "depth scaled, peri": ("peri", {"residual": "depth_scaled", "norm": "rmsnorm"}),
+}
+"""Residuals in placements that take them; each is enrolled in tests/model/test_residuals.py."""

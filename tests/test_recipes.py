@@ -22,6 +22,7 @@ from ctrans.cli import main
 from ctrans.fields import ATTENTIONS, FFNS, Matrix, plain_attention
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import PLACEMENTS, Placement
+from ctrans.residual import RESIDUALS, Residual, ResidualEntry
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from ctrans.stability.diagnosis.ailments import AILMENTS, Ailment
 from ctrans.stability.diagnosis.diagnose import INSTRUMENTS
@@ -124,6 +125,28 @@ def test_a_new_placement_is_one_entry(monkeypatch):
     assert model.depth.sublayers[0].gain == pytest.approx((2 * 2) ** -0.25)
     assert list(command("simulate", "--placement", "all", "--no-reference")["placements"]) == list(PLACEMENTS)
     assert substep_convergence("rk4", "pre_deep").order == pytest.approx(4, abs=0.15)
+
+
+class Half(Residual):
+    """dX/dt = v/2."""
+
+    def forward(self, v, x):
+        return v / 2
+
+    def pull(self, p):
+        return p / 2
+
+    largest = 0.5
+
+
+def test_a_new_residual_is_one_entry(monkeypatch):
+    monkeypatch.setitem(RESIDUALS, "half", ResidualEntry(lambda config, k: Half(), "dX/dt = v/2", "nowhere"))
+    model = model_with(residual="half", placement="peri")
+    check_enrolled(model)
+    assert {sublayer.largest_gain for sublayer in model.depth.sublayers} == {0.5}
+    found = command("hjb-check", "--placement", "peri", "--norm", "rmsnorm", "--residual", "half")["checks"]["rmsnorm"]["peri"]
+    assert found["agrees"]
+    assert command("simulate", "--residual", "half", "--no-reference")["placements"]["peri"]["status"] == "success"
 
 
 class SphereNorm(Norm):

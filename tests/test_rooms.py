@@ -13,6 +13,7 @@ ROOMS = [
     "threads",
     "norm",
     "placement",
+    "residual",
     "fields",
     "weights",
     "given_files",

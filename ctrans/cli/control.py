@@ -71,7 +71,7 @@ def command(request: ControlRequest) -> None:
     readings: dict[str, MaximumPrinciple] = {}
     trained: dict[str, Attained | str] = {}
     instead: dict[str, str] = {}
-    with progress_bar("control", 2 * sum(subject.blocks for subject in found)) as advance:
+    with progress_bar("control", sum(subject.segments for subject in found)) as advance:
         for subject in found:
             model = subject.model(dtype, device)
             p, why = continuous_or_discrete(model, tokens, targets, rtol=request.rtol, atol=request.atol)

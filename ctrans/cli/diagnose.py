@@ -85,7 +85,7 @@ def command(request: DiagnoseRequest) -> None:
     settle_threads(found, tokens[::seeds], dtype)
     directory = directory_of(request)
     results: dict[str, Diagnosis] = {}
-    with progress_bar("diagnose", 4 * seeds * sum(subject.blocks for subject in found)) as advance:
+    with progress_bar("diagnose", 2 * seeds * sum(subject.segments for subject in found)) as advance:
         for i, subject in enumerate(found):
             several = []
             for s in range(seeds):

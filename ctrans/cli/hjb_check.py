@@ -84,6 +84,8 @@ class HJBCheckRequest(ModelRequest):
 @click.option("--kinetic", type=float, metavar="LAM", help="Remedy: running cost LAM/2 |f|^2 of each velocity.")
 @click.option("--pde", is_flag=True, help="Also solve the HJB equation in the plane, and draw it: hjb-pde.png. Half a minute.")
 @options.size_options
+@options.residual_options
+@options.parallel_option
 @options.map_options
 @options.weight_options
 @options.text_options
@@ -124,7 +126,7 @@ def command(request: HJBCheckRequest) -> None:
     settle_threads(found, tokens, get_dtype(request.dtype))
     directory = directory_of(request)
     checks: dict[str, list[ModelCheck]] = {subject.config.norm: [] for subject in found}
-    with progress_bar("hjb-check", 2 * sum(subject.blocks for subject in jobs)) as advance:
+    with progress_bar("hjb-check", sum(subject.segments for subject in jobs)) as advance:
         for subject in jobs:
             norm = subject.config.norm
             progress = partial(lambda word, k: advance(word), f"{norm}, {subject.name}")

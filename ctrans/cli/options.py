@@ -19,6 +19,7 @@ from ctrans.model.config import FREE
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS, spell
+from ctrans.residual import ALIASES, RESIDUALS
 from ctrans.weights.functions_of_depth import BASES
 from solvers import METHODS, ConfigError
 from solvers.errors import unknown
@@ -121,10 +122,37 @@ depth_weights_options = stack(
     click.option("--knots", type=int, help="Coefficients of such a function, at any depth.  [default: 4]"),
 )
 
-architecture_options = stack(size_options, norm_option, map_options, weight_options)
+residual_options = stack(
+    click.option(
+        "--residual",
+        default="plain",
+        show_default=True,
+        metavar="NAME",
+        help=f"How a sublayer's output joins the state: {one_of([*RESIDUALS, *ALIASES])}.",
+    ),
+    click.option("--streams", type=int, help="Streams of the state, for hyper_connections and mhc.  [default: 4]"),
+    click.option(
+        "--residual-init", type=float, help="What a residual's gains begin at.  [default: layerscale 0.1, rezero 0, ngpt 0.05]"
+    ),
+)
+
+parallel_option = click.option(
+    "--parallel-blocks",
+    is_flag=True,
+    help="Attention and FFN at once in every block: X + dt (attention(N X) + FFN(N X)).",
+)
+
+architecture_options = stack(size_options, norm_option, residual_options, parallel_option, map_options, weight_options)
 ARCHITECTURE = (
     *("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation"),
-    *("qk_norm", *(field.name for field in dataclasses.fields(AttentionOptions))),
+    *(
+        "residual",
+        "residual_init",
+        "streams",
+        "parallel_blocks",
+        "qk_norm",
+        *(field.name for field in dataclasses.fields(AttentionOptions)),
+    ),
 )
 """Names of options that are fields of `GPTConfig`."""
 

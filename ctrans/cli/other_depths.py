@@ -19,7 +19,7 @@ from solvers import ConfigError
 
 
 def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -> None:
-    """Raises ConfigError for a depth whose weights, or whose 2 N + 1 hidden states of a batch, this machine cannot hold."""
+    """Raises ConfigError for a depth whose weights, or whose hidden states of a batch, this machine cannot hold."""
     for depth in depths:
         check_count("eval_depth", depth, MOST_BLOCKS)
         other = model.at_depth(depth)
@@ -27,7 +27,7 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
             check_buildable(other, config.seed)
         except ConfigError as error:
             raise ConfigError(f"--eval-depth {depth}: {error}; or a lower --eval-depth") from None
-        states = (2 * depth + 1) * config.batch * model.context * model.width * config.weight_dtype.itemsize
+        states = (other.segments + 1) * config.batch * model.context * model.width * config.weight_dtype.itemsize
         if states > memory():
             raise ConfigError(
                 f"--eval-depth {depth}: the hidden states of a batch need {states / 1e9:.3g} GB and this machine has "

@@ -100,6 +100,10 @@ class ModelRequest(WrittenRequest):
     softcap: float | None
     sinks: bool
     gated_output: bool
+    residual: str
+    residual_init: float | None
+    streams: int | None
+    parallel_blocks: bool
     seed: int
     checkpoint: Path | None
     model: Path | None

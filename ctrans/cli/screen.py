@@ -26,6 +26,7 @@ from ctrans.report.files import png
 from ctrans.report.progress import Bar, progress_bar
 from ctrans.report.screen_figure import screen_figure
 from ctrans.report.screen_report import KEY, NAMES_APART, comparison_tables, label, screen_reasons, screen_table
+from ctrans.residual import RESIDUALS
 from ctrans.stability.screening.quantities import QUANTITIES
 from ctrans.stability.screening.screen import EFFORTS, Screening, screen
 from ctrans.weights.on_demand import watch
@@ -82,6 +83,8 @@ class Comparable:
 COMPARABLE: dict[str, Comparable] = {
     "placement": Comparable("placements", lambda text: options.expand_placements(text.split(",")), _alone),
     "norm": Comparable("norms", _names(NORMS, "norm"), _alone),
+    "residual": Comparable("residual", _names(RESIDUALS, "residual")),
+    "parallel-blocks": Comparable("parallel_blocks", _names(SWITCH, "parallel-blocks"), SWITCH.__getitem__),
     "dt": Comparable("dt", _numbers(float, "dt")),
     "attention": Comparable("attention", _names(ATTENTIONS, "attention")),
     "ffn": Comparable("ffn", _names(FFNS, "ffn")),
@@ -184,8 +187,8 @@ def command(request: ScreenRequest) -> None:
 
 
 def _visits(subject: Subject) -> int:
-    """How often its screening tells its progress, known before it is made: two sublayers a block, there and back."""
-    return 4 * subject.blocks
+    """How often its screening tells its progress, known before it is made: every segment, there and back."""
+    return 2 * subject.segments
 
 
 def _told(advance: Bar, name: str, step: str) -> None:

@@ -92,7 +92,7 @@ def command(request: SimulateRequest) -> None:
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
     results: list[Simulation] = []
-    with progress_bar("simulate", passes * 2 * sum(subject.blocks for subject in found)) as advance:
+    with progress_bar("simulate", passes * sum(subject.segments for subject in found)) as advance:
         for subject in found:
             word = partial(lambda name, k: advance(name), subject.name)
             model = subject.model(dtype, device)

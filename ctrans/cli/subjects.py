@@ -44,7 +44,7 @@ class Subject:
     - `config`: its architecture
     - `make`: makes it
     - `weights`: whose weights it has, in words
-    - `vocabulary`, `blocks`, `width`: how many tokens and blocks there are, and d
+    - `vocabulary`, `blocks`, `segments`, `width`: how many tokens, blocks and sublayers there are, and d
     - `context`, `longest`: the length of the sequences that it is to read, and of those that it can (None if it does not say)
     - `placements`: the names of its sublayers' placements
     - `brought`: values of options that the model decided, and not the user
@@ -59,6 +59,7 @@ class Subject:
     weights: str
     vocabulary: int
     blocks: int
+    segments: int
     width: int
     context: int
     longest: int | None
@@ -77,7 +78,15 @@ class Subject:
     @property
     def title(self) -> str:
         """The model in a line, for a picture."""
-        return f"{self.blocks} block{'s' * (self.blocks != 1)}, width {self.width}, dt = {self.config.dt:g}, {self.weights}"
+        return f"{self.blocks} block{'s' * (self.blocks != 1)}, width {self.width}, dt = {self.config.dt:g}{self._options}, {self.weights}"
+
+    @property
+    def _options(self) -> str:
+        """The residual and the form of the blocks, where these are not the usual ones."""
+        if not isinstance(self.config, GPTConfig):
+            return ""
+        residual = "" if self.config.residual == "plain" else f", residual {self.config.residual}"
+        return residual + ", parallel blocks" * self.config.parallel_blocks
 
     def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
         """The model, ready to be looked at: no gradients, evaluation mode."""
@@ -152,6 +161,7 @@ def _drawn(config: GPTConfig, request: ModelRequest) -> Subject:
         weights=f"{config.initialisation} weights, seed {request.seed}",
         vocabulary=VOCABULARY,
         blocks=config.depth,
+        segments=config.segments,
         width=config.width,
         context=config.context,
         longest=config.context,
@@ -176,6 +186,7 @@ def _saved(request: ModelRequest) -> list[Subject]:
         weights=f"weights of {path}",
         vocabulary=config.vocab_size,
         blocks=config.depth,
+        segments=config.segments,
         width=config.width,
         context=length,
         longest=config.context,
@@ -257,6 +268,7 @@ def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: 
         weights=weights,
         vocabulary=opened.vocabulary,
         blocks=depth.blocks,
+        segments=len(depth.sublayers),
         width=config.width,
         context=context,
         longest=config.context,

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ctrans.control.ascent import ascend
 from ctrans.control.costate import Costate, costate
+from ctrans.control.joined import highest_towards_image
 from ctrans.control.last_map import frobenius
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.fields import EndsLinear
@@ -121,6 +122,10 @@ def attained(
     )
 
 
+ENTERING = ("state_norm.", "residual.mix")
+"""Parameters of a sublayer that act before its velocity or after it."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
     """A sublayer at its input X with the gradient P at X + h r, and the gradient of h <P, r> in each of its parameters."""
@@ -132,7 +137,7 @@ class _Step:
 
     @classmethod
     def of(cls, sublayer: Sublayer, found: Costate, k: int, h: float) -> _Step:
-        x, p = found.states[k], found.costates[k + 1]
+        x, p = sublayer.enter(found.states[k]), found.costates[k + 1]
         if sublayer.state_norm is not None:
             p = torch.func.vjp(sublayer.state_norm, x + h * sublayer(x))[1](p)[0]
         return cls(sublayer, x, p, h)
@@ -153,7 +158,7 @@ class _Step:
     @functools.cached_property
     def parameters(self) -> Parameters:
         """All that the raw velocity depends on."""
-        names = [name for name, _ in self.sublayer.named_parameters() if not name.startswith("state_norm.")]
+        names = [name for name, _ in self.sublayer.named_parameters() if not name.startswith(ENTERING)]
         return {name: self.sublayer.get_parameter(name).detach() for name in names}
 
     @functools.cached_property
@@ -164,8 +169,10 @@ class _Step:
 
     @functools.cached_property
     def last(self) -> Parameters:
-        """The last factor by name, as the velocity is linear in it: gains and offsets, or the last linear map."""
+        """The last factor by name, as the velocity is linear in it: gains and offsets, the last linear map, or steps by channel."""
         norm: Norm | None = self.sublayer.output_norm
+        if self.sublayer.image is not None:
+            return {name: value for name, value in self.parameters.items() if name == "residual.gain"}
         if norm is not None:
             names = [name for name in self.parameters if name.startswith("output_norm.")]
             offset = norm.beta.data_ptr()
@@ -206,9 +213,11 @@ class _Step:
     @property
     def pointwise_gap(self) -> float:
         norm = self.sublayer.output_norm
+        if self.sublayer.image is not None:
+            return self.h * highest_towards_image(self.sublayer, self.x, self.p) + self.work
         if norm is None:
             return math.inf
-        scaled = self.sublayer.gain * self.p
+        scaled = self.sublayer.pulled(self.p)
         return self.h * float(admissible_set(norm, self.sublayer.placement).support(scaled).sum()) + self.work
 
     @property

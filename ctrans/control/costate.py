@@ -119,9 +119,9 @@ class DiscreteCostate(Instrument):
 
     def backward(self, at: PassageBack) -> None:
         self._costates.insert(0, at.before)
-        self._starts.insert(0, (at.x, at.before))
+        self._starts.insert(0, at.met)
         try:
-            drift = float(_drift(at.sublayer.velocity, [(at.y, at.p), (at.x, at.before)]))
+            drift = float(_drift(at.sublayer.velocity, [(at.y, at.p), at.met]))
         except ConfigError:  # a norm's image that a gain has flattened: the ODE has no velocity there, and the step needs none
             drift = math.nan
         self._drift.insert(0, drift)

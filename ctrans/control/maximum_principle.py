@@ -116,7 +116,7 @@ def _against_maximizer(
             "comes near it: choose the measure 'cosine', or a model of placement peri or output"
         )
     allowed = admissible_set(norm, placement)
-    scaled = sublayer.gain * p  # v = gain * N_out f, so that H(P) is the norm's own at gain * P
+    scaled = sublayer.pulled(p)  # v = gain * W N_out f, so that H(P) is the norm's own at the pulled costate
     hamiltonian, centre, product = allowed.support(scaled).sum(), (scaled @ norm.beta).sum(), (p * v).sum()
     tie = bool(allowed.ties(scaled).all())
     alignment = None if tie else float((centre - product) / (centre + hamiltonian))
@@ -127,7 +127,8 @@ def _against_costate(
     sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
 ) -> PointwiseReading:
     size = p.norm() * v.norm()
-    h = None if sublayer.placement.output_norm else math.inf  # where it is finite it was not asked for
+    bounded = sublayer.placement.output_norm or sublayer.image is not None
+    h = None if bounded else math.inf  # where it is finite it was not asked for
     return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
 
 

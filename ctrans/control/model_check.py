@@ -19,6 +19,15 @@ from ctrans.control.costate import Costate, Point, continuous_or_discrete, costa
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
 from ctrans.control.ellipsoids import IMAGES, EllipsoidSlice, ellipsoid_value
 from ctrans.control.filled_ellipsoid import FilledImage
+from ctrans.control.joined import (
+    check_towards_image,
+    cost_factor,
+    costate_of_map,
+    factor_in_words,
+    pulled_to_map,
+    silent,
+    trains_gains,
+)
 from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import LastMapDecay
 from ctrans.control.linear_spaces import LinearSpace
@@ -228,7 +237,7 @@ def check_model(
     for k, (sublayer, dt) in enumerate(zip(sublayers, model.depth.lengths, strict=True)):
         try:
             segment = check_segment(sublayer, found, k, dt, remedy)
-            if discrete is not None and sublayer.state_norm is not None:
+            if discrete is not None and sublayer.state_norm is not None and sublayer.image is None:
                 segment = dataclasses.replace(segment, step=check_step(sublayer, discrete, k, dt, remedy))
             segments.append(segment)
         except (ConfigError, SolveError) as error:
@@ -268,17 +277,22 @@ def check_at(
 ) -> SegmentCheck:
     """The certificate of a sublayer at a state and its costate, which segment `segment` of length dt meets at depth-time `time`.
 
-    A gain g behind an output norm makes the velocity g f of the norm's f: H(P) is the norm's own at g P.
+    A residual W makes the velocity W v of what the norms allow v: H(P) is the norms' own at W'P (`ctrans.control.joined`).
     """
     start, costate_norm = x, float(p.norm())
     h = last_features(sublayer, x).flatten(0, -2)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
     norm, costs = sublayer.state_norm, remedy.of_sets
+    if sublayer.image is not None:
+        certificate = check_towards_image(sublayer, x, p, h, remedy)
+        return SegmentCheck(segment, sublayer.kind, time, costate_norm, certificate, None, None)
+    p = costate_of_map(sublayer, p)
     if sublayer.output_norm is not None:
-        norm, p = sublayer.output_norm, sublayer.gain * p
-        costs |= {name: value * sublayer.gain**2 for name, value in costs.items() if name == "kinetic"}
+        norm = sublayer.output_norm
+    if "kinetic" in costs:
+        costs |= {"kinetic": costs["kinetic"] * cost_factor(sublayer)}
     admissible = _admissible(norm, sublayer.placement, x, h, costs)
-    pulled = pulled_back(admissible, p) if isinstance(admissible, LinearSpace) else None
+    pulled = pulled_to_map(sublayer, pulled_back(admissible, p)) if isinstance(admissible, LinearSpace) else None
     slope = None if pulled is None else float((h.mT @ pulled).norm())
     blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
     if blind and pulled is not None:
@@ -286,8 +300,9 @@ def check_at(
     certificate = certify(admissible, p, features=None if blind else h)
     if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0:
         certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))
-    if sublayer.output_norm is not None and sublayer.gain != 1:
-        certificate = dataclasses.replace(certificate, words=f"{sublayer.gain:g} f, {certificate.words}")
+    factor = factor_in_words(sublayer)
+    if factor is not None:
+        certificate = dataclasses.replace(certificate, words=f"{factor}, {certificate.words}")
     return SegmentCheck(
         segment=segment,
         kind=sublayer.kind,
@@ -297,7 +312,9 @@ def check_at(
         slope=slope,
         ellipsoid=float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None,
         blind=blind,
-        training_threshold=None if pulled is None else threshold_at(sublayer, start, dt * sublayer.gain * pulled),
+        training_threshold=None
+        if pulled is None or silent(sublayer)
+        else threshold_at(sublayer, start, dt * sublayer.gain * pulled),
         weight_decay=remedy.weight_decay,
     )
 
@@ -326,7 +343,7 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
             f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it `features(x)` and "
             "`last`, with field(x) = last(features(x))"
         )
-    h = field.features(_input(sublayer, x))
+    h = field.features(sublayer.given(x))
     if field.last.bias is not None:
         h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
     return h if sublayer.output_norm is not None else sublayer.gain * h
@@ -350,18 +367,14 @@ def decayed_growth(decay: LastMapDecay, P: Float[Tensor, "tokens width"]) -> Gro
     return growth(chart, decay.map, decay.maximizer(P), torch.Generator().manual_seed(0))
 
 
-def _input(sublayer: Sublayer, x: Tensor) -> Tensor:
-    return x if sublayer.input_norm is None else sublayer.input_norm(x)
-
-
 def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
     """dt lam* at dt times the costate of the raw output; None for a map that does not show its factors."""
     try:
-        path = path_of(sublayer.field, _input(sublayer, x))
+        path = path_of(sublayer.field, sublayer.given(x))
     except ConfigError:
         return None
     biased = any(name.endswith("bias") for name, _ in sublayer.field.named_parameters())
-    return decay_threshold(path, raw_costate, bias=biased, gains=sublayer.input_norm is not None)
+    return decay_threshold(path, raw_costate, bias=biased, gains=trains_gains(sublayer))
 
 
 @torch.no_grad()
@@ -379,8 +392,9 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
     x, p = _start(sublayer, found, top.segment)
     space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {})
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
-    raw_costate = dt * sublayer.gain * pulled_back(space, p.flatten(0, -2))
-    climbed = with_evidence(top.training_threshold, path_of(sublayer.field, _input(sublayer, x)), raw_costate)
+    pulled = pulled_back(space, costate_of_map(sublayer, p.flatten(0, -2)))
+    raw_costate = dt * sublayer.gain * pulled_to_map(sublayer, pulled)
+    climbed = with_evidence(top.training_threshold, path_of(sublayer.field, sublayer.given(x)), raw_costate)
     segments = (dataclasses.replace(top, training_threshold=climbed) if each is top else each for each in check.segments)
     return dataclasses.replace(check, segments=tuple(segments))
 

@@ -9,6 +9,7 @@ from ctrans.fields.differential_attention import DifferentialAttention
 from ctrans.fields.feed_forward import FeedForward
 from ctrans.fields.gated_feed_forward import GatedLinearUnits
 from ctrans.fields.linear_attention import GatedLinearAttention, KernelAttention, LinearAttention
+from ctrans.fields.parallel_maps import ParallelMaps
 from ctrans.fields.positions import POSITIONS
 from ctrans.fields.protocols import (
     EndsLinear,
@@ -26,6 +27,7 @@ from ctrans.fields.protocols import (
     Scalable,
     ShowsHeads,
     ShowsMatrices,
+    SumOfMaps,
     TokenBound,
     Units,
     mixes_tokens,
@@ -64,12 +66,14 @@ __all__ = [
     "MapSettings",
     "Matrix",
     "MixesTokens",
+    "ParallelMaps",
     "Role",
     "SaysWhyNot",
     "Scalable",
     "ShowsHeads",
     "ShowsMatrices",
     "SoftmaxAttention",
+    "SumOfMaps",
     "TokenBound",
     "Units",
     "check_map",

@@ -15,6 +15,7 @@ it, and they say so; each of them is exact for the map's weights as they are.
 | `Scalable`       | copies of it with weights inside times c                 | sensitivities against the weights' scale       |
 | `HasUnits`       | f(x) = sum over units of out_k phi(<in_k, x> + b_k) + b  | the decay that keeps weights from running away |
 | `MixesTokens`    | whether an output token depends on other input tokens    | the size of a Jacobian's problem               |
+| `SumOfMaps`      | the maps that it is the sum of                           | what is asked of an attention alone            |
 | `SaysWhyNot`     | why it has fewer of these than others                    | messages                                       |
 """
 
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 from ctrans.fields.activations import Activation
 
-Kind = Literal["attention", "ffn"]
+Kind = Literal["attention", "ffn", "parallel"]
 Role = Literal["query", "key", "value", "out", "gate", "up", "down"]
 
 
@@ -180,7 +181,15 @@ class MixesTokens(Protocol):
 
 def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
     """What the map says of itself, else what maps of its kind do."""
-    return field.mixes_tokens if isinstance(field, MixesTokens) else kind == "attention"
+    return field.mixes_tokens if isinstance(field, MixesTokens) else kind != "ffn"
+
+
+@runtime_checkable
+class SumOfMaps(Protocol):
+    """A map that is the sum of others which are given the same input."""
+
+    @property
+    def parts(self) -> Mapping[Kind, nn.Module]: ...
 
 
 @runtime_checkable

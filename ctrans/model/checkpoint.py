@@ -31,6 +31,12 @@ from solvers import ConfigError
 from solvers.errors import unknown
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+LATER = {
+    field.name: field.default
+    for field in dataclasses.fields(GPTConfig)
+    if field.name.startswith(("residual", "parallel", "streams"))
+}
+"""Options beside those of attention that came after the first checkpoints, at what they are where nothing is said."""
 BEST, LAST = "best", "last"
 """Where the directory of a training run has its models: links to checkpoints."""
 CHECKSUM, CONFIG_DIGEST = "crc32", "config_sha256"
@@ -60,8 +66,8 @@ def save(model: GPT, directory: str | Path) -> None:
 
 
 def _settings(config: GPTConfig) -> dict[str, Any]:
-    """Every choice, of attention's options only those that were made: a model without them is read by versions that lack them."""
-    idle = dataclasses.asdict(AttentionOptions())
+    """Every choice, of later options only those that were made: a model without them is read by versions that lack them."""
+    idle = {**dataclasses.asdict(AttentionOptions()), **LATER}
     settings = dataclasses.asdict(config)
     return {name: value for name, value in settings.items() if name not in idle or value != idle[name]}
 

@@ -14,6 +14,7 @@ from ctrans.fields.tables import check_maps, usual_hidden_width
 from ctrans.model.initialisation import get_initialisation
 from ctrans.norm import NORMS, check_norm
 from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
+from ctrans.residual import RESIDUALS, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -22,6 +23,8 @@ FREE = "free"
 """The `depth_weights` of a model whose blocks have weights of their own."""
 MOST_BLOCKS = 10_000
 """Blocks of a model: ten times those of the deepest that was trained."""
+MOST_STREAMS = 64
+"""Streams of a state: beyond these the mixing costs more than the maps."""
 KNOTS = 4
 """How many knots weights have that are functions of depth, unless said otherwise."""
 
@@ -46,6 +49,10 @@ class GPTConfig:
       `ctrans.fields.AttentionOptions`; an option that the attention has no use for is refused
     - `initialisation`, `embedding_std`: a name of `INITIALISATIONS`, and the standard deviation of the embeddings' entries
     - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
+    - `residual`, `residual_init`: how a sublayer's output joins the state, a name of `RESIDUALS`, and what its gains begin at (its
+      entry's own if None)
+    - `streams`: of how many copies of the width the state is, for hyper-connections (4 if None)
+    - `parallel_blocks`: whether a block is one segment of attention and FFN at once, X + dt (attention(N X) + FFN(N X)), and not two
     - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
       function of depth, `knots` (4 if None) for every parameter
     """
@@ -80,6 +87,10 @@ class GPTConfig:
     softcap: float | None = None
     sinks: bool = False
     gated_output: bool = False
+    residual: str = "plain"
+    residual_init: float | None = None
+    parallel_blocks: bool = False
+    streams: int | None = None
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -88,16 +99,23 @@ class GPTConfig:
         if self.ffn_width is not None:
             check_count("ffn_width", self.ffn_width)
         check_dt(self.dt)
-        if not 2 * self.depth * self.dt < math.inf:
-            raise ConfigError(f"dt = {self.dt:g} times 2 x {self.depth} sublayers is no finite depth-time: lower dt")
+        if not self.segments * self.dt < math.inf:
+            raise ConfigError(f"dt = {self.dt:g} times {self.segments} sublayers is no finite depth-time: lower dt")
         object.__setattr__(self, "placement", spell_for(self.placement, self.depth))
+        if (
+            self.parallel_blocks
+            and (mixed := next((pair for pair in self.placements if pair.attention != pair.ffn), None)) is not None
+        ):
+            raise ConfigError(
+                f"placement {mixed.attention.name}/{mixed.ffn.name} is of two sublayers and parallel blocks have one: choose one of them"
+            )
         get_initialisation(self.initialisation)
         look_up("norm", self.norm, NORMS)
         look_up("activation", self.activation, ACTIVATIONS)
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
-        for name in ("bias", "causal"):
+        for name in ("bias", "causal", "parallel_blocks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
         check_temperature(self.temperature)
@@ -110,6 +128,18 @@ class GPTConfig:
                     f"knots = {self.knots} has no meaning for free weights: leave it out, or choose depth_weights "
                     f"{', '.join(sorted(BASES))}"
                 )
+        object.__setattr__(self, "residual", residual_name(self.residual))
+        if self.streams is not None:
+            check_count("streams", self.streams, MOST_STREAMS)
+        if self.residual_init is not None:
+            _check_finite("residual_init", self.residual_init)
+        check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
+        if self.depth_weights != FREE and RESIDUALS[self.residual].counts_blocks:
+            raise ConfigError(
+                f"residual {self.residual!r} counts blocks and weights that are functions of depth do not: choose depth_weights {FREE}"
+            )
+        if self.depth_weights != FREE and RESIDUALS[self.residual].unit_weights:
+            raise ConfigError(f"residual {self.residual!r} puts every matrix on a sphere by itself: choose depth_weights {FREE}")
         if self.alpha is not None:
             _check_positive("alpha", self.alpha)
             if not self._has_residual_gain:
@@ -123,6 +153,16 @@ class GPTConfig:
         return self.ffn_width or usual_hidden_width(self.width, self.ffn)
 
     @property
+    def per_block(self) -> int:
+        """How many sublayers a block has: two, or one where attention and FFN act at once."""
+        return 1 if self.parallel_blocks else 2
+
+    @property
+    def segments(self) -> int:
+        """The number of sublayers, each a segment of depth-time."""
+        return self.per_block * self.depth
+
+    @property
     def placements(self) -> list[BlockPlacement]:
         """The placements of every block's attention and FFN."""
         return arrange(self.placement, self.depth)
@@ -132,6 +172,16 @@ class GPTConfig:
         """How many values every parameter of a block has: one for each block, or for each knot."""
         return self.depth if self.depth_weights == FREE else self.knots or KNOTS
 
+    @property
+    def residual_start(self) -> float:
+        """What the residual's gains begin at; 0 where it has none."""
+        return (RESIDUALS[self.residual].start or 0.0) if self.residual_init is None else self.residual_init
+
+    @property
+    def state_streams(self) -> int:
+        """Of how many streams the state is, side by side in its last axis."""
+        return self.streams or RESIDUALS[self.residual].streams or 1
+
     def gain_of(self, placement: Placement) -> float:
         """What a sublayer's map is multiplied by: 1, or DeepNorm's 1/alpha where the placement has a residual gain."""
         return 1 / self._alpha if placement.residual_gain else 1.0
@@ -139,11 +189,13 @@ class GPTConfig:
     def at_depth(self, blocks: int) -> GPTConfig:
         """The same architecture over the same depth-time T in another number of blocks; alpha stays what it was.
 
-        Raises ConfigError for placements that differ by block, which say nothing of another number of blocks.
+        Raises ConfigError for placements that differ by block and residuals that count blocks, which say nothing of another number.
         """
         check_count("blocks", blocks, MOST_BLOCKS)
         if blocks != self.depth and "+" in self.placement:
             raise ConfigError(f"placement {self.placement!r} is of {self.depth} blocks: it has no other depth")
+        if blocks != self.depth and RESIDUALS[self.residual].counts_blocks:
+            raise ConfigError(f"residual {self.residual!r} counts blocks, here {self.depth}: it has no other depth")
         dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))
         alpha = self._alpha if self._has_residual_gain else None
         return dataclasses.replace(self, depth=blocks, dt=dt, alpha=alpha)
@@ -160,6 +212,11 @@ class GPTConfig:
 def _check_positive(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ConfigError(f"{name} = {value!r}: give a positive finite number")
+
+
+def _check_finite(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"{name} = {value!r}: give a finite number")
 
 
 def check_seed(seed: object) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, Sublayers
-from ctrans.fields import FIELDS, Kind
+from ctrans.fields import FIELDS, Kind, ParallelMaps
 from ctrans.fields.positions import POSITIONS, Positions
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
+from ctrans.model.unit_weights import put_on_spheres
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import BlockPlacement, Placement
+from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import blocks_through
@@ -53,6 +56,7 @@ class GPT(nn.Module):
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         last = config.placements[-1].ffn
         self.final_norm = make_norm(config) if last.final_norm else nn.Identity()
+        self._normalise_embeddings()
 
     def forward(
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
@@ -77,8 +81,8 @@ class GPT(nn.Module):
         self._check_range("targets", known)
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
-    def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
-        """X_0: token embeddings, plus those of positions where these are learned.
+    def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens state"]:
+        """X_0: token embeddings, plus those of positions where these are learned; as many copies as there are streams.
 
         Raises ConfigError for sequences longer than the context or unknown tokens.
         """
@@ -90,23 +94,25 @@ class GPT(nn.Module):
             raise ConfigError(f"{length} tokens exceed the context of {self.config.context}: shorten the text or raise context")
         self._check_range("tokens", tokens)
         x0: Tensor = self.token_embedding(tokens)
-        if self.position_embedding is None:
-            return x0
-        places: Tensor = self.position_embedding(torch.arange(length, device=tokens.device))
-        return x0 + places
+        if self.position_embedding is not None:
+            x0 = x0 + self.position_embedding(torch.arange(length, device=tokens.device))
+        streams = self.config.state_streams
+        return x0 if streams == 1 else torch.cat([x0] * streams, -1)
 
-    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
-        """Logits of the final hidden state."""
+    def head(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens vocab"]:
+        """Logits of the final hidden state, of the mean of its streams where there are several."""
+        if self.config.state_streams > 1:
+            x = x.unflatten(-1, (self.config.state_streams, self.config.width)).mean(-2)
         return F.linear(self.final_norm(x), self.token_embedding.weight)
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
-        """X at depth-time 0 and at every segment's end, 2 depth + 1 states, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose
-        options (`method`, `steps`, `rtol`, `atol`, `gradient`, ...) and errors it has.
+        """X at depth-time 0 and at every segment's end, one more state than segments, from X_0 = embed(tokens):
+        `ctrans.scheme.trajectory`, whose options (`method`, `steps`, `rtol`, `atol`, `gradient`, ...) and errors it has.
         """
         return trajectory(self.depth, self.embed(tokens), **options)
 
     def at_depth(self, blocks: int, weights: str = "linear") -> GPT:
-        """A copy of this model over the same depth-time T in another number of blocks, dt = T/(2 blocks).
+        """A copy of this model over the same depth-time T in another number of blocks, dt = T over its segments.
 
         Weights are `Depth.resample`'s: free ones interpolated as `weights` says, functions of depth evaluated at the new blocks.
         Raises ConfigError for a number of blocks below 1 or an interpolation that is none.
@@ -115,6 +121,16 @@ class GPT(nn.Module):
         model = copy.deepcopy(self, {id(self.depth): self.depth.resample(blocks, weights)})
         model.config = config
         return model
+
+    def after_step(self) -> None:
+        """What follows every step of an optimiser: nothing, or weights back to their spheres where the residual is nGPT's."""
+        if RESIDUALS[self.config.residual].unit_weights:
+            put_on_spheres(self.depth.sublayers)
+        self._normalise_embeddings()
+
+    def _normalise_embeddings(self) -> None:
+        if RESIDUALS[self.config.residual].unit_weights:
+            put_on_spheres([], [part for part in (self.token_embedding, self.position_embedding) if part is not None])
 
     def _check_range(self, what: str, ids: Tensor) -> None:
         # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
@@ -130,23 +146,33 @@ def make_norm(config: GPTConfig) -> Norm:
     return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False))
 
 
-def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement) -> Sublayer:
-    """A fresh sublayer of that kind with the norms that the placement puts around its map."""
-    table = FIELDS[kind]
+def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int = 0) -> Sublayer:
+    """A fresh sublayer of that kind, of that number from 0, with the norms that the placement puts around its map."""
     return Sublayer(
-        table[getattr(config, kind)](config),
+        make_map(config, kind),
         kind,
         input_norm=make_norm(config) if placement.input_norm else None,
         output_norm=make_norm(config) if placement.output_norm else None,
         state_norm=make_norm(config) if placement.state_norm else None,
         gain=config.gain_of(placement),
+        residual=RESIDUALS[config.residual].make(config, number),
         placement=placement,
     )
 
 
-def make_block(config: GPTConfig, placements: BlockPlacement) -> Sublayers:
-    """A block's sublayers, one of each kind."""
-    return Sublayers(make_sublayer(config, kind, placement) for kind, placement in zip(FIELDS, placements, strict=True))
+def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) -> Sublayers:
+    """The sublayers of that block: one of each kind, or one of both maps at once."""
+    if config.parallel_blocks:
+        return Sublayers([make_sublayer(config, "parallel", placements.attention, block)])
+    each = zip(FIELDS, placements, strict=True)
+    return Sublayers(make_sublayer(config, kind, placement, 2 * block + i) for i, (kind, placement) in enumerate(each))
+
+
+def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
+    """A fresh map of that kind, its weights not drawn yet."""
+    if kind == "parallel":
+        return ParallelMaps(make_map(config, "attention"), make_map(config, "ffn"))
+    return FIELDS[kind][getattr(config, kind)](config)
 
 
 def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
@@ -157,11 +183,18 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     if config.depth_weights != FREE and "+" in config.placement:
         raise ConfigError(f"weights that are functions of depth need blocks of one placement, not {config.placement!r}")
     placements = config.placements if config.depth_weights == FREE else config.placements[:1] * config.weights_in_depth
-    blocks = [make_block(config, each) for each in placements]
-    initialise([part for block in blocks for part in block], config.initialisation, generator, blocks=config.depth)
+    blocks = [make_block(config, each, block) for block, each in enumerate(placements)]
+    draw([part for block in blocks for part in block], config, generator)
     if config.depth_weights != FREE:
         blocks = blocks_through(blocks, config.depth_weights, config.depth)
-    return Depth([part for block in blocks for part in block], config.dt)
+    return Depth([part for block in blocks for part in block], config.dt, per_block=config.per_block)
+
+
+def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generator) -> None:
+    """Draws the parts' matrices as the configuration says, on their spheres where its residual has them there."""
+    initialise(parts, config.initialisation, generator, blocks=config.depth)
+    if RESIDUALS[config.residual].unit_weights:
+        put_on_spheres(parts)
 
 
 def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
@@ -172,10 +205,10 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         )
     draws, shelf = _Draws(config, generator), Shelf()
     with skeletons():
-        parts = [part for placements in config.placements for part in make_block(config, placements)]
+        parts = [part for block, each in enumerate(config.placements) for part in make_block(config, each, block)]
     for k, part in enumerate(parts):
         put_on_demand(part.field, Piece(f"segment {k}", partial(draws.weights, k)), shelf)
-    return Depth(parts, config.dt)
+    return Depth(parts, config.dt, per_block=config.per_block)
 
 
 class _Draws:
@@ -195,11 +228,11 @@ class _Draws:
     def _draw(self, k: int) -> dict[str, Tensor]:
         generator = torch.Generator()
         generator.set_state(self.states[k])
-        block, kind = divmod(k, len(FIELDS))
+        block, kind = divmod(k, self.config.per_block)
         with skeletons():
             part = make_block(self.config, self.config.placements[block])[kind]
         part.field.to_empty(device="cpu")
-        initialise([part], self.config.initialisation, generator, blocks=self.config.depth)
+        draw([part], self.config, generator)
         if k + 1 == len(self.states):
             self.states.append(generator.get_state())
         return {name: parameter.detach() for name, parameter in part.field.named_parameters()}

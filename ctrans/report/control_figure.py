@@ -15,7 +15,7 @@ from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.report.axes import show_at_least_a_decade
 from ctrans.report.placement_style import colour as line_colour
 
-MARKERS = {"attention": "o", "ffn": "s"}
+MARKERS = {"attention": "o", "ffn": "s", "parallel": "D"}
 DASHES = ("-", "--", "-.", ":")
 """Models of one placement share its colour and are told apart by these."""
 GREY = "0.45"
@@ -47,7 +47,9 @@ def control_figure(readings: Mapping[str, MaximumPrinciple]) -> Figure:
     for axes in (sizes, gaps, alignments):
         axes.set_xlabel("depth-time $t$")
         axes.grid(alpha=0.25)
-    figure.legend(handles=sizes.get_legend_handles_labels()[0] + _keys(), loc="outside lower center", ncols=10, frameon=False)
+    figure.legend(
+        handles=sizes.get_legend_handles_labels()[0] + _keys(readings), loc="outside lower center", ncols=10, frameon=False
+    )
     return figure
 
 
@@ -55,7 +57,7 @@ def _draw(axes: Axes, reading: MaximumPrinciple, values: np.ndarray, colour: str
     axes.plot(reading.times, values, dash, color=colour, linewidth=1.4)
     for kind, marker in MARKERS.items():
         at = [k for k, segment in enumerate(reading.kinds) if segment == kind]
-        face = colour if kind == "attention" else "white"
+        face = "white" if kind == "ffn" else colour
         axes.plot([reading.times[k] for k in at], values[at], marker, color=colour, markerfacecolor=face, markersize=4.5)
 
 
@@ -79,8 +81,9 @@ def _centre_on_zero(axes: Axes) -> None:
     axes.set_ylim(-reach, reach)
 
 
-def _keys() -> list[Line2D]:
-    kinds = {"attention": GREY, "ffn": "white"}
+def _keys(readings: Mapping[str, MaximumPrinciple]) -> list[Line2D]:
+    there = {kind for reading in readings.values() for kind in reading.kinds}
+    kinds = {kind: "white" if kind == "ffn" else GREY for kind in MARKERS if kind in there}
     marks = [
         Line2D([], [], color=GREY, marker=MARKERS[kind], markerfacecolor=face, linestyle="none", label=kind)
         for kind, face in kinds.items()

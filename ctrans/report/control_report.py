@@ -80,6 +80,6 @@ def _by_segment(title: str, caption: str, columns: Mapping[str, Callable[[int], 
 
 ALIGNMENTS = {
     "gap": "share of the steepest descent that v achieves of what its norm allows token by token",
-    "cosine": "cos(-P, v); velocities have no bound",
+    "cosine": "cos(-P, v), as no norm at the output bounds velocities",
 }
 """What the alignment is, by the measure it was taken with."""

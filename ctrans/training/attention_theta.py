@@ -28,12 +28,13 @@ class MeanTheta(Instrument):
 
     def forward(self, at: Passage) -> None:
         sublayer = at.sublayer
-        if sublayer.kind != "attention":
+        attention = sublayer.attention
+        if attention is None:
             return
-        if not isinstance(sublayer.field, ShowsHeads):
-            raise ConfigError(f"attention of type {type(sublayer.field).__name__} does not show its rows: leave out --theta")
-        u = at.x if sublayer.input_norm is None else sublayer.input_norm(at.x)
-        self._means.append(balanced_mass(sublayer.field.probabilities(u), tolerance=TOLERANCE).lower.mean())
+        if not isinstance(attention, ShowsHeads):
+            raise ConfigError(f"attention of type {type(attention).__name__} does not show its rows: leave out --theta")
+        u = sublayer.given(at.entered)
+        self._means.append(balanced_mass(attention.probabilities(u), tolerance=TOLERANCE).lower.mean())
 
     def figures(self) -> float:
         return float(torch.stack(self._means).mean())

@@ -96,6 +96,7 @@ class TrainingRun:
         }
         if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]):
             self.optimiser.step()
+            self.model.after_step()
         done = config.batch * config.accumulate * self.data.context
         return {**row, "tokens_per_second": done / (time.perf_counter() - started)}
 

@@ -11,6 +11,7 @@ from ctrans.fields.tables import takes
 from ctrans.model.checkpoint import BEST, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.residual import RESIDUALS
 from ctrans.training import log
 from ctrans.training.data import Data, share_of
 from ctrans.training.loop import TrainingRun
@@ -130,6 +131,10 @@ def differences(saved: TrainConfig, config: TrainConfig) -> dict[str, Any]:
 def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes) -> TrainingRun:
     """The run's parts put together: the model on its device, its objective compiled and spread, and an optimiser."""
     config = state.config
+    if parallel.sharded and RESIDUALS[model.config.residual].unit_weights:
+        raise ConfigError(
+            f"residual {model.config.residual!r} normalises whole matrices, which no process has: choose --parallel ddp"
+        )
     model = model.to(device=processes.device, dtype=config.weight_dtype)
     objective = Objective(model, config)
     if config.compile:

@@ -18,6 +18,7 @@ from ctrans.verify import (
     last_map,
     lipschitz,
     projection,
+    residuals,
     sensitivity,
     theta,
     trained,
@@ -60,9 +61,13 @@ MODULES = (
     theta,
     lipschitz,
     initial,
+    residuals,
 )
 
-STATEMENTS: dict[str, Statement] = {statement.name: statement for module in MODULES for statement in module.STATEMENTS}
+STATEMENTS: dict[str, Statement] = {
+    statement.name: statement
+    for statement in sorted((each for module in MODULES for each in module.STATEMENTS), key=lambda each: each.section)
+}
 
 
 def select(only: Sequence[str] = ()) -> list[Statement]:

@@ -25,6 +25,11 @@ class Passage:
     x: Float[Tensor, "*batch tokens width"]
     y: Float[Tensor, "*batch tokens width"]
 
+    @property
+    def entered(self) -> Float[Tensor, "*batch tokens width"]:
+        """X_k as the segment's field meets it: with its streams mixed, where it has several."""
+        return self.sublayer.enter(self.x)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PassageBack(Passage):
@@ -32,6 +37,11 @@ class PassageBack(Passage):
 
     p: Float[Tensor, "*batch tokens width"]
     before: Float[Tensor, "*batch tokens width"]
+
+    @property
+    def met(self) -> tuple[Float[Tensor, "*batch tokens width"], Float[Tensor, "*batch tokens width"]]:
+        """(X, P) as the segment's field meets them; `x` and `before` but for states of several streams."""
+        return self.sublayer.met(self.x, self.before, self.p, self.h)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ def model(name, dtype=torch.float64, **changes):
 
 def changed(name, made):
     """The map that the variant is about."""
-    return made.depth.sublayers[1 if VARIANTS[name].keys() & {"ffn", "activation"} else 0].field
+    return made.depth.sublayers[-1 if VARIANTS[name].keys() & {"ffn", "activation"} else 0].field
 
 
 def states(*shape, seed=0):
@@ -137,7 +137,7 @@ def test_no_adversary_exceeds_the_bound(name, radius):
 @each
 def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
     made = model(name)
-    sublayer, x = made.depth.sublayers[0 if hasattr(changed(name, made), "heads") else 1], states(1, 4, 16)
+    sublayer, x = made.depth.sublayers[0 if hasattr(changed(name, made), "heads") else -1], states(1, 4, 16)
     with plain_attention(sublayer):
         dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
     assert sublayer_sensitivity(sublayer, x).value == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3)
@@ -176,6 +176,20 @@ for name in VARIANTS:
 def test_each_is_one_graph_to_a_compiler():
     # in a process of its own, since the run-time check of annotations is what a compiler cannot trace
     subprocess.run([sys.executable, "-c", COMPILES], check=True)
+
+
+def test_a_parallel_block_is_one_segment_whose_field_is_the_sum_of_both_maps():
+    made = model("parallel", depth=3)
+    assert (made.depth.blocks, len(made.depth.sublayers), made.depth.times[-1]) == (3, 3, pytest.approx(0.3))
+    sublayer, x = made.depth.sublayers[0], states(2, 5, 16)
+    u = sublayer.input_norm(x)
+    assert torch.equal(sublayer.step(x, 0.1), x + 0.1 * (sublayer.field.attention(u) + sublayer.field.ffn(u)))
+    assert sublayer.attention is sublayer.field.attention
+    last = sublayer.field.last
+    assert torch.allclose(sublayer.field.features(u) @ last.weight.T + last.bias, sublayer.field(u), atol=1e-13)
+    assert made.at_depth(6).depth.times[-1] == pytest.approx(0.3)
+    with pytest.raises(ConfigError, match="placement post/pre is of two sublayers"):
+        small_config("post/pre", parallel_blocks=True)
 
 
 def test_a_sink_and_a_gate_say_why_they_show_no_heads():

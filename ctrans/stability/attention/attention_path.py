@@ -17,23 +17,24 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
     With U = N_in X and rows A_h(U), f(U) = sum_h A_h(U) V_h(U) W_h' + b_O, and dU moves it by two paths:
     df = sum_h A_h dV_h W_h' + sum_h dA_h V_h W_h'. D is the second, dA_h through the softmax and the scores of queries and keys; the
     offsets of values are not in it, as a row's dA sums to zero. J_in, J_out, J_state are the Jacobians of the norms where they
-    stand (the identity where they do not), at X, f(U) and X + h r(X), g is the sublayer's gain. Of a function of X alone, so
+    stand (the identity where they do not), at X, f(U) and X + h r(X), g is the sublayer's gain and residual. Of a function of X alone, so
     that weights in another gauge (V and W_O against each other, Q and K, a map before its output norm) have the same.
     """
-    field, whole = sublayer.field, sublayer.field
+    field, whole = sublayer.attention, sublayer.field
     assert isinstance(field, ShowsHeads), "asked by whoever needs it"
     with torch.no_grad():
-        u = x if sublayer.input_norm is None else sublayer.input_norm(x)
+        entered = sublayer.enter(x)
+        u = sublayer.given(entered)
         f, mixed = whole(u), _values(field, u)
         rows = field.probabilities(u)
 
     def step(state: Tensor) -> Tensor:
-        inner = state if sublayer.input_norm is None else sublayer.input_norm(state)
+        inner = sublayer.given(sublayer.enter(state))
         changed = field.probabilities(inner) - rows
         # zero at X, so that f is what it is, and its derivative there is D
         v = f + torch.einsum("...hij,...hjd->...id", changed.to(mixed.dtype), mixed)
         v = v if sublayer.output_norm is None else sublayer.output_norm(v)
-        y: Tensor = x + h * sublayer.gain * v
+        y: Tensor = entered + h * sublayer.joined(v, entered)
         return y if sublayer.state_norm is None else sublayer.state_norm(y)
 
     with plain_attention(sublayer):

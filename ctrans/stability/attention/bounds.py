@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.fields import HasLipschitz, ShowsHeads, spectral_norm, why_not
+from ctrans.fields import HasLipschitz, ShowsHeads, SumOfMaps, spectral_norm, why_not
 from ctrans.norm import Norm
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
 from ctrans.sublayer import Sublayer
@@ -99,12 +99,16 @@ def norm_slope_anywhere(norm: Norm | None) -> float:
 
 
 def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
-    """slope(N_state) (1 + h gain slope(N_out) L_f slope(N_in)) >= |J| of the step X + h r(X), each slope where it acts.
+    """slope(N_state) (1 + h |gain W| slope(N_out) L_f s slope(N_in)) >= |J| of the step X + h r(X), each slope where it acts.
 
     `printed` takes Lip(N) = max|gamma|/sqrt(eps), no biases of queries, and slope 1 of the activation, as the paper does.
     """
-    u = x if sublayer.input_norm is None else sublayer.input_norm(x)
-    steepness = [sublayer.gain, map_bound_at(sublayer, u, printed=printed)]
+    if sublayer.image is not None or sublayer.streams > 1:
+        raise ConfigError(
+            "theorems 5.2 and 5.3 are for residuals of one stream that are linear in the map's output, not for this one"
+        )
+    u = sublayer.given(x)
+    steepness = [sublayer.largest_gain, sublayer.input_scale, map_bound_at(sublayer, u, printed=printed)]
     after = x + h * sublayer(x)
     for norm, at in ((sublayer.input_norm, x), (sublayer.output_norm, sublayer.field(u))):
         steepness.append(norm_slope_anywhere(norm) if printed else norm_slope(norm, at))
@@ -114,7 +118,13 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
 
 def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
     """L_f of the sublayer's map at its input U: a constant of its own, as FFNs have, or theorem 5.1."""
-    field, largest = sublayer.field, float(torch.linalg.vector_norm(u, dim=-1).max())
+    return _steepest(sublayer.field, u, printed)
+
+
+def _steepest(field: object, u: Tensor, printed: bool) -> float:
+    largest = float(torch.linalg.vector_norm(u, dim=-1).max())
+    if isinstance(field, SumOfMaps):
+        return sum(_steepest(part, u, printed) for part in field.parts.values())
     if isinstance(field, HasLipschitz):
         return field.lipschitz(largest, printed=printed)
     if isinstance(field, ShowsHeads):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.fields import ShowsHeads, ShowsMatrices, plain_attention, spectral_norm
@@ -97,7 +97,7 @@ class AttentionByDepth(Instrument):
         self._layers: list[AttentionLayer] = []
 
     def forward(self, at: Passage) -> None:
-        if at.sublayer.kind == "attention" and (self.segments is None or at.k in self.segments):
+        if at.sublayer.attention is not None and (self.segments is None or at.k in self.segments):
             layer = _layer(at.k, at.sublayer, at.x.detach(), self.padding, self._generator)
             if layer.finite:
                 gain = attention_path_gain(at.sublayer, at.h, at.x.detach(), at.y.detach(), tolerance=self.tolerance)
@@ -180,10 +180,10 @@ def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
 
 
 def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, generator: torch.Generator) -> AttentionLayer:
-    field = sublayer.field
-    if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices)):
+    field = sublayer.attention
+    if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices) and isinstance(field, nn.Module)):
         raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
-    u = x if sublayer.input_norm is None else sublayer.input_norm(x)
+    u = sublayer.given(sublayer.enter(x))
     if not bool(torch.isfinite(u).all()):
         return _broken(index, field.heads)
     mass = attention_theta(field, u, padding)
@@ -203,7 +203,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
         note = str(error)
     first, rows = _looked_at(u)
     with plain_attention(sublayer):
-        measured = block_gain(sublayer.field, first, rows=rows, generator=generator)
+        measured = block_gain(field, first, rows=rows, generator=generator)
     product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices() if matrix.role != "gate")
     logs = {"theta": _log(float(highest.max()) / field.temperature), "B": 2 * _log(b), "G": _log(product)}
     return AttentionLayer(

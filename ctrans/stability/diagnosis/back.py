@@ -81,7 +81,8 @@ class DecayOverThreshold(Instrument):
             return
         if not (finite(at.x) and finite(at.before)):
             return
-        threshold = threshold_at(at.sublayer, at.x, at.h * at.sublayer.gain * at.before.flatten(0, -2))
+        x, p = at.met
+        threshold = threshold_at(at.sublayer, x, at.h * at.sublayer.pulled(p.flatten(0, -2)))
         if threshold is None:
             self._unknown += 1
             return

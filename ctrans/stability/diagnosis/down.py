@@ -116,6 +116,7 @@ class BlockMoves(Instrument):
         if at.k % each == 0:
             self._without = at.x
         norm = at.sublayer.state_norm
+        self._without = at.sublayer.enter(self._without)
         self._without = self._without if norm is None else norm(self._without)
         if at.k % each == each - 1 and finite(at.y):
             moved = torch.linalg.vector_norm(at.y - self._without, dim=-1) / torch.linalg.vector_norm(at.y, dim=-1)
@@ -134,10 +135,10 @@ class HeadRows(Instrument):
         self._depth, self._found = depth, Readings()
 
     def forward(self, at: Passage) -> None:
-        field = at.sublayer.field
-        if at.sublayer.kind != "attention" or not isinstance(field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
+        field = at.sublayer.attention
+        if not isinstance(field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
             return
-        x = at.x if at.sublayer.input_norm is None else at.sublayer.input_norm(at.x)
+        x = at.sublayer.given(at.entered)
         rows = field.probabilities(x).double()
         rows = rows.reshape(-1, *rows.shape[-3:])
         if not bool(rows.triu(1).any()):

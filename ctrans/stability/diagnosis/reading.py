@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 
-WORDS = {"attention": "attention", "ffn": "FFN"}
+WORDS = {"attention": "attention", "ffn": "FFN", "parallel": "attention and FFN"}
 NAMED = 4
 """So many channels or heads are named, and the rest counted."""
 

@@ -5,15 +5,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import HasBound, HasLipschitz, ShowsHeads, TokenBound, mixes_tokens, norm_of_product, why_not
+from ctrans.fields import (
+    HasBound,
+    HasLipschitz,
+    Kind,
+    ShowsHeads,
+    SumOfMaps,
+    TokenBound,
+    mixes_tokens,
+    norm_of_product,
+    why_not,
+)
 from ctrans.norm import Norm
+from ctrans.residual import MixesStreams
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Passage, observe
@@ -124,24 +136,35 @@ def difference_bound(sublayer: Sublayer) -> float:
     norm, field = sublayer.input_norm, sublayer.field
     if norm is None or not needs_map_bound(sublayer):
         return math.inf
+    parts = field.parts if isinstance(field, SumOfMaps) else {sublayer.kind: field}
+    return math.fsum(_difference(part, kind, _level(norm) * math.sqrt(norm.width)) for kind, part in parts.items())
+
+
+def _difference(field: nn.Module, kind: Kind, radius: float) -> float:
     if isinstance(field, ShowsHeads):
         return math.fsum(norm_of_product(head.out, head.value) for head in field.head_matrices())
-    if not mixes_tokens(field, sublayer.kind) and isinstance(field, HasLipschitz):
-        return field.lipschitz(_level(norm) * math.sqrt(norm.width))
+    if not mixes_tokens(field, kind) and isinstance(field, HasLipschitz):
+        return field.lipschitz(radius)
     return math.inf
 
 
 def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = math.inf) -> float | None:
-    """`BoundsByDepth.spreads` of one sublayer, with its map's bound and `difference_bound` where these are known."""
+    """`BoundsByDepth.spreads` of one sublayer, with its map's bound and `difference_bound` where these are known.
+
+    None for a state of several streams, whose mixing is another thing that moves two states apart.
+    """
+    if sublayer.streams > 1:
+        return None
     if sublayer.state_norm is not None:
         return 2 * math.sqrt(sublayer.state_norm.width) * largest_gain(sublayer.state_norm)
     if sublayer.output_norm is not None:
-        return 2 * sublayer.gain * largest_gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
+        return 2 * sublayer.largest_gain * largest_gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
     norm = sublayer.input_norm
     if norm is None or (bound is None and apart == math.inf):
         return None
-    alone = math.inf if bound is None else 2 * bound.at(_level(norm) * math.sqrt(norm.width))
-    return sublayer.gain * min(alone, 2 * largest_gain(norm) * math.sqrt(norm.width) * apart)
+    s = sublayer.input_scale
+    alone = math.inf if bound is None else 2 * bound.at(s * _level(norm) * math.sqrt(norm.width))
+    return sublayer.largest_gain * min(alone, 2 * s * largest_gain(norm) * math.sqrt(norm.width) * apart)
 
 
 def needs_map_bound(sublayer: Sublayer) -> bool:
@@ -181,10 +204,11 @@ def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, 
             mean_abs.append(level)
             rms.append(level)
             continue
-        gained = _gained(segment, radius, width, discrete)
-        radius += gained
-        mean_abs.append(mean_abs[-1] + gained / math.sqrt(width))
-        rms.append(rms[-1] + gained / math.sqrt(width))
+        jump = Jump.of(segment.sublayer)
+        gained = _gained(segment, jump.length * radius, discrete)
+        radius = jump.length * radius + gained
+        mean_abs.append(jump.mean_abs * mean_abs[-1] + gained / math.sqrt(width))
+        rms.append(jump.length * rms[-1] + gained / math.sqrt(width))
     seed = _seed(start, segments, reached)
     return ForwardBounds(
         mean_abs,
@@ -196,24 +220,44 @@ def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, 
     )
 
 
-def _gained(segment: _Measured, radius: float, width: int, discrete: bool) -> float:
+class Jump(NamedTuple):
+    """By how much a state can be longer, and its mean absolute entry larger, once its streams are mixed; and what is read of it."""
+
+    length: float = 1.0
+    mean_abs: float = 1.0
+    read: float = 1.0
+
+    @classmethod
+    def of(cls, sublayer: Sublayer) -> Jump:
+        """|M|_2, the largest column of |M|, and |a|; 1 for a state of one stream."""
+        residual = sublayer.residual
+        if residual is None or not isinstance(residual, MixesStreams):
+            return cls()
+        mixing, reads = residual.mixing.detach().double(), residual.reads.detach().double()
+        return cls(float(torch.linalg.matrix_norm(mixing, 2)), float(mixing.abs().sum(0).max()), float(reads.norm()))
+
+
+def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
     """By how much a token no longer than `radius` can grow in a segment without state norm."""
     sublayer, h = segment.sublayer, segment.h
     if sublayer.output_norm is not None:
-        return h * sublayer.gain * _level(sublayer.output_norm) * math.sqrt(width)
+        return h * sublayer.largest_gain * _level(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
     bound = segment.known()
     if sublayer.input_norm is not None:
-        return h * sublayer.gain * bound.at(_level(sublayer.input_norm) * math.sqrt(width))
+        reach = sublayer.input_scale * _level(sublayer.input_norm) * math.sqrt(sublayer.input_norm.width)
+        return h * sublayer.largest_gain * bound.at(reach)
+    read = Jump.of(sublayer).read
+    radius *= read
     if discrete:
-        return h * sublayer.gain * bound.at(radius)
+        return h * sublayer.largest_gain * bound.at(radius)
     if bound.curvature:
         raise ConfigError(
             f"no bound is known for the ODE: {type(sublayer.field).__name__} can grow with the square of its input, which no norm bounds"
         )
-    gain = sublayer.gain * bound.gain
+    gain = sublayer.largest_gain * bound.gain * read
     with np.errstate(over="ignore"):
         clock = h if gain == 0 else float(np.expm1(gain * h)) / gain
-    return clock * sublayer.gain * bound.at(radius)
+    return clock * sublayer.largest_gain * bound.at(radius)
 
 
 def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float] | str:
@@ -223,6 +267,8 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     entries, tokens, width = x0.numel(), x0.shape[-2], x0.shape[-1]
     if any(s.state_norm is not None for s in sublayers):
         return "the papers bound no state that a norm acts on"
+    if any(s.residual is not None for s in sublayers):
+        return "the papers' theorems are for residuals without gains"
     outputs = [s.output_norm for s in sublayers if s.output_norm is not None]
     inputs = [s.input_norm for s in sublayers if s.input_norm is not None]
     if len(outputs) == len(sublayers):
@@ -236,7 +282,7 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     values = [start]
     for segment, norm in zip(segments[:reached], inputs, strict=False):
         gain, constant, _ = segment.known()
-        rows = math.sqrt(tokens) if segment.sublayer.kind == "attention" else 1.0
+        rows = 1.0 if segment.sublayer.kind == "ffn" else math.sqrt(tokens)
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
         values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
     return values

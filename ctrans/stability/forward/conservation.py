@@ -26,7 +26,8 @@ class ConservationLaw:
 def _mean_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
     norm = sublayer.output_norm
     assert norm is not None, "the law holds behind an output norm only"
-    return (((y - x) - h * norm.beta) / norm.gamma).sum(-1).abs().max() / x.shape[-1]
+    moved = y - x if sublayer.residual is None or sublayer.residual.gains is None else (y - x) / sublayer.residual.gains
+    return ((moved - h * norm.beta) / norm.gamma).sum(-1).abs().max() / x.shape[-1]
 
 
 def _image_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
@@ -38,8 +39,8 @@ def _image_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
 LAWS = (
     ConservationLaw(
         "mean",
-        "1' Gamma^-1 x_j grows by h 1' Gamma^-1 beta per segment (divided by d)",
-        lambda s: s.state_norm is None and s.gain == 1 and s.output_norm is not None and s.output_norm.centred,
+        "1' Gamma^-1 x_j grows by h 1' Gamma^-1 beta per segment (divided by d; of x_j/g where a residual has gains g)",
+        lambda s: s.state_norm is None and s.gain == 1 and s.streams == 1 and s.output_norm is not None and s.output_norm.centred,
         _mean_drift,
     ),
     ConservationLaw(

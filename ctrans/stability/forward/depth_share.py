@@ -37,6 +37,7 @@ class DepthShares(Instrument):
 
     def forward(self, at: Passage) -> None:
         norm = at.sublayer.state_norm
+        self._without = at.sublayer.enter(self._without)
         self._without = self._without if norm is None else norm(self._without)
         self._sizes.append(_size(at.y))
         self._added.append(_size(at.y - self._without))

@@ -212,13 +212,17 @@ def last_layer_bound(
     Raises ConfigError for a map that is no FFN, or does not end in a linear map.
     """
     _last_weight(sublayer)
+    if sublayer.image is not None or sublayer.streams > 1:
+        raise ConfigError(
+            "Kim's proposition is for residuals of one stream that are linear in the map's output, not for this one"
+        )
     with torch.no_grad():
-        u = x if sublayer.input_norm is None else sublayer.input_norm(x)
+        u = sublayer.given(x)
         features, a = sublayer.field.features(u), sublayer.field(u)
     with torch.enable_grad():
         a.requires_grad_()
         v = a if sublayer.output_norm is None else sublayer.output_norm(a)
-        y = x + h * sublayer.gain * v
+        y = x + h * sublayer.joined(v, x)
         o = y if sublayer.state_norm is None else sublayer.state_norm(y)
         (at_a,) = torch.autograd.grad((o * pull).sum(), a)
     measured = float(torch.linalg.matrix_norm(at_a.flatten(0, -2).T @ features.flatten(0, -2)))
@@ -226,7 +230,7 @@ def last_layer_bound(
         size = torch.linalg.vector_norm(features, dim=-1) * torch.linalg.vector_norm(pull, dim=-1)
         at = ((sublayer.output_norm, a), (sublayer.state_norm, y))
         bound, printed = (
-            float(h * sublayer.gain * (size * math.prod(slope(norm, v) for norm, v in at)).sum())
+            float(h * sublayer.largest_gain * (size * math.prod(slope(norm, v) for norm, v in at)).sum())
             for slope in (_slopes, _printed_slopes)
         )
     return LastLayer(measured, bound, printed)

@@ -39,10 +39,10 @@ def plan_attention(case: Case) -> StepPlan:
     The quantity is the largest gain of a layer along the attention path, of changes relative to the state's size.
     """
     depth = case.model.depth
-    own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.kind == "attention"]
+    own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None]
     chosen = [own[i] for i in spread(len(own), case.effort.layers)]
     for k in chosen:
-        field = depth.sublayers[k].field
+        field = depth.sublayers[k].attention
         if not isinstance(field, ShowsHeads):
             raise ConfigError(
                 f"theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not show{why_not(field)}"
@@ -140,7 +140,8 @@ def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:
 
 def _of_the_papers(config: GPTConfig) -> bool:
     """Whether the maps are those that Xiong's theory speaks of."""
-    return (config.attention, config.ffn) == ("softmax", "mlp") and attention_options(config).idle
+    usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == ("softmax", "mlp", "plain", False)
+    return usual and attention_options(config).idle
 
 
 XAVIER = ("xavier", "xiong")

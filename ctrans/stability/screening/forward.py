@@ -61,8 +61,9 @@ class Certificates(Instrument):
         if at.k in self._chosen:
             try:
                 # a norm around the state needs a state on its image, which the embedding is not on
-                x = at.x if at.sublayer.state_norm is None else at.sublayer.state_norm.retract(at.x)
-                found = check_at(at.sublayer, x, at.before, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
+                x, p = at.met
+                x = x if at.sublayer.state_norm is None else at.sublayer.state_norm.retract(x)
+                found = check_at(at.sublayer, x, p, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
             except (ConfigError, SolveError) as error:
                 self._skipped[f"segment {at.k} ({at.sublayer.kind})"], self._refused = str(error), error
             else:

@@ -1,0 +1,113 @@
+"""What a residual makes of a sublayer's Hamiltonian: velocities r = gain W v are certified as the v that they are made of.
+
+H over {W v : v in V} at P is H over V at W'P, so that whatever set the norms make of V, its certificate at the pulled costate is that of
+the velocities. The gain is what it is: over a trained and undecayed one the value grows as it does (`residual-gain` in THEORY.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.control.certificate import Certificate, certify
+from ctrans.control.ellipsoids import IMAGES
+from ctrans.control.remedy import Remedy
+from ctrans.sublayer import Sublayer
+from solvers import ConfigError
+
+
+def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+    """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P where no norm stands behind the map.
+
+    Inside a norm around the state it is P: an invertible W leaves the tangent space as it is. A W of 0 makes every velocity 0 while it
+    lasts, and is trained: what is certified then is what the sublayer may do as soon as W is not 0, as if it were 1.
+    """
+    if sublayer.output_norm is not None:
+        return sublayer.pulled(p)
+    if sublayer.state_norm is not None or silent(sublayer):
+        return p
+    return p if sublayer.residual is None else sublayer.residual.pull(p)
+
+
+def pulled_to_map(sublayer: Sublayer, pulled: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+    """W'T'P of T'P, T being what a norm around the state does; as `costate_of_map` leaves it where there is none."""
+    inside = sublayer.state_norm is not None and sublayer.residual is not None and not silent(sublayer)
+    return sublayer.residual.pull(pulled) if inside and sublayer.residual is not None else pulled
+
+
+def cost_factor(sublayer: Sublayer) -> float:
+    """c^2 with |r|^2 = c^2 |v|^2 for every v, as which a kinetic cost of velocities is one of the set's.
+
+    Raises ConfigError for a residual that stretches v by direction.
+    """
+    residual = sublayer.residual
+    gain = sublayer.gain if sublayer.output_norm is not None else 1.0
+    if residual is None or sublayer.state_norm is not None or silent(sublayer):
+        return gain**2
+    if residual.stretch is None:
+        raise ConfigError(
+            f"the residual {type(residual).__name__} stretches velocities by direction, and a kinetic cost of those has no closed form "
+            "here: leave --kinetic out, or choose residual plain or rezero"
+        )
+    return (gain * residual.stretch) ** 2
+
+
+def silent(sublayer: Sublayer) -> bool:
+    """Whether its residual makes every velocity 0 as it is."""
+    return sublayer.residual is not None and sublayer.residual.largest == 0
+
+
+def factor_in_words(sublayer: Sublayer) -> str | None:
+    """What stands before v in r, for a certificate's words; None where nothing does."""
+    if sublayer.residual is not None and sublayer.residual.words is not None:
+        return sublayer.residual.words
+    return f"{sublayer.gain:g} f" if sublayer.output_norm is not None and sublayer.gain != 1 else None
+
+
+def trains_gains(sublayer: Sublayer) -> bool:
+    """Whether gains are trained beside both factors of the map, which a decay of those does not hold: of an input norm, or the residual."""
+    return sublayer.input_norm is not None or (
+        sublayer.residual is not None and next(sublayer.residual.parameters(), None) is not None
+    )
+
+
+def highest_towards_image(
+    sublayer: Sublayer, x: Float[Tensor, "*batch tokens width"], p: Float[Tensor, "*batch tokens width"]
+) -> float:
+    """sup of -<P, r> over r = a * (u - X), u on the image of the residual's own norm: H_N(Q) + <Q, X>, Q = a * P."""
+    assert sublayer.image is not None, "the residual has a norm of its own"
+    q = sublayer.pulled(p)
+    return float(IMAGES[sublayer.image.centred](sublayer.image).support(q).sum() + (q * x).sum())
+
+
+def check_towards_image(
+    sublayer: Sublayer,
+    x: Float[Tensor, "tokens width"],
+    p: Float[Tensor, "tokens width"],
+    features: Float[Tensor, "tokens features"],
+    remedy: Remedy,
+) -> Certificate:
+    """The certificate of velocities T_X a * (u - X), u on the image of the residual's own norm.
+
+    H(P) = H_N(Q) + <Q, X> at Q = a * T_X'P, H_N that of the norm's image behind an output norm: finite for the gains and steps a as they
+    are, and attained. The discrete step's next states are a closed subset of the outer norm's image, so that its H is finite too.
+    Raises ConfigError for a remedy.
+    """
+    norm, around, residual = sublayer.image, sublayer.state_norm, sublayer.residual
+    assert residual is not None, "a residual of its own bounds it"
+    assert norm is not None, "by a norm"
+    assert around is not None, "inside a norm around the state, as its placement has it"
+    if asked := [name for name, value in remedy.of_sets.items() if value is not None]:
+        raise ConfigError(
+            f"a residual that moves towards a norm's image bounds its velocities by itself: leave {', '.join(asked)} out"
+        )
+    q = residual.pull(torch.func.vjp(lambda f: around.tangent(x, f), p)[1](p)[0])
+    found = certify(IMAGES[norm.centred](norm), q, features=features)
+    offset = float((q * x).sum())
+    ceiling = None if found.ceiling is None else found.ceiling + offset
+    velocities = found.velocities and dataclasses.replace(found.velocities, best=found.velocities.best + offset)
+    words = f"{residual.words}, f in: {found.words}"
+    return dataclasses.replace(found, hamiltonian=found.hamiltonian + offset, velocities=velocities, ceiling=ceiling, words=words)
