@@ -25,6 +25,7 @@ ROOMS = [
     "control",
     "stability",
     "training",
+    "study",
     "interop",
     "verify",
     "report",
