@@ -10,7 +10,7 @@ BASE = {
     "heads": 2,
     "context": 8,
     "iterations": 4,
-    "batch": 2,
+    "batch": 20,
     "warmup": 1,
     "eval_every": 2,
     "eval_windows": 2,
