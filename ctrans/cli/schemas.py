@@ -27,6 +27,7 @@ from ctrans.stability.screening.forward import ForwardStep
 from ctrans.stability.screening.quantities import Quantity
 from ctrans.stability.screening.screen import STEPS, Screening
 from ctrans.stability.screening.updates import UpdateStep
+from ctrans.study.presets.claim import Verdict
 from ctrans.training.settings import TrainConfig
 from ctrans.verify.convergence import Convergence
 from ctrans.verify.statement import Result
@@ -121,7 +122,7 @@ def _studied() -> dict[str, Schema]:
         "done": described("How many of them are kept.", WHOLE),
         "cost": described("With --dry-run, what is left to do and what that costs here.", {"type": ["object", "null"]}),
         "outcomes": a_map("By case, as JSON text of what varies.", figures),
-        "verdict": described("A preset's claim, what was measured, and the verdict.", {"type": ["object", "null"]}),
+        "verdict": one_of(Verdict, type(None)),
     }
 
 

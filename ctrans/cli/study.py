@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import click
 import torch
+from matplotlib.figure import Figure
+from rich.markup import escape
 from rich.table import Table
 
 from ctrans.cli import options
@@ -20,11 +22,14 @@ from ctrans.depth import check_count
 from ctrans.report.files import png
 from ctrans.report.progress import duration, progress_bar
 from ctrans.report.study_report import cost_table, outcomes_table, rates_figure
+from ctrans.report.verdict_report import effects_table, verdict_figure
 from ctrans.study import export
 from ctrans.study.carry_out import Advance, Prospect, carry_out_study, prospect
 from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
 from ctrans.study.description import Study
 from ctrans.study.engine import Engine, by_ray, check_ray, in_processes
+from ctrans.study.presets.claim import Verdict, judge
+from ctrans.study.presets.table import PRESETS, get_preset
 from ctrans.study.store import FILE, Finished, Store, open_store
 from ctrans.study.study_file import read_study
 from ctrans.training.data import read_source
@@ -90,11 +95,13 @@ class StudyRequest(WrittenRequest):
 def command(request: StudyRequest) -> None:
     """Carry out a study: many trainings, kept in one SQLite file, and what they show together.
 
+    NAME is an experiment of a paper, tried at a size that a laptop trains, with what it claims, what was measured and a verdict: {presets}.
     FILE.toml says the base configuration, what varies, learning rates, seeds and a budget (README). Each run is a training as `ctrans
     train` makes it; one that diverges is a result. After a kill at any moment the same command goes on, and nothing runs twice.
 
     \b
-    ctrans study placements.toml --dry-run
+    ctrans study kan-table-2
+    ctrans study xiong-warmup --scale paper --bin data/openwebtext --dry-run
     ctrans study placements.toml --workers 2 --export csv
     """
     study, directory = _study(request), _directory(request)
@@ -115,9 +122,12 @@ def command(request: StudyRequest) -> None:
 
 def _study(request: StudyRequest) -> Study:
     """The study that is meant, with what options say. Raises ConfigError for a name that is none."""
-    if not request.name.endswith(TOML):
-        raise ConfigError(f"there is no study {request.name!r}: give a file that ends in {TOML}")
-    study = read_study(Path(request.name))
+    if request.name.endswith(TOML):
+        if "scale" in request.typed:
+            raise ConfigError("--scale is for presets: a file says its sizes itself")
+        study = read_study(Path(request.name))
+    else:
+        study = get_preset(request.name).study(request.name, request.scale)
     if request.file is not None and request.bin is not None:
         raise ConfigError("--file and --bin exclude each other: choose one")
     given = {
@@ -129,7 +139,10 @@ def _study(request: StudyRequest) -> Study:
 
 
 def _directory(request: StudyRequest) -> Path:
-    return Path("out") / "study" / Path(request.name).stem if request.out is None else request.out
+    name = (
+        Path(request.name).stem if request.name.endswith(TOML) or request.scale == "small" else f"{request.name}-{request.scale}"
+    )
+    return Path("out") / "study" / name if request.out is None else request.out
 
 
 def _check(request: StudyRequest, directory: Path) -> None:
@@ -194,12 +207,13 @@ def _engine(request: StudyRequest) -> Engine:
 def _end(request: StudyRequest, directory: Path, study: Study, store: Store, plan: Prospect) -> None:
     """Writes and prints what the study's runs show by now."""
     runs, outcomes = store.runs(plan.runs.keys()), store.outcomes()
-    files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(rates_figure(runs, study.name))}
+    verdict = _verdict(request, runs)
+    files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(_figure(study, runs, verdict))}
     files |= {name: partial(make, store) for each in request.formats for name, make in export.files(each).items()}
-    findings = {**_begins(study, plan), "cost": None, "outcomes": outcomes, "verdict": None}
+    findings = {**_begins(study, plan), "cost": None, "outcomes": outcomes, "verdict": verdict}
     ending = CommandEnding(
         findings=findings,
-        page=[*_page(runs, outcomes)],
+        page=[*_page(runs, outcomes, verdict)],
         options=_options(request),
         files=files,
         said=f"{len(runs)} of {len(plan.runs)} runs are done{_rest(plan)}. ",
@@ -207,9 +221,26 @@ def _end(request: StudyRequest, directory: Path, study: Study, store: Store, pla
     end(request, directory, ending)
 
 
-def _page(runs: Sequence[Finished], outcomes: dict[str, dict[str, float | None]]) -> Iterator[str | Table]:
+def _verdict(request: StudyRequest, runs: Sequence[Finished]) -> Verdict | None:
+    """A preset's, of the runs by now."""
+    if request.name.endswith(TOML):
+        return None
+    preset = get_preset(request.name)
+    return judge(preset.claim, preset.source, preset.contrasts, runs, preset.notes)
+
+
+def _figure(study: Study, runs: Sequence[Finished], verdict: Verdict | None) -> Figure:
+    return rates_figure(runs, study.name) if verdict is None else verdict_figure(runs, verdict, study.name)
+
+
+def _page(
+    runs: Sequence[Finished], outcomes: dict[str, dict[str, float | None]], verdict: Verdict | None
+) -> Iterator[str | Table]:
     if runs:
         yield outcomes_table(runs, outcomes)
+    if verdict is not None:
+        yield from ("", f"[bold]Claim[/]: {escape(verdict.claim)} ({escape(verdict.source)}).", "", effects_table(verdict), "")
+        yield f"[bold]{verdict.verdict}[/]." + (f" Note: {escape(verdict.notes)}." if verdict.notes else "")
 
 
 def _rest(plan: Prospect) -> str:
@@ -228,3 +259,6 @@ def _as_object(cost: Cost, workers: int) -> dict[str, float]:
 
 def _options(request: StudyRequest) -> dict[str, Any]:
     return {"formats": list(request.formats)}
+
+
+command.help = (command.help or "").replace("{presets}", ", ".join(PRESETS))

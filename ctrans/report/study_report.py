@@ -19,7 +19,8 @@ MOST_CASES = 12
 """Lines that a picture can still tell apart."""
 
 
-def _table(title: str, *columns: str) -> Table:
+def a_table(title: str, *columns: str) -> Table:
+    """A table with that title, its first column to the left."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.title_style, table.title_justify = "bold", "left"
     for i, name in enumerate(columns):
@@ -39,7 +40,7 @@ def case_name(case: Mapping[str, object]) -> str:
 
 def outcomes_table(runs: Sequence[Finished], outcomes: Mapping[str, Mapping[str, float | None]]) -> Table:
     """A row for each case."""
-    table = _table("outcomes by case", "case", "runs", "diverged", "best loss", "its lr", "largest stable lr", "sensitivity")
+    table = a_table("outcomes by case", "case", "runs", "diverged", "best loss", "its lr", "largest stable lr", "sensitivity")
     for case, each in by_case(runs).items():
         found = outcomes.get(case, {})
         table.add_row(
@@ -56,7 +57,7 @@ def outcomes_table(runs: Sequence[Finished], outcomes: Mapping[str, Mapping[str,
 
 def cost_table(whole: Cost, left: Cost, workers: int) -> Table:
     """What a study costs in all, and what of it is left."""
-    table = _table("what it costs here", "", "in all", "left")
+    table = a_table("what it costs here", "", "in all", "left")
     table.add_row("runs", f"{whole.runs:,}", f"{left.runs:,}")
     table.add_row("tokens", f"{whole.tokens:.3g}", f"{left.tokens:.3g}")
     table.add_row("floating-point operations", f"{whole.flops:.3g}", f"{left.flops:.3g}")
