@@ -123,6 +123,7 @@ def _studied() -> dict[str, Schema]:
         "cost": described("With --dry-run, what is left to do and what that costs here.", {"type": ["object", "null"]}),
         "outcomes": a_map("By case, as JSON text of what varies.", figures),
         "verdict": one_of(Verdict, type(None)),
+        "prediction": described("Of predict: the seal, the predictor, and how it does.", {"type": ["object", "null"]}),
     }
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.stats import rankdata
 
-RESAMPLES = 4000
+RESAMPLES = 2000
 LEVEL = 0.95
 
-Statistic = Callable[[np.ndarray], float]
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Of many samples at once, (samples, rows, *row) to (samples,)."""
 
 
 def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed: int = 0) -> tuple[float, float]:
@@ -22,8 +23,8 @@ def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed
     rows = np.asarray(values, dtype=float)
     if not len(rows):
         return math.nan, math.nan
-    generator = np.random.default_rng(seed)
-    found = np.array([statistic(rows[generator.integers(0, len(rows), len(rows))]) for _ in range(RESAMPLES)])
+    draws = np.random.default_rng(seed).integers(0, len(rows), (RESAMPLES, len(rows)))
+    found = statistic(rows[draws])
     found = found[np.isfinite(found)]
     if not len(found):
         return math.nan, math.nan
@@ -33,11 +34,13 @@ def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed
 
 def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tuple[float, float]:
     """Of the mean."""
-    return interval(values, lambda rows: float(rows.mean()), seed=seed)
+    return interval(values, lambda samples: samples.mean(-1), seed=seed)
 
 
-def spearman(pairs: np.ndarray) -> float:
-    """The rank correlation of the two columns, ties at their mean rank; nan where one is constant."""
-    x, y = (rankdata(column) for column in np.asarray(pairs, dtype=float).T)
-    spread = float(x.std() * y.std())
-    return float(((x - x.mean()) * (y - y.mean())).mean() / spread) if spread else math.nan
+def spearman(pairs: np.ndarray) -> np.ndarray:
+    """The rank correlation of the two columns of (.., rows, 2), ties at their mean rank; nan where one is constant."""
+    ranks = rankdata(np.asarray(pairs, dtype=float), axis=-2)
+    centred = ranks - ranks.mean(-2, keepdims=True)
+    covariance, spread = centred.prod(-1).mean(-1), centred.std(-2).prod(-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(spread > 0, covariance / spread, math.nan)

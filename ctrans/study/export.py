@@ -11,7 +11,7 @@ from ctrans.study.store import Store
 from solvers import ConfigError
 from solvers.errors import look_up
 
-TABLES = ("runs", "outcomes")
+TABLES = ("runs", "predictors", "outcomes")
 
 
 def as_csv(store: Store, table: str) -> bytes:

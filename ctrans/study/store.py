@@ -2,6 +2,7 @@
 
     about      name, value                what the study is: its description, the fingerprint of its data, predictors' commits
     runs       one row a finished run     key, case, configuration, seed, curve, outcome, environment, commit
+    predictors one row a case and figure  what its initial weights say (see `ctrans.study.prediction`)
     outcomes   one row a case and figure  what its runs give together (see `ctrans.study.outcomes`)
 
 A run's row is one transaction, made when the run is done (WAL, flushed): what is in flight at a kill is run again, and nothing that is
@@ -36,6 +37,9 @@ CREATE TABLE IF NOT EXISTS runs (
     first_loss REAL, last_loss REAL, best_loss REAL, steps INTEGER NOT NULL, seconds REAL NOT NULL,
     curve TEXT NOT NULL, trained TEXT NOT NULL, environment TEXT NOT NULL, "commit" TEXT NOT NULL, finished TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS predictors (
+    "case" TEXT NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY ("case", name)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outcomes (
     "case" TEXT NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY ("case", name)
 ) WITHOUT ROWID;
@@ -125,10 +129,23 @@ class Store:
             self.connection.execute("DELETE FROM outcomes")
             self.connection.executemany('INSERT INTO outcomes ("case", name, value) VALUES (?, ?, ?)', rows)
 
+    def put_predictors(self, case: str, figures: dict[str, float]) -> None:
+        """Keeps figures of one case."""
+        rows = [(case, name, finite(value)) for name, value in figures.items()]
+        with self.connection:
+            self.connection.executemany('INSERT OR REPLACE INTO predictors ("case", name, value) VALUES (?, ?, ?)', rows)
+
+    def predictors(self) -> dict[str, dict[str, float | None]]:
+        """By case, figures by name."""
+        return self._figures("predictors")
+
     def outcomes(self) -> dict[str, dict[str, float | None]]:
         """By case, figures by name."""
+        return self._figures("outcomes")
+
+    def _figures(self, table: str) -> dict[str, dict[str, float | None]]:
         found: dict[str, dict[str, float | None]] = {}
-        for case, name, value in self.connection.execute('SELECT "case", name, value FROM outcomes ORDER BY "case", name'):
+        for case, name, value in self.connection.execute(f'SELECT "case", name, value FROM "{table}" ORDER BY "case", name'):
             found.setdefault(case, {})[name] = value
         return found
 
