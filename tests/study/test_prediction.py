@@ -80,13 +80,14 @@ def test_scores_by_hand():
     loss.backward()
     found = gradient_scores(model, tokens, targets)
     assert found["gradient norm"] == pytest.approx(float(torch.cat([p.grad.flatten() for p in model.parameters()]).norm()))
-    assert found["SNIP"] == pytest.approx(sum(float((p * p.grad).abs().sum()) for p in model.parameters()))
+    assert found["SNIP"] == pytest.approx(sum(float((p.detach() * p.grad).abs().sum()) for p in model.parameters()))
     assert found["GradNorm"] == pytest.approx(sum(float(p.grad.norm()) for p in model.parameters()))
     assert math.isfinite(synflow(model))
     assert naswot(model, tokens) < 0  # a kernel of ones on its diagonal has a determinant of at most 1
     assert naswot(model, tokens[:1].expand(3, -1)) < naswot(model, tokens[:3])  # equal sequences cannot be told apart
 
 
+@pytest.mark.slow
 def test_figures_of_an_architecture_are_all_there():
     figures = predictors(dataclasses.replace(TINY, vocab_size=256, context=8, width=16), from_text(TEXT, 8))
     assert set(TERMS) <= figures.keys()
@@ -94,9 +95,11 @@ def test_figures_of_an_architecture_are_all_there():
     assert all(math.isfinite(figures[name]) for name in TERMS)
 
 
+@pytest.mark.slow
 def test_there_are_enough_architectures_rates_and_seeds_and_the_split_is_by_family():
     cases = [json.dumps(fields, sort_keys=True) for each in families().values() for fields in each]
     assert len(cases) == len(set(cases)) >= 120
+    assert RATES.keys() == REGIMES.keys()
     assert all(len(rates) >= 6 for rates in RATES.values())
     shares = [sealed(family) for family in families()]
     assert 0.2 < sum(shares) / len(shares) < 0.45
@@ -105,8 +108,6 @@ def test_there_are_enough_architectures_rates_and_seeds_and_the_split_is_by_fami
     build, kept = (prediction_study("adamw", seal=seal) for seal in (False, True))
     assert not {run.case for run in build.runs()} & {run.case for run in kept.runs()}
     assert {run.case for run in [*build.runs(), *kept.runs()]} == set(protocol.cases()) == set(cases)
-    for regime in REGIMES:
-        prediction_study(regime, seal=False)
 
 
 def figures_of(generator):
