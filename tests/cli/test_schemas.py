@@ -10,6 +10,7 @@ from ctrans.cli.schemas import FINDINGS, RESULTS, as_text, schema
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.report.page import page_of, render
 from ctrans.report.schema import schema_of
 from ctrans.stability.screening.screen import STEPS
 from tests.cli.test_commands import run, strict
@@ -29,6 +30,7 @@ RUNS = {
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
     "study": [["study", "STUDY", "--workers", "1", "--out", "STUDIED"], ["study", "STUDY", "--dry-run"]],
+    "report": [["report", "KEPT"]],
     "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
 }
 
@@ -42,8 +44,9 @@ def places(tmp_path_factory):
     (place / "study.toml").write_text(
         "[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 2\neval_windows = 1\n[vary]\ndt = [1.0, 0.1]\n"
     )
+    (place / "kept.json").write_text('{"command": "simulate", "placements": {}}')
     studies = {"STUDY": str(place / "study.toml"), "STUDIED": str(place / "studied")}
-    return studies | {"DYING": str(place / "model"), "RUN": str(place / "run")}
+    return studies | {"DYING": str(place / "model"), "RUN": str(place / "run"), "KEPT": str(place / "kept.json")}
 
 
 def test_every_command_and_step_has_one():
@@ -60,6 +63,7 @@ def test_a_result_is_as_its_schema_says(name, places):
         assert result.exit_code == 0, result.output
         found = strict(result.stdout)
         checker.validate(found)
+        assert f"ctrans {name}" in render(page_of({name: found})), "it has a page"
         with pytest.raises(jsonschema.ValidationError):
             checker.validate({**found, "more": 1})
 
