@@ -26,6 +26,7 @@ RUNS = {
     "control": [["control", "--placement", "pre", "--placement", "peri", *SMALL], ["control", "--checkpoint", "DYING"]],
     "diagnose": [["diagnose", "--checkpoint", "DYING", "--seeds", "2"], ["diagnose", "--weight-decay", "1e-9", *SMALL]],
     "screen": [["screen", "--quick", *SMALL], ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"]],
+    "families": [["families", "llama", "gptj", "albert"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
     "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
