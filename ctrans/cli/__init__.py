@@ -28,6 +28,7 @@ COMMANDS = {
     "families": "List other libraries' models that are known: their placement, and what is not known of them.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
+    "export": "Write a trained model as Hugging Face or nanoGPT read it.",
     "generate": "Continue a text with a trained model.",
 }
 

@@ -131,6 +131,11 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
     "families": lambda: {"families": a_map("By the name in a config's model_type.", schema_of(FoundFamily))},
     "verify": _statements,
     "train": _trained,
+    "export": lambda: {
+        "family": described("What it is there: a family of transformers, or nanoGPT.", WORD),
+        "directory": WORD,
+        "files": WORDS,
+    },
     "generate": lambda: {
         "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),
         "prompt": schema_of(list[int]),

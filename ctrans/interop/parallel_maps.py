@@ -76,6 +76,23 @@ class BothMaps(nn.Module):
         return both
 
     @property
+    def last(self) -> nn.Linear:
+        """[W_1 W_2] and b_1 + b_2 of the two maps' last linear maps, a copy. Raises ConfigError where one does not end in such a map."""
+        first, second = self.attention.last, self.ffn.last
+        weight = torch.cat([first.weight, second.weight], 1).detach()
+        offsets = [each.bias.detach() for each in (first, second) if each.bias is not None]
+        last = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(offsets), device="meta")
+        last.weight = nn.Parameter(weight, requires_grad=False)
+        if offsets:
+            last.bias = nn.Parameter(torch.stack(offsets).sum(0), requires_grad=False)
+        return last
+
+    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
+        """What that acts on: attention's features and the FFN's, side by side."""
+        first, second = self.before
+        return torch.cat([self.attention.features(first(x)), self.ffn.features(second(x))], -1)
+
+    @property
     def plain(self) -> bool:
         """Whether attention does without its fused kernel."""
         return bool(self.attention.plain)
