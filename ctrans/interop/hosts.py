@@ -43,6 +43,10 @@ class Host(Protocol):
     def vocabulary(self) -> int:
         """How many tokens it embeds; 0 where it reads something else."""
 
+    @property
+    def reads(self) -> Sequence[int]:
+        """The shape of one of its inputs, as in the example by which it was seen."""
+
     def predicts(self) -> bool:
         """Whether its output is logits of tokens, one row for each."""
 
@@ -114,6 +118,11 @@ class LibraryHost:
             return 0
         count: int = self.model.get_input_embeddings().num_embeddings
         return count
+
+    @property
+    def reads(self) -> Sequence[int]:
+        shape: Sequence[int] = next(iter(example_of(self.model).values())).shape[1:]
+        return shape
 
     def predicts(self) -> bool:
         return self.model.get_output_embeddings() is not None

@@ -205,7 +205,7 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
         (["--model", "gpt2/model.safetensors"], "is no checkpoint: give a directory with config.json"),
         (["--model", "."], "holds neither config.json nor ckpt.pt"),
         (["--model", "own"], "is a checkpoint of ctrans: give it by --checkpoint"),
-        (["--model", "vit"], "takes images, and this reads text"),
+        (["--model", "vit"], "ViTForImageClassification reads no text: give --images PATH"),
         (["--model", "gpt2", "--checkpoint", "own"], "2 models are given, --checkpoint 'own', --model 'gpt2'"),
         (["--model", "gpt2", "--placement", "pre", "--width", "8"], "--model brings its own placements and width"),
         (["--model", "gpt2", "--norm", "rmsnorm"], "--model brings its own norm"),
