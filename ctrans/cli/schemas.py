@@ -111,6 +111,7 @@ def _trained() -> dict[str, Schema]:
         "validation_loss": schema_of(float | None),
         "best_validation_loss": schema_of(float | None),
         "best_step": schema_of(int | None),
+        "accuracy": described("The share of held-out answers that are right, of a task with answers.", schema_of(float | None)),
         "other_depths": a_map("Validation loss by number of blocks.", NUMBER),
         "seconds": NUMBER,
     }
