@@ -75,7 +75,7 @@ class ModelRequest(WrittenRequest):
     - `checkpoint`, `model`, `architecture`, `python`: where a model comes from that is not one of these; `stream` is whether weights
       are made on demand, None where that is left to their size
     - `anatomy`, `loss`: the file that names the parts of such a model, and what its output is compared with
-    - `file`, `text`, `ids`, `batch`: what it reads
+    - `file`, `text`, `ids`, `images`, `batch`: what it reads
     - `several`: option and value of every model that is named, where these are more than one; the options' own fields are then None
     """
 
@@ -115,6 +115,7 @@ class ModelRequest(WrittenRequest):
     file: Path | None
     text: str | None
     ids: Path | None
+    images: Path | None
     batch: int
     dtype: str
     device: str

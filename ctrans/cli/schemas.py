@@ -15,6 +15,7 @@ from ctrans.control.attained import Attained
 from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.control.model_check import ModelCheck
+from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
 from ctrans.stability.diagnosis.ailments import Ailment
@@ -111,6 +112,7 @@ def _trained() -> dict[str, Schema]:
         "validation_loss": schema_of(float | None),
         "best_validation_loss": schema_of(float | None),
         "best_step": schema_of(int | None),
+        "accuracy": described("The share of held-out answers that are right, of a task with answers.", schema_of(float | None)),
         "other_depths": a_map("Validation loss by number of blocks.", NUMBER),
         "seconds": NUMBER,
     }
@@ -143,9 +145,15 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
         "placements": a_map("By placement.", schema_of(Diagnosis)),
     },
     "screen": _screenings,
+    "families": lambda: {"families": a_map("By the name in a config's model_type.", schema_of(FoundFamily))},
     "verify": _statements,
     "train": _trained,
     "study": _studied,
+    "export": lambda: {
+        "family": described("What it is there: a family of transformers, or nanoGPT.", WORD),
+        "directory": WORD,
+        "files": WORDS,
+    },
     "generate": lambda: {
         "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),
         "prompt": schema_of(list[int]),

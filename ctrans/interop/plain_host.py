@@ -61,6 +61,10 @@ class PlainHost:
     def family(self) -> str:
         return "module"
 
+    @property
+    def reads(self) -> Sequence[int]:
+        return self.example.shape[1:]
+
     def like(self) -> Tensor:
         return self._like
 
@@ -269,7 +273,7 @@ class SeenContexts:
         }
         with torch.no_grad(), plain_kernels(), watched(parts) as acts:
             self.host.run(self.host.shaped(x))
-        return [act.template for act in acts]
+        return [act.template.alone(act.x) for act in acts]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SeenContexts:
         model = memo.get(id(self.host.model))

@@ -21,7 +21,6 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ctrans.fields import AttentionOptions
 from ctrans.given_files import read_file, read_json
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
@@ -31,12 +30,9 @@ from solvers import ConfigError
 from solvers.errors import unknown
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-LATER = {
-    field.name: field.default
-    for field in dataclasses.fields(GPTConfig)
-    if field.name.startswith(("residual", "parallel", "streams"))
-}
-"""Options beside those of attention that came after the first checkpoints, at what they are where nothing is said."""
+_NAMES = [field.name for field in dataclasses.fields(GPTConfig)]
+LATER = frozenset(_NAMES[_NAMES.index("knots") + 1 :])
+"""Options that came after the first checkpoints: a new one is appended."""
 BEST, LAST = "best", "last"
 """Where the directory of a training run has its models: links to checkpoints."""
 CHECKSUM, CONFIG_DIGEST = "crc32", "config_sha256"
@@ -67,9 +63,8 @@ def save(model: GPT, directory: str | Path) -> None:
 
 def _settings(config: GPTConfig) -> dict[str, Any]:
     """Every choice, of later options only those that were made: a model without them is read by versions that lack them."""
-    idle = {**dataclasses.asdict(AttentionOptions()), **LATER}
-    settings = dataclasses.asdict(config)
-    return {name: value for name, value in settings.items() if name not in idle or value != idle[name]}
+    idle = {field.name: field.default for field in dataclasses.fields(config) if field.name in LATER}
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in idle or value != idle[name]}
 
 
 def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

@@ -47,6 +47,7 @@ class GPTConfig:
       name of `QK_NORMS` (True is "rms")
     - `positions`, `rotary_base`, `rotary_fraction`, `kv_heads`, `window`, `softcap`, `sinks`, `gated_output`: see
       `ctrans.fields.AttentionOptions`; an option that the attention has no use for is refused
+    - `tied`: whether the head shares the token embedding's weights, or has its own
     - `initialisation`, `embedding_std`: a name of `INITIALISATIONS`, and the standard deviation of the embeddings' entries
     - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
     - `residual`, `residual_init`: how a sublayer's output joins the state, a name of `RESIDUALS`, and what its gains begin at (its
@@ -91,6 +92,7 @@ class GPTConfig:
     residual_init: float | None = None
     parallel_blocks: bool = False
     streams: int | None = None
+    tied: bool = True
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -115,7 +117,7 @@ class GPTConfig:
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
-        for name in ("bias", "causal", "parallel_blocks"):
+        for name in ("bias", "causal", "parallel_blocks", "tied"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
         check_temperature(self.temperature)

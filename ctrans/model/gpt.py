@@ -1,5 +1,5 @@
-"""The language model: embeddings, a `Depth` of attention and FFN sublayers, a final norm where the placement needs one, a tied
-head.
+"""The language model: embeddings, a `Depth` of attention and FFN sublayers, a final norm where the placement needs one, a head,
+tied or not.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class GPT(nn.Module):
     """A decoder-only Transformer of any placement and dt: logits = head(N_final(depth(embed(tokens)))), weights drawn from
     `seed`.
 
-    Positions are known as `config.positions` says; the head shares the token embedding's weights. `model.depth` is the `Depth`. With
-    `on_demand`, each attention's and FFN's weights are drawn when they are used and dropped when the next one's are: the same
-    weights, in the memory of one sublayer (see `ctrans.weights.on_demand`).
+    Positions are known as `config.positions` says; the head shares the token embedding's weights unless `config.tied` is False.
+    `model.depth` is the `Depth`. With `on_demand`, each attention's and FFN's weights are drawn when they are used and dropped when
+    the next one's are: the same weights, in the memory of one sublayer (see `ctrans.weights.on_demand`).
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0, on_demand: bool = False):
@@ -53,9 +53,12 @@ class GPT(nn.Module):
             for embedding in (self.token_embedding, self.position_embedding):
                 if embedding is not None:
                     embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
+        self.unembedding = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         last = config.placements[-1].ffn
         self.final_norm = make_norm(config) if last.final_norm else nn.Identity()
+        if self.unembedding is not None:
+            nn.init.normal_(self.unembedding.weight, 0.0, config.embedding_std, generator=generator)
         self._normalise_embeddings()
 
     def forward(
@@ -103,7 +106,7 @@ class GPT(nn.Module):
         """Logits of the final hidden state, of the mean of its streams where there are several."""
         if self.config.state_streams > 1:
             x = x.unflatten(-1, (self.config.state_streams, self.config.width)).mean(-2)
-        return F.linear(self.final_norm(x), self.token_embedding.weight)
+        return F.linear(self.final_norm(x), (self.token_embedding if self.unembedding is None else self.unembedding).weight)
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
         """X at depth-time 0 and at every segment's end, one more state than segments, from X_0 = embed(tokens):
@@ -130,7 +133,7 @@ class GPT(nn.Module):
 
     def _normalise_embeddings(self) -> None:
         if RESIDUALS[self.config.residual].unit_weights:
-            put_on_spheres([], [part for part in (self.token_embedding, self.position_embedding) if part is not None])
+            put_on_spheres([], [part for part in (self.token_embedding, self.position_embedding, self.unembedding) if part is not None])
 
     def _check_range(self, what: str, ids: Tensor) -> None:
         # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
@@ -240,7 +243,7 @@ class _Draws:
 
 def number_of_weights(config: GPTConfig) -> int:
     """The number of entries of all weight matrices: embeddings, and those of every block."""
-    embedded = config.vocab_size + (config.context if places(config).embedding else 0)
+    embedded = config.vocab_size * (1 if config.tied else 2) + (config.context if places(config).embedding else 0)
     return embedded * config.width + config.weights_in_depth * weights_of_block(config)
 
 

@@ -27,6 +27,8 @@ RUNS = {
     "control": [["control", "--placement", "pre", "--placement", "peri", *SMALL], ["control", "--checkpoint", "DYING"]],
     "diagnose": [["diagnose", "--checkpoint", "DYING", "--seeds", "2"], ["diagnose", "--weight-decay", "1e-9", *SMALL]],
     "screen": [["screen", "--quick", *SMALL], ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"]],
+    "export": [["export", "--checkpoint", "LLAMA", "--out", "EXPORTED"]],
+    "families": [["families", "llama", "gptj", "albert"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
     "study": [["study", "STUDY", "--workers", "1", "--out", "STUDIED"], ["study", "STUDY", "--dry-run"]],
@@ -41,12 +43,23 @@ def places(tmp_path_factory):
     model.depth.sublayers[1].state_norm.weight.data[5] = 4.8e-33
     place = tmp_path_factory.mktemp("schemas")
     save(model, place / "model")
+    llama = GPTConfig(depth=1, width=16, heads=2, placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
+    save(GPT(llama), place / "llama")
     (place / "study.toml").write_text(
-        "[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 2\neval_windows = 1\n[vary]\ndt = [1.0, 0.1]\n"
+        "[base]
+depth = 1
+width = 16
+heads = 2
+context = 8
+iterations = 2
+eval_windows = 1
+[vary]
+dt = [1.0, 0.1]
+"
     )
     (place / "kept.json").write_text('{"command": "simulate", "placements": {}}')
-    studies = {"STUDY": str(place / "study.toml"), "STUDIED": str(place / "studied")}
-    return studies | {"DYING": str(place / "model"), "RUN": str(place / "run"), "KEPT": str(place / "kept.json")}
+    made = {name: str(place / name.lower()) for name in ("LLAMA", "EXPORTED", "RUN", "STUDIED")}
+    return made | {"DYING": str(place / "model"), "KEPT": str(place / "kept.json"), "STUDY": str(place / "study.toml")}
 
 
 def test_every_command_and_step_has_one():
