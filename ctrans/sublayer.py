@@ -70,12 +70,15 @@ class Sublayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The raw velocity r(X). Raises ConfigError for a map that does not keep its input's shape."""
-        if self.input_norm is not None:
-            x = self.input_norm(x)
+        x = self.entered(x)
         v = check_shape(self.field, self.kind, x, self.field(x))
         if self.output_norm is not None:
             v = self.output_norm(v)
         return v if self.gain == 1.0 else self.gain * v
+
+    def entered(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """N_in X: what the map is given."""
+        return x if self.input_norm is None else self.input_norm(x)
 
     def velocity(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The ODE's velocity v(X): r(X), or its part tangent to the state norm's image (Kan, eq. 132)."""

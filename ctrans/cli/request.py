@@ -95,6 +95,11 @@ class ModelRequest(WrittenRequest):
     softcap: float | None
     sinks: bool
     gated_output: bool
+    experts: int
+    top_k: int
+    shared_experts: int
+    router: str
+    expert: str
     seed: int
     checkpoint: Path | None
     model: Path | None

@@ -18,7 +18,7 @@ from ctrans.cli.reading import LookedAt, Text, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.depth import check_count
-from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, POSITIONS, QK_NORMS
+from ctrans.fields import ACTIVATIONS, ATTENTIONS, EXPERTS, FFNS, POSITIONS, QK_NORMS, ROUTERS
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.report.diagnosis_report import first_findings, summary
@@ -93,6 +93,11 @@ COMPARABLE: dict[str, Comparable] = {
     "softcap": Comparable("softcap", _numbers_or_none(float, "softcap"), _unless_none),
     "sinks": Comparable("sinks", _names(SWITCH, "sinks"), SWITCH.__getitem__),
     "gated-output": Comparable("gated_output", _names(SWITCH, "gated-output"), SWITCH.__getitem__),
+    "experts": Comparable("experts", _numbers(int, "experts")),
+    "top-k": Comparable("top_k", _numbers(int, "top-k")),
+    "shared-experts": Comparable("shared_experts", _numbers(int, "shared-experts")),
+    "router": Comparable("router", _names(ROUTERS, "router")),
+    "expert": Comparable("expert", _names(EXPERTS, "expert")),
     "init": Comparable("initialisation", _names(INITIALISATIONS, "initialisation")),
     "embedding-std": Comparable("embedding_std", _numbers(float, "embedding-std")),
     "depth": Comparable("depth", _numbers(int, "depth")),

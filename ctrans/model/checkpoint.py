@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ctrans.fields import AttentionOptions
+from ctrans.fields import AttentionOptions, ExpertOptions
 from ctrans.given_files import read_file, read_json
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
@@ -60,8 +60,8 @@ def save(model: GPT, directory: str | Path) -> None:
 
 
 def _settings(config: GPTConfig) -> dict[str, Any]:
-    """Every choice, of attention's options only those that were made: a model without them is read by versions that lack them."""
-    idle = dataclasses.asdict(AttentionOptions())
+    """Every choice, of the maps' options only those that were made: a model without them is read by versions that lack them."""
+    idle = dataclasses.asdict(AttentionOptions()) | dataclasses.asdict(ExpertOptions())
     settings = dataclasses.asdict(config)
     return {name: value for name, value in settings.items() if name not in idle or value != idle[name]}
 
