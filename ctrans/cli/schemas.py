@@ -38,7 +38,9 @@ OPTIONS = described(
 )
 ENVIRONMENT = described("What the result depends on beside the options: versions, device, threads, plugins.", {"type": "object"})
 MODEL = described(
-    "What was recognised in an imported model, and what it read; null for a seeded one.", {"type": ["object", "null"]}
+    "What was recognised in an imported model, and what it read; null for one of ours. Where several were named, `several` has each by "
+    "name.",
+    {"type": ["object", "null"]},
 )
 EVIDENCE = a_map(
     "The weakest evidence of all segments; null where it does not apply. gap: (H - best)/|H| of the ascent over velocities. weights: of "
