@@ -87,11 +87,11 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
         axes.tick_params(left=False)
         if not rows:
             continue
-        depth = max(max(x, default=0) for x, _ in rows.values()) + 1
-        values = np.full((len(names), max(len(y) for _, y in rows.values())), np.nan)
+        depth = int(max(max(x, default=0) for x, _ in rows.values())) + 1
+        values = np.full((len(names), depth), np.nan)
         for i, name in enumerate(names):
-            y = [v if v is not None and 0 < v < math.inf else math.nan for v in rows.get(name, ((), ()))[1]]
-            values[i, : len(y)] = np.log10(y)
+            for place, value in zip(*_filled(*rows.get(name, ((), ())), depth), strict=True):
+                values[i, place] = math.log10(value) if value is not None and 0 < value < math.inf else math.nan
         known = values[np.isfinite(values)]
         low, high = np.quantile(known, (0.05, 0.95)) if known.size else (0.0, 1.0)
         image = axes.imshow(
@@ -116,6 +116,15 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
     figure.legend(handles=marks, loc="outside lower center", ncols=9, frameon=False)
     figure.suptitle(f"{title}; grey is not measured")
     return figure
+
+
+def _filled(x: Sequence[float], y: Sequence[float | None], depth: int) -> tuple[Sequence[int], Sequence[float | None]]:
+    """Every place along the depth with the value that was measured nearest to it."""
+    if not len(x):
+        return (), ()
+    places = range(depth)
+    nearest = [min(range(len(x)), key=lambda i: abs(x[i] - place)) for place in places]
+    return places, [y[i] for i in nearest]
 
 
 def _growth(step: ForwardStep) -> tuple[Sequence[float], Sequence[float | None]]:
