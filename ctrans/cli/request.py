@@ -29,14 +29,16 @@ class Request:
     - `options`: every option's value by name, in the order in which click has them: what results show
     - `typed`: the names of the options that the user typed, and did not leave at their defaults
     - `json_path`: where the result goes as one JSON object; "-" is stdout
+    - `html_path`: where it goes as a page
     """
 
     command: str
     options: Mapping[str, Any]
     typed: frozenset[str]
     json_path: str | None
+    html_path: str | None = None
 
-    unshown: ClassVar[frozenset[str]] = frozenset({"json_path"})
+    unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path"})
     """Options that no result shows."""
 
     @classmethod

@@ -136,6 +136,10 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
         "prompt": schema_of(list[int]),
         "samples": described("A continuation for each seed.", {"type": "array"}),
     },
+    "report": lambda: {
+        "results": a_map("By what tells the files apart: whose result it is.", {"type": "object"}),
+        "chapters": described("The page's headings.", WORDS),
+    },
 }
 """The keys of each command's result after those that all begin with."""
 OF_MODELS = ("simulate", "hjb-check", "control", "diagnose", "screen")
