@@ -10,6 +10,7 @@ from ctrans.verify import (
     costates,
     critical,
     dynamics,
+    experts,
     geometry,
     growth,
     hamiltonian,
@@ -50,6 +51,7 @@ MODULES = (
     last_map,
     trained,
     variants,
+    experts,
     value_function,
     costates,
     critical,
@@ -62,7 +64,10 @@ MODULES = (
     initial,
 )
 
-STATEMENTS: dict[str, Statement] = {statement.name: statement for module in MODULES for statement in module.STATEMENTS}
+STATEMENTS: dict[str, Statement] = {
+    statement.name: statement
+    for statement in sorted((each for module in MODULES for each in module.STATEMENTS), key=lambda each: each.section)
+}
 
 
 def select(only: Sequence[str] = ()) -> list[Statement]:
