@@ -66,6 +66,8 @@ def test_an_euler_step_is_the_discrete_model(name, dtype):
 @each
 def test_no_token_sees_a_later_one(name):
     made, ids = model(name), tokens(1, 8)
+    if isinstance(changed(name, made), Switches):
+        changed(name, made).plain = True  # sorted by expert, how many go with a token decides on its rounding
     other = ids.clone()
     other[0, 5] = (other[0, 5] + 1) % 11
     assert torch.equal(made(ids)[0][:, :5], made(other)[0][:, :5])
