@@ -19,13 +19,13 @@ ROUNDING = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Parts:
+class Contributed:
     """X_K = sum_k `parts`[k] + `offsets`: parts[0] came from the embedding, parts[k + 1] from sublayer k, offsets from norms' beta."""
 
     parts: Float[Tensor, "count *batch tokens width"]
     offsets: Float[Tensor, "*batch tokens width"]
 
-    def through(self, norm: Norm, x: Float[Tensor, "*batch tokens width"]) -> Parts:
+    def through(self, norm: Norm, x: Float[Tensor, "*batch tokens width"]) -> Contributed:
         """The same behind a norm, which at its scale at x is affine: N(v) = gamma * C v/sigma(x) + beta.
 
         Raises ConfigError for a norm that is not such a scaling at x.
@@ -42,26 +42,26 @@ class Parts:
             raise ConfigError(
                 f"a {type(norm).__name__} is no scaling of its input, so that nothing is a sum behind it: choose another norm"
             )
-        return Parts(affine(self.parts), affine(self.offsets) + norm.beta)
+        return Contributed(affine(self.parts), affine(self.offsets) + norm.beta)
 
 
 class Contributions(Instrument):
-    """`Parts` of the last state along the walk. A sublayer adds h r_k(X_k); a norm around the state scales what was there by then.
+    """`Contributed` of the last state along the walk. A sublayer adds h r_k(X_k); a norm around the state scales what was there by then.
 
     A part is what a sublayer wrote, not what the model would lose without it: others read it. It keeps K + 1 states.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._found = Parts(x0.unsqueeze(0), torch.zeros_like(x0))
+        self._found = Contributed(x0.unsqueeze(0), torch.zeros_like(x0))
 
     @torch.no_grad()
     def forward(self, at: Passage) -> None:
         norm = at.sublayer.state_norm
         added = at.y - at.x if norm is None else at.h * at.sublayer(at.x)
-        found = Parts(torch.cat([self._found.parts, added.unsqueeze(0)]), self._found.offsets)
+        found = Contributed(torch.cat([self._found.parts, added.unsqueeze(0)]), self._found.offsets)
         self._found = found if norm is None else found.through(norm, at.x + added)
 
-    def figures(self) -> Parts:
+    def figures(self) -> Contributed:
         return self._found
 
 
@@ -75,7 +75,7 @@ def logit_contributions(
     attribution; Elhage et al. 2021). Raises ConfigError for norms that are no scalings.
     """
     states = Contributions()
-    last = _Last()
+    last = _LastState()
     walk(model, tokens, None, [states, last])
     found = states.figures()
     if isinstance(model.final_norm, Norm):
@@ -85,7 +85,7 @@ def logit_contributions(
     return (found.parts * direction).sum(-1), (found.offsets * direction).sum(-1)
 
 
-class _Last(Instrument):
+class _LastState(Instrument):
     def forward(self, at: Passage) -> None:
         self._x = at.y
 

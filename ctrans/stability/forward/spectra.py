@@ -15,7 +15,7 @@ from ctrans.walk import Instrument, Passage
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Spectrum:
+class ProductSpectrum:
     """Of the product `name` ("QK", "OV" or "W_2 W_1") of segment `k` and its `part`, the number of the head or expert.
 
     `singular` values from the largest on, and `eigenvalues`, as many as the product's rank can be: the others are zero. A score is
@@ -32,17 +32,17 @@ class Spectrum:
 
 
 class Spectra(Instrument):
-    """Every `Spectrum`, in order. Attention that does not show its heads and maps that do not show their matrices have none."""
+    """Every `ProductSpectrum`, in order. Attention that does not show its heads and maps that do not show their matrices have none."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._found: list[Spectrum] = []
+        self._found: list[ProductSpectrum] = []
 
     @torch.no_grad()
     def forward(self, at: Passage) -> None:
         for name, part, left, right in _products(at.sublayer.field):
-            self._found.append(Spectrum(at.k, at.sublayer.kind, name, part, *spectrum_of_product(left, right)))
+            self._found.append(ProductSpectrum(at.k, at.sublayer.kind, name, part, *spectrum_of_product(left, right)))
 
-    def figures(self) -> list[Spectrum]:
+    def figures(self) -> list[ProductSpectrum]:
         return self._found
 
 
