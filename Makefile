@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all costs campaign gpu lint docs gallery setup clean
+.PHONY: simulate train test test-all costs campaign architectures gpu lint docs gallery setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -27,6 +27,10 @@ costs: setup
 # wrong requests and calls, hostile files, flipped bits, kills; the counts are kept in benchmarks/results
 campaign: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.campaigns
+
+# every named architecture trained 200 steps beside plain pre-LN; goes on where it was stopped
+architectures: setup
+	$(BIN)/python benchmarks/architectures.py
 
 # no set-up: it takes what there is; NANOGPT=PATH for a checkout to train beside
 gpu:

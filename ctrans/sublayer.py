@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -100,6 +101,11 @@ class Sublayer(nn.Module):
     def pulled(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
         """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at this costate."""
         return self.gain * (p if self.residual is None else self.residual.pull(p))
+
+    @property
+    def parts(self) -> Sequence[nn.Module]:
+        """The map, or the maps that it is the sum of."""
+        return tuple(self.field.parts.values()) if isinstance(self.field, SumOfMaps) else (self.field,)
 
     @property
     def attention(self) -> nn.Module | None:

@@ -39,6 +39,11 @@ VARIANTS = {
     "squared relu": {"activation": "relu2"},
     "parallel": {"parallel_blocks": True},
     "parallel, gated": {"parallel_blocks": True, "ffn": "swiglu", "positions": "rotary", "kv_heads": 1, "bias": False},
+    "experts": {"ffn": "moe"},
+    "experts, shared": {"ffn": "moe", "experts": 6, "top_k": 2, "shared_experts": 1, "router": "softmax_topk", "bias": False},
+    "gated experts": {"ffn": "moe", "experts": 4, "expert": "swiglu", "router": "sigmoid"},
+    "one expert a token": {"ffn": "moe", "experts": 3, "top_k": 1, "router": "softmax_topk"},
+    "all experts": {"ffn": "moe", "experts": 3, "top_k": 3},
 }
 """Options of the maps of tables, as changes of a configuration with four heads; each is enrolled in tests/model/test_variants.py."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ctrans.cli.request import DTYPES
-from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, POSITIONS, QK_NORMS, AttentionOptions
+from ctrans.fields import ACTIVATIONS, ATTENTIONS, EXPERTS, FFNS, POSITIONS, QK_NORMS, ROUTERS, AttentionOptions, ExpertOptions
 from ctrans.fields.attention_options import ROTARY_BASE
 from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
@@ -32,6 +32,7 @@ def one_of(names: Sequence[str] | dict[str, Any]) -> str:
     return "one of " + ", ".join(names)
 
 
+EXPERT_DEFAULTS = ExpertOptions()
 OTHERS = [name for name in METHODS if name != "euler" and ":" not in name]
 METHOD_HELP = f"euler (with one step: the discrete model), {', '.join(OTHERS)}, or torchdiffeq:NAME."
 
@@ -90,6 +91,15 @@ map_options = stack(
     click.option("--softcap", type=float, help="c: scores s become c tanh(s/c).  [default: none]"),
     click.option("--sinks", is_flag=True, help="A learned logit of each head in the denominator of its rows."),
     click.option("--gated-output", is_flag=True, help="Multiply the heads' averages by a sigmoid of the input."),
+    click.option("--experts", default=EXPERT_DEFAULTS.experts, show_default=True, help="Routed experts, of --ffn moe."),
+    click.option("--top-k", default=EXPERT_DEFAULTS.top_k, show_default=True, help="How many of them a token goes through."),
+    click.option("--shared-experts", default=0, show_default=True, help="Experts that every token goes through beside."),
+    click.option(
+        "--router", default=EXPERT_DEFAULTS.router, show_default=True, metavar="NAME", help=f"{one_of(ROUTERS).capitalize()}."
+    ),
+    click.option(
+        "--expert", default=EXPERT_DEFAULTS.expert, show_default=True, metavar="NAME", help=f"{one_of(EXPERTS).capitalize()}."
+    ),
 )
 
 weight_options = stack(
@@ -151,7 +161,7 @@ ARCHITECTURE = (
         "streams",
         "parallel_blocks",
         "qk_norm",
-        *(field.name for field in dataclasses.fields(AttentionOptions)),
+        *(field.name for options in (AttentionOptions, ExpertOptions) for field in dataclasses.fields(options)),
     ),
 )
 """Names of options that are fields of `GPTConfig`."""

@@ -104,6 +104,11 @@ class ModelRequest(WrittenRequest):
     residual_init: float | None
     streams: int | None
     parallel_blocks: bool
+    experts: int
+    top_k: int
+    shared_experts: int
+    router: str
+    expert: str
     seed: int
     checkpoint: Path | None
     model: Path | None

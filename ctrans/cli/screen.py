@@ -16,16 +16,26 @@ from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, Pictures, Text, read
 from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import Subject, find, settle_threads
+from ctrans.cli.subjects import Subject, find, seeded, settle_threads
 from ctrans.depth import check_count
-from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, POSITIONS, QK_NORMS
+from ctrans.fields import ACTIVATIONS, ATTENTIONS, EXPERTS, FFNS, POSITIONS, QK_NORMS, ROUTERS
+from ctrans.model.architectures import ARCHITECTURES, GROUPS, PLAIN, differences
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.report.diagnosis_report import first_findings, summary
 from ctrans.report.files import png
 from ctrans.report.progress import Bar, progress_bar
-from ctrans.report.screen_figure import screen_figure
-from ctrans.report.screen_report import KEY, NAMES_APART, comparison_tables, label, screen_reasons, screen_table
+from ctrans.report.screen_figure import MOST_LINES, screen_figure
+from ctrans.report.screen_report import (
+    KEY,
+    NAMES_APART,
+    by_verdict,
+    comparison_tables,
+    label,
+    overview_table,
+    screen_reasons,
+    screen_table,
+)
 from ctrans.residual import RESIDUALS
 from ctrans.stability.screening.quantities import QUANTITIES
 from ctrans.stability.screening.screen import EFFORTS, Screening, screen
@@ -96,6 +106,11 @@ COMPARABLE: dict[str, Comparable] = {
     "softcap": Comparable("softcap", _numbers_or_none(float, "softcap"), _unless_none),
     "sinks": Comparable("sinks", _names(SWITCH, "sinks"), SWITCH.__getitem__),
     "gated-output": Comparable("gated_output", _names(SWITCH, "gated-output"), SWITCH.__getitem__),
+    "experts": Comparable("experts", _numbers(int, "experts")),
+    "top-k": Comparable("top_k", _numbers(int, "top-k")),
+    "shared-experts": Comparable("shared_experts", _numbers(int, "shared-experts")),
+    "router": Comparable("router", _names(ROUTERS, "router")),
+    "expert": Comparable("expert", _names(EXPERTS, "expert")),
     "init": Comparable("initialisation", _names(INITIALISATIONS, "initialisation")),
     "embedding-std": Comparable("embedding_std", _numbers(float, "embedding-std")),
     "depth": Comparable("depth", _numbers(int, "depth")),
@@ -120,7 +135,9 @@ class ScreenRequest(ModelRequest):
     "--compare",
     multiple=True,
     metavar="NAME=V,V",
-    help=f"Repeatable: every combination of the values. {options.one_of(COMPARABLE).capitalize()}; names also take all.",
+    help=f"Repeatable: every combination of the values. {options.one_of(COMPARABLE).capitalize()}; names also take all. Or architectures "
+    "by name, which differ from plain pre-LN, with commas between them: all, modern, or as in llama,mixtral,post:swiglu:dt=0.1 "
+    f"some of {', '.join(ARCHITECTURES)}, and settings as above, joined by colons.",
 )
 @click.option(
     "--quick",
@@ -144,6 +161,8 @@ def command(request: ScreenRequest) -> None:
     \b
     ctrans screen --placement pre --quick
     ctrans screen --placement all --compare dt=1,0.1 --quick
+    ctrans screen --compare modern --quick
+    ctrans screen --compare pre,llama,mixtral,post:swiglu:dt=0.1 --quick
     ctrans screen --checkpoint out/train --file book.txt
     ctrans screen --model run/step-1000 --model run/step-2000 --quick
     ctrans screen --model models/gpt2 --quick --dtype float32
@@ -167,6 +186,8 @@ def command(request: ScreenRequest) -> None:
             results[name] = screen(
                 model, tokens, targets, effort, other=other, seed=request.seed, trained=subject.trained, progress=told
             )
+    if len(results) > MOST_LINES:
+        results = by_verdict(results)
     ending = CommandEnding(
         options={"placements": _placements(found), "compare": request.compare, "quick": request.quick},
         looked_at=LookedAt(request, found, text, tokens),
@@ -210,18 +231,56 @@ def _jobs(request: ScreenRequest) -> dict[str, Subject]:
         raise ConfigError("placements are given twice: choose one of --placement and --compare placement=...")
     if saved is not None:
         return {subject.name: subject for subject in find(request)}
-    axes = {"placement": options.expand_placements(request.placements), **axes}
+    named = _architectures(request)
+    first = {"placement": options.expand_placements(request.placements)} if "placements" in request.typed or not named else {}
+    axes = {**first, **axes}
     jobs = {}
     for values in itertools.product(*axes.values()):
         changes = list(zip(axes, values, strict=True))
         changed: dict[str, Any] = {COMPARABLE[name].field: COMPARABLE[name].as_field(value) for name, value in changes}
-        found = find(dataclasses.replace(request, **changed))
-        if len(found) > 1:
+        other = dataclasses.replace(request, **changed)
+        if len(options.expand(other.norms, NORMS, "norm")) > 1:
             raise ConfigError(
-                f"--norm all stands for {len(found)} norms, and one is looked at in each model: choose one, or --compare norm=..."
+                "--norm all stands for several norms, and one is looked at in each model: choose one, or --compare norm=..."
             )
-        (jobs[label(changes)],) = found
+        for name, fields in named.items():
+            base = {} if "placement" in axes else PLAIN
+            jobs[", ".join(filter(None, (name, label(changes))))] = seeded(other, {**base, **fields})
+        if not named:
+            (jobs[label(changes)],) = find(other)
     return jobs
+
+
+def _architectures(request: ScreenRequest) -> dict[str, dict[str, Any]]:
+    """What differs from plain pre-LN in each architecture that is asked for by name."""
+    texts = [part for text in request.compare if not _is_axis(text) for part in text.split(",")]
+    names = dict.fromkeys(name for text in texts for name in GROUPS.get(text, [text]))
+    return {name: _fields(name, request.depth) for name in names}
+
+
+def _fields(text: str, blocks: int) -> dict[str, Any]:
+    """The fields of `GPTConfig` that a text such as "llama:dt=0.1" sets."""
+    fields: dict[str, Any] = {}
+    for part in text.split(":"):
+        name, equals, value = part.partition("=")
+        if not equals:
+            fields |= differences(name, blocks)
+            continue
+        setting = look_up("setting to compare", name, COMPARABLE)
+        values = setting.values(value)
+        if len(values) > 1:
+            raise ConfigError(f"--compare {text}: {name} has {len(values)} values, and an architecture has one: give one")
+        # a request has several placements and norms, an architecture one of each
+        several = setting.as_field is _alone
+        fields[setting.field.removesuffix("s") if several else setting.field] = (
+            values[0] if several else setting.as_field(values[0])
+        )
+    return fields
+
+
+def _is_axis(text: str) -> bool:
+    """Whether it is a setting with its values, and not architectures by name."""
+    return "=" in text and ":" not in text and "," not in text.partition("=")[0]
 
 
 def _named(request: ScreenRequest) -> str | None:
@@ -236,10 +295,8 @@ def _placements(found: Sequence[Subject]) -> list[str]:
 
 def _axes(compare: Sequence[str]) -> dict[str, list[Any]]:
     axes = {}
-    for text in compare:
-        name, equals, values = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--compare {text}: give a name and values, such as dt=1,0.1")
+    for text in filter(_is_axis, compare):
+        name, _, values = text.partition("=")
         axes[name] = look_up("setting to compare", name, COMPARABLE).values(values)
     return axes
 
@@ -270,6 +327,8 @@ def _summary(screening: Screening) -> dict[str, Any]:
 def _page(results: Mapping[str, Screening]) -> list[str | Table]:
     """One model with its reasons, or several beside each other, step by step."""
     ((name, first), *others) = results.items()
+    if len(others) >= MOST_LINES:  # a page of words for each would bury the tables
+        return [overview_table(results), "", *(part for table in comparison_tables(results) for part in (table, "")), KEY, ""]
     if others:
         opening = [
             part for name, each in results.items() for part in (summary(name, each.diagnosis), first_findings(each.diagnosis), "")

@@ -152,6 +152,13 @@ def _seeded(request: ModelRequest) -> list[Subject]:
     return [_drawn(config, request) for config in configs]
 
 
+def seeded(request: ModelRequest, changes: Mapping[str, Any]) -> Subject:
+    """The one model of the request with these fields of its architecture changed."""
+    (placement,), (norm,) = options.expand_placements(request.placements), options.expand(request.norms, NORMS, "norm")
+    own = {name: getattr(request, name) for name in options.ARCHITECTURE}
+    return _drawn(GPTConfig(VOCABULARY, **{**own, "placement": placement, "norm": norm, **changes}), request)
+
+
 def _drawn(config: GPTConfig, request: ModelRequest) -> Subject:
     large = too_large_to_stay(number_of_weights(config) * torch.get_default_dtype().itemsize)
     on_demand = large if request.stream is None else request.stream

@@ -6,13 +6,16 @@ from ctrans.fields.attention import Attention, SoftmaxAttention, plain_attention
 from ctrans.fields.attention_options import AttentionOptions
 from ctrans.fields.check_map import check_map, check_shape
 from ctrans.fields.differential_attention import DifferentialAttention
+from ctrans.fields.experts import MixtureOfExperts
 from ctrans.fields.feed_forward import FeedForward
 from ctrans.fields.gated_feed_forward import GatedLinearUnits
 from ctrans.fields.linear_attention import GatedLinearAttention, KernelAttention, LinearAttention
 from ctrans.fields.parallel_maps import ParallelMaps
 from ctrans.fields.positions import POSITIONS
 from ctrans.fields.protocols import (
+    Balances,
     EndsLinear,
+    HasAuxiliary,
     HasBound,
     HasLipschitz,
     HasPlainPath,
@@ -28,31 +31,38 @@ from ctrans.fields.protocols import (
     ShowsHeads,
     ShowsMatrices,
     SumOfMaps,
+    Switches,
     TokenBound,
     Units,
     mixes_tokens,
     why_not,
 )
 from ctrans.fields.query_key_norm import QK_NORMS
+from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions
 from ctrans.fields.spectral_norm import norm_of_product, norms_found_once, spectral_norm
 from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapEntry, MapSettings
 
 __all__ = [
     "ACTIVATIONS",
     "ATTENTIONS",
+    "EXPERTS",
     "FFNS",
     "FIELDS",
     "POSITIONS",
     "QK_NORMS",
+    "ROUTERS",
     "Activation",
     "AroundMap",
     "Attention",
     "AttentionOptions",
+    "Balances",
     "DifferentialAttention",
     "EndsLinear",
+    "ExpertOptions",
     "FeedForward",
     "GatedLinearAttention",
     "GatedLinearUnits",
+    "HasAuxiliary",
     "HasBound",
     "HasLipschitz",
     "HasPlainPath",
@@ -66,6 +76,7 @@ __all__ = [
     "MapSettings",
     "Matrix",
     "MixesTokens",
+    "MixtureOfExperts",
     "ParallelMaps",
     "Role",
     "SaysWhyNot",
@@ -74,6 +85,7 @@ __all__ = [
     "ShowsMatrices",
     "SoftmaxAttention",
     "SumOfMaps",
+    "Switches",
     "TokenBound",
     "Units",
     "check_map",

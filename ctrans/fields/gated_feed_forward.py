@@ -16,6 +16,8 @@ from solvers.errors import look_up
 
 MULTIPLE = 8
 """What the usual hidden width is a multiple of."""
+GATES = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+"""Gated FFNs by their names, and the activations of their gates."""
 
 
 def gated_hidden_width(width: int) -> int:

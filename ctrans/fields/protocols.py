@@ -16,6 +16,9 @@ it, and they say so; each of them is exact for the map's weights as they are.
 | `HasUnits`       | f(x) = sum over units of out_k phi(<in_k, x> + b_k) + b  | the decay that keeps weights from running away |
 | `MixesTokens`    | whether an output token depends on other input tokens    | the size of a Jacobian's problem               |
 | `SumOfMaps`      | the maps that it is the sum of                           | what is asked of an attention alone            |
+| `HasAuxiliary`   | terms that training may add to its objective             | the objective                                  |
+| `Balances`       | the load of its parts, and a way to even it              | the training loop, after each update           |
+| `Switches`       | how far a token is from where f jumps                    | the routing by depth                           |
 | `SaysWhyNot`     | why it has fewer of these than others                    | messages                                       |
 """
 
@@ -31,7 +34,7 @@ from torch import Tensor, nn
 from ctrans.fields.activations import Activation
 
 Kind = Literal["attention", "ffn", "parallel"]
-Role = Literal["query", "key", "value", "out", "gate", "up", "down"]
+Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
 
 
 class Matrix(NamedTuple):
@@ -149,7 +152,7 @@ class HasTemperature(Protocol):
 
 @runtime_checkable
 class HasPlainPath(Protocol):
-    """An attention that can do without the fused kernel."""
+    """A map that can do without a fused kernel, or without shapes that depend on what it computes."""
 
     plain: bool
 
@@ -190,6 +193,32 @@ class SumOfMaps(Protocol):
 
     @property
     def parts(self) -> Mapping[Kind, nn.Module]: ...
+
+
+@runtime_checkable
+class HasAuxiliary(Protocol):
+    """A map with terms of its own in the training's objective, each a mean over the tokens x that the map is given.
+
+    They are functions of x, not of what the map was last called with, so that they hold for every method and every gradient kind.
+    """
+
+    def auxiliary(self, x: Float[Tensor, "*batch tokens width"]) -> Mapping[str, Float[Tensor, ""]]: ...
+
+
+@runtime_checkable
+class Balances(Protocol):
+    """A map of several parts, which tokens are sent to: how many go to each, and a way to even that out without a gradient."""
+
+    def load(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, " parts"]: ...
+
+    def rebalance(self, load: Float[Tensor, " parts"], rate: float) -> None: ...
+
+
+@runtime_checkable
+class Switches(Protocol):
+    """A map that is smooth but for switches: no token nearer to x_i than this lies behind one. Its derivatives are those of the piece."""
+
+    def distance_to_switch(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens"]: ...
 
 
 @runtime_checkable

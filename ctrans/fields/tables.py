@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection
 from typing import Protocol, runtime_checkable
 
@@ -11,10 +12,12 @@ from torch import nn
 from ctrans.fields.attention import Attention, SoftmaxAttention, qk_norm_name
 from ctrans.fields.attention_options import ROTARY_BASE, AttentionOptions
 from ctrans.fields.differential_attention import DifferentialAttention
+from ctrans.fields.experts import MixtureOfExperts
 from ctrans.fields.feed_forward import FeedForward
-from ctrans.fields.gated_feed_forward import GatedLinearUnits, gated_hidden_width
+from ctrans.fields.gated_feed_forward import GATES, MULTIPLE, GatedLinearUnits, gated_hidden_width
 from ctrans.fields.linear_attention import GatedLinearAttention, LinearAttention
 from ctrans.fields.protocols import Kind
+from ctrans.fields.routing import ExpertOptions
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -75,6 +78,21 @@ class MapSettings(Protocol):
     @property
     def gated_output(self) -> bool: ...
 
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def shared_experts(self) -> int: ...
+
+    @property
+    def router(self) -> str: ...
+
+    @property
+    def expert(self) -> str: ...
+
 
 Maker = Callable[[MapSettings], nn.Module]
 
@@ -92,7 +110,7 @@ IDLE: dict[Kind, dict[str, Collection[object]]] = {
         "sinks": (False,),
         "gated_output": (False,),
     },
-    "ffn": {"activation": ("gelu",)},
+    "ffn": {"activation": ("gelu",), **{name: (value,) for name, value in dataclasses.asdict(ExpertOptions()).items()}},
 }
 """Settings that not every map has a use for, and the values that ask nothing of it."""
 
@@ -103,7 +121,7 @@ class MapEntry:
 
     make: Maker
     takes: frozenset[str] = frozenset()
-    hidden_width: Callable[[int], int] = lambda width: 4 * width
+    hidden_width: Callable[[int, ExpertOptions], int] = lambda width, experts: 4 * width
     """Of an FFN: how many features it has at a width where nothing is said."""
 
     def __call__(self, settings: MapSettings) -> nn.Module:
@@ -122,6 +140,11 @@ def check_maps(settings: MapSettings) -> None:
     """
     qk_norm_name(settings.qk_norm)
     attention_options(settings).check_heads(settings.width, settings.heads)
+    if ExpertOptions.of(settings).expert in GATES and settings.activation not in IDLE["ffn"]["activation"]:
+        raise ConfigError(
+            f"activation = {settings.activation!r} has no meaning for expert {settings.expert!r}, whose gate has its own: "
+            "leave it out, or choose expert mlp"
+        )
     for kind, options in IDLE.items():
         name = getattr(settings, kind)
         look_up(kind, name, FIELDS[kind])
@@ -140,10 +163,10 @@ def takes(kind: Kind, name: str, option: str) -> bool:
     return not isinstance(entry, MapEntry) or option in entry.takes
 
 
-def usual_hidden_width(width: int, ffn: str) -> int:
+def usual_hidden_width(width: int, ffn: str, experts: ExpertOptions) -> int:
     """The FFN's number of features where nothing is said: 4 d, or what its entry says."""
     entry = FFNS[ffn]
-    return entry.hidden_width(width) if isinstance(entry, MapEntry) else 4 * width
+    return entry.hidden_width(width, experts) if isinstance(entry, MapEntry) else 4 * width
 
 
 def _softmax(settings: MapSettings) -> SoftmaxAttention:
@@ -169,7 +192,23 @@ def _gated(activation: str) -> MapEntry:
     def make(settings: MapSettings) -> GatedLinearUnits:
         return GatedLinearUnits(settings.width, settings.hidden_width, activation=activation, bias=settings.bias)
 
-    return MapEntry(make, hidden_width=gated_hidden_width)
+    return MapEntry(make, hidden_width=lambda width, experts: gated_hidden_width(width))
+
+
+def _experts(settings: MapSettings) -> MixtureOfExperts:
+    return MixtureOfExperts(
+        settings.width,
+        settings.hidden_width,
+        options=ExpertOptions.of(settings),
+        activation=settings.activation,
+        bias=settings.bias,
+    )
+
+
+def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:
+    """Of each expert: as many features for a token, in all experts that it goes through, as the FFN has that they are."""
+    whole = gated_hidden_width(width) if experts.expert in GATES else 4 * width
+    return MULTIPLE * math.ceil(whole / experts.active / MULTIPLE)
 
 
 def _linear(settings: MapSettings) -> LinearAttention:
@@ -193,10 +232,9 @@ ATTENTIONS: dict[str, Maker] = {
     "differential": MapEntry(_differential, frozenset({"causal", "temperature"})),
 }
 FFNS: dict[str, Maker] = {
-    "mlp": MapEntry(_mlp, frozenset(IDLE["ffn"])),
-    "swiglu": _gated("silu"),
-    "geglu": _gated("gelu"),
-    "reglu": _gated("relu"),
+    "mlp": MapEntry(_mlp, frozenset({"activation"})),
+    **{name: _gated(activation) for name, activation in GATES.items()},
+    "moe": MapEntry(_experts, frozenset(IDLE["ffn"]), _expert_hidden_width),
 }
 FIELDS: dict[Kind, dict[str, Maker]] = {"attention": ATTENTIONS, "ffn": FFNS}
 """Both tables. A block is one map of each, in this order."""

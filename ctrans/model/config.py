@@ -7,7 +7,7 @@ import math
 from fractions import Fraction
 
 from ctrans.depth import check_count, check_dt
-from ctrans.fields import ACTIVATIONS
+from ctrans.fields import ACTIVATIONS, ExpertOptions
 from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.fields.attention_options import ROTARY_BASE
 from ctrans.fields.tables import check_maps, usual_hidden_width
@@ -48,6 +48,8 @@ class GPTConfig:
     - `positions`, `rotary_base`, `rotary_fraction`, `kv_heads`, `window`, `softcap`, `sinks`, `gated_output`: see
       `ctrans.fields.AttentionOptions`; an option that the attention has no use for is refused
     - `tied`: whether the head shares the token embedding's weights, or has its own
+    - `experts`, `top_k`, `shared_experts`, `router`, `expert`: of ffn "moe", see `ctrans.fields.ExpertOptions`; `ffn_width` is then
+      each expert's (if None as much as makes a token go through as many features as in the FFN that the experts are)
     - `initialisation`, `embedding_std`: a name of `INITIALISATIONS`, and the standard deviation of the embeddings' entries
     - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
     - `residual`, `residual_init`: how a sublayer's output joins the state, a name of `RESIDUALS`, and what its gains begin at (its
@@ -93,6 +95,11 @@ class GPTConfig:
     parallel_blocks: bool = False
     streams: int | None = None
     tied: bool = True
+    experts: int = 8
+    top_k: int = 2
+    shared_experts: int = 0
+    router: str = "topk_softmax"
+    expert: str = "mlp"
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -114,6 +121,7 @@ class GPTConfig:
         get_initialisation(self.initialisation)
         look_up("norm", self.norm, NORMS)
         look_up("activation", self.activation, ACTIVATIONS)
+        ExpertOptions.of(self)
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
@@ -152,7 +160,7 @@ class GPTConfig:
     @property
     def hidden_width(self) -> int:
         """The FFN's number of features."""
-        return self.ffn_width or usual_hidden_width(self.width, self.ffn)
+        return self.ffn_width or usual_hidden_width(self.width, self.ffn, ExpertOptions.of(self))
 
     @property
     def per_block(self) -> int:

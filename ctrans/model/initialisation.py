@@ -18,9 +18,18 @@ from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 from solvers.errors import look_up
 
-PATH_LENGTH: dict[Role, float] = {"query": 4, "key": 4, "value": 4, "out": 4, "up": 2, "down": 2, "gate": math.inf}
+PATH_LENGTH: dict[Role, float] = {
+    "query": 4,
+    "key": 4,
+    "value": 4,
+    "out": 4,
+    "up": 2,
+    "down": 2,
+    "gate": math.inf,
+    "router": math.inf,
+}
 """m: how many matrices stand in a product with this one. Attention's sensitivity goes with |W_O||W_Q||W_K||W_V| (Emadi,
-theorem 5.1), the FFN's with |W_2||W_1|. A gate stays as it is: the others in its product make it O(1/N) without it."""
+theorem 5.1), the FFN's with |W_2||W_1|. A gate or router stays as it is: the others in its product make it O(1/N) without it."""
 
 
 def _alone(role: Role, blocks: float) -> float:

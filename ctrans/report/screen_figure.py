@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from ctrans.placement import PLACEMENTS
 from ctrans.report.axes import bound_style, count_in_whole_numbers, show_at_least_a_decade
 from ctrans.report.placement_style import colour, marker
 from ctrans.stability.screening.attention import AttentionStep
@@ -20,13 +23,18 @@ from ctrans.stability.screening.updates import UpdateStep
 
 DASHES = ("-", "--", ":", "-.")
 """Models of one placement share its colour and are told apart by these."""
-Draw = Callable[[Axes, Any, dict[str, Any]], None]
+MOST_LINES = 7
+"""More models than these are rows of heat maps."""
+Series = Callable[[Any], tuple[Sequence[float], Sequence[float | None]]]
+"""From a step's result to what is shown, and where along the depth."""
 
 
 def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     """Hidden states, what the depth adds, tokens' likeness, Jacobians of the rest of the model, updates, attention; a line for each
-    model, named by its key. Steps that do not apply leave their panels empty.
+    model, named by its key, or a row where there are more than `MOST_LINES`. Steps that do not apply leave their panels empty.
     """
+    if len(screenings) > MOST_LINES:
+        return _heat_maps(screenings, title)
     figure = Figure(figsize=(14, 8.2), layout="constrained")
     panels = figure.subplots(2, 3).flatten()
     used: Counter[str] = Counter()
@@ -41,10 +49,13 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
             "bound": bound_style(i, len(screenings)),
         }
         used[screening.placement] += 1
-        for axes, (step, _, _, draw) in zip(panels, PANELS, strict=True):
+        for axes, (step, _, _, series) in zip(panels, PANELS, strict=True):
             result = screening.findings[step].result
             if result is not None:
-                draw(axes, result, style)
+                _line(axes, *series(result), style)
+                if series is _growth and result.bounds is not None:
+                    bound = {**style, "marker": "", "linestyle": style["bound"], "label": "_bound"}
+                    _line(axes, range(len(result.times)), result.bounds.mean_abs[: len(result.times)], bound)
     for axes, (_, heading, unit, _) in zip(panels, PANELS, strict=True):
         axes.set(title=heading, xlabel=unit, yscale="log")
         show_at_least_a_decade(axes)
@@ -61,33 +72,84 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     return figure
 
 
-def _growth(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
-    _line(axes, range(len(step.times)), step.mean_abs, style)
-    if step.bounds is not None:
-        bound = {**style, "marker": "", "linestyle": style["bound"], "label": "_bound"}
-        _line(axes, range(len(step.times)), step.bounds.mean_abs[: len(step.times)], bound)
+def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
+    """A row for each model, in the order given, its name in its placement's colour; along the depth the logarithm as a colour that
+    grows lighter, on a scale that a colour-blind eye reads. The twentieth of the values at either end share the end's colour.
+    """
+    names = list(screenings)
+    figure = Figure(figsize=(18, 2.2 + 0.2 * len(names)), layout="constrained")
+    panels = figure.subplots(1, len(PANELS), sharey=True)
+    for axes, (step, heading, unit, series) in zip(panels, PANELS, strict=True):
+        results = {name: screenings[name].findings[step].result for name in names}
+        rows = {name: series(result) for name, result in results.items() if result is not None}
+        axes.set(xlabel=unit, facecolor="0.85")
+        axes.set_title(heading.partition(",")[0] if series is _growth else heading, fontsize=9)
+        axes.tick_params(left=False)
+        if not rows:
+            continue
+        depth = int(max(max(x, default=0) for x, _ in rows.values())) + 1
+        values = np.full((len(names), depth), np.nan)
+        for i, name in enumerate(names):
+            for place, value in zip(*_filled(*rows.get(name, ((), ())), depth), strict=True):
+                values[i, place] = math.log10(value) if value is not None and 0 < value < math.inf else math.nan
+        known = values[np.isfinite(values)]
+        low, high = np.quantile(known, (0.05, 0.95)) if known.size else (0.0, 1.0)
+        image = axes.imshow(
+            values,
+            aspect="auto",
+            interpolation="nearest",
+            cmap="cividis",
+            vmin=low,
+            vmax=max(high, low + 0.1),
+            extent=(-0.5, depth - 0.5, len(names) - 0.5, -0.5),
+        )
+        bar = figure.colorbar(image, ax=axes, orientation="horizontal", pad=0.01, aspect=12, extend="both")
+        bar.ax.tick_params(labelsize=7)
+        bar.ax.set_xlabel("decimal logarithm", fontsize=7)
+        count_in_whole_numbers(axes)
+    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    for label, screening in zip(panels[0].get_yticklabels(), screenings.values(), strict=True):
+        label.set_color(colour(screening.placement))
+    used = {screening.placement: colour(screening.placement) for screening in screenings.values()}
+    named = {name if name in PLACEMENTS else "several placements": hue for name, hue in used.items()}
+    marks = [Line2D([], [], color=hue, marker="s", linestyle="", label=name) for name, hue in named.items()]
+    figure.legend(handles=marks, loc="outside lower center", ncols=9, frameon=False)
+    figure.suptitle(f"{title}; grey is not measured")
+    return figure
 
 
-def _added(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
-    _line(axes, range(len(step.share.added)), step.share.added, style)
+def _filled(x: Sequence[float], y: Sequence[float | None], depth: int) -> tuple[Sequence[int], Sequence[float | None]]:
+    """Every place along the depth with the value that was measured nearest to it."""
+    if not len(x):
+        return (), ()
+    places = range(depth)
+    nearest = [min(range(len(x)), key=lambda i: abs(x[i] - place)) for place in places]
+    return places, [y[i] for i in nearest]
 
 
-def _similarity(axes: Axes, step: ForwardStep, style: dict[str, Any]) -> None:
-    apart = [1 - value for value in step.share.similarity]
-    _line(axes, range(len(apart)), apart, style)
+def _growth(step: ForwardStep) -> tuple[Sequence[float], Sequence[float | None]]:
+    return range(len(step.times)), step.mean_abs
 
 
-def _condition(axes: Axes, step: BackwardStep, style: dict[str, Any]) -> None:
-    _line(axes, range(len(step.condition)), step.condition, style)
+def _added(step: ForwardStep) -> tuple[Sequence[float], Sequence[float | None]]:
+    return range(len(step.share.added)), step.share.added
 
 
-def _updates(axes: Axes, step: UpdateStep, style: dict[str, Any]) -> None:
+def _similarity(step: ForwardStep) -> tuple[Sequence[float], Sequence[float | None]]:
+    return range(len(step.share.similarity)), [1 - value for value in step.share.similarity]
+
+
+def _condition(step: BackwardStep) -> tuple[Sequence[float], Sequence[float | None]]:
+    return range(len(step.condition)), step.condition
+
+
+def _updates(step: UpdateStep) -> tuple[Sequence[float], Sequence[float | None]]:
     adam = step.updates["adam"]
-    _line(axes, adam.segments, adam.values, style)
+    return adam.segments, adam.values
 
 
-def _attention(axes: Axes, step: AttentionStep, style: dict[str, Any]) -> None:
-    _line(axes, [layer.index for layer in step.layers], [layer.path for layer in step.layers], style)
+def _attention(step: AttentionStep) -> tuple[Sequence[float], Sequence[float | None]]:
+    return [layer.index for layer in step.layers], [layer.path for layer in step.layers]
 
 
 def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict[str, Any]) -> None:
@@ -98,7 +160,7 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict
         axes.plot(*zip(*known, strict=True), **line, markevery=max(1, len(known) // 8))
 
 
-PANELS: tuple[tuple[str, str, str, Draw], ...] = (
+PANELS: tuple[tuple[str, str, str, Series], ...] = (
     ("forward", "mean |x|, and its bound (dashes without marks)", "segments done", _growth),
     ("forward", "added by the depth, of the state", "segments done", _added),
     ("forward", "1 - similarity of tokens", "segments done", _similarity),

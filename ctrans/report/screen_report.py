@@ -57,6 +57,27 @@ def comparison_tables(screenings: Mapping[str, Screening]) -> list[Table]:
     return [table for step in STEPS if (table := _comparison(step, screenings)) is not None]
 
 
+def by_verdict(screenings: Mapping[str, Screening]) -> dict[str, Screening]:
+    """The same, those first that have fewer quantities outside of their limits; whose states are not finite, last."""
+    return dict(sorted(screenings.items(), key=lambda each: (each[1].broken is not None, len(each[1].flags))))
+
+
+def overview_table(screenings: Mapping[str, Screening]) -> Table:
+    """A row for each model: how many quantities are outside of their limits, and which."""
+    table = Table(
+        title="Fewest quantities outside of their limits first", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+    )
+    table.title_style, table.title_justify = "bold", "left"
+    table.add_column("model", overflow="fold")
+    table.add_column("out", justify="right", no_wrap=True)
+    table.add_column("which", overflow="fold")
+    for name, screening in screenings.items():
+        which = "; ".join(f"{_starred(what)} {word}" for what, word in screening.flags.items())
+        broken = f"not finite from segment {screening.broken}" if screening.broken is not None else which
+        table.add_row(escape(name), str(len(screening.flags)), broken or "–")
+    return table
+
+
 def said(screening: Screening) -> str:
     """How many quantities are outside of their limits."""
     count = sum(len(finding.quantities) for finding in screening.findings.values())

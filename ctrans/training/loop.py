@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ctrans.fields import HasTemperature
+from ctrans.fields import Balances, HasTemperature
 from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.attention_theta import mean_theta
@@ -78,6 +78,8 @@ class TrainingRun:
         tau = self.heat(temperature(config, step, self.model.config.temperature))
         self.optimiser.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.processes.device)
+        terms: dict[str, Tensor] = {}
+        loads: list[Tensor] = []
         for micro in range(config.accumulate):
             tokens, targets = self.data.batch(
                 step, micro, batch=config.batch, seed=config.seed, rank=self.processes.rank, world=self.processes.world
@@ -87,6 +89,9 @@ class TrainingRun:
                     losses = self.module(tokens.to(self.processes.device), targets.to(self.processes.device))
                 (losses.total / config.accumulate).backward()
             loss += losses.cross_entropy / config.accumulate
+            for name, value in losses.auxiliary:
+                terms[name] = terms.get(name, 0.0) + value / config.accumulate
+            loads = [a + b for a, b in zip(loads, losses.loads, strict=True)] if loads else list(losses.loads)
         norm = self.parallel.whole(nn.utils.clip_grad_norm_(self.module.parameters(), config.clip))
         row = {
             "step": step + 1,
@@ -94,10 +99,12 @@ class TrainingRun:
             "learning_rate": rate,
             "gradient_norm": float(norm),
             "temperature": tau,
+            **{name: float(self.processes.sum(value)) / self.processes.world for name, value in terms.items()},
         }
         if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]):
             self.optimiser.step()
             self.model.after_step()
+            self.rebalance(loads)
         done = config.batch * config.accumulate * self.data.context
         return {**row, "tokens_per_second": done / (time.perf_counter() - started)}
 
@@ -123,6 +130,13 @@ class TrainingRun:
         if self.processes.first:
             log.append(self.store.directory, row)
             self.observe(row)
+
+    def rebalance(self, loads: list[Tensor]) -> None:
+        """Moves what balances the parts of maps without a loss, by the loads of the whole iteration, in every process alike."""
+        if loads:
+            maps = [part for sublayer in self.model.depth.sublayers for part in sublayer.parts if isinstance(part, Balances)]
+            for field, load in zip(maps, loads, strict=True):
+                field.rebalance(self.processes.sum(load), self.config.bias_rate)
 
     def heat(self, tau: float) -> float:
         """Sets the temperature of every attention."""

@@ -9,19 +9,25 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ctrans.fields import Balances, HasAuxiliary
 from ctrans.model.gpt import GPT
 from ctrans.training.settings import TrainConfig
 from solvers import Segment, solve
+from solvers.run import Save
 from solvers.segment import Map
 
 
 class Losses(NamedTuple):
-    """`total` is what is minimised. The rest is reported: the cross-entropy in nats; and in evaluation mode the mean squares of the
-    hidden state's entries at both ends of depth, its largest entry anywhere, and the share of targets that have the largest logit.
+    """`total` is what is minimised. The rest is reported: the cross-entropy in nats; in training mode the mean over maps of each of
+    their auxiliary terms, and the load of the parts of each map that has a rate to balance them by; and in evaluation mode the mean
+    squares of the hidden state's entries at both ends of depth, its largest entry anywhere, and the share of targets that have the
+    largest logit.
     """
 
     total: Float[Tensor, ""]
     cross_entropy: Float[Tensor, ""]
+    auxiliary: tuple[tuple[str, Float[Tensor, ""]], ...] = ()
+    loads: tuple[Float[Tensor, " parts"], ...] = ()
     first_square: Float[Tensor, ""] | None = None
     last_square: Float[Tensor, ""] | None = None
     largest: Float[Tensor, ""] | None = None
@@ -29,9 +35,11 @@ class Losses(NamedTuple):
 
 
 class Objective(nn.Module):
-    """J = cross-entropy(head(X_T), targets) + lam/2 mean over tokens of int_0^T |v(X, t)|^2 dt, X integrated as configured.
+    """J = cross-entropy(head(X_T), targets) + lam/2 mean over tokens of int_0^T |v(X, t)|^2 dt + sum_k sum_a w_a a_k(N_in X(t_k)),
+    X integrated as configured, and a_k the auxiliary terms of the map of segment k at what it is given first (`HasAuxiliary`).
 
-    Euler with one step, backprop and lam = 0 is the discrete model, bit for bit. The kinetic cost (OT-Transformer) is one more
+    w_a is the setting of the term's name, 1 for a name that is none. Euler with one step, backprop, lam = 0 and no such terms is the
+    discrete model, bit for bit. The kinetic cost (OT-Transformer) is one more
     coordinate of each token, dc/dt = |v|^2/2, so that every method and every gradient kind treats it as it treats X. Raises
     ConfigError for a gradient kind that the method or the placement does not have.
     """
@@ -41,6 +49,7 @@ class Objective(nn.Module):
         self.model, self.config = model, config
         self.scheme = config.scheme
         self.scheme.check(model.depth)
+        self.has_terms = any(isinstance(part, HasAuxiliary) for sublayer in model.depth.sublayers for part in sublayer.parts)
 
     def forward(self, tokens: Int[Tensor, "batch tokens"], targets: Int[Tensor, "batch tokens"]) -> Losses:
         """The losses of these sequences. Errors are those of `GPT.embed` and `solve`."""
@@ -50,24 +59,56 @@ class Objective(nn.Module):
         cross_entropy = F.cross_entropy(logits, targets.flatten(), ignore_index=-1)
         total = cross_entropy if cost is None else cross_entropy + self.config.kinetic * cost
         if self.training:
-            return Losses(total, cross_entropy.detach())
+            terms = self._auxiliary(states) if self.has_terms else {}
+            for name, values in terms.items():
+                total = total + getattr(self.config, name, 1.0) * torch.stack(values).sum()
+            means = tuple((name, torch.stack(values).mean().detach()) for name, values in terms.items())
+            return Losses(total, cross_entropy.detach(), means, self._loads(states) if self.config.bias_rate else ())
         first, last = (state.square().mean() for state in (x, states[-1]))
         largest = torch.stack([state.abs().max() for state in states]).max()
         told = targets.flatten() != -1
         right = (logits.argmax(-1) == targets.flatten()) & told
-        return Losses(total, cross_entropy, first, last, largest, right.sum() / told.sum())
+        return Losses(
+            total,
+            cross_entropy,
+            first_square=first,
+            last_square=last,
+            largest=largest,
+            accuracy=right.sum() / told.sum(),
+        )
+
+    def _auxiliary(self, states: tuple[Tensor, ...]) -> dict[str, list[Tensor]]:
+        """Each term's values, of every map that has it."""
+        terms: dict[str, list[Tensor]] = {}
+        for sublayer, state in zip(self.model.depth.sublayers, states[:-1], strict=True):
+            for part in sublayer.parts:
+                if isinstance(part, HasAuxiliary):
+                    for name, value in part.auxiliary(sublayer.given(sublayer.enter(state))).items():
+                        terms.setdefault(name, []).append(value)
+        return terms
+
+    @torch.no_grad()
+    def _loads(self, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The load of every map that balances its parts."""
+        return tuple(
+            part.load(sublayer.given(sublayer.enter(state)))
+            for sublayer, state in zip(self.model.depth.sublayers, states[:-1], strict=True)
+            for part in sublayer.parts
+            if isinstance(part, Balances)
+        )
 
     def _flow(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """The states that are looked at, the last one X_T, and the mean over tokens of int |v|^2/2 dt if it has a price."""
         config, depth = self.config, self.model.depth
-        if self.training and self.scheme.evaluates_once and not config.kinetic:
+        if self.training and self.scheme.evaluates_once and not (config.kinetic or self.has_terms):
             return (depth(x),), None
         segments = self.scheme.segments(depth)
         width = x.shape[-1]
         if config.kinetic:
             segments = [kinetic_segment(segment, width) for segment in segments]
             x = torch.cat([x, x.new_zeros(*x.shape[:-1], 1)], dim=-1)
-        states = solve(segments, x, **vars(self.scheme), save="ends" if self.training else "segments").states
+        save: Save = "ends" if self.training and not self.has_terms else "segments"
+        states = solve(segments, x, **vars(self.scheme), save=save).states
         if not config.kinetic:
             return states, None
         return tuple(state[..., :width] for state in states), states[-1][..., width].mean()

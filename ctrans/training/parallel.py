@@ -51,7 +51,7 @@ def _shard(objective: Objective, device: torch.device) -> nn.Module:
     """Each map is a unit; norms and embeddings, which are used outside a module's call, belong to the root, which stays whole
     during a pass. So do maps that share coefficients in depth: a weight cannot be in two units.
     """
-    from torch.distributed.fsdp import fully_shard  # imports for a second
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # imports for a second
 
     # steps add velocities out of place, so that these may be views
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
@@ -59,6 +59,9 @@ def _shard(objective: Objective, device: torch.device) -> nn.Module:
     for sublayer in sublayers:
         if not coefficients_of([sublayer]):
             fully_shard(sublayer.field)
+            for method in ("auxiliary", "load"):  # which use weights beside a forward pass
+                if hasattr(sublayer.field, method):
+                    register_fsdp_forward_method(sublayer.field, method)
     # the root too, or evaluations, which have no backward pass, would leave the model with other parameters than the optimiser
     fully_shard(objective, reshard_after_forward=True)
     return objective

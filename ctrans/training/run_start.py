@@ -20,7 +20,7 @@ from ctrans.training.optimiser import make_optimiser
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import RunDirectory
-from ctrans.training.settings import MAY_CHANGE, TrainConfig
+from ctrans.training.settings import MAY_CHANGE, OF_EXPERTS, TrainConfig
 from ctrans.training.sharded_checkpoint import restore
 from ctrans.training.training_state import Progress, State, read_state
 from solvers import ConfigError
@@ -75,6 +75,17 @@ def check_warm_up(architecture: GPTConfig, config: TrainConfig) -> None:
         raise ConfigError(
             f"temperature_start = {config.temperature_start}: attention {architecture.attention!r} has no temperature, leave it out"
         )
+
+
+def check_experts(architecture: GPTConfig, config: TrainConfig) -> None:
+    """Raises ConfigError for settings of a mixture of experts where there is none."""
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    if not takes("ffn", architecture.ffn, "experts"):
+        for name in OF_EXPERTS:
+            if getattr(config, name) != defaults[name]:
+                raise ConfigError(
+                    f"{name} = {getattr(config, name):g} has no meaning for ffn {architecture.ffn!r}: leave it out, or choose ffn moe"
+                )
 
 
 def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes) -> None:

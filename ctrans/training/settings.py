@@ -21,6 +21,10 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": t
 """What the maps compute in; weights are float64 with float64, else float32 (bfloat16 is autocast)."""
 
 
+OF_EXPERTS = ("balance", "router_z", "bias_rate")
+"""Settings that only maps of several experts have a use for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Everything that decides a run's weights besides the architecture, the data and the number of threads.
@@ -28,7 +32,9 @@ class TrainConfig:
     `batch` counts the sequences of one micro-batch over all processes, of which `accumulate` make an iteration. Learning rate:
     linear over `warmup` iterations (which `schedule`, a name of `SCHEDULES`, says exactly), then a cosine to `min_learning_rate` (a
     tenth if None) at `iterations`. `temperature_start` decays geometrically to the model's own temperature over
-    `temperature_steps`. `kinetic` is the lam of lam/2 int |v|^2 dt.
+    `temperature_steps`. `kinetic` is the lam of lam/2 int |v|^2 dt. `balance` and `router_z` weigh the terms of these names that maps
+    of experts have, summed over maps (`MixtureOfExperts.auxiliary`); `bias_rate` is by how much every update of the weights moves
+    the biases that balance experts without a loss.
     Steps, tolerances and `gradient` are those of `solvers.solve`; euler with one step and backprop is the discrete model.
     `decay_gains` makes norms' gains and offsets, and biases, decay like matrices.
     A run has diverged when a loss or gradient is not finite, or when `patience` evaluations in a row lie more than `margin`
@@ -51,6 +57,9 @@ class TrainConfig:
     temperature_start: float | None = None
     temperature_steps: int = 0
     kinetic: float = 0.0
+    balance: float = 0.01
+    router_z: float = 0.001
+    bias_rate: float = 0.0
     method: str = "euler"
     steps: int = 1
     rtol: float | None = None
@@ -74,7 +83,7 @@ class TrainConfig:
         _check("seed", self.seed, lambda value: whole(value) and value < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("learning_rate", "clip", "margin"):
             _check(name, getattr(self, name), positive, "a positive finite number")
-        for name in ("weight_decay", "kinetic"):
+        for name in ("weight_decay", "kinetic", *OF_EXPERTS):
             _check(name, getattr(self, name), lambda value: value == 0 or positive(value), "a finite number of at least 0")
         for name in ("beta1", "beta2"):
             _check(name, getattr(self, name), lambda value: number(value) and 0 <= value < 1, "a number in [0, 1)")

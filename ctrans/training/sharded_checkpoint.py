@@ -43,7 +43,7 @@ def save_shards(store: RunDirectory, state: State, model: GPT, optimiser: torch.
         directory, tensors = store.temporary(step), optimiser_tensors(model, optimiser)
         if tensors:
             save(tensors, storage_writer=HuggingFaceStorageWriter(path=str(directory / SHARDS), save_distributed=True))
-        weights = {name: value.full_tensor().cpu() for name, value in model.state_dict().items()}
+        weights = {name: _whole(value).cpu() for name, value in model.state_dict().items()}
         if processes.first:
             checkpoint.save(_with_weights(model, weights), directory)
             if not tensors:
@@ -57,6 +57,12 @@ def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> No
     """Gives the optimiser what the checkpoint has for it, one file or many, as this process holds it."""
     shards = directory / SHARDS
     restore_optimiser(model, optimiser, _read_shards(shards, model) if shards.exists() else _read_whole(directory, model))
+
+
+def _whole(value: Tensor) -> Tensor:
+    """All of a weight, of which this process may have a part; buffers are whole everywhere."""
+    whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole
 
 
 def _read_whole(directory: Path, model: GPT) -> dict[str, Tensor]:

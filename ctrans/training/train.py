@@ -24,7 +24,7 @@ from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_o
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, processes
 from ctrans.training.run_directory import RunDirectory
-from ctrans.training.run_start import anew, check_continues, check_warm_up, resumed, with_settings
+from ctrans.training.run_start import anew, check_continues, check_experts, check_warm_up, resumed, with_settings
 from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 
@@ -136,6 +136,7 @@ def plan(
     way = get_parallel(parallel, config)
     check_buildable(architecture, config.seed)
     check_warm_up(architecture, config)
+    check_experts(architecture, config)
     source, tokens = source_of(data, architecture.context)
     directory.check_writable()
     weights = model if isinstance(model, GPT) else GPT(architecture, seed=config.seed)

@@ -4,9 +4,11 @@ import json
 import re
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from ctrans.cli import main
+from ctrans.model.architectures import ARCHITECTURES, PLAIN, differences
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -66,6 +68,34 @@ def test_every_combination_is_screened_and_none_is_ranked(tmp_path):
     assert max(map(len, result.stdout.partition("Written: ")[0].splitlines())) <= 80
 
 
+def test_architectures_are_compared_by_name_and_many_of_them_by_their_verdicts(tmp_path):
+    asked = "pre,llama,post:swiglu:dt=0.5,mixtral,none,post,peri,moe:norm=rmsnorm:placement=peri"
+    result = run(*SMALL, "--compare", asked, "--heads", "2", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    models = strict((tmp_path / "screen.json").read_text())["models"]
+    assert set(models) == set(asked.split(","))
+    assert (models["post:swiglu:dt=0.5"]["placement"], models["post:swiglu:dt=0.5"]["dt"]) == ("post", 0.5)
+    assert (models["llama"]["placement"], models["llama"]["norm"]) == ("pre", "rmsnorm")
+    outside = [len(model["flags"]) for model in models.values()]
+    assert outside == sorted(outside)
+    assert "Fewest quantities outside of their limits first" in result.stdout
+    assert (tmp_path / "screen.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_architectures_and_settings_are_combined():
+    found = strict(run(*SMALL, "--compare", "pre,relu", "--compare", "dt=1,0.5", "--json", "-").stdout)["models"]
+    assert set(found) == {"pre, dt 1", "pre, dt 0.5", "relu, dt 1", "relu, dt 0.5"}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_named_architecture_is_a_model(name):
+    for blocks in (1, 12):
+        config = GPTConfig(width=32, depth=blocks, **{**PLAIN, **differences(name, blocks)})
+        assert GPT(config)(torch.zeros(1, 4, dtype=torch.int64))[0].isfinite().all()
+    assert name.isascii()
+    assert not set(name) & set(",:=")
+
+
 def test_json_to_stdout_is_alone_there_and_writes_nothing_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert strict(run(*SMALL, "--json", "-").stdout)["command"] == "screen"
@@ -101,7 +131,10 @@ def test_a_step_that_does_not_apply_to_a_saved_model_says_so_and_exits_0(tmp_pat
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--compare", "dt"], "give a name and values, such as dt=1,0.1"),
+        (["--compare", "dt"], "unknown architecture 'dt'"),
+        (["--compare", "lama"], "did you mean 'llama'"),
+        (["--compare", "pre:dt=1,2"], "unknown architecture '2'"),
+        (["--compare", "pre:norm=lnorm"], "did you mean"),
         (["--compare", "dt=x"], "give numbers with commas"),
         (["--compare", "dt=0"], "dt = 0.0"),
         (["--compare", "dts=1"], "did you mean 'dt'"),

@@ -13,13 +13,22 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ctrans.depth import Depth
-from ctrans.fields import ShowsMatrices
+from ctrans.fields import Role, ShowsMatrices
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Model, ModelOfModules, PassageBack, Turn, terminal_loss, walk
 from ctrans.weights.on_demand import OnDemand, weights_of
 from solvers import ConfigError
 
-NAMES = {"query": "W_Q", "key": "W_K", "value": "W_V", "out": "W_O", "gate": "W_G", "up": "W_1", "down": "W_2"}
+NAMES: dict[Role, str] = {
+    "query": "W_Q",
+    "key": "W_K",
+    "value": "W_V",
+    "out": "W_O",
+    "gate": "W_G",
+    "up": "W_1",
+    "down": "W_2",
+    "router": "W_R",
+}
 """The matrices of a map by role."""
 AT_ONCE = 2**20
 """Entries of which a norm is taken at once: 8 MB in float64, and as much for their squares."""

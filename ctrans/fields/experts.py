@@ -1,0 +1,227 @@
+"""A mixture of experts: FFNs of which every token goes through a few, chosen by a router that is trained with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.fields.activations import ACTIVATIONS, Activation
+from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, length, plain_bound, plain_lipschitz
+from ctrans.fields.protocols import Matrix, TokenBound
+from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions, Routing
+from ctrans.fields.spectral_norm import spectral_norm
+from solvers.errors import look_up
+
+SCORES_SLOPE = math.sqrt(0.5)
+"""abs(d(s_e - s_e')) <= sqrt(1/2) |dz|: softmax is 1/2-Lipschitz in the Euclidean norm, the sigmoid 1/4."""
+
+
+class MixtureOfExperts(nn.Module):
+    """f(x) = sum_{e in S(x)} g_e(x) W_2,e h_e(x) + sum_{shared e} W_2,e h_e(x) + b_2, on each token alone.
+
+    h_e(x) = phi(W_1,e x + b_1,e), or phi(W_g,e x + b_g,e) * (W_u,e x + b_u,e) where experts are gated; S(x) are the k routed experts
+    with the largest s_e(W_r x) + b_e, and g the gates on them (`Router`; Shazeer et al., arXiv 1701.06538; Switch, 2101.03961;
+    Mixtral, 2401.04088; DeepSeekMoE with shared experts, 2401.06066). b balances the load without a loss (`rebalance`; 2408.15664): it
+    enters the choice alone, and no gradient trains it. The router computes in float32 at least.
+
+    Experts lie side by side in one W_1 and one W_2, so that f = W_2 (gates * h) + b_2 with gates of 0 where a token does not go:
+    that is `features`, of all experts, taken if `plain` is set or a compiler looks on. Otherwise tokens are sorted by expert, and each
+    expert computes its own: the same f, up to rounding, at k/E of the work. No token is dropped, and none waits for another's choice,
+    as capacities and choices by experts would have it: f acts on each token alone, and stays causal.
+
+    **f is smooth between switches and jumps at them.** Where the k-th and (k+1)-th score tie, S changes, and f by
+    g (W_2,e h_e - W_2,e' h_e'), which no gate makes small. So there is no Lipschitz constant unless k = E; derivatives are those of the
+    piece that x lies in, and exact for all x' nearer than `distance_to_switch(x)`. Of a flow they miss what a switch adds when it is
+    crossed (theory, "Experts switch").
+    """
+
+    why_not = "its gates choose between experts, so that it is no sum of units"
+
+    def __init__(
+        self, width: int, hidden: int, *, options: ExpertOptions | None = None, activation: str = "gelu", bias: bool = True
+    ):
+        super().__init__()
+        self.options = options = ExpertOptions() if options is None else options
+        gate = EXPERTS[options.expert]
+        self.activation = activation if gate is None else gate
+        look_up("activation", self.activation, ACTIVATIONS)
+        self.hidden = hidden
+        total = hidden * (options.experts + options.shared_experts)
+        self.gate = None if gate is None else nn.Linear(width, total, bias=bias)
+        self.up = nn.Linear(width, total, bias=bias)
+        self.down = nn.Linear(total, width, bias=bias)
+        self.router = nn.Linear(width, options.experts, bias=False)
+        self.register_buffer("choice_bias", torch.zeros(options.experts))
+        self.plain = False
+
+    choice_bias: Tensor
+
+    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        if self.plain or not x.numel() or torch.compiler.is_compiling():
+            y: Tensor = self.down(self.features(x))
+            return y
+        return self._sorted(x.reshape(-1, x.shape[-1])).view_as(x)
+
+    @property
+    def last(self) -> nn.Linear:
+        """The last linear map: f(x) = last(features(x))."""
+        return self.down
+
+    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+        """What the last linear map is applied to: the features of every expert times its gate, which is 0 for most."""
+        gates = self.route(x).gates.to(x.dtype)
+        gates = torch.cat([gates, gates.new_ones(*gates.shape[:-1], self.options.shared_experts)], -1)
+        return self._hidden(x, self._first) * gates.repeat_interleave(self.hidden, -1)
+
+    def route(self, x: Float[Tensor, "*batch tokens width"]) -> Routing:
+        """Where every token goes."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x.to(wide), self.router.weight.to(wide))
+            rule = ROUTERS[self.options.router]
+            scores = rule.log_scores(logits).exp()
+            best = (scores.detach() + self.choice_bias.to(wide)).topk(self.options.top_k, dim=-1).indices
+            chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
+            return Routing(logits, scores, chosen, rule.gates(logits, chosen))
+
+    def auxiliary(self, x: Float[Tensor, "*batch tokens width"]) -> Mapping[str, Float[Tensor, ""]]:
+        """What training may add to its objective, of the tokens x that the map is given:
+
+        - balance: E sum_e f_e P_e, f_e the part of all choices that fell on expert e and P_e the mean of s_e/sum s: 1 where both are
+          even. Gradients pass through P alone (Switch, eq. 4-6; for k > 1 and sigmoids DeepSeekMoE, eq. 12, DeepSeek V3, eq. 17).
+        - router_z: mean_i (log sum_e exp z_ie)^2, which keeps logits small (ST-MoE, arXiv 2202.08906, eq. 5)
+        """
+        routing = self.route(x)
+        count = self.options.experts
+        shares = (routing.scores / routing.scores.sum(-1, keepdim=True)).reshape(-1, count).mean(0)
+        choices = routing.chosen.reshape(-1, count).to(shares).mean(0) / self.options.top_k
+        return {"balance": count * (choices * shares).sum(), "router_z": routing.logits.logsumexp(-1).square().mean()}
+
+    def load(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, " experts"]:
+        """How many of these tokens go through each routed expert."""
+        return self.route(x).chosen.reshape(-1, self.options.experts).sum(0).float()
+
+    @torch.no_grad()
+    def rebalance(self, load: Float[Tensor, " experts"], rate: float) -> None:
+        """b_e <- b_e + rate sign(mean load - load_e), once for every update of the weights (Wang et al., arXiv 2408.15664, alg. 1)."""
+        self.choice_bias += rate * torch.sign(load.mean() - load).to(self.choice_bias)
+
+    def distance_to_switch(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens"]:
+        """How far every token is from the nearest one that goes through other experts: inf where k = E.
+
+        Exact for b = 0, where scores are in the logits' order: min over e in S, e' outside of (z_e - z_e')/|w_e - w_e'|, w the rows
+        of W_r. Otherwise at least the gap of the k-th and (k+1)-th s + b over sqrt(1/2) |W_r|_2.
+        """
+        routing = self.route(x)
+        if self.options.top_k == self.options.experts:
+            return torch.full_like(routing.logits[..., 0], math.inf)
+        if self.choice_bias.any():
+            ordered = (routing.scores + self.choice_bias.to(routing.scores)).sort(-1, descending=True).values
+            gap = ordered[..., self.options.top_k - 1] - ordered[..., self.options.top_k]
+            return gap / (SCORES_SLOPE * spectral_norm(self.router.weight))
+        rows = self.router.weight.to(routing.logits)
+        apart = torch.cdist(rows, rows)
+        between = routing.chosen.unsqueeze(-1) & ~routing.chosen.unsqueeze(-2)
+        gaps = (routing.logits.unsqueeze(-1) - routing.logits.unsqueeze(-2)) / apart
+        return gaps.masked_fill(~between, math.inf).amin((-2, -1))
+
+    def matrices(self) -> Iterator[Matrix]:
+        """W_r, and W_g (of gated ones), W_1 and W_2 of each expert."""
+        yield Matrix(self.router.weight, "router")
+        for part in range(self.options.experts + self.options.shared_experts):
+            own = slice(part * self.hidden, (part + 1) * self.hidden)
+            if self.gate is not None:
+                yield Matrix(self.gate.weight[own], "gate")
+            yield Matrix(self.up.weight[own], "up")
+            yield Matrix(self.down.weight[:, own], "down")
+
+    def bound(self) -> TokenBound:
+        """The largest gain, offset and curvature of any routed expert, as gates sum to at most 1, plus those of the shared ones
+        together and |b_2|: whatever the router says.
+        """
+        each = [_bound(*part) for part in self._affine()]
+        routed, shared = each[: self.options.experts], each[self.options.experts :]
+        largest = TokenBound(*map(max, zip(*routed, strict=True)))
+        gain, offset, curvature = map(sum, zip(largest, *shared, strict=True))
+        return TokenBound(gain, offset + length(self.down.bias), curvature)
+
+    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """inf, as f jumps where experts change; where every token goes through all, `lipschitz_between_switches`."""
+        every = self.options.top_k == self.options.experts
+        return self.lipschitz_between_switches(radius, printed=printed) if every else math.inf
+
+    def lipschitz_between_switches(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """max_e L_e + max_e B_e max_e |w_e| + L_shared, which no |df/dx| exceeds, |x| <= r, where it exists.
+
+        df = sum_e g_e dE_e + sum_e dg_e E_e; sum_e |dg_e| <= max_e |dz_e| for every router (theorem 4.2 of Emadi for the softmax of z
+        or of log s, abs(d log sigmoid(z)) <= abs(dz)); B_e = max |E_e(x)|, E_e = W_2,e h_e, is the expert's bound.
+        """
+        parts, count = self._affine(), self.options.experts
+        slopes = [_slope(*part, radius, printed) for part in parts]
+        rows = float(torch.linalg.vector_norm(self.router.weight.detach().double(), dim=-1).max())
+        turned = rows * max(_bound(*part).at(radius) for part in parts[:count]) if count > 1 else 0.0
+        return max(slopes[:count]) + turned + sum(slopes[count:])
+
+    @property
+    def _first(self) -> list[nn.Linear]:
+        return [self.up] if self.gate is None else [self.gate, self.up]
+
+    def _hidden(self, x: Tensor, first: list[nn.Linear] | list[tuple[Tensor, Tensor | None]]) -> Tensor:
+        """phi of the first map's value, times the second's if there is one."""
+        values = [each(x) if isinstance(each, nn.Linear) else F.linear(x, *each) for each in first]
+        z = ACTIVATIONS[self.activation](values[0])
+        return z * values[1] if len(values) > 1 else z
+
+    def _sorted(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+        """f, each expert on the tokens that go through it."""
+        options, routing = self.options, self.route(x)
+        # k places a token, in the order of its experts; then all places by expert
+        places = routing.chosen.nonzero()[:, 1]
+        order = places.argsort(stable=True)
+        loads = torch.bincount(places, minlength=options.experts).tolist()
+        mine = x.unsqueeze(1).expand(-1, options.top_k, -1).reshape(-1, x.shape[-1])[order].split(loads)
+        ups, downs = self._parts()
+        parts = [F.linear(self._hidden(mine[e], ups[e]), downs[e]) for e in range(options.experts) if loads[e]]
+        each = torch.cat(parts)[order.argsort()].unflatten(0, (-1, options.top_k))
+        gates = routing.gates[routing.chosen].to(each.dtype).unflatten(0, (-1, options.top_k))
+        y: Tensor = (gates.unsqueeze(-1) * each).sum(1)
+        if options.shared_experts:
+            y = y + F.linear(self._hidden(x, ups[-1]), downs[-1])
+        return y if self.down.bias is None else y + self.down.bias.to(y.dtype)
+
+    def _parts(self) -> tuple[list[list[tuple[Tensor, Tensor | None]]], list[Tensor]]:
+        """W_1 (after W_g) with offsets, and W_2: of every routed expert, and of all shared ones together at the end."""
+        sizes = [self.hidden] * self.options.experts + [self.hidden * self.options.shared_experts] * bool(
+            self.options.shared_experts
+        )
+        each = []
+        for linear in self._first:
+            offsets: tuple[Tensor | None, ...] = (None,) * len(sizes) if linear.bias is None else linear.bias.split(sizes)
+            each.append(list(zip(linear.weight.split(sizes), offsets, strict=True)))
+        return [list(part) for part in zip(*each, strict=True)], list(self.down.weight.split(sizes, dim=1))
+
+    def _affine(self) -> list[Part]:
+        ups, downs = self._parts()
+        phi = ACTIVATIONS[self.activation]
+        return [([Affine(*each) for each in first], Affine(down), phi) for first, down in zip(ups, downs, strict=True)]
+
+
+Part = tuple[list[Affine], Affine, Activation]
+"""An expert without its last offset: its first maps (of a gated one W_g and W_u), its last, and phi."""
+
+
+def _bound(first: list[Affine], down: Affine, phi: Activation) -> TokenBound:
+    *gate, up = first
+    return gated_bound(gate[0], up, down) if gate else plain_bound(up, down, phi)
+
+
+def _slope(first: list[Affine], down: Affine, phi: Activation, radius: float, printed: bool) -> float:
+    *gate, up = first
+    if gate:
+        return gated_lipschitz(gate[0], up, down, 1.0 if printed else phi.slope, radius)
+    return plain_lipschitz(up, down, phi, radius, printed=printed)

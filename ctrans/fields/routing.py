@@ -1,0 +1,101 @@
+"""Which experts a token goes through, and with what weights: routers, and what a mixture of experts can be asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.fields.gated_feed_forward import GATES
+from solvers import ConfigError
+from solvers.errors import look_up
+
+
+@dataclasses.dataclass(frozen=True)
+class Router:
+    """Scores s(z) in [0, 1] of the router's logits z = W_r x, the set S of the k experts whose s_e + b_e is largest, and gates on S.
+
+    g_e = s_e for e in S, or s_e/sum_S s if `normalised`, which is softmax over S of log s; g_e = 0 elsewhere. Gates sum to at most 1.
+    """
+
+    log_scores: Callable[[Tensor], Tensor]
+    normalised: bool
+
+    def gates(self, logits: Float[Tensor, "*batch experts"], chosen: Bool[Tensor, "*batch experts"]) -> Tensor:
+        """g, zeros outside of the experts chosen."""
+        scores = self.log_scores(logits)
+        if self.normalised:
+            return scores.masked_fill(~chosen, -torch.inf).softmax(-1)
+        return scores.exp() * chosen
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return logits.log_softmax(-1)
+
+
+ROUTERS: dict[str, Router] = {
+    # Shazeer et al. 2017, Mixtral: g = softmax over the k largest logits
+    "topk_softmax": Router(_log_softmax, normalised=True),
+    # Switch, ST-MoE, DeepSeekMoE: g = the k largest entries of the softmax over all
+    "softmax_topk": Router(_log_softmax, normalised=False),
+    # DeepSeek V3: s = sigmoid(z), gates normalised on the k largest
+    "sigmoid": Router(F.logsigmoid, normalised=True),
+}
+
+EXPERTS: dict[str, str | None] = {"mlp": None, **GATES}
+"""What an expert can be: an FFN by its name in `FFNS`, with the activation of its gate if it has one."""
+
+
+class Routing(NamedTuple):
+    """Of every token: logits z, scores s, which experts it goes through, and their gates g. In float32 at least."""
+
+    logits: Float[Tensor, "*batch experts"]
+    scores: Float[Tensor, "*batch experts"]
+    chosen: Bool[Tensor, "*batch experts"]
+    gates: Float[Tensor, "*batch experts"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertOptions:
+    """Checked when it is made: ConfigError names the value and the fix.
+
+    - `experts`, `top_k`: E routed experts, of which every token goes through k
+    - `shared_experts`: how many more every token goes through, with gate 1 (DeepSeekMoE)
+    - `router`: a name of `ROUTERS`; `expert`: a name of `EXPERTS`
+    """
+
+    experts: int = 8
+    top_k: int = 2
+    shared_experts: int = 0
+    router: str = "topk_softmax"
+    expert: str = "mlp"
+
+    def __post_init__(self) -> None:
+        look_up("router", self.router, ROUTERS)
+        look_up("expert", self.expert, EXPERTS)
+        for name, least in (("experts", 1), ("top_k", 1), ("shared_experts", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**6:
+                raise ConfigError(f"{name} = {value!r}: give a whole number from {least} to 10^6")
+        if self.top_k > self.experts:
+            raise ConfigError(f"top_k = {self.top_k} of {self.experts} experts: choose at most as many as there are")
+        if self.top_k == 1 and ROUTERS[self.router].normalised:
+            raise ConfigError(
+                f"top_k = 1 with router {self.router!r} has gate 1 whatever the router says, so that nothing trains it: "
+                "choose router softmax_topk, or top_k = 2"
+            )
+
+    @classmethod
+    def of(cls, settings: object) -> ExpertOptions:
+        """Those of an architecture, which has fields of these names."""
+        return cls(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(cls)})
+
+    @property
+    def active(self) -> int:
+        """How many experts a token goes through."""
+        return self.top_k + self.shared_experts

@@ -1,0 +1,78 @@
+"""Activations against width after t updates (mup's coordinate check): what grows with the width will not take a narrow model's settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.stability.weight_scaling import log_slope
+from ctrans.training.data import Data
+from ctrans.training.optimiser import make_optimiser
+from ctrans.training.settings import TrainConfig
+from solvers import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Coordinates:
+    """After `t` updates, of each width: the mean |entry| of X at every segment's end and of the logits (last), `sizes[width][k]`, and
+    of what they have changed by since t = 0, `changes`.
+    """
+
+    t: int
+    sizes: dict[int, list[float]]
+    changes: dict[int, list[float]]
+
+    def slopes(self) -> list[float]:
+        """k of mean |change| ~ width^k by place along the depth: 0 where updates move a wide model as they move a narrow one
+        (Yang et al. 2022, appendix D.1). nan at t = 0.
+        """
+        widths = list(self.changes)
+        return [log_slope(widths, [self.changes[width][k] for width in widths]) for k in range(len(self.changes[widths[0]]))]
+
+
+def coordinate_check(
+    config: GPTConfig, widths: Sequence[int], data: Data, settings: TrainConfig, *, updates: int = 5
+) -> list[Coordinates]:
+    """`Coordinates` at t = 0 .. updates, each width trained on the same batches at the settings' learning rate, with heads as wide as
+    the configuration's.
+
+    Raises ConfigError for widths that are no multiples of the heads', or fewer than two.
+    """
+    head = config.width // config.heads
+    if len(set(widths)) < 2 or any(width < 1 or width % head for width in widths):
+        raise ConfigError(f"widths = {list(widths)}: give at least two, multiples of a head's width {head}")
+    first: dict[int, list[Tensor]] = {}
+    found = [Coordinates(t, {}, {}) for t in range(updates + 1)]
+    tokens, targets = data.batch(0, 0, batch=settings.batch, seed=settings.seed)
+    for width in sorted(set(widths)):
+        model = GPT(dataclasses.replace(config, width=width, heads=width // head), seed=settings.seed)
+        optimiser = make_optimiser(
+            settings.optimiser,
+            model.parameters(),
+            learning_rate=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+            decay_gains=settings.decay_gains,
+            device=tokens.device,
+        )
+        for at in found:
+            places = _places(model, tokens)
+            start = first.setdefault(width, places)
+            at.sizes[width] = [float(x.abs().mean()) for x in places]
+            at.changes[width] = [float((x - x0).abs().mean()) for x, x0 in zip(places, start, strict=True)]
+            optimiser.zero_grad(set_to_none=True)
+            F.cross_entropy(model(tokens)[0].flatten(0, 1), targets.flatten()).backward()
+            optimiser.step()
+    return found
+
+
+@torch.no_grad()
+def _places(model: GPT, tokens: Tensor) -> list[Tensor]:
+    states = list(model.trajectory(tokens).states[1:])
+    return [*states, model.head(states[-1])]

@@ -1,0 +1,43 @@
+"""Contributions of sublayers against the model's own states and logits, which they sum to."""
+
+import pytest
+import torch
+
+from ctrans.stability.forward.contributions import Contributions, logit_contributions
+from ctrans.walk import walk
+from tests.helpers import NAMES, small_model, tokens
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("placement", NAMES)
+def test_contributions_sum_to_the_last_state_and_to_the_logits(placement, norm):
+    model, ids, targets = small_model(placement, norm=norm), tokens(), tokens(seed=1)
+    found = Contributions()
+    walk(model, ids, None, [found])
+    parts = found.figures()
+    last = model.depth(model.embed(ids))
+    assert torch.allclose(parts.parts.sum(0) + parts.offsets, last, atol=1e-10)
+    assert len(parts.parts) == 1 + len(model.depth.sublayers)
+    logits = model(ids)[0]
+    expected = logits.gather(-1, targets.unsqueeze(-1))[..., 0] - logits.mean(-1)
+    each, offset = logit_contributions(model, ids, targets)
+    assert torch.allclose(each.sum(0) + offset, expected, atol=1e-10)
+
+
+def test_without_norms_around_the_state_a_part_is_what_the_sublayer_wrote():
+    model, ids = small_model("pre"), tokens()
+    found = Contributions()
+    walk(model, ids, None, [found])
+    x = model.embed(ids)
+    for sublayer, part in zip(model.depth.sublayers, found.figures().parts[1:], strict=True):
+        assert torch.allclose(part, model.depth.dt * sublayer(x), atol=1e-12)
+        x = sublayer.step(x, model.depth.dt)
+
+
+def test_a_sublayer_that_is_turned_off_contributes_nothing():
+    model, ids = small_model("peri"), tokens()
+    model.depth.sublayers[3].output_norm.gamma.zero_()
+    model.depth.sublayers[3].output_norm.beta.zero_()
+    each, _ = logit_contributions(model, ids, ids)
+    assert not each[4].any()
+    assert each[3].any()
