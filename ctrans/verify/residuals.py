@@ -308,7 +308,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "mixing-gain",
         7,
         "ctrans, on mHC and hyper-connections",
-        "products of doubly stochastic M have |M_k ... M_0|_2 = 1, so that mixing lengthens no state and no costate; M = (1 + s) I: (1 + s)^k",
+        "products of doubly stochastic M have |M_k ... M_0|_2 = 1: mixing lengthens no state and no costate; M = (1 + s) I: (1 + s)^k",
         Check(mixing, 1e-9, share=0.1),
         Check(twenty_rounds, 1e-3, share=0.1),
         "20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)",
