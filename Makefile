@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all costs campaign gpu lint setup clean
+.PHONY: simulate train test test-all costs campaign gpu lint docs gallery setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -36,6 +36,14 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# the site, with warnings as errors: out/site/index.html opens from its file
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# the examples' output on the site, made by running them
+gallery: setup
+	$(BIN)/python docs/_site/gallery.py
 
 setup: .venv/installed
 

@@ -26,6 +26,7 @@ ROOMS = [
     "control",
     "stability",
     "training",
+    "study",
     "interop",
     "verify",
     "report",

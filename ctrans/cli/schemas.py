@@ -27,6 +27,7 @@ from ctrans.stability.screening.forward import ForwardStep
 from ctrans.stability.screening.quantities import Quantity
 from ctrans.stability.screening.screen import STEPS, Screening
 from ctrans.stability.screening.updates import UpdateStep
+from ctrans.study.presets.claim import Verdict
 from ctrans.training.settings import TrainConfig
 from ctrans.verify.convergence import Convergence
 from ctrans.verify.statement import Result
@@ -115,6 +116,19 @@ def _trained() -> dict[str, Schema]:
     }
 
 
+def _studied() -> dict[str, Schema]:
+    figures = a_map("Figures by name; null where not known.", schema_of(float | None))
+    return {
+        "study": described("The description: base configuration, what varies, learning rates, seeds, data.", {"type": "object"}),
+        "runs": described("How many runs it has.", WHOLE),
+        "done": described("How many of them are kept.", WHOLE),
+        "cost": described("With --dry-run, what is left to do and what that costs here.", {"type": ["object", "null"]}),
+        "outcomes": a_map("By case, as JSON text of what varies.", figures),
+        "verdict": one_of(Verdict, type(None)),
+        "prediction": described("Of predict: the seal, the predictor, and how it does.", {"type": ["object", "null"]}),
+    }
+
+
 FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
     "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation))},
     "convergence": lambda: {"results": {"type": "array", "items": schema_of(Convergence, order=NUMBER)}},
@@ -131,6 +145,7 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
     "screen": _screenings,
     "verify": _statements,
     "train": _trained,
+    "study": _studied,
     "generate": lambda: {
         "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),
         "prompt": schema_of(list[int]),

@@ -24,7 +24,9 @@ def duration(seconds: float) -> str:
 
 
 class Bar:
-    """Called as each of `total` pieces of work is done, with a word on what is under way; `say` changes the word alone."""
+    """Called as each of `total` pieces of work is done, or several at once, with a word on what is under way; `say` changes the word
+    alone.
+    """
 
     def __init__(self, what: str, total: int, done: int):
         self._console = Console(stderr=True)
@@ -34,8 +36,8 @@ class Bar:
         self._started, self._shown = time.perf_counter(), False
         self._total, self._done, self._said = total - done, 0, False
 
-    def __call__(self, word: str) -> None:
-        self._update(word, 1)
+    def __call__(self, word: str, done: int = 1) -> None:
+        self._update(word, done)
 
     def say(self, word: str) -> None:
         """What is under way, where a piece of work takes long."""

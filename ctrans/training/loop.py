@@ -146,27 +146,17 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
     with stopping() as wish, explaining(config, run.data.context):
         try:
             if progress.first is None:
-                progress, row = run.evaluate(progress)
-                run.report({"step": 0, **row})
-                if not math.isfinite(row["validation_loss"]):
-                    return diverged(run, progress, "the validation loss is not finite before the first iteration")
+                progress, ended = before_iterations(run, progress)
+                if ended is not None:
+                    return ended
                 run.save(progress)
                 if run.processes.first:
                     log.bring_back(run.store.directory, run.store.checkpoints.name)
             while progress.step < config.iterations:
-                row = run.iterate(progress.step)
-                for what in ("loss", "gradient_norm"):
-                    if not math.isfinite(row[what]):
-                        run.report(row)
-                        return diverged(run, progress, f"{what.replace('_', ' ')} {row[what]} in iteration {row['step']}")
-                progress = progress.after(row["step"])
+                progress, ended = after_iteration(run, progress, run.iterate(progress.step))
+                if ended is not None:
+                    return ended
                 last = progress.step == config.iterations
-                if last or progress.step % config.eval_every == 0:
-                    progress, measured = run.evaluate(progress)
-                    row |= measured
-                run.report(row)
-                if progress.above >= config.patience or not math.isfinite(row.get("validation_loss", 0.0)):
-                    return diverged(run, progress, _above(progress, row["validation_loss"]))
                 asked = int(run.processes.max(torch.tensor(wish.number, device=run.processes.device)))
                 due = last or progress.step % config.save_every == 0 or progress.step == progress.best_step
                 if asked or (due and progress.above == 0):
@@ -176,6 +166,33 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
         except SolveError as error:
             return diverged(run, progress, f"iteration {progress.step + 1}: {error}")
     return Outcome(Ending.FINISHED, progress, f"{progress.step} iterations done")
+
+
+def before_iterations(run: TrainingRun, progress: Progress) -> tuple[Progress, Outcome | None]:
+    """The progress with the first validation loss, which is reported; and the outcome where that is not finite."""
+    progress, row = run.evaluate(progress)
+    run.report({"step": 0, **row})
+    if math.isfinite(row["validation_loss"]):
+        return progress, None
+    return progress, diverged(run, progress, "the validation loss is not finite before the first iteration")
+
+
+def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple[Progress, Outcome | None]:
+    """The progress after an iteration that gave this row, which is reported, with an evaluation where one is due; and the outcome
+    where the run has diverged.
+    """
+    for what in ("loss", "gradient_norm"):
+        if not math.isfinite(row[what]):
+            run.report(row)
+            return progress, diverged(run, progress, f"{what.replace('_', ' ')} {row[what]} in iteration {row['step']}")
+    progress = progress.after(row["step"])
+    if progress.step == run.config.iterations or progress.step % run.config.eval_every == 0:
+        progress, measured = run.evaluate(progress)
+        row = row | measured
+    run.report(row)
+    if progress.above >= run.config.patience or not math.isfinite(row.get("validation_loss", 0.0)):
+        return progress, diverged(run, progress, _above(progress, row["validation_loss"]))
+    return progress, None
 
 
 def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:

@@ -29,6 +29,7 @@ RUNS = {
     "screen": [["screen", "--quick", *SMALL], ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
+    "study": [["study", "STUDY", "--workers", "1", "--out", "STUDIED"], ["study", "STUDY", "--dry-run"]],
     "report": [["report", "KEPT"]],
     "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
 }
@@ -40,8 +41,12 @@ def places(tmp_path_factory):
     model.depth.sublayers[1].state_norm.weight.data[5] = 4.8e-33
     place = tmp_path_factory.mktemp("schemas")
     save(model, place / "model")
+    (place / "study.toml").write_text(
+        "[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 2\neval_windows = 1\n[vary]\ndt = [1.0, 0.1]\n"
+    )
     (place / "kept.json").write_text('{"command": "simulate", "placements": {}}')
-    return {"DYING": str(place / "model"), "RUN": str(place / "run"), "KEPT": str(place / "kept.json")}
+    studies = {"STUDY": str(place / "study.toml"), "STUDIED": str(place / "studied")}
+    return studies | {"DYING": str(place / "model"), "RUN": str(place / "run"), "KEPT": str(place / "kept.json")}
 
 
 def test_every_command_and_step_has_one():

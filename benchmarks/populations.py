@@ -1,0 +1,81 @@
+"""Runs an hour of one processor, one by one and as a population, by what a step is; medians of interleaved pairs, one thread.
+
+python benchmarks/populations.py [ROUNDS]
+
+A pair is STEPS iterations of each member alone, one after the other, and of all together. Target: 3 times the runs an hour at width 64;
+`ctrans.study.population.MOST_TOKENS` is where it is at least 1.5.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+
+from benchmarks.record import keep
+from ctrans.model.config import GPTConfig
+from ctrans.model.text import default_text
+from ctrans.study.description import Run
+from ctrans.study.population import MOST_MEMBERS, Population
+from ctrans.study.training import begin
+from ctrans.training.data import from_text
+from ctrans.training.settings import TrainConfig
+
+STEPS = 2
+CASES = [(8, 1, 16), (8, 1, 32), (4, 2, 32), (8, 1, 64), (8, 4, 32), (8, 8, 64), (8, 16, 64)]
+"""Blocks, sequences and tokens of a sequence, of width 64."""
+
+
+def seconds(blocks: int, batch: int, context: int, rounds: int) -> tuple[float, float]:
+    """A member's step alone, and of a population."""
+    data = from_text(default_text(), context)
+    model = GPTConfig(context=context, depth=blocks, width=64, heads=4, placement="pre")
+    runs = [Run(model, TrainConfig(batch=batch, seed=i, eval_windows=1), {}) for i in range(MOST_MEMBERS)]
+    with tempfile.TemporaryDirectory() as place:
+        alone = [begin(run, data, Path(place)) for run in runs]
+        together = Population([begin(run, data, Path(place)) for run in runs])
+        times: tuple[list[float], list[float]] = ([], [])
+        for step in range(1 + rounds):
+            started = time.perf_counter()
+            for run in alone:
+                for i in range(STEPS):
+                    run.iterate(STEPS * step + i)
+            middle = time.perf_counter()
+            for i in range(STEPS):
+                losses = together._differentiate(STEPS * step + i)
+                for k in range(len(runs)):
+                    together._update(k, STEPS * step + i, losses[k])
+            ended = time.perf_counter()
+            for found, value in zip(times, (middle - started, ended - middle), strict=True):
+                found.append(value / STEPS / len(runs))
+    return tuple(statistics.median(each[1:]) for each in times)  # type: ignore[return-value]
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    lines = [
+        f"{MOST_MEMBERS} members of width 64, one thread, medians of {rounds} pairs, load {os.getloadavg()[0]:.1f} at the start"
+    ]
+    for case in CASES:
+        one, many = seconds(*case, rounds)
+        blocks, batch, context = case
+        lines.append(
+            f"{blocks} blocks, {batch:2} x {context} tokens: alone {1e3 * one:6.1f} ms a step, together {1e3 * many:6.1f} ms, "
+            f"{one / many:.2f} times the runs an hour (load {os.getloadavg()[0]:.1f})"
+        )
+        print(lines[-1], flush=True)
+    keep("populations", lines)
+
+
+if __name__ == "__main__":
+    main()

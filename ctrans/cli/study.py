@@ -1,0 +1,180 @@
+"""`ctrans study`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from matplotlib.figure import Figure
+from rich.markup import escape
+from rich.table import Table
+
+from ctrans.cli import options
+from ctrans.cli.ending import CommandEnding, check_json, end
+from ctrans.cli.request import takes
+from ctrans.cli.study_predict import NAME, REGIME_HELP, STAGE_HELP, check_only_predict, predict
+from ctrans.cli.study_request import StudyRequest, begins, carry_out, options_of, rest, tell_cost
+from ctrans.depth import check_count
+from ctrans.report.files import png
+from ctrans.report.study_report import outcomes_table, rates_figure
+from ctrans.report.verdict_report import effects_table, verdict_figure
+from ctrans.study import export
+from ctrans.study.carry_out import Prospect, prospect
+from ctrans.study.description import Study
+from ctrans.study.engine import check_ray
+from ctrans.study.presets.claim import Verdict, judge
+from ctrans.study.presets.table import PRESETS, get_preset
+from ctrans.study.store import FILE, Finished, Store, open_store
+from ctrans.study.study_file import read_study
+from solvers import ConfigError
+
+TOML = ".toml"
+
+
+@click.command("study")
+@click.argument("name", metavar="NAME|FILE.toml")
+@click.option(
+    "--scale", default="small", show_default=True, metavar="NAME", help="Of a preset: small, or paper, the published sizes."
+)
+@click.option("--file", type=click.Path(path_type=Path), help="Train on this file's bytes.")
+@click.option("--bin", type=click.Path(path_type=Path), help="Train on nanoGPT's train.bin and val.bin in this directory.")
+@click.option("--budget", type=float, help="Processor hours in all after which no further run begins; the same command goes on.")
+@click.option("--stage", default="build", show_default=True, metavar="NAME", help=STAGE_HELP)
+@click.option("--regime", default="adamw", show_default=True, metavar="NAME", help=REGIME_HELP)
+@click.option("--workers", type=int, help="Processes, each of one thread.  [default: as many as processors]")
+@click.option("--ray", metavar="ADDRESS", help="Carry runs out on the Ray cluster at this address (auto: one that runs here).")
+@click.option("--dry-run", is_flag=True, help="Only say what it costs: a short run is timed.")
+@click.option("--report", is_flag=True, help="Train nothing: make tables and pictures anew from what is kept.")
+@click.option(
+    "--export",
+    "formats",
+    multiple=True,
+    metavar="NAME",
+    help=f"Repeatable: write the tables as {options.one_of(export.FORMATS)} too.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help=f"Directory of {FILE}, study.json and study.png.  [default: out/study/NAME]"
+)
+@options.json_option
+@takes(StudyRequest)
+def command(request: StudyRequest) -> None:
+    """Carry out a study: many trainings, kept in one SQLite file, and what they show together.
+
+    NAME is an experiment of a paper, tried at a size that a laptop trains, with what it claims, what was measured and a verdict: {presets}.
+    predict asks whether the initial weights say how training will go: a third of the architectures is sealed until a predictor is
+    committed.
+    FILE.toml says the base configuration, what varies, learning rates, seeds and a budget (README). Each run is a training as `ctrans
+    train` makes it; one that diverges is a result. After a kill at any moment the same command goes on, and nothing runs twice.
+
+    \b
+    ctrans study kan-table-2
+    ctrans study xiong-warmup --scale paper --bin data/openwebtext --dry-run
+    ctrans study placements.toml --workers 2 --export csv
+    """
+    directory = _directory(request)
+    _check(request, directory)
+    if request.name == NAME:
+        predict(request, directory)
+        return
+    check_only_predict(request)
+    study = _study(request)
+    if request.dry_run:
+        tell_cost(request, study, directory)
+        return
+    if request.report:
+        with open_store(directory, write=False) as store:
+            _end(request, directory, study, store, prospect(study, store))
+        return
+    with open_store(directory) as store:
+        plan = prospect(study, store)
+        if plan.left:
+            carry_out(request, plan, store)
+        _end(request, directory, study, store, prospect(study, store))
+
+
+def _study(request: StudyRequest) -> Study:
+    """The study that is meant, with what options say. Raises ConfigError for a name that is none."""
+    if request.name.endswith(TOML):
+        if "scale" in request.typed:
+            raise ConfigError("--scale is for presets: a file says its sizes itself")
+        study = read_study(Path(request.name))
+    else:
+        study = get_preset(request.name).study(request.name, request.scale)
+    if request.file is not None and request.bin is not None:
+        raise ConfigError("--file and --bin exclude each other: choose one")
+    given = {
+        name: str(path.absolute()) if path is not None else None for name, path in (("file", request.file), ("bin", request.bin))
+    }
+    changes: dict[str, Any] = {"source": given} if any(given.values()) else {}
+    changes |= {"budget": request.budget} if request.budget is not None else {}
+    return dataclasses.replace(study, **changes)
+
+
+def _directory(request: StudyRequest) -> Path:
+    name = (
+        Path(request.name).stem if request.name.endswith(TOML) or request.scale == "small" else f"{request.name}-{request.scale}"
+    )
+    return Path("out") / "study" / name if request.out is None else request.out
+
+
+def _check(request: StudyRequest, directory: Path) -> None:
+    """ConfigError for options that exclude each other or cannot be."""
+    if request.file is not None and request.bin is not None:
+        raise ConfigError("--file and --bin exclude each other: choose one")
+    if request.dry_run and request.report:
+        raise ConfigError("--dry-run and --report exclude each other: choose one")
+    if request.workers is not None:
+        check_count("workers", request.workers, 1024)
+        if request.ray is not None:
+            raise ConfigError("--workers and --ray exclude each other: Ray has as many as its processors; leave one out")
+    if request.ray is not None:
+        check_ray()
+    for name in request.formats:
+        export.check_format(name)
+    check_json(request, directory)
+
+
+def _end(request: StudyRequest, directory: Path, study: Study, store: Store, plan: Prospect) -> None:
+    """Writes and prints what the study's runs show by now."""
+    runs, outcomes = store.runs(plan.runs.keys()), store.outcomes()
+    verdict = _verdict(request, runs)
+    files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(_figure(study, runs, verdict))}
+    files |= {name: partial(make, store) for each in request.formats for name, make in export.files(each).items()}
+    findings = {**begins(study, plan), "cost": None, "outcomes": outcomes, "verdict": verdict, "prediction": None}
+    ending = CommandEnding(
+        findings=findings,
+        page=[*_page(runs, outcomes, verdict)],
+        options=options_of(request),
+        files=files,
+        said=f"{len(runs)} of {len(plan.runs)} runs are done{rest(plan)}. ",
+    )
+    end(request, directory, ending)
+
+
+def _verdict(request: StudyRequest, runs: Sequence[Finished]) -> Verdict | None:
+    """A preset's, of the runs by now."""
+    if request.name.endswith(TOML):
+        return None
+    preset = get_preset(request.name)
+    return judge(preset.claim, preset.source, preset.contrasts, runs, preset.notes)
+
+
+def _figure(study: Study, runs: Sequence[Finished], verdict: Verdict | None) -> Figure:
+    return rates_figure(runs, study.name) if verdict is None else verdict_figure(runs, verdict, study.name)
+
+
+def _page(
+    runs: Sequence[Finished], outcomes: dict[str, dict[str, float | None]], verdict: Verdict | None
+) -> Iterator[str | Table]:
+    if runs:
+        yield outcomes_table(runs, outcomes)
+    if verdict is not None:
+        yield from ("", f"[bold]Claim[/]: {escape(verdict.claim)} ({escape(verdict.source)}).", "", effects_table(verdict), "")
+        yield f"[bold]{verdict.verdict}[/]." + (f" Note: {escape(verdict.notes)}." if verdict.notes else "")
+
+
+command.help = (command.help or "").replace("{presets}", ", ".join(PRESETS))

@@ -1,0 +1,121 @@
+"""`ctrans study predict`: the protocol of `ctrans.study.prediction`, stage by stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ctrans.cli.ending import CommandEnding, end
+from ctrans.cli.study_request import StudyRequest, begins, carry_out, rest, tell_cost
+from ctrans.report.files import png
+from ctrans.report.prediction_report import calibration_words, correlations_table, prediction_figure
+from ctrans.report.progress import progress_bar
+from ctrans.study.carry_out import prospect
+from ctrans.study.description import Study
+from ctrans.study.prediction.architectures import REGIMES, prediction_study
+from ctrans.study.prediction.evaluation import Evaluated
+from ctrans.study.prediction.predictor import Predictor, to_text
+from ctrans.study.prediction.protocol import Seal, add_predictors, break_seal, built, judged, missing, seal
+from ctrans.study.store import Store, open_store
+from ctrans.training.data import read_source
+from solvers import ConfigError
+from solvers.errors import look_up
+
+NAME = "predict"
+STAGES = {
+    "predictors": "figures of the initial weights of all architectures",
+    "build": "these, and the trainings of the two thirds that a predictor is built on",
+    "sealed": "the trainings of the sealed third, once the predictor is committed, and their evaluation",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What the protocol allows to be known by now; None where nothing is, and `why`."""
+
+    seal: Seal | None = None
+    build: Evaluated | None = None
+    predictor: Predictor | None = None
+    sealed: Evaluated | None = None
+    why: str = ""
+
+
+def predict(request: StudyRequest, directory: Path) -> None:
+    """Carries out a stage, or tells its cost, or shows what is known. Raises ConfigError for what the protocol does not allow."""
+    look_up("stage", request.stage, STAGES)
+    study = prediction_study(request.regime, seal=request.stage == "sealed", budget=request.budget)
+    study = dataclasses.replace(study, source=request.source) if any(request.source.values()) else study
+    if request.dry_run:
+        tell_cost(request, study, directory)
+        return
+    with open_store(directory, write=not request.report) as store:
+        if not request.report:
+            _work(request, study, store)
+        _end(request, study, store, directory)
+
+
+def _work(request: StudyRequest, study: Study, store: Store) -> None:
+    if request.stage == "sealed":
+        break_seal(store)
+    data = read_source(study.source, study.base["context"])
+    with progress_bar("initial weights", missing(store)) as advance:
+        add_predictors(store, data, advance)
+    plan = prospect(study, store)
+    if request.stage != "predictors" and plan.left:
+        carry_out(request, plan, store)
+    if request.stage == "sealed" and not prospect(study, store).left:
+        judged(store, study)
+
+
+def found(store: Store, study: Study) -> Found:
+    """What is known by now."""
+    kept = store.about("evaluation")
+    sealed = None if kept is None else Evaluated.from_object(kept)
+    try:
+        build, predictor = built(store, study)
+    except ConfigError as error:
+        return Found(seal(store), sealed=sealed, why=str(error))
+    return Found(seal(store), build, predictor, sealed)
+
+
+def _end(request: StudyRequest, study: Study, store: Store, directory: Path) -> None:
+    plan, here = prospect(study, store), found(store, study)
+    files: dict[str, Callable[[], bytes]] = {}
+    shown = here.sealed or here.build
+    if shown is not None:
+        files["study.png"] = lambda: png(prediction_figure(shown))
+    if here.predictor is not None:
+        files["predictor.json"] = to_text(here.predictor).encode
+    findings: dict[str, Any] = {**begins(study, plan), "cost": None, "outcomes": {}, "verdict": None, "prediction": here}
+    said = f"{request.stage}: {len(plan.runs) - len(plan.left)} of {len(plan.runs)} runs are done{rest(plan)}. "
+    ending = CommandEnding(
+        findings=findings, page=list(_page(here)), options={"formats": list(request.formats)}, files=files, said=said
+    )
+    end(request, directory, ending)
+
+
+def _page(here: Found) -> Iterator[str | Table]:
+    for title, each in (("two thirds, by cross-validation over families", here.build), ("sealed third", here.sealed)):
+        if each is not None:
+            yield from (correlations_table(title, each), calibration_words(each), "")
+    if here.seal is None:
+        yield "The third is sealed: no training of it was begun."
+    else:
+        yield f"The seal was broken at {here.seal.date}, with the predictor of commit {here.seal.commit}."
+    if here.why:
+        yield f"No predictor yet: {here.why}."
+
+
+def check_only_predict(request: StudyRequest) -> None:
+    """Raises ConfigError for options of this study alone."""
+    for name in ("stage", "regime"):
+        if name in request.typed:
+            raise ConfigError(f"--{name} is for ctrans study {NAME}: leave it out")
+
+
+STAGE_HELP = f"Of predict: {'; '.join(f'{name} ({what})' for name, what in STAGES.items())}."
+REGIME_HELP = f"Of predict: one of {', '.join(REGIMES)}."

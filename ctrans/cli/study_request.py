@@ -1,0 +1,127 @@
+"""What `ctrans study` is asked, and what all its studies do alike: tell a cost, carry out what is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ctrans.cli.ending import CommandEnding, end
+from ctrans.cli.request import WrittenRequest
+from ctrans.report.progress import duration, progress_bar
+from ctrans.report.study_report import cost_table
+from ctrans.study.carry_out import Advance, Prospect, carry_out_study, prospect
+from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
+from ctrans.study.description import Study
+from ctrans.study.engine import Engine, by_ray, in_processes
+from ctrans.study.store import FILE, Store, open_store
+from ctrans.training.data import read_source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyRequest(WrittenRequest):
+    """What `study` is asked.
+
+    - `name`: a preset, or a TOML file
+    - `scale`, `file`, `bin`, `budget`: of presets, its size; what it is trained on; and its limit, where they differ from what it says
+    - `stage`, `regime`: of the study of prediction, how far it goes and how it trains
+    - `workers`, `ray`: where runs are carried out
+    - `dry_run`, `report`: whether only the cost is told, or only what is kept shown
+    - `formats`: of exports
+    """
+
+    name: str
+    scale: str
+    file: Path | None
+    bin: Path | None
+    budget: float | None
+    stage: str
+    regime: str
+    workers: int | None
+    ray: str | None
+    dry_run: bool
+    report: bool
+    formats: tuple[str, ...]
+
+    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"formats"}
+
+    @property
+    def source(self) -> dict[str, str | None]:
+        """Where the data are, as they were typed."""
+        return {name: None if path is None else str(path.absolute()) for name, path in (("file", self.file), ("bin", self.bin))}
+
+    @property
+    def processes(self) -> int:
+        """How many processes train here."""
+        return self.workers or os.cpu_count() or 1
+
+
+def cost(request: StudyRequest, plan: Prospect) -> tuple[Cost, Cost]:
+    """What it costs in all, and what is left, by a run of middling size that is timed on one thread."""
+    by_size = sorted(plan.runs.values(), key=flops_of)
+    middle = by_size[len(by_size) // 2]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rate = measured_rate(middle, read_source(plan.study.source, middle.model.context))
+    torch.set_num_threads(threads)
+    return cost_of(list(plan.runs.values()), rate), cost_of(list(plan.left.values()), rate)
+
+
+def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
+    """Prints and writes what it costs. Nothing is made but the JSON."""
+    if (directory / FILE).exists():
+        with open_store(directory, write=False) as store:
+            plan = prospect(study, store)
+    else:
+        plan = prospect(study, None)
+    whole, left = cost(request, plan)
+    findings = {
+        **begins(study, plan),
+        "cost": as_object(left, request.processes),
+        "outcomes": {},
+        "verdict": None,
+        "prediction": None,
+    }
+    end(
+        request,
+        None,
+        CommandEnding(findings=findings, page=[cost_table(whole, left, request.processes)], options=options_of(request)),
+    )
+
+
+def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
+    with progress_bar("study", len(plan.left)) as advance:
+        done = 0
+
+        def observe(at: Advance) -> None:
+            nonlocal done
+            advance(f"{duration(at.seconds_left)} left", at.done - done)
+            done = at.done
+
+        carry_out_study(plan, store, engine(request), observe)
+
+
+def engine(request: StudyRequest) -> Engine:
+    return partial(in_processes, request.processes) if request.ray is None else partial(by_ray, request.ray)
+
+
+def rest(plan: Prospect) -> str:
+    if not plan.left:
+        return ""
+    return "; the budget is spent, give more by --budget" if plan.study.budget is not None else "; the same command goes on"
+
+
+def begins(study: Study, plan: Prospect) -> dict[str, Any]:
+    return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left)}
+
+
+def as_object(cost: Cost, workers: int) -> dict[str, float]:
+    return {**dataclasses.asdict(cost), "processor_hours": cost.processor_hours, "hours": cost.hours(workers)}
+
+
+def options_of(request: StudyRequest) -> dict[str, Any]:
+    return {"formats": list(request.formats)}

@@ -1,0 +1,1 @@
+"""Studies: many trainings, described, carried out, kept and asked what they show."""

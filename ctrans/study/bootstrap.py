@@ -1,0 +1,46 @@
+"""Intervals by resampling: what a mean, or a rank correlation, might have been with other seeds or other cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.stats import rankdata
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Of many samples at once, (samples, rows, *row) to (samples,)."""
+
+
+def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed: int = 0) -> tuple[float, float]:
+    """Percentile bootstrap at `LEVEL`: the statistic of `RESAMPLES` draws of as many rows with replacement. (nan, nan) of none.
+
+    It knows no more than the rows do, and is too narrow for few of them.
+    """
+    rows = np.asarray(values, dtype=float)
+    if not len(rows):
+        return math.nan, math.nan
+    draws = np.random.default_rng(seed).integers(0, len(rows), (RESAMPLES, len(rows)))
+    found = statistic(rows[draws])
+    found = found[np.isfinite(found)]
+    if not len(found):
+        return math.nan, math.nan
+    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tuple[float, float]:
+    """Of the mean."""
+    return interval(values, lambda samples: samples.mean(-1), seed=seed)
+
+
+def spearman(pairs: np.ndarray) -> np.ndarray:
+    """The rank correlation of the two columns of (.., rows, 2), ties at their mean rank; nan where one is constant."""
+    ranks = rankdata(np.asarray(pairs, dtype=float), axis=-2)
+    centred = ranks - ranks.mean(-2, keepdims=True)
+    covariance, spread = centred.prod(-1).mean(-1), centred.std(-2).prod(-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(spread > 0, covariance / spread, math.nan)

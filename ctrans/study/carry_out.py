@@ -1,0 +1,118 @@
+"""A study from where it stands to its end: what is left is carried out, and every run is kept as it is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ctrans.study.cost import flops_of
+from ctrans.study.description import Run, Study, check_data
+from ctrans.study.engine import Engine, Job
+from ctrans.study.outcomes import outcomes_of
+from ctrans.study.population import grouped
+from ctrans.study.store import Store
+from ctrans.study.training import INTERRUPTED
+from ctrans.training.data import read_source
+from solvers import ConfigError
+
+HOUR = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Prospect:
+    """A study beside its store: all its runs by key, those that are left, and the data's fingerprints by context."""
+
+    study: Study
+    runs: dict[str, Run]
+    left: dict[str, Run]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """What is left, as engines take it: populations where they pay."""
+        source = tuple(sorted(self.study.source.items()))
+        return [Job(tuple(group), source) for group in grouped(list(self.left.values()))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Advance:
+    """A word on how a study comes on: runs done now, of how many left, and seconds that the rest will take, by what the runs so far
+    took for their floating-point operations.
+    """
+
+    done: int
+    total: int
+    seconds_left: float
+
+
+def prospect(study: Study, store: Store | None) -> Prospect:
+    """What there is to do. Raises ConfigError where the store is another study's, or the data do not suffice."""
+    runs = study.runs()
+    data = {context: read_source(study.source, context) for context in {run.model.context for run in runs}}
+    check_data(study, data)
+    fingerprints = {context: each.fingerprint() for context, each in data.items()}
+    by_key = {run.key(fingerprints[run.model.context]): run for run in runs}
+    if store is None:
+        return Prospect(study, by_key, by_key)
+    kept = store.about("name")
+    if kept is not None and kept != study.name:
+        raise ConfigError(f"{str(store.path)!r} is the study {kept!r}, not {study.name!r}: choose another --out")
+    done = store.keys()
+    return Prospect(study, by_key, {key: run for key, run in by_key.items() if key not in done})
+
+
+def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Callable[[Advance], None] = lambda _: None) -> bool:
+    """Carries out what is left, and keeps the outcomes; whether all is done, and not the budget spent before.
+
+    An interrupted run is not kept. Errors are those of the engine; what is done by then is kept.
+    """
+    study = plan.study
+    store.tell("name", study.name)
+    store.tell("description", study.as_object())
+    commit, keys = commit_of_ctrans(), {id(run): key for key, run in plan.left.items()}
+    jobs, total = plan.jobs, sum(flops_of(run) for run in plan.left.values())
+    worked, started, count, complete = 0.0, time.perf_counter(), 0, True
+    results = engine(_within(jobs, study, store))
+    try:
+        for job, found in results:
+            usable = [(run, result) for run, result in zip(job.runs, found, strict=True) if result.ending != INTERRUPTED]
+            complete &= len(usable) == len(found)
+            store.add([(keys[id(run)], run, result) for run, result in usable], commit)
+            count += len(usable)
+            worked += sum(flops_of(run) for run in job.runs)
+            elapsed = time.perf_counter() - started
+            observe(Advance(count, len(plan.left), elapsed * (total - worked) / worked))
+            if spent(study, store):
+                complete &= count == len(plan.left)
+                break
+    finally:
+        close = getattr(results, "close", None)
+        if close is not None:
+            close()
+        store.put_outcomes(outcomes_of(store.runs()))
+    return complete and not (jobs and count == 0 and spent(study, store))
+
+
+def _within(jobs: Sequence[Job], study: Study, store: Store) -> Sequence[Job]:
+    return [] if spent(study, store) else jobs
+
+
+def spent(study: Study, store: Store) -> bool:
+    """Whether the budget's processor hours are used up."""
+    return study.budget is not None and store.spent() >= study.budget * HOUR
+
+
+def commit_of_ctrans() -> str:
+    """The commit of the source tree that this runs from, with a + where it was changed; "" where it is in none."""
+    place = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", "../..") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,161 @@
+"""What a study is: a base configuration, what varies, learning rates and seeds; and the runs that this makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctrans.model.config import GPTConfig
+from ctrans.study.measures import MEASURES
+from ctrans.training.data import Data, Source
+from ctrans.training.settings import TrainConfig, number, positive
+from solvers import ConfigError
+from solvers.errors import look_up, unknown
+
+MODEL = frozenset(field.name for field in dataclasses.fields(GPTConfig))
+TRAINING = frozenset(field.name for field in dataclasses.fields(TrainConfig))
+OWN = ("learning_rate", "seed")
+"""Settings that a study has lists of in any case, as `learning_rates` and `seeds`."""
+MOST_RUNS = 100_000
+"""Runs of a study: more are a mistake in a grid."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training of a study: an architecture, its settings, what of them varies besides learning rate and seed, and what is measured
+    of the model before and after.
+    """
+
+    model: GPTConfig
+    training: TrainConfig
+    varied: Mapping[str, Any]
+    measure: tuple[str, ...] = ()
+
+    @property
+    def case(self) -> str:
+        """What varies, as one text: runs of one case differ in learning rate and seed."""
+        return json.dumps(dict(self.varied), sort_keys=True)
+
+    def key(self, fingerprint: str) -> str:
+        """A hash of all that decides the result, data included: two runs of one key are one run."""
+        settings = {"model": dataclasses.asdict(self.model), "training": dataclasses.asdict(self.training), "data": fingerprint}
+        settings |= {"measure": sorted(self.measure)} if self.measure else {}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A base configuration and what varies, every value checked when it is made: ConfigError names the value and the fix.
+
+    - `name`: of letters, digits, - and _
+    - `base`: fields of `GPTConfig` and of `TrainConfig`; the rest are those classes' defaults
+    - `vary`: a list of values for each of some fields; every combination is a case
+    - `cases`: or cases one by one, each with values of some fields; with `vary`, each case in every combination
+    - `learning_rates`, `seeds`: every case is trained with each of both. A seed is the weights' and the batches'
+    - `measure`: names of `ctrans.study.measures.MEASURES`: what is measured of each model before and after its training
+    - `budget`: hours of processor time after which no further run begins; None is no limit
+    - `source`: where the data are, as `ctrans.training.data.Source` has it
+    """
+
+    name: str
+    base: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    vary: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    cases: Sequence[Mapping[str, Any]] = ()
+    learning_rates: Sequence[float] = ()
+    seeds: Sequence[int] = (0,)
+    measure: Sequence[str] = ()
+    budget: float | None = None
+    source: Source = dataclasses.field(default_factory=lambda: {"file": None, "bin": None})
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(letter.isalnum() or letter in "-_" for letter in self.name):
+            raise ConfigError(f"name = {self.name!r}: give a word of letters, digits, - and _")
+        for where, given in (("base", self.base), ("vary", self.vary), *((f"case {i}", c) for i, c in enumerate(self.cases))):
+            _check_fields(where, given)
+        for name, values in (*self.vary.items(), ("learning_rates", self.learning_rates), ("seeds", self.seeds)):
+            _check_list(name, values)
+        for name in ("vary", "cases"):
+            again = {key for given in ([self.vary] if name == "vary" else self.cases) for key in given} & {*OWN}
+            if again:
+                raise ConfigError(f"{min(again)} in {name}: give the list {min(again)}s in its place")
+        both = {key for case in self.cases for key in case} & self.vary.keys()
+        if both:
+            raise ConfigError(f"{min(both)} varies in cases and in vary: leave one of them out")
+        if not isinstance(self.measure, (list, tuple)):
+            raise ConfigError(f"measure = {self.measure!r}: give a list of names")
+        for name in self.measure:
+            look_up("measure", name, MEASURES)
+        if self.budget is not None and not positive(self.budget):
+            raise ConfigError(f"budget = {self.budget!r}: give a positive number of processor hours, or leave it out")
+        if self.count > MOST_RUNS:
+            raise ConfigError(f"{self.count:,} runs: give at most {MOST_RUNS:,}, by shorter lists")
+        self.runs()
+
+    @property
+    def count(self) -> int:
+        """How many runs it has."""
+        count = max(1, len(self.cases)) * len(self.learning_rates or (0,)) * len(self.seeds)
+        for values in self.vary.values():
+            count *= len(values)
+        return count
+
+    def runs(self) -> list[Run]:
+        """Every run: cases outermost, then learning rates, then seeds. Raises ConfigError for a configuration that cannot be."""
+        rates = self.learning_rates or (self.base.get("learning_rate", TrainConfig.learning_rate),)
+        made = []
+        for varied in self.varieties():
+            settings = {**self.base, **varied}
+            model = GPTConfig(**{name: value for name, value in settings.items() if name in MODEL})
+            training = TrainConfig(**{name: value for name, value in settings.items() if name in TRAINING})
+            made += [
+                Run(model, dataclasses.replace(training, learning_rate=float(rate), seed=seed), varied, tuple(self.measure))
+                for rate in rates
+                for seed in self.seeds
+            ]
+        return made
+
+    def varieties(self) -> list[dict[str, Any]]:
+        """What varies, by case."""
+        grid = [dict(zip(self.vary, values, strict=True)) for values in itertools.product(*self.vary.values())]
+        return [{**case, **point} for case in (self.cases or ({},)) for point in grid]
+
+    def as_object(self) -> dict[str, Any]:
+        """The description for JSON."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+
+
+def check_data(study: Study, data: Mapping[int, Data]) -> None:
+    """Raises ConfigError where the data, by context, do not suffice for a run or have tokens that its model does not know."""
+    for run in {
+        (each.model.context, each.model.vocab_size, each.training.batch * each.training.accumulate) for each in study.runs()
+    }:
+        context, vocabulary, sequences = run
+        data[context].check_batch(sequences)
+        data[context].check_vocabulary(vocabulary)
+
+
+def _check_fields(where: str, given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in MODEL | TRAINING:
+            raise unknown(f"field in {where}", name, MODEL | TRAINING)
+
+
+def _check_list(name: str, values: object) -> None:
+    if not isinstance(values, (list, tuple)):
+        raise ConfigError(f"{name} = {values!r}: give a list of values")
+    if not values and name != "learning_rates":
+        raise ConfigError(f"{name} is empty: give at least one value")
+    if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
+        raise ConfigError(f"{name} = {list(values)} has a value twice: give each once")
+    if name == "learning_rates":
+        for value in values:
+            if not positive(value):
+                raise ConfigError(f"learning_rates has {value!r}: give positive finite numbers")
+    if name == "seeds":
+        for value in values:
+            if not number(value) or isinstance(value, float) or not 0 <= value < 2**63:
+                raise ConfigError(f"seeds has {value!r}: give whole numbers from 0 to 2^63 - 1")

@@ -1,0 +1,153 @@
+"""Where runs are carried out: in processes of this machine, or by Ray. Neither schedules by hand.
+
+An engine takes jobs, each some runs, and gives their results as they come. A job that a process dies in is given to another, up to
+`TRIES` times; results are kept by the process that asked, and by no other.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import importlib.util
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import torch
+
+from ctrans.study.description import Run
+from ctrans.study.population import train_population
+from ctrans.study.training import Result, train_run
+from ctrans.training.data import Data, read_source
+from solvers import ConfigError, SolveError
+
+TRIES = 3
+"""How often a job is given to a process that then dies."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Runs that are carried out together: one, or several that are a population. `source` is where their data are."""
+
+    runs: tuple[Run, ...]
+    source: tuple[tuple[str, str | None], ...]
+
+    def carry_out(self) -> list[Result]:
+        """Their results."""
+        data = data_of(self.source, self.runs[0].model.context)
+        return [train_run(self.runs[0], data)] if len(self.runs) == 1 else train_population(self.runs, data)
+
+
+@functools.lru_cache(maxsize=8)
+def data_of(source: tuple[tuple[str, str | None], ...], context: int) -> Data:
+    """The data, read once by each process."""
+    return read_source(dict(source), context)
+
+
+Done = tuple[Job, list[Result]]
+Work = Callable[[Job], list[Result]]
+Engine = Callable[[Sequence[Job]], Iterator[Done]]
+
+
+def in_processes(
+    workers: int, jobs: Sequence[Job], carry_out: Callable[[Job], list[Result]] = Job.carry_out
+) -> Iterator[tuple[Job, list[Result]]]:
+    """Results as they come, from so many processes of one thread each. They end with this one, however it ends.
+
+    No job begins that nobody asks for: at most one for each process is under way or waits. Raises SolveError for a job that
+    `TRIES` processes died in.
+    """
+    waiting, died = deque(jobs), dict.fromkeys(range(len(jobs)), 0)
+    place = {id(job): i for i, job in enumerate(jobs)}
+    while waiting:
+        # afresh after a death, which breaks the whole pool
+        with _pool(workers) as pool:
+            under_way: dict[concurrent.futures.Future[list[Result]], Job] = {}
+            try:
+                while waiting or under_way:
+                    while waiting and len(under_way) < workers:
+                        under_way[pool.submit(carry_out, waiting[0])] = waiting[0]
+                        waiting.popleft()
+                    done, _ = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
+                    for future in done:
+                        results = future.result()
+                        yield under_way.pop(future), results
+            except BrokenProcessPool:
+                for job in under_way.values():
+                    died[place[id(job)]] += 1
+                waiting.extendleft(under_way.values())
+        worst = max(died, key=died.__getitem__)
+        if died[worst] >= TRIES:
+            raise SolveError(f"{TRIES} processes died in one run, {jobs[worst].runs[0].case}: is memory out? Lower --workers")
+
+
+def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    # a fresh interpreter: torch's threads do not survive a fork
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_process)
+
+
+def _begin_process() -> None:
+    """One thread; an interruption ends the run under way, which is then nobody's, and not the process; no life after the parent."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a pool's process has a parent"
+
+    def follow() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def check_ray() -> None:
+    """Raises ConfigError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("--ray needs Ray, which is not installed: pip install 'ctrans[ray]', or leave it out")
+
+
+def by_ray(
+    address: str, jobs: Sequence[Job], carry_out: Callable[[Job], list[Result]] = Job.carry_out
+) -> Iterator[tuple[Job, list[Result]]]:
+    """Results as they come from the Ray cluster at that address, one processor a job; a job whose node is lost is tried elsewhere.
+
+    Raises ConfigError where there is no cluster, SolveError where Ray gives a job up.
+    """
+    check_ray()
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address!r}: {_first_line(error)}; start one with: ray start --head"
+        ) from None
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=TRIES)(_one_thread)
+        under_way: dict[Any, Job] = {remote.remote(carry_out, job): job for job in jobs}
+        while under_way:
+            (ready,), _ = ray.wait(list(under_way), num_returns=1)
+            try:
+                results = ray.get(ready)
+            except ray.exceptions.RayError as error:
+                raise SolveError(f"Ray gave up a run, {under_way[ready].runs[0].case}: {_first_line(error)}") from None
+            yield under_way.pop(ready), results
+    finally:
+        ray.shutdown()
+
+
+def _one_thread(carry_out: Work, job: Job) -> list[Result]:
+    torch.set_num_threads(1)
+    return carry_out(job)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

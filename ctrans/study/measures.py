@@ -1,0 +1,77 @@
+"""What a study can measure of a model before and after its training, on four windows of the validation split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctrans.model.gpt import GPT
+from ctrans.stability.attention.by_depth import AttentionByDepth
+from ctrans.stability.forward.moments import MomentsByDepth
+from ctrans.stability.forward.single_entries import MassiveByDepth
+from ctrans.training.data import Data
+from ctrans.walk import walk
+from solvers import ConfigError, SolveError
+
+WINDOWS = 4
+
+Measure = Callable[[GPT, Tensor, Tensor], Any]
+
+
+def _moments(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
+    """Mean absolute entry and variance of X at 0 and at every segment's end."""
+    found = walk(model, tokens, instruments=[MomentsByDepth()])[0]
+    return {"mean_abs": [each.mean_abs for each in found], "variance": [each.variance for each in found]}
+
+
+def _massive(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
+    """Largest |entry| by depth, and its ratio to the median one."""
+    found = walk(model, tokens, instruments=[MassiveByDepth()])[0]
+    return {"largest": found.largest, "ratio": found.ratio}
+
+
+def _attention(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
+    """By attention sublayer: mean theta of its rows, and log10 S, S = (theta/tau) B^2 G (Emadi, E.6)."""
+    layers = walk(model, tokens[:1], instruments=[AttentionByDepth()])[0]
+    theta = [sum(layer.theta_mean) / len(layer.theta_mean) for layer in layers]
+    return {"theta": theta, "log_S": [math.log10(layer.S) if layer.S > 0 else math.nan for layer in layers]}
+
+
+def _last_gradient(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:
+    """Norm of the gradient by the last block's weights, and the largest over blocks (Xiong, theorem 1)."""
+    parameters = [list(sublayer.parameters()) for sublayer in model.depth.sublayers]
+    _, loss = model(tokens, targets)
+    gradients = torch.autograd.grad(loss, [p for each in parameters for p in each], materialize_grads=True)
+    squares = [float(gradient.double().square().sum()) for gradient in gradients]
+    norms = []
+    for each in parameters:
+        norms.append(math.sqrt(sum(squares[: len(each)])))
+        squares = squares[len(each) :]
+    return {"last": math.hypot(*norms[-2:]), "largest": max(norms)}
+
+
+MEASURES: dict[str, Measure] = {
+    "moments": _moments,
+    "massive": _massive,
+    "attention": _attention,
+    "last gradient": _last_gradient,
+}
+"""A new measure is one entry: figures that suit JSON, of a model, tokens and targets."""
+
+
+def measured(names: Sequence[str], model: GPT, data: Data) -> dict[str, Any]:
+    """Their figures by name; a text that says why where one has none."""
+    if not names:
+        return {}
+    tokens, targets = data.validation_windows(WINDOWS)
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = MEASURES[name](model, tokens, targets)
+        except (ConfigError, SolveError) as error:
+            found[name] = str(error)
+    return found

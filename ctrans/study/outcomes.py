@@ -1,0 +1,86 @@
+"""What the runs of one case give together: the largest stable learning rate, sensitivity to the rate, the best loss.
+
+A run of learning rate eta ends at the validation loss l(eta), l_0 is the one before its first step and l* the best of its case. With
+l(eta) = l_0 for a run that diverged (Wortsman et al., arXiv 2309.14322, section 2):
+
+    sensitivity = mean over eta of min(l(eta), l_0) - l*.
+
+A rate is stable if all its seeds finished at min(l, l_0) <= l* + SHARE (l_0 - l*). The largest stable rate is the largest one of the
+unbroken row of stable rates that goes upwards from the best.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from ctrans.study.store import Finished
+
+SHARE = 0.25
+"""How much of what the best run gained a stable one may miss."""
+
+
+def by_case(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
+    """The runs of each case."""
+    found: dict[str, list[Finished]] = {}
+    for run in runs:
+        found.setdefault(run.run.case, []).append(run)
+    return found
+
+
+def end_loss(run: Finished) -> float:
+    """min(l, l_0); l_0 for a run that did not finish; nan where that is not known."""
+    first = math.nan if run.first is None else run.first
+    return first if run.last is None else min(run.last, first)
+
+
+def by_rate(runs: Sequence[Finished]) -> dict[float, list[Finished]]:
+    """The runs of each learning rate, ascending."""
+    rates = sorted({run.run.training.learning_rate for run in runs})
+    return {rate: [run for run in runs if run.run.training.learning_rate == rate] for rate in rates}
+
+
+def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
+    """The figures of one case's runs; a largest stable rate of None where no rate is known to be stable."""
+    rates = by_rate(runs)
+    means = {rate: statistics.fmean(map(end_loss, each)) for rate, each in rates.items()}
+    known = {rate: mean for rate, mean in means.items() if not math.isnan(mean)}
+    found: dict[str, float | None] = {
+        "runs": float(len(runs)),
+        "diverged": float(sum(run.result.ending == "diverged" for run in runs)),
+        "failed": float(sum(run.result.ending == "failed" for run in runs)),
+        "seconds": math.fsum(run.result.seconds for run in runs),
+    }
+    if not known:
+        return found
+    best_rate = min(known, key=known.__getitem__)
+    best = known[best_rate]
+    first = statistics.fmean(run.first for run in runs if run.first is not None)
+    row = [rate for rate in known if rate >= best_rate]
+    stable = _unbroken(row, {rate: _stable(rates[rate], best, first) for rate in row})
+    return {
+        **found,
+        "best loss": best,
+        "best learning rate": best_rate,
+        "sensitivity": statistics.fmean(min(mean, first) - best for mean in known.values()),
+        "largest stable learning rate": stable[-1] if stable and best < first else None,
+    }
+
+
+def _stable(runs: Sequence[Finished], best: float, first: float) -> bool:
+    return all(run.last is not None and end_loss(run) <= best + SHARE * (first - best) for run in runs)
+
+
+def _unbroken(rates: Sequence[float], stable: Mapping[float, bool]) -> list[float]:
+    found = []
+    for rate in rates:
+        if not stable[rate]:
+            break
+        found.append(rate)
+    return found
+
+
+def outcomes_of(runs: Sequence[Finished]) -> dict[str, dict[str, float | None]]:
+    """`case_outcomes` of every case."""
+    return {case: case_outcomes(each) for case, each in by_case(runs).items()}

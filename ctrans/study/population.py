@@ -1,0 +1,228 @@
+"""Runs that share shapes, trained as one batched model: learning rates, seeds, decays and initial scales may differ.
+
+All members' weights lie in two tensors, a row each: one for what decays as matrices do, one for vectors. The batched passes see them as
+(members, *shape), each member's optimiser and clipping see its rows, and its model's parameters are views of them, so that it is
+evaluated, and ends, as a run alone is. Nothing of one member enters another's numbers: one that diverges harms none.
+
+It pays where a step is so small that calls cost more than numbers, and only there: `MOST_TOKENS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from ctrans.fields import plain_attention
+from ctrans.model.gpt import GPT
+from ctrans.study.description import Run
+from ctrans.study.measures import measured
+from ctrans.study.training import CPU, INTERRUPTED, Result, begin, environment, kept, train_run
+from ctrans.training.data import Data
+from ctrans.training.loop import Ending, Outcome, TrainingRun, after_iteration, before_iterations, diverged
+from ctrans.training.objective import Objective
+from ctrans.training.optimiser import make_optimiser
+from ctrans.training.schedule import learning_rate, temperature
+from ctrans.training.signals import stopping
+from ctrans.training.training_state import Progress
+from solvers import ConfigError, SolveError
+
+OWN_MODEL = frozenset({"initialisation", "embedding_std"})
+OWN_TRAINING = frozenset(
+    {
+        *("seed", "learning_rate", "min_learning_rate", "warmup", "schedule", "weight_decay", "decay_gains"),
+        *("beta1", "beta2", "clip", "margin", "patience"),
+    }
+)
+"""What may differ between members: what changes no shape and no operation."""
+MOST_TOKENS = 128
+"""Tokens of a member's iteration up to which a population makes at least 1.5 times the runs an hour (`benchmarks/populations.py`);
+above, matrix products are as fast alone, and a population's activations outgrow the cache."""
+MOST_MEMBERS = 16
+MAPS = {"attention": {"softmax"}, "ffn": {"mlp", "swiglu", "geglu", "reglu"}}
+"""Maps whose operations are known to batch."""
+
+
+class UncheckedGPT(GPT):
+    """A GPT that does not look at its tokens' values, which a batched model cannot: the data were checked when they were read."""
+
+    def _check_range(self, what: str, ids: Tensor) -> None:
+        pass
+
+
+def shared(run: Run) -> str:
+    """What the members of a population have in common, as one text."""
+    model = {name: value for name, value in dataclasses.asdict(run.model).items() if name not in OWN_MODEL}
+    training = {name: value for name, value in dataclasses.asdict(run.training).items() if name not in OWN_TRAINING}
+    return json.dumps([model, training, run.measure], sort_keys=True)
+
+
+def batches(run: Run) -> bool:
+    """Whether such runs can be members: the discrete model, in one precision, of maps that are known to batch."""
+    model, training = run.model, run.training
+    plain = training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
+    maps = all(getattr(model, kind) in names for kind, names in MAPS.items())
+    return plain and maps and not training.compile and training.dtype != "bfloat16" and model.depth_weights == "free"
+
+
+def pays(run: Run) -> bool:
+    """Whether a population of such runs is worth it on a processor."""
+    return run.training.batch * run.model.context <= MOST_TOKENS
+
+
+def grouped(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs as jobs, in their order: populations where they can be and pay, all others alone."""
+    groups: list[list[Run]] = []
+    of: dict[str, list[Run]] = {}
+    for run in runs:
+        name = shared(run) if batches(run) and pays(run) else ""
+        if name and name in of and len(of[name]) < MOST_MEMBERS:
+            of[name].append(run)
+        else:
+            groups.append([run])
+            of[name] = groups[-1]
+    return groups
+
+
+def train_population(runs: Sequence[Run], data: Data, device: torch.device = CPU) -> list[Result]:
+    """The results of runs with the same `shared`; each as alone, but for the order of sums."""
+    started = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        places = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ctrans-study-"))) for _ in runs]
+        try:
+            members = [begin(run, data, place, device) for run, place in zip(runs, places, strict=True)]
+        except (ConfigError, SolveError):  # each says so by itself
+            return [train_run(run, data, device) for run in runs]
+        before = [measured(run.measure, member.model, data) for run, member in zip(runs, members, strict=True)]
+        outcomes = Population(members).carry_out()
+        seconds = (time.perf_counter() - started) / len(runs)
+        results = []
+        for i, (run, outcome) in enumerate(zip(runs, outcomes, strict=True)):
+            after = measured(run.measure, members[i].model, data) if outcome.ending is Ending.FINISHED else {}
+            trained = {"asked": list(run.measure), "before": before[i], "after": after} if run.measure else {}
+            results.append(Result(outcome.ending.value, outcome.message, kept(places[i]), seconds, environment(device), trained))
+        return results
+
+
+class Population:
+    """Members whose weights are rows of common tensors."""
+
+    def __init__(self, members: Sequence[TrainingRun]):
+        # rows of a common tensor are no tensors of their own, on purpose
+        warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract", category=UserWarning)
+        first = members[0]
+        template = UncheckedGPT(first.model.config).to(first.processes.device, first.config.weight_dtype)
+        self.objective = Objective(template, first.config)
+        self.leaves: dict[str, Tensor] = {}
+        self.members, self.rows = self._rows(members)
+
+    def _rows(self, members: Sequence[TrainingRun]) -> tuple[list[TrainingRun], list[list[nn.Parameter]]]:
+        """Moves the weights into rows; the members with optimisers of their rows, and the rows by member."""
+        rows: list[list[nn.Parameter]] = [[] for _ in members]
+        named = [dict(member.model.named_parameters()) for member in members]
+        for matrices in (True, False):
+            names = [name for name, parameter in named[0].items() if (parameter.dim() >= 2) == matrices]
+            values = torch.stack([torch.cat([each[name].detach().flatten() for name in names]) for each in named])
+            gradients, start = torch.zeros_like(values), 0
+            for name in names:
+                shape, end = named[0][name].shape, start + named[0][name].numel()
+                leaf = values[:, start:end].view(len(members), *shape).requires_grad_()
+                leaf.grad = gradients[:, start:end].view(len(members), *shape)
+                self.leaves[f"model.{name}"] = leaf
+                for i, each in enumerate(named):
+                    each[name].data = values[i, start:end].view(shape)
+                start = end
+            for i in range(len(members)):
+                row = values[i : i + 1] if matrices else values[i]  # by its dimensions an optimiser knows what decays
+                rows[i].append(nn.Parameter(row))
+                rows[i][-1].grad = gradients[i : i + 1] if matrices else gradients[i]
+        made = []
+        for member, mine in zip(members, rows, strict=True):
+            config = member.config
+            optimiser = make_optimiser(
+                config.optimiser,
+                mine,
+                learning_rate=config.learning_rate,
+                betas=(config.beta1, config.beta2),
+                weight_decay=config.weight_decay,
+                decay_gains=config.decay_gains,
+                device=member.processes.device,
+            )
+            made.append(dataclasses.replace(member, optimiser=optimiser))
+        return made, rows
+
+    def carry_out(self) -> list[Outcome]:
+        """Trains all members to their ends, which they reach together but for those that diverge or a signal stops."""
+        progress = [Progress() for _ in self.members]
+        ended: list[Outcome | None] = [None for _ in self.members]
+        with stopping() as wish:
+            for i, member in enumerate(self.members):
+                progress[i], ended[i] = before_iterations(member, progress[i])
+            for step in range(self.members[0].config.iterations):
+                if wish.number or all(outcome is not None for outcome in ended):
+                    break
+                losses = self._differentiate(step)
+                for i, member in enumerate(self.members):
+                    if ended[i] is None:
+                        row = self._update(i, step, losses[i])
+                        progress[i], ended[i] = _after(member, progress[i], row)
+            return [
+                each or (Outcome(Ending(INTERRUPTED), at, "stopped", wish.number) if wish.number else finished(at))
+                for each, at in zip(ended, progress, strict=True)
+            ]
+
+    def _differentiate(self, step: int) -> list[float]:
+        """Every member's gradient of this iteration, into its rows; their losses."""
+        config, device = self.members[0].config, self.members[0].processes.device
+        for parameters in self.rows:
+            for parameter in parameters:
+                assert parameter.grad is not None, "rows keep their gradients"
+                parameter.grad.zero_()
+        template = self.objective.model
+        dataclasses.replace(self.members[0], model=template).heat(temperature(config, step, template.config.temperature))
+        total = torch.zeros(len(self.members), device=device)
+        for micro in range(config.accumulate):
+            pairs = [each.data.batch(step, micro, batch=config.batch, seed=each.config.seed) for each in self.members]
+            tokens, targets = (torch.stack(each).to(device) for each in zip(*pairs, strict=True))
+
+            def losses(weights: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+                found = functional_call(self.objective, weights, (tokens, targets))
+                return found.total, found.cross_entropy
+
+            with plain_attention(self.objective):  # the fused kernel has no batching rule, and would be called member by member
+                objective, reported = vmap(losses)(self.leaves, tokens, targets)
+            (objective.sum() / config.accumulate).backward()
+            total += reported / config.accumulate
+        return [float(loss) for loss in total]
+
+    def _update(self, i: int, step: int, loss: float) -> dict[str, float]:
+        """One member's clipped step of its optimiser, as `TrainingRun.iterate` makes it; its row of the log."""
+        member, rate = self.members[i], learning_rate(self.members[i].config, step)
+        for group in member.optimiser.param_groups:
+            group["lr"] = rate
+        norm = float(nn.utils.clip_grad_norm_(self.rows[i], member.config.clip))
+        row = {"step": step + 1, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
+        if abs(loss) < float("inf") and norm < float("inf"):
+            member.optimiser.step()
+        return row
+
+
+def finished(progress: Progress) -> Outcome:
+    """The outcome of a run that has come to its end."""
+    return Outcome(Ending.FINISHED, progress, f"{progress.step} iterations done")
+
+
+def _after(member: TrainingRun, progress: Progress, row: dict[str, float]) -> tuple[Progress, Outcome | None]:
+    try:
+        return after_iteration(member, progress, row)
+    except SolveError as error:
+        return progress, diverged(member, progress, f"iteration {progress.step + 1}: {error}")

@@ -1,0 +1,158 @@
+"""The protocol: what may be looked at when.
+
+Figures of initial weights may be had of every architecture at any time. Trainings of the sealed third may not begin, and what they
+gave may not be read, before `predictor.json` is in a commit of a clean source tree and that commit's hash is in the store. They are
+evaluated once: what was found then is kept, and shown from then on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctrans.model.config import GPTConfig
+from ctrans.study.description import Study
+from ctrans.study.outcomes import by_case, case_outcomes
+from ctrans.study.prediction.architectures import BASE, families, sealed
+from ctrans.study.prediction.evaluation import Evaluated, Known, evaluate
+from ctrans.study.prediction.predictor import FILE, Predictor, cross_validated, fit, read_predictor
+from ctrans.study.prediction.predictors import predictors
+from ctrans.study.store import Finished, Store
+from ctrans.training.data import Data
+from solvers import ConfigError
+
+AFTER, AT = 20, 2
+"""The baseline that trains a little: the loss after so many steps, at the third of the rates."""
+NEVER = math.log10(3.0)
+"""By how much below the lowest rate a case counts of which no rate was stable, in powers of ten."""
+
+
+def cases() -> dict[str, str]:
+    """The family of every architecture, by the text that the store has for its case."""
+    return {case_text(fields): family for family, each in families().items() for fields in each}
+
+
+def case_text(fields: Mapping[str, Any]) -> str:
+    """As `Run.case`."""
+    return json.dumps(dict(fields), sort_keys=True)
+
+
+def add_predictors(store: Store, data: Data, observe: Callable[[str], None] = lambda _: None) -> None:
+    """Figures of every architecture that has none yet, sealed or not, each kept at once."""
+    done = store.predictors()
+    for family, each in families().items():
+        for fields in each:
+            if case_text(fields) not in done:
+                settings = {**BASE, **fields}
+                model = GPTConfig(**{name: value for name, value in settings.items() if name in GPTConfig.__dataclass_fields__})
+                store.put_predictors(case_text(fields), predictors(model, data))
+                observe(family)
+
+
+def missing(store: Store) -> int:
+    """How many architectures have no figures yet."""
+    return len(cases().keys() - store.predictors().keys())
+
+
+@dataclasses.dataclass(frozen=True)
+class Seal:
+    """The commit that the predictor was in before a sealed training began, and when that was."""
+
+    commit: str
+    date: str
+
+
+def break_seal(store: Store, path: Path = FILE) -> Seal:
+    """Keeps the commit of the predictor in the store, once, and gives it. ConfigError where it is in no commit, or was changed since."""
+    kept = seal(store)
+    if kept is not None:
+        return kept
+    predictor = read_predictor(path)
+    commit = _git(path, "log", "-1", "--format=%H", "--", path.name)
+    if not commit or _git(path, "status", "--porcelain", "--", path.name):
+        raise ConfigError(f"{str(path)!r} is in no commit as it is: commit it before the sealed third is trained")
+    broken = Seal(commit, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    store.tell("seal", dataclasses.asdict(broken))
+    store.tell("predictor", dataclasses.asdict(predictor))
+    return broken
+
+
+def seal(store: Store) -> Seal | None:
+    """The one that is kept; None while the third is sealed."""
+    kept = store.about("seal")
+    return None if kept is None else Seal(**kept)
+
+
+def known(store: Store, study: Study, *, sealed_third: bool) -> list[Known]:
+    """The architectures of that part whose runs are all done, with figures and outcomes. ConfigError for the sealed third while it is
+    sealed.
+    """
+    if sealed_third and seal(store) is None:
+        raise ConfigError(
+            "the sealed third may not be looked at before the predictor is committed: --stage sealed records its commit"
+        )
+    wanted = {case: family for case, family in cases().items() if sealed(family) == sealed_third}
+    figures, rates = store.predictors(), sorted(study.learning_rates)
+    regime = {name: study.base[name] for name in ("warmup", "optimiser") if name in study.base}
+    found = []
+    for case, runs in by_case([run for run in store.runs() if run.run.case in wanted and _of(run, regime)]).items():
+        full = len({(run.run.training.learning_rate, run.run.training.seed) for run in runs}) == len(rates) * len(study.seeds)
+        if full and case in figures:
+            outcomes = case_outcomes(runs)
+            rate = outcomes.get("largest stable learning rate")
+            log_rate = math.log10(rates[0]) - NEVER if rate is None else math.log10(rate)
+            mine = {**figures[case], "loss after 20 steps": _early(runs, rates[AT])}
+            found.append(Known(case, wanted[case], mine, log_rate, outcomes.get("sensitivity"), outcomes.get("best loss")))
+    return found
+
+
+def _of(run: Finished, regime: Mapping[str, Any]) -> bool:
+    training = run.run.training
+    usual = {"warmup": BASE["warmup"], "optimiser": "adamw", **regime}
+    return all(getattr(training, name) == value for name, value in usual.items())
+
+
+def _early(runs: Sequence[Finished], rate: float) -> float | None:
+    """The mean training loss of the iteration `AFTER` at that rate; None where a run did not come so far."""
+    rows = [row for run in runs if run.run.training.learning_rate == rate for row in run.result.curve if row.get("step") == AFTER]
+    losses = [row["loss"] for row in rows if isinstance(row.get("loss"), float)]
+    return sum(losses) / len(losses) if losses else None
+
+
+def built(store: Store, study: Study) -> tuple[Evaluated, Predictor]:
+    """What cross-validation by family finds on the two thirds, and the predictor of all of them."""
+    each = known(store, study, sealed_third=False)
+    figures, rates = [case.figures for case in each], [case.log_rate for case in each]
+    fitted = fit(figures, rates)
+    predicted = cross_validated(figures, rates, [case.family for case in each])
+    found = evaluate(each, predicted, each)
+    return found, dataclasses.replace(fitted, deviation=found.deviation)
+
+
+def judged(store: Store, study: Study) -> Evaluated:
+    """The evaluation on the sealed third: made once, when all its runs are done, and kept. Errors as `known`; ConfigError before."""
+    kept = store.about("evaluation")
+    if kept is not None:
+        return Evaluated.from_object(kept)
+    each, wanted = known(store, study, sealed_third=True), sum(map(sealed, cases().values()))
+    if len(each) < wanted:
+        raise ConfigError(f"{len(each)} of {wanted} sealed architectures are done: it is evaluated once, when all are")
+    predictor = Predictor(**store.about("predictor"))
+    build = known(store, study, sealed_third=False)
+    found = evaluate(each, [predictor.log_rate(case.figures) for case in each], build)
+    store.tell("evaluation", dataclasses.asdict(found))
+    return found
+
+
+def _git(path: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(path.parent), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()

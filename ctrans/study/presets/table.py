@@ -1,0 +1,238 @@
+"""The papers' experiments. A new preset is one entry: the claim, where it stands, the effects that it says are positive, and the
+study, which `small` and `paper` give their sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctrans.study.description import Study
+from ctrans.study.presets.claim import Contrast
+from solvers import ConfigError
+from solvers.errors import look_up
+
+SMALL = {
+    "vocab_size": 256,
+    "context": 32,
+    "depth": 8,
+    "width": 32,
+    "heads": 4,
+    "iterations": 400,
+    "batch": 4,
+    "warmup": 40,
+    "eval_every": 40,
+    "eval_windows": 32,
+    "weight_decay": 0.1,
+    "learning_rate": 3e-3,
+}
+"""What `small` trains unless a preset says otherwise: populations of it take about 5 s a run on one processor."""
+GPT2 = {
+    "vocab_size": 50304,
+    "context": 1024,
+    "depth": 12,
+    "width": 768,
+    "heads": 12,
+    "dtype": "bfloat16",
+    "iterations": 20_000,
+    "batch": 12,
+    "accumulate": 40,
+    "warmup": 700,
+    "eval_every": 1000,
+    "learning_rate": 6e-4,
+}
+"""Kan's base: GPT-2 of 124M parameters on OpenWebText (nanoGPT's files, by --bin), 20,000 iterations."""
+XL = {**GPT2, "depth": 48, "width": 1600, "heads": 25}
+KIM = {**GPT2, "depth": 24, "width": 1024, "heads": 16, "context": 2048, "norm": "rmsnorm", "iterations": 30_000}
+"""Kim's 400M models: 30 billion tokens."""
+SIZES = ("small", "paper")
+THREE, FIVE = (0, 1, 2), (0, 1, 2, 3, 4)
+PRE, PERI, POST, NONE = ({"placement": name} for name in ("pre", "peri", "post", "none"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """An experiment of a paper.
+
+    - `claim`, `source`: what the paper says, and where
+    - `contrasts`: the effects that it says are positive
+    - `small`, `paper`: base configurations; `vary`, `cases`, `rates`, `seeds`, `measure`: as a study has them
+    - `notes`: what a small model cannot show, or what is done otherwise than in the paper
+    - `paper_vary`: what varies otherwise in `paper`
+    """
+
+    claim: str
+    source: str
+    contrasts: Sequence[Contrast]
+    small: Mapping[str, Any]
+    paper: Mapping[str, Any]
+    vary: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    cases: Sequence[Mapping[str, Any]] = ()
+    rates: Sequence[float] = ()
+    seeds: Sequence[int] = THREE
+    measure: Sequence[str] = ()
+    notes: str = ""
+    paper_vary: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+
+    def study(self, name: str, scale: str) -> Study:
+        """The study at that scale. ConfigError for one that is none."""
+        if scale not in SIZES:
+            raise ConfigError(f"scale {scale!r}: choose {' or '.join(SIZES)}")
+        base, vary = (self.small, self.vary) if scale == "small" else (self.paper, {**self.vary, **self.paper_vary})
+        return Study(f"{name}-{scale}", base, vary, self.cases, self.rates, self.seeds, self.measure)
+
+
+PRESETS: dict[str, Preset] = {
+    "kan-table-1": Preset(
+        "of five runs Pre-LN diverges in 1 with weight decay and in 3 without, Peri-LN in none, a model without norms in all",
+        "Kan et al., arXiv 2510.09904, table 1",
+        [
+            Contrast("without norms it diverges more often than Pre-LN", "diverged", NONE, PRE),
+            Contrast(
+                "without decay, Pre-LN diverges more often than Peri-LN",
+                "diverged",
+                PRE | {"weight_decay": 0.0},
+                PERI | {"weight_decay": 0.0},
+            ),
+            Contrast(
+                "Pre-LN diverges more often without decay than with it",
+                "diverged",
+                PRE | {"weight_decay": 0.0},
+                PRE | {"weight_decay": 0.1},
+            ),
+        ],
+        SMALL | {"depth": 16, "learning_rate": 3e-2},
+        GPT2,
+        {"placement": ["none", "pre", "peri"], "weight_decay": [0.0, 0.1]},
+        seeds=FIVE,
+        notes="at this size the learning rate is raised tenfold for anything to diverge; also a loss above the first counts as divergence",
+    ),
+    "kan-table-2": Preset(
+        "at dt 1 Pre-LN ends at 5.43 and Peri-LN at 3.12, at dt 0.1 at 3.13 and 3.10 (124M)",
+        "Kan et al., arXiv 2510.09904, table 2",
+        [
+            Contrast("Pre-LN ends lower at dt 0.1 than at 1", "loss", PRE | {"dt": 1.0}, PRE | {"dt": 0.1}),
+            Contrast("at dt 1 Peri-LN ends lower than Pre-LN", "loss", PRE | {"dt": 1.0}, PERI | {"dt": 1.0}),
+            Contrast("Peri-LN ends lower at dt 0.1 than at 1", "loss", PERI | {"dt": 1.0}, PERI | {"dt": 0.1}),
+        ],
+        SMALL,
+        GPT2,
+        {"width": [32, 64], "placement": ["pre", "peri"], "dt": [1.0, 0.1]},
+        notes="effects are means over both widths; `paper` is the column of 124M",
+        paper_vary={"width": [768]},
+    ),
+    "kan-figure-1": Preset(
+        "trained, Pre-LN's hidden states grow faster with depth than Peri-LN's, which grow at most linearly; dt 0.1 holds both",
+        "Kan et al., arXiv 2510.09904, figure 1 and theorems 3 and 4",
+        [
+            Contrast(
+                "Pre-LN's growth exponent is above Peri-LN's at dt 1", "growth exponent", PRE | {"dt": 1.0}, PERI | {"dt": 1.0}
+            ),
+            Contrast("Peri-LN's exponent is at most 1 (+ 0.1)", "growth exponent", PERI, beyond=1.1, sign=-1),
+            Contrast("Pre-LN's last state is larger at dt 1 than at 0.1", "size", PRE | {"dt": 1.0}, PRE | {"dt": 0.1}),
+            Contrast("Peri-LN's last state is larger at dt 1 than at 0.1", "size", PERI | {"dt": 1.0}, PERI | {"dt": 0.1}),
+        ],
+        SMALL | {"depth": 16},
+        XL,
+        {"placement": ["pre", "peri"], "dt": [1.0, 0.1]},
+        measure=["moments"],
+    ),
+    "kim-learning-rate": Preset(
+        "over learning rates Peri-LN's best loss is below Pre-LN's and its loss depends on the rate less; Post-LN ends above both",
+        "Kim et al., arXiv 2502.02732, section 4.1",
+        [
+            Contrast("Peri-LN's best loss is below Pre-LN's", "loss", PRE, PERI, over="best"),
+            Contrast("Post-LN's best loss is above Pre-LN's", "loss", POST, PRE, over="best"),
+            Contrast("Pre-LN's loss depends on the rate more than Peri-LN's", "loss", PRE, PERI, over="sensitivity"),
+        ],
+        SMALL,
+        KIM,
+        {"placement": ["pre", "peri", "post"]},
+        rates=[3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1],
+    ),
+    "kim-growth": Preset(
+        "through training the variance of Pre-LN's last state and its massive activations grow far more than Peri-LN's",
+        "Kim et al., arXiv 2502.02732, section 4.3; rebuttal",
+        [
+            Contrast("Pre-LN's variance grows more in training", "variance grown", PRE, PERI),
+            Contrast("Pre-LN's largest entry grows more in training", "massive grown", PRE, PERI),
+        ],
+        SMALL,
+        KIM,
+        {"placement": ["pre", "peri"]},
+        seeds=FIVE,
+        measure=["moments", "massive"],
+    ),
+    "xiong-warmup": Preset(
+        "Post-LN needs a warm-up of the learning rate, Pre-LN trains as well without",
+        "Xiong et al., ICML 2020, section 4.1 and figure 2",
+        [
+            Contrast("Post-LN ends lower with warm-up than without", "loss", POST | {"warmup": 0}, POST | {"warmup": 100}),
+            Contrast(
+                "Pre-LN gains at most 0.1 nats by warm-up",
+                "loss",
+                PRE | {"warmup": 0},
+                PRE | {"warmup": 100},
+                beyond=0.1,
+                sign=-1,
+            ),
+            Contrast("without warm-up Pre-LN ends lower than Post-LN", "loss", POST | {"warmup": 0}, PRE | {"warmup": 0}),
+        ],
+        SMALL | {"initialisation": "xavier", "activation": "relu", "learning_rate": 1e-2},
+        GPT2 | {"initialisation": "xavier", "activation": "relu", "depth": 6, "width": 512, "heads": 8, "context": 256},
+        {"placement": ["pre", "post"], "warmup": [0, 100]},
+        notes="the paper translates and fills gaps; here it is the next byte (`paper`: the next token, of a model of the paper's size)",
+    ),
+    "emadi-theta": Preset(
+        "theta stays near 1 throughout training while the projections' norms, and S with them, drift",
+        "Emadi, section 7 and figures 1 and 2",
+        [
+            Contrast("mean theta of a trained model is above 0.9", "theta", {}, beyond=0.9),
+            Contrast("log10 S drifts by more than 0.1", "S drift", {}, beyond=0.1),
+            Contrast("log10 theta drifts by less than 0.05", "theta drift", {}, beyond=0.05, sign=-1),
+        ],
+        SMALL,
+        GPT2 | {"depth": 36, "width": 1280, "heads": 20},
+        {"placement": ["pre", "deepnorm"]},
+        measure=["attention"],
+    ),
+    "depth": Preset(
+        "with an output norm or a short step, models of over 100 blocks train where Pre-LN at dt 1 does worse",
+        "Kan et al., arXiv 2510.09904, sections 3.3 and 5",
+        [
+            Contrast(
+                "at 128 blocks Peri-LN at dt 0.1 ends lower than Pre-LN at dt 1", "loss", PRE | {"dt": 1.0}, PERI | {"dt": 0.1}
+            ),
+            Contrast("at 128 blocks Pre-LN ends lower at dt 0.1 than at 1", "loss", PRE | {"dt": 1.0}, PRE | {"dt": 0.1}),
+        ],
+        SMALL | {"depth": 128, "width": 16, "heads": 2, "iterations": 150, "warmup": 15, "eval_every": 50, "eval_windows": 8},
+        GPT2 | {"depth": 128},
+        {"placement": ["pre", "peri"], "dt": [1.0, 0.1]},
+    ),
+    "tuning": Preset(
+        "with a learning rate and a weight decay of its own Peri-LN gains over Pre-LN's settings (the papers' open question)",
+        "Kan et al., arXiv 2510.09904, open question 3 of the digest",
+        [
+            Contrast(
+                "Peri-LN's best over all settings is below its loss at Pre-LN's usual ones",
+                "loss",
+                PERI | {"learning_rate": 3e-3, "weight_decay": 0.1, "batch": 4},
+                PERI,
+                over="best",
+            ),
+            Contrast("each at its best, Peri-LN ends lower than Pre-LN", "loss", PRE, PERI, over="best"),
+        ],
+        SMALL,
+        GPT2,
+        {"placement": ["pre", "peri"], "weight_decay": [0.0, 0.1, 1.0], "batch": [2, 4]},
+        rates=[1e-3, 3e-3, 1e-2, 3e-2],
+        notes="a best of many settings at one seed is too low by their noise: the first effect cannot be negative",
+        paper_vary={"batch": [12, 24]},
+    ),
+}
+
+
+def get_preset(name: str) -> Preset:
+    """The preset of that name; ConfigError with the nearest name otherwise."""
+    return look_up("study", name, PRESETS)

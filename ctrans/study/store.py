@@ -1,0 +1,254 @@
+"""A study's SQLite file: one row a run, written by one process, whole after a kill at any moment.
+
+    about      name, value                what the study is: its description, the fingerprint of its data, predictors' commits
+    runs       one row a finished run     key, case, configuration, seed, curve, outcome, environment, commit
+    predictors one row a case and figure  what its initial weights say (see `ctrans.study.prediction`)
+    outcomes   one row a case and figure  what its runs give together (see `ctrans.study.outcomes`)
+
+A run's row is one transaction, made when the run is done (WAL, flushed): what is in flight at a kill is run again, and nothing that is
+here is. The key is a hash of all that decides a run, so that the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctrans.model.config import GPTConfig
+from ctrans.study.description import Run
+from ctrans.study.training import Result
+from ctrans.training.settings import TrainConfig
+from solvers import ConfigError
+
+FILE, LOCK = "study.sqlite", ".study.lock"
+FORMAT = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS runs (
+    key TEXT PRIMARY KEY, "case" TEXT NOT NULL, seed INTEGER NOT NULL, learning_rate REAL NOT NULL,
+    model TEXT NOT NULL, training TEXT NOT NULL, ending TEXT NOT NULL, message TEXT NOT NULL,
+    first_loss REAL, last_loss REAL, best_loss REAL, steps INTEGER NOT NULL, seconds REAL NOT NULL,
+    curve TEXT NOT NULL, trained TEXT NOT NULL, environment TEXT NOT NULL, "commit" TEXT NOT NULL, finished TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS predictors (
+    "case" TEXT NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY ("case", name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outcomes (
+    "case" TEXT NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY ("case", name)
+) WITHOUT ROWID;
+"""
+RUNS = (
+    *("key", "case", "seed", "learning_rate", "model", "training", "ending", "message", "first_loss", "last_loss", "best_loss"),
+    *("steps", "seconds", "curve", "trained", "environment", "commit", "finished"),
+)
+"""Columns of `runs`, of which these are JSON:"""
+OBJECTS = ("model", "training", "curve", "trained", "environment")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A run of the store. Losses are validation losses in nats, None where there was none or it was not finite."""
+
+    key: str
+    run: Run
+    result: Result
+    commit: str
+    finished: str
+
+    @property
+    def losses(self) -> list[float | None]:
+        """The validation losses by evaluation, the first before the first step."""
+        return [finite(row["validation_loss"]) for row in self.result.evaluations]
+
+    @property
+    def first(self) -> float | None:
+        """Before the first step."""
+        return next(iter(self.losses), None)
+
+    @property
+    def last(self) -> float | None:
+        """At the end; None for a run that did not finish."""
+        return self.losses[-1] if self.result.ending == "finished" and self.losses else None
+
+    @property
+    def best(self) -> float | None:
+        """The lowest."""
+        return min((loss for loss in self.losses if loss is not None), default=None)
+
+
+class Store:
+    """An open study file. Use `open_store`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path):
+        self.connection, self.path = connection, path
+
+    def about(self, name: str) -> Any:
+        """What is kept under that name, None where nothing is."""
+        row = self.connection.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def tell(self, name: str, value: Any) -> None:
+        """Keeps a value that suits JSON under that name."""
+        with self.connection:
+            self.connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, json.dumps(value)))
+
+    def keys(self) -> set[str]:
+        """The keys of all runs that are done."""
+        return {row[0] for row in self.connection.execute("SELECT key FROM runs")}
+
+    def spent(self) -> float:
+        """Processor seconds of all runs."""
+        return float(self.connection.execute("SELECT coalesce(sum(seconds), 0) FROM runs").fetchone()[0])
+
+    def add(self, done: Sequence[tuple[str, Run, Result]], commit: str) -> None:
+        """The rows of runs that are done, in one transaction."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        rows = [_row(Finished(key, run, result, commit, now)) for key, run, result in done]
+        with self.connection:
+            marks, names = ", ".join("?" * len(RUNS)), ", ".join(f'"{name}"' for name in RUNS)
+            self.connection.executemany(f"INSERT INTO runs ({names}) VALUES ({marks})", rows)
+
+    def runs(self, keys: Iterable[str] | None = None) -> list[Finished]:
+        """The runs that are done, all or those of these keys, in the order in which they ended."""
+        wanted = None if keys is None else set(keys)
+        names = ", ".join(f'"{name}"' for name in RUNS)
+        rows = self.connection.execute(f"SELECT {names} FROM runs ORDER BY finished, key")
+        return [_read(dict(zip(RUNS, row, strict=True))) for row in rows if wanted is None or row[0] in wanted]
+
+    def put_outcomes(self, outcomes: dict[str, dict[str, float | None]]) -> None:
+        """Replaces all outcomes: by case, figures by name."""
+        rows = [(case, name, finite(value)) for case, figures in outcomes.items() for name, value in figures.items()]
+        with self.connection:
+            self.connection.execute("DELETE FROM outcomes")
+            self.connection.executemany('INSERT INTO outcomes ("case", name, value) VALUES (?, ?, ?)', rows)
+
+    def put_predictors(self, case: str, figures: dict[str, float]) -> None:
+        """Keeps figures of one case."""
+        rows = [(case, name, finite(value)) for name, value in figures.items()]
+        with self.connection:
+            self.connection.executemany('INSERT OR REPLACE INTO predictors ("case", name, value) VALUES (?, ?, ?)', rows)
+
+    def predictors(self) -> dict[str, dict[str, float | None]]:
+        """By case, figures by name."""
+        return self._figures("predictors")
+
+    def outcomes(self) -> dict[str, dict[str, float | None]]:
+        """By case, figures by name."""
+        return self._figures("outcomes")
+
+    def _figures(self, table: str) -> dict[str, dict[str, float | None]]:
+        found: dict[str, dict[str, float | None]] = {}
+        for case, name, value in self.connection.execute(f'SELECT "case", name, value FROM "{table}" ORDER BY "case", name'):
+            found.setdefault(case, {})[name] = value
+        return found
+
+    def table(self, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The columns and rows of a table."""
+        cursor = self.connection.execute(f'SELECT * FROM "{name}"')
+        return [column[0] for column in cursor.description], cursor.fetchall()
+
+
+@contextlib.contextmanager
+def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
+    """Inside, the study file in that directory is open; to write, it is made, and no other process can write to it.
+
+    Raises ConfigError where another process has it, it is no study file, there is none to read, or the disk refuses.
+    """
+    path = directory / FILE
+    with contextlib.ExitStack() as stack:
+        try:
+            if write:
+                directory.mkdir(parents=True, exist_ok=True)
+                _lock(stack, directory)
+            elif not path.is_file():
+                raise ConfigError(f"there is no {FILE} in {str(directory)!r}: give the --out of a study")
+            connection = sqlite3.connect(path if write else f"{path.absolute().as_uri()}?mode=ro", uri=not write, timeout=30.0)
+            stack.callback(connection.close)
+            if write:
+                _prepare(connection)
+                stack.callback(_one_file, connection)
+            connection.execute("SELECT count(*) FROM runs").fetchone()
+        except OSError as error:
+            raise ConfigError(f"cannot write to {str(directory)!r}: {error.strerror or error}; choose another --out") from None
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{str(path)!r} is no study file that can be used: {error}; choose another --out") from None
+        try:
+            yield Store(connection, path)
+        except sqlite3.OperationalError as error:
+            raise ConfigError(
+                f"cannot write {str(path)!r}: {error}; what is in it is whole: free some space, and give the same command again"
+            ) from None
+
+
+def _lock(stack: contextlib.ExitStack, directory: Path) -> None:
+    file = stack.enter_context((directory / LOCK).open("a"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"another process works on the study in {str(directory)!r}: wait for its end, or choose another --out"
+        ) from None
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.executescript(SCHEMA)
+    with connection:
+        connection.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (json.dumps(FORMAT),))
+    (kept,) = connection.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
+    if json.loads(kept) != FORMAT:
+        raise sqlite3.DatabaseError(f"it has format {kept}, and this ctrans writes {FORMAT}")
+
+
+def _one_file(connection: sqlite3.Connection) -> None:
+    """Back to one file without a log beside it, as it is kept and sent; a reader that is there keeps it from that, harmlessly."""
+    with contextlib.suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA journal_mode = DELETE")
+
+
+def finite(value: Any) -> float | None:
+    """The number; None for one that is not finite, and for the text that stands for it."""
+    usable = isinstance(value, (int, float)) and abs(value) < float("inf")
+    return float(value) if usable else None
+
+
+def _row(each: Finished) -> tuple[Any, ...]:
+    run, result = each.run, each.result
+    values: dict[str, Any] = {
+        "key": each.key,
+        "case": run.case,
+        "seed": run.training.seed,
+        "learning_rate": run.training.learning_rate,
+        "model": dataclasses.asdict(run.model),
+        "training": dataclasses.asdict(run.training),
+        "ending": result.ending,
+        "message": result.message,
+        "first_loss": each.first,
+        "last_loss": each.last,
+        "best_loss": each.best,
+        "steps": max((row.get("step", 0) for row in result.curve), default=0),
+        "seconds": result.seconds,
+        "curve": result.curve,
+        "trained": result.trained,
+        "environment": result.environment,
+        "commit": each.commit,
+        "finished": each.finished,
+    }
+    return tuple(json.dumps(values[name]) if name in OBJECTS else values[name] for name in RUNS)
+
+
+def _read(row: dict[str, Any]) -> Finished:
+    row = {name: json.loads(value) if name in OBJECTS else value for name, value in row.items()}
+    run = Run(
+        GPTConfig(**row["model"]), TrainConfig(**row["training"]), json.loads(row["case"]), tuple(row["trained"].get("asked", ()))
+    )
+    result = Result(row["ending"], row["message"], row["curve"], row["seconds"], row["environment"], row["trained"])
+    return Finished(row["key"], run, result, row["commit"], row["finished"])

@@ -1,0 +1,64 @@
+"""Studies in TOML files.
+
+name = "placements"
+seeds = [0, 1]
+learning_rates = [1e-3, 1e-2]
+budget = 2.0                      # processor hours
+file = "book.txt"                 # or bin = "DIR"; Python's documentation without
+
+[base]                            # fields of GPTConfig and TrainConfig
+depth = 4
+iterations = 300
+
+[vary]
+placement = ["pre", "peri"]
+dt = [1.0, 0.1]
+
+[[cases]]                         # cases one by one, beside or in place of [vary]
+norm = "rmsnorm"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ctrans.given_files import read_file
+from ctrans.study.description import Study
+from solvers import ConfigError
+from solvers.errors import unknown
+
+KEYS = {
+    "name": str,
+    "base": dict,
+    "vary": dict,
+    "cases": list,
+    "learning_rates": list,
+    "seeds": list,
+    "measure": list,
+    "budget": (int, float),
+}
+PATHS = ("file", "bin")
+
+
+def read_study(path: Path) -> Study:
+    """The study that the file describes. ConfigError naming what is wrong with it."""
+    try:
+        content = tomllib.loads(read_file(path).decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{str(path)!r} is no TOML: {error}") from None
+    for key, value in content.items():
+        if key not in (*KEYS, *PATHS):
+            raise unknown(f"key in {str(path)!r}", key, [*KEYS, *PATHS])
+        kind: Any = KEYS.get(key, str)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+            raise ConfigError(f"{key} = {value!r} in {str(path)!r}: give a value of type {names}")
+    if not all(isinstance(case, dict) for case in content.get("cases", [])):
+        raise ConfigError(f"cases in {str(path)!r} has what is no table: write each as [[cases]]")
+    if all(key in content for key in PATHS):
+        raise ConfigError(f"file and bin in {str(path)!r} exclude each other: leave one out")
+    # a path is meant from where the file is
+    source = {key: str((path.parent / content.pop(key)).absolute()) if key in content else None for key in PATHS}
+    return Study(**{"name": path.stem, **content}, source=source)

@@ -1,0 +1,97 @@
+"""One run of a study: the training that `ctrans train` makes, without its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ctrans import __version__
+from ctrans.model.gpt import GPT
+from ctrans.study.description import Run
+from ctrans.study.measures import measured
+from ctrans.training import log
+from ctrans.training.data import Data
+from ctrans.training.loop import Ending, TrainingRun, carry_out
+from ctrans.training.parallel import PARALLEL
+from ctrans.training.processes import Processes
+from ctrans.training.run_directory import RunDirectory
+from ctrans.training.run_start import anew, check_warm_up
+from solvers import ConfigError, SolveError
+
+CPU = torch.device("cpu")
+MEASURED = ("step", "loss", "gradient_norm", "validation_loss", "growth", "largest", "theta", "diverged")
+"""What of the log's rows a study keeps."""
+FAILED = "failed"
+"""The ending of a run that could not begin or ended with an error: its message says which."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended, and its curve: a row by iteration, of which those with a `validation_loss` are evaluations.
+
+    `ending` is a name of `Ending` in lower case, or "failed". `trained` has the measures that were `asked` for, of the model `before` and
+    `after` (where it finished).
+    """
+
+    ending: str
+    message: str
+    curve: list[log.Row]
+    seconds: float
+    environment: dict[str, Any]
+    trained: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def evaluations(self) -> list[log.Row]:
+        """The rows with a validation loss."""
+        return [row for row in self.curve if "validation_loss" in row]
+
+
+def environment(device: torch.device = CPU) -> dict[str, Any]:
+    """What a result depends on besides its configuration."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+
+
+def _keep_nothing(*_: object) -> None:
+    """Stands where a checkpoint would be written: a study keeps curves."""
+
+
+UNKEPT = dataclasses.replace(PARALLEL["none"], save=_keep_nothing)
+
+
+def begin(run: Run, data: Data, directory: Path, device: torch.device = CPU) -> TrainingRun:
+    """The run ready for the training loop, its log in that directory."""
+    check_warm_up(run.model, run.training)
+    model = GPT(run.model, seed=run.training.seed)
+    started, _ = anew(model, run.training, data, RunDirectory(directory), UNKEPT, Processes(device), source={})
+    return started
+
+
+def train_run(run: Run, data: Data, device: torch.device = CPU) -> Result:
+    """Trains it. Divergence is a result; so is an error, whose ending is "failed"."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ctrans-study-") as name:
+        try:
+            begun = begin(run, data, Path(name), device)
+            before = measured(run.measure, begun.model, data)
+            outcome = carry_out(begun, begun.state.progress)
+            after = measured(run.measure, begun.model, data) if outcome.ending is Ending.FINISHED else {}
+        except (ConfigError, SolveError) as error:
+            return Result(FAILED, str(error), kept(Path(name)), time.perf_counter() - started, environment(device))
+        trained = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
+        seconds = time.perf_counter() - started
+        return Result(outcome.ending.value, outcome.message, kept(Path(name)), seconds, environment(device), trained)
+
+
+def kept(directory: Path) -> list[log.Row]:
+    """The log's rows with what a study keeps of them."""
+    return [{key: row[key] for key in MEASURED if key in row} for row in log.read(directory)]
+
+
+INTERRUPTED = Ending.INTERRUPTED.value

@@ -1,0 +1,69 @@
+"""Makes docs/gallery.md: every example that runs from nothing, with what it printed and drew just now.
+
+`make gallery` runs it. Examples that need models of yours or a machine for themselves are named with how to start them.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PICTURES = ROOT / "docs" / "pictures"
+LEFT_OUT = {
+    "any_model.py": "opens ten unlike models, some of packages that not everybody has",
+    "compare_at_7b_shape.py": "screens at the shape of a 7B model, for an hour",
+    "screen_local_model.py": "screens a directory of yours",
+}
+LONGEST = 60
+"""So many lines of an example's output are shown."""
+
+
+def main() -> None:
+    """Runs every example in an empty directory and writes the page."""
+    PICTURES.mkdir(exist_ok=True)
+    parts = ["# Gallery", "", "Every example, and what it printed when this page was made (`make gallery`).", ""]
+    for path in sorted(EXAMPLES.glob("*.py")):
+        print(path.name, flush=True)
+        parts += [f"## {path.name}", "", f"{(ast.get_docstring(ast.parse(path.read_text())) or '').strip()}", ""]
+        if path.name in LEFT_OUT:
+            parts += [f"Not run here: it {LEFT_OUT[path.name]}.", ""]
+        else:
+            parts += _run(path)
+        parts += [
+            '??? note "Its source"',
+            "",
+            "    ```python",
+            *(f"    {line}".rstrip() for line in path.read_text().splitlines()),
+            "    ```",
+            "",
+        ]
+    (ROOT / "docs" / "gallery.md").write_text("\n".join(parts).rstrip() + "\n")
+
+
+def _run(path: Path) -> list[str]:
+    with tempfile.TemporaryDirectory() as place:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+        done = subprocess.run(
+            [sys.executable, str(path)], cwd=place, env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{path.name} failed:\n{done.stderr}")
+        lines = done.stdout.rstrip().splitlines()
+        shown = lines if len(lines) <= LONGEST else [*lines[:LONGEST], f"... and {len(lines) - LONGEST} lines more"]
+        parts = ["```text", *shown, "```", ""]
+        for picture in sorted(Path(place).rglob("*.png")):
+            name = f"{path.stem}-{picture.name}"
+            shutil.copyfile(picture, PICTURES / name)
+            parts += [f"![What {path.name} drew: {picture.stem}](pictures/{name})", ""]
+    return parts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Figures against dense algebra; the protocol's seal; and an evaluation that cannot flatter."""
+
+import dataclasses
+import json
+import math
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.stability.backward.curvature import ADAM_EPS
+from ctrans.study.prediction import architectures, protocol
+from ctrans.study.prediction.architectures import RATES, REGIMES, families, prediction_study, sealed
+from ctrans.study.prediction.evaluation import FACTOR, PREDICTED, Known, evaluate
+from ctrans.study.prediction.hessian import PARTS, hessian_edges, largest_eigenvalue
+from ctrans.study.prediction.predictor import TERMS, cross_validated, fit, read_predictor, to_text
+from ctrans.study.prediction.predictors import BASELINES, predictors, response
+from ctrans.study.prediction.scores import gradient_scores, naswot, synflow
+from ctrans.study.store import open_store
+from ctrans.study.training import Result
+from ctrans.training.data import from_text
+from solvers import ConfigError
+from tests.training.helpers import TEXT
+
+TINY = GPTConfig(vocab_size=7, context=4, depth=1, width=4, heads=2, embedding_std=0.5, initialisation="lecun")
+
+
+def tiny(config=TINY):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 7, (PARTS, 5), generator=generator)
+    return GPT(config).double(), tokens[:, :-1], tokens[:, 1:]
+
+
+def test_the_hessians_largest_eigenvalues_are_those_of_the_dense_matrices():
+    """The dense ones by central differences of gradients, entry by entry."""
+    model, tokens, targets = tiny()
+    weights = list(model.parameters())
+
+    def gradient(x=tokens, y=targets):
+        return torch.cat([g.flatten() for g in torch.autograd.grad(model(x, y)[1], weights, materialize_grads=True)])
+
+    dense = []
+    with torch.no_grad():
+        for weight in weights:
+            for entry in range(weight.numel()):
+                ends = []
+                for step in (1e-5, -1e-5):
+                    weight.view(-1)[entry] += step
+                    with torch.enable_grad():
+                        ends.append(gradient())
+                    weight.view(-1)[entry] -= step
+                dense.append((ends[0] - ends[1]) / 2e-5)
+    dense = torch.stack(dense)
+    dense = (dense + dense.mT) / 2
+    parts = [gradient(x, y) for x, y in zip(tokens.chunk(PARTS), targets.chunk(PARTS), strict=True)]
+    scale = (torch.stack(parts).square().mean(0).sqrt() + ADAM_EPS).rsqrt()
+    plain, adam = hessian_edges(model, tokens, targets, steps=80)
+    assert plain == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
+    assert adam == pytest.approx(float(torch.linalg.eigvalsh(scale[:, None] * dense * scale)[-1]), rel=1e-3)
+
+
+def test_lanczos_finds_the_largest_and_not_the_largest_in_size():
+    matrix = torch.diag(torch.tensor([-9.0, 1.0, 2.0, 3.0], dtype=torch.float64))
+    assert largest_eigenvalue(lambda v: matrix @ v, torch.zeros(4, dtype=torch.float64)) == pytest.approx(3.0)
+
+
+def test_the_response_to_a_small_step_is_its_derivative():
+    model, tokens, targets = tiny()
+    ratios = [response(model, tokens, targets, eta) / eta for eta in (1e-6, 1e-7)]
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-4)
+    assert response(model, tokens, targets, 1e-6) > 0
+
+
+def test_scores_by_hand():
+    model, tokens, targets = tiny()
+    _, loss = model(tokens, targets)
+    loss.backward()
+    found = gradient_scores(model, tokens, targets)
+    assert found["gradient norm"] == pytest.approx(float(torch.cat([p.grad.flatten() for p in model.parameters()]).norm()))
+    assert found["SNIP"] == pytest.approx(sum(float((p.detach() * p.grad).abs().sum()) for p in model.parameters()))
+    assert found["GradNorm"] == pytest.approx(sum(float(p.grad.norm()) for p in model.parameters()))
+    assert math.isfinite(synflow(model))
+    assert naswot(model, tokens) < 0  # a kernel of ones on its diagonal has a determinant of at most 1
+    assert naswot(model, tokens[:1].expand(3, -1)) < naswot(model, tokens[:3])  # equal sequences cannot be told apart
+
+
+@pytest.mark.slow
+def test_figures_of_an_architecture_are_all_there():
+    figures = predictors(dataclasses.replace(TINY, vocab_size=256, context=8, width=16), from_text(TEXT, 8))
+    assert set(TERMS) <= figures.keys()
+    assert set(BASELINES) - {"loss after 20 steps", "always pre"} <= figures.keys()
+    assert all(math.isfinite(figures[name]) for name in TERMS)
+
+
+@pytest.mark.slow
+def test_there_are_enough_architectures_rates_and_seeds_and_the_split_is_by_family():
+    cases = [json.dumps(fields, sort_keys=True) for each in families().values() for fields in each]
+    assert len(cases) == len(set(cases)) >= 120
+    assert RATES.keys() == REGIMES.keys()
+    assert all(len(rates) >= 6 for rates in RATES.values())
+    shares = [sealed(family) for family in families()]
+    assert 0.2 < sum(shares) / len(shares) < 0.45
+    assert sealed("placement post")
+    assert not sealed("placement pre")
+    build, kept = (prediction_study("adamw", seal=seal) for seal in (False, True))
+    assert not {run.case for run in build.runs()} & {run.case for run in kept.runs()}
+    assert {run.case for run in [*build.runs(), *kept.runs()]} == set(protocol.cases()) == set(cases)
+
+
+def figures_of(generator):
+    values = {"Adam Hessian": 3.0, "response": 0.3, "Euler": 0.2, "condition": 2.0, "gradient spread": 0.2}
+    return {name: value * math.exp(generator.normal()) for name, value in values.items()}
+
+
+def made_up(count=60, noise=0.0):
+    """Architectures whose largest stable rate is 38/Adam Hessian, up to noise."""
+    generator = np.random.default_rng(0)
+    found = []
+    for i in range(count):
+        figures = figures_of(generator)
+        rate = math.log10(38 / figures["Adam Hessian"]) + noise * generator.normal()
+        found.append(Known(str(i), f"family {i % 10}", figures, rate, 1.0 + i, 2.0))
+    return found
+
+
+def test_a_predictor_finds_the_law_that_made_its_data_and_is_monotone():
+    each = made_up(noise=0.05)
+    predictor = fit([case.figures for case in each], [case.log_rate for case in each])
+    assert predictor.slopes["Adam Hessian"] == pytest.approx(1.0, abs=0.1)
+    assert all(slope >= 0 for slope in predictor.slopes.values())
+    steeper = {**each[0].figures, "Adam Hessian": 10 * each[0].figures["Adam Hessian"]}
+    assert predictor.log_rate(steeper) < predictor.log_rate(each[0].figures)
+    assert math.isfinite(predictor.log_rate({"Euler": None}))
+    with pytest.raises(ConfigError, match="train more"):
+        fit([case.figures for case in each[:5]], [case.log_rate for case in each[:5]])
+
+
+def test_a_family_is_predicted_without_itself():
+    each = made_up()
+    changed = [dataclasses.replace(case, log_rate=case.log_rate + 5.0 * (case.family == "family 3")) for case in each]
+    first, second = (
+        cross_validated([c.figures for c in cases], [c.log_rate for c in cases], [c.family for c in cases])
+        for cases in (each, changed)
+    )
+    for case, a, b in zip(each, first, second, strict=True):
+        assert (a == b) == (case.family == "family 3")
+
+
+def test_an_evaluation_says_the_share_within_the_factor_and_ranks_by_spearman():
+    each = made_up()
+    exact = [case.log_rate for case in each]
+    found = evaluate(each, exact, each)
+    (best,) = [c for c in found.correlations if c.figure == PREDICTED and c.outcome == "largest stable learning rate"]
+    assert best.rho == pytest.approx(1.0)
+    assert found.within == 1.0
+    off = [rate + (2 * math.log10(FACTOR) if i % 4 == 0 else 0.0) for i, rate in enumerate(exact)]
+    assert evaluate(each, off, each).within == pytest.approx(0.75)
+    assert math.isnan(found.always_pre)
+    of_constant = [c for c in found.correlations if c.outcome == "best loss"]
+    assert all(math.isnan(c.rho) for c in of_constant)
+
+
+def committed(place, text):
+    path = place / "predictor.json"
+    git = ["git", "-C", str(place), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    path.write_text(text)
+    subprocess.run([*git, "add", "predictor.json"], check=True)
+    subprocess.run([*git, "commit", "-qm", "the predictor"], check=True)
+    return path
+
+
+def with_runs(store, study):
+    """Every run of the study, ended at once at a loss that its rate says."""
+    done = []
+    for run in study.runs():
+        loss = 2.0 + abs(math.log10(run.training.learning_rate) + 2)
+        curve = [{"step": 0, "validation_loss": 5.0}, {"step": 20, "loss": 4.0}, {"step": 400, "validation_loss": loss}]
+        done.append((run.key("made up"), run, Result("finished", "", curve, 0.0, {})))
+    store.add(done, "")
+    generator = np.random.default_rng(0)
+    for case in {run.case for run in study.runs()}:
+        store.put_predictors(case, figures_of(generator))
+
+
+def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(tmp_path, monkeypatch):
+    """Not even where its runs are in the store."""
+    few = {family: each[:2] for family, each in families().items() if family.startswith(("placement", "option"))}
+    for module in (architectures, protocol):
+        monkeypatch.setattr(module, "families", lambda: few)
+    build, kept = (prediction_study("adamw", seal=seal) for seal in (False, True))
+    with open_store(tmp_path / "study") as store:
+        with_runs(store, build)
+        with_runs(store, kept)
+        _, predictor = protocol.built(store, build)
+        with pytest.raises(ConfigError, match="may not be looked at"):
+            protocol.known(store, kept, sealed_third=True)
+        with pytest.raises(ConfigError, match="may not be looked at"):
+            protocol.judged(store, kept)
+        with pytest.raises(ConfigError, match="fit one"):
+            protocol.break_seal(store, tmp_path / "nowhere.json")
+        (tmp_path / "loose.json").write_text(to_text(predictor))
+        with pytest.raises(ConfigError, match="in no commit"):
+            protocol.break_seal(store, tmp_path / "loose.json")
+        assert protocol.seal(store) is None
+        (tmp_path / "source").mkdir()
+        path = committed(tmp_path / "source", to_text(predictor))
+        path.write_text(to_text(dataclasses.replace(predictor, constant=0.0)))
+        with pytest.raises(ConfigError, match="in no commit as it is"):
+            protocol.break_seal(store, path)
+        path.write_text(to_text(predictor))
+        broken = protocol.break_seal(store, path)
+        assert len(broken.commit) == 40
+        found = protocol.judged(store, kept)
+        assert {point["family"] for point in found.points} == {family for family in few if sealed(family)}
+        # once: the result stays, whatever becomes of predictor and runs
+        store.connection.execute("DELETE FROM runs")
+        assert json.dumps(dataclasses.asdict(protocol.judged(store, kept))) == json.dumps(dataclasses.asdict(found))
+        assert protocol.break_seal(store, path) == broken
+
+
+def test_it_is_evaluated_when_all_is_done(tmp_path):
+    kept = prediction_study("adamw", seal=True)
+    with open_store(tmp_path) as store:
+        store.tell("seal", {"commit": "0" * 40, "date": ""})
+        with pytest.raises(ConfigError, match="when all are"):
+            protocol.judged(store, kept)
+
+
+def test_a_committed_predictor_is_read_back(tmp_path):
+    each = made_up()
+    predictor = fit([case.figures for case in each], [case.log_rate for case in each], 0.2)
+    (tmp_path / "predictor.json").write_text(to_text(predictor))
+    assert read_predictor(tmp_path / "predictor.json") == predictor
+    (tmp_path / "predictor.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no predictor"):
+        read_predictor(tmp_path / "predictor.json")

@@ -1,0 +1,112 @@
+"""Verdicts follow their rule, and every preset is a study that can be carried out and judged."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from ctrans.study.bootstrap import interval, mean_interval, spearman
+from ctrans.study.cost import cost_of
+from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Contrast, judge
+from ctrans.study.presets.figures import FIGURES
+from ctrans.study.presets.table import PRESETS, SIZES, get_preset
+from ctrans.study.store import Finished
+from ctrans.study.training import Result
+from solvers import ConfigError
+from tests.study.helpers import small
+
+
+def finished(losses):
+    """Runs of `small`, three seeds, one rate, that end at these losses by placement and seed."""
+    runs = []
+    for run in small(seeds=[0, 1, 2], learning_rates=[1e-3]).runs():
+        curve = [
+            {"step": 0, "validation_loss": 5.0},
+            {"step": 4, "validation_loss": losses[run.model.placement][run.training.seed]},
+        ]
+        runs.append(Finished(run.key(""), run, Result("finished", "", curve, 1.0, {}), "", ""))
+    return runs
+
+
+CONTRAST = Contrast("peri ends lower", "loss", {"placement": "pre"}, {"placement": "peri"})
+
+
+def verdict(pre, peri, contrasts=(CONTRAST,)):
+    return judge("claim", "source", contrasts, finished({"pre": pre, "peri": peri}))
+
+
+def test_an_effect_is_the_difference_by_seed_and_its_mean_lies_in_its_interval():
+    found = verdict([3.0, 3.2, 3.4], [2.0, 2.1, 2.0])
+    (effect,) = found.effects
+    assert effect.mean == pytest.approx((1.0 + 1.1 + 1.4) / 3)
+    assert 1.0 <= effect.low <= effect.mean <= effect.high <= 1.4
+    assert effect.seeds == 3
+    assert found.verdict == REPRODUCED
+
+
+def test_the_rule():
+    assert verdict([2.0, 2.1, 2.0], [3.0, 3.2, 3.4]).verdict == NOT_REPRODUCED
+    assert verdict([2.0, 3.0, 2.0], [2.1, 2.9, 2.0]).verdict == UNDECIDED
+    assert verdict([2.0, 2.0, 2.0], [2.0, 2.0, 2.0]).verdict == UNDECIDED  # no difference shows nothing either way
+    opposite = dataclasses.replace(CONTRAST, sign=-1)
+    assert verdict([3.0, 3.0, 3.0], [2.0, 2.0, 2.0], [CONTRAST, opposite]).verdict == NOT_REPRODUCED
+
+
+def test_two_seeds_decide_nothing():
+    runs = [run for run in finished({"pre": [3.0] * 3, "peri": [2.0] * 3}) if run.run.training.seed < 2]
+    assert judge("claim", "source", [CONTRAST], runs).verdict == UNDECIDED
+    assert judge("claim", "source", [CONTRAST], []).verdict == UNDECIDED
+
+
+def test_at_most_is_a_contrast_with_its_sign_turned():
+    contrast = Contrast("at most 0.5 apart", "loss", {"placement": "pre"}, {"placement": "peri"}, beyond=0.5, sign=-1)
+    assert verdict([2.1, 2.2, 2.3], [2.0, 2.0, 2.0], [contrast]).verdict == REPRODUCED
+    assert verdict([3.1, 3.2, 3.3], [2.0, 2.0, 2.0], [contrast]).verdict == NOT_REPRODUCED
+
+
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    draws = [mean_interval(generator.normal(1.0, 1.0, 30)) for _ in range(60)]
+    assert sum(low <= 1.0 <= high for low, high in draws) >= 51  # binomial(60, 0.93): below 51 once in 50
+    assert all(math.isnan(value) for value in mean_interval([]))
+
+
+def test_spearman_is_scipys():
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        pairs = generator.integers(0, 6, (12, 2)).astype(float)
+        assert spearman(pairs) == pytest.approx(scipy.stats.spearmanr(*pairs.T).statistic, nan_ok=True)
+    assert math.isnan(spearman(np.ones((4, 2))))
+    low, high = interval(np.stack([np.arange(20.0)] * 2, axis=1), spearman)
+    assert low == pytest.approx(high) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("scale", SIZES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_study_whose_runs_its_contrasts_find(name, scale):
+    preset = get_preset(name)
+    study = preset.study(name, scale)
+    curve = [{"step": 0, "validation_loss": 5.0}, {"step": 4, "validation_loss": 4.0}]
+    kept = [Finished(run.key(""), run, Result("finished", "", curve, 1.0, {}), "", "") for run in study.runs()]
+    for contrast in preset.contrasts:
+        assert contrast.figure in FIGURES
+        plain = dataclasses.replace(contrast, figure="loss")
+        if scale == "small" or "batch" not in contrast.more:
+            assert len(plain.by_seed(kept)) == len(preset.seeds) >= 3
+    assert preset.claim
+    assert preset.source
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_small_is_small(name):
+    """20 minutes on two processors, at a rate of 3 GFLOP/s that small models reach one by one."""
+    assert cost_of(PRESETS[name].study(name, "small").runs(), 3e9).hours(2) < 1 / 3
+
+
+def test_a_wrong_name_or_scale_is_refused():
+    with pytest.raises(ConfigError, match="kan-table-1"):
+        get_preset("kan-table1")
+    with pytest.raises(ConfigError, match="small or paper"):
+        get_preset("depth").study("depth", "tiny")

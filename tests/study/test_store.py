@@ -1,0 +1,188 @@
+"""One row a run, each run once, whatever happens: also to a process that is killed."""
+
+import csv
+import io
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ctrans.study import export
+from ctrans.study.carry_out import carry_out_study, prospect
+from ctrans.study.store import FILE, open_store
+from ctrans.study.training import Result, train_run
+from ctrans.training.data import from_text
+from ctrans.training.train import train
+from solvers import ConfigError
+from tests.study.helpers import BASE, one_by_one, small
+from tests.training.helpers import TEXT
+
+
+def carried_out(study, directory, engine=one_by_one):
+    with open_store(directory) as store:
+        return carry_out_study(prospect(study, store), store, engine)
+
+
+def rows(directory):
+    with open_store(directory, write=False) as store:
+        return store.runs()
+
+
+def test_a_run_has_the_losses_of_the_same_ctrans_train(tmp_path):
+    run = small().runs()[0]
+    data = from_text(TEXT, run.model.context)
+    mine = train_run(run, data)
+    theirs = train(run.model, run.training, TEXT, out=tmp_path / "run")
+    assert [row["loss"] for row in mine.curve[1:]] == [row["loss"] for row in theirs.rows[1:]]
+    assert [row["validation_loss"] for row in mine.evaluations] == [
+        row["validation_loss"] for row in theirs.rows if "validation_loss" in row
+    ]
+
+
+def test_what_is_kept_is_what_was_found(tmp_path):
+    study = small(measure=["moments"])
+    assert carried_out(study, tmp_path)
+    kept = rows(tmp_path)
+    assert {run.run.case for run in kept} == {run.case for run in study.runs()}
+    for run in kept:
+        assert run.run in study.runs()
+        assert run.last == run.losses[-1]
+        assert run.first == run.losses[0]
+        assert len(run.result.trained["after"]["moments"]["mean_abs"]) == 3
+        assert run.result.environment["threads"] >= 1
+
+
+def test_divergence_and_failure_are_outcomes_and_no_errors(tmp_path):
+    study = small(
+        cases=[{"temperature_start": 2.0, "temperature_steps": 2, "attention": "linear"}, {}], learning_rates=[1e-3, 1e30]
+    )
+    assert carried_out(study, tmp_path)
+    endings = [run.result.ending for run in rows(tmp_path)]
+    assert sorted(set(endings)) == ["diverged", "failed", "finished"]
+    failed = next(run for run in rows(tmp_path) if run.result.ending == "failed")
+    assert "no temperature" in failed.result.message
+    with open_store(tmp_path) as store:
+        assert store.outcomes()['{"placement": "pre"}']["diverged"] == 1.0
+
+
+def test_the_same_command_finds_nothing_to_do(tmp_path):
+    carried_out(small(), tmp_path)
+
+    def none_left(jobs):
+        assert not jobs
+        yield from ()
+
+    assert carried_out(small(), tmp_path, none_left)
+    assert len(rows(tmp_path)) == 4
+
+
+def test_a_study_that_grows_runs_what_is_new(tmp_path):
+    carried_out(small(), tmp_path)
+    with open_store(tmp_path) as store:
+        left = prospect(small(seeds=[0, 1]), store).left
+        assert {run.training.seed for run in left.values()} == {1}
+        with pytest.raises(ConfigError, match="'small', not 'other'"):
+            prospect(small("other"), store)
+
+
+def test_a_budget_that_is_spent_stops_and_more_goes_on(tmp_path):
+    assert not carried_out(small(budget=1e-9), tmp_path)
+    assert len(rows(tmp_path)) == 1
+    assert not carried_out(small(budget=1e-9), tmp_path)
+    assert len(rows(tmp_path)) == 1
+    assert carried_out(small(budget=1.0), tmp_path)
+    assert len(rows(tmp_path)) == 4
+
+
+def test_an_interrupted_run_is_not_kept(tmp_path):
+    def interrupted(jobs):
+        for i, job in enumerate(jobs):
+            (result,) = job.carry_out()
+            yield job, [Result("interrupted", "", [], 0.0, {}) if i == 1 else result]
+
+    assert not carried_out(small(), tmp_path, interrupted)
+    assert len(rows(tmp_path)) == 3
+
+
+def test_two_processes_cannot_write(tmp_path):
+    with open_store(tmp_path), pytest.raises(ConfigError, match="another process"), open_store(tmp_path):
+        pass
+
+
+def test_what_is_no_study_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="give the --out of a study"), open_store(tmp_path, write=False):
+        pass
+    (tmp_path / FILE).write_bytes(b"something else" * 100)
+    with pytest.raises(ConfigError, match="no study file"), open_store(tmp_path):
+        pass
+
+
+def test_at_rest_it_is_one_file(tmp_path):
+    carried_out(small(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".study.lock", FILE]
+
+
+SLOW = """
+import sys, time, pathlib
+from ctrans.study.carry_out import carry_out_study, prospect
+from ctrans.study.store import open_store
+from tests.study.helpers import one_by_one, small
+def slow(jobs):
+    for done in one_by_one(jobs):
+        print("begun", flush=True)
+        time.sleep(0.05)
+        yield done
+with open_store(pathlib.Path(sys.argv[1])) as store:
+    carry_out_study(prospect(small(), store), store, slow)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_loses_at_most_what_is_in_flight_and_nothing_runs_twice(tmp_path):
+    """Each attempt is killed a little after its first run began; the file is whole every time, and no run is done again."""
+    seen = []
+    for delay in (0.0, 0.06, 0.1):
+        process = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(delay)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        with sqlite3.connect(tmp_path / FILE) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        seen.append({run.key: (run.finished, run.result.seconds) for run in rows(tmp_path)})
+    assert carried_out(small(), tmp_path)
+    last = {run.key: (run.finished, run.result.seconds) for run in rows(tmp_path)}
+    assert len(last) == len(rows(tmp_path)) == 4
+    for before in seen:
+        assert before.items() <= last.items()
+
+
+def test_exports_have_every_row(tmp_path, monkeypatch):
+    carried_out(small(), tmp_path)
+    with open_store(tmp_path, write=False) as store:
+        table = list(csv.DictReader(io.StringIO(export.as_csv(store, "runs").decode())))
+        assert len(table) == 4
+        assert json.loads(table[0]["model"])["width"] == BASE["width"]
+        assert {row["case"] for row in csv.DictReader(io.StringIO(export.as_csv(store, "outcomes").decode()))} == set(
+            store.outcomes()
+        )
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match=r"pip install 'ctrans\[parquet\]'"):
+            export.check_format("parquet")
+    with pytest.raises(ConfigError, match="csv"):
+        export.check_format("cvs")
+
+
+def test_parquet_has_what_csv_has(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    carried_out(small(), tmp_path)
+    with open_store(tmp_path, write=False) as store:
+        read = parquet.read_table(io.BytesIO(export.as_parquet(store, "runs"))).to_pylist()
+        columns, kept = store.table("runs")
+        assert [tuple(row[name] for name in columns) for row in read] == kept
