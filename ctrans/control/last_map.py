@@ -22,6 +22,9 @@ from ctrans.control.admissible import (
 )
 from ctrans.control.ascent import Chart
 from ctrans.control.secular_equation import in_ball
+from ctrans.fields import EndsLinear
+from ctrans.sublayer import Sublayer
+from solvers import ConfigError
 
 
 def frobenius(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch 1 1"]:
@@ -222,3 +225,20 @@ class LastMapDecay(LastMap):
 
     def _cost(self, z: Tensor, f: Tensor) -> Tensor:
         return self.last_map_decay / 2 * z.square().sum((-2, -1))
+
+
+def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
+    """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, and a column of ones where W holds a bias.
+
+    A gain with no norm behind it is in h.
+    """
+    field = sublayer.field
+    if not isinstance(field, EndsLinear):
+        raise ConfigError(
+            f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it `features(x)` and "
+            "`last`, with field(x) = last(features(x))"
+        )
+    h = field.features(sublayer.given(x))
+    if field.last.bias is not None:
+        h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
+    return h if sublayer.output_norm is not None else sublayer.gain * h

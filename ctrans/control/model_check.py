@@ -29,13 +29,12 @@ from ctrans.control.joined import (
     trains_gains,
 )
 from ctrans.control.kinetic_cost import KineticCost
-from ctrans.control.last_map import LastMapDecay
+from ctrans.control.last_map import LastMapDecay, last_features
 from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.remedy import Remedy
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
 from ctrans.depth import Depth
-from ctrans.fields import EndsLinear
 from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
 from ctrans.sublayer import Sublayer
@@ -330,23 +329,6 @@ def check_step(sublayer: Sublayer, found: Costate, k: int, dt: float, remedy: Re
     velocities = StepImage(image if kinetic is None or norm.eps == 0 else FilledImage(image), state, dt)
     h = last_features(sublayer, found.states[k]).flatten(0, -2)
     return certify(velocities if kinetic is None else KineticCost(velocities, kinetic), p, features=h)
-
-
-def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
-    """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, and a column of ones where W holds a bias.
-
-    A gain with no norm behind it is in h.
-    """
-    field = sublayer.field
-    if not isinstance(field, EndsLinear):
-        raise ConfigError(
-            f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it `features(x)` and "
-            "`last`, with field(x) = last(features(x))"
-        )
-    h = field.features(sublayer.given(x))
-    if field.last.bias is not None:
-        h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
-    return h if sublayer.output_norm is not None else sublayer.gain * h
 
 
 def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:

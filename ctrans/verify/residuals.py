@@ -46,9 +46,9 @@ def pullback(generator: torch.Generator) -> Trial:
     )
 
 
-def _scaled(generator: torch.Generator, name: str) -> tuple[Norm, Tensor, float, list[float], float]:
+def _scaled(generator: torch.Generator, name: str, least: int = 2) -> tuple[Norm, Tensor, float, list[float], float]:
     """A norm, P, a bound R, the values of H at g * P for gains of every sign of size R (eight channels have 256), and a scale."""
-    chosen = norm(generator, name, width=2 + below(generator, 5))
+    chosen = norm(generator, name, width=least + below(generator, 5))
     P, R = noise(generator, 1 + below(generator, 3), chosen.width), size(generator, -1, 1)
     signs = torch.cartesian_prod(*[torch.tensor([-R, R], dtype=torch.float64)] * chosen.width)
     values = [float(admissible_set(chosen, "peri").support(g * P)) for g in signs]
@@ -81,7 +81,7 @@ def gain_by_channel(generator: torch.Generator) -> Trial:
 
 def layernorm_by_channel(generator: torch.Generator) -> Trial:
     """R H(P) for LayerNorm against the best corner of the box."""
-    chosen, P, R, values, _ = _scaled(generator, "layernorm")
+    chosen, P, R, values, _ = _scaled(generator, "layernorm", 4)
     H = R * float(admissible_set(chosen, "peri").support(P))
     return at_most(max(values), H, f"LayerNorm, d = {chosen.width}: the best gains with |g_i| <= R against R H(P)")
 
@@ -308,7 +308,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "mixing-gain",
         7,
         "ctrans, on mHC and hyper-connections",
-        "products of doubly stochastic M have |M_k ... M_0|_2 = 1, so that mixing lengthens no state and no costate; M = (1 + s) I: (1 + s)^k",
+        "products of doubly stochastic M have |M_k ... M_0|_2 = 1: mixing lengthens no state and no costate; M = (1 + s) I: (1 + s)^k",
         Check(mixing, 1e-9, share=0.1),
         Check(twenty_rounds, 1e-3, share=0.1),
         "20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)",

@@ -1,0 +1,149 @@
+"""Hyper-connections: a state of several streams, mixed on entering a segment, read by its map and written to."""
+
+from __future__ import annotations
+
+import abc
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.residual.velocities import Residual
+
+
+class Streams(Residual, abc.ABC):
+    """X of n streams x_1 .. x_n, side by side: x_s <- sum_t M_st x_t on entering a segment, then dx_s/dt = b_s N_out f(N_in sum_t a_t x_t).
+
+    M is the `mixing`, b what is written and a what is read: each stream's own numbers. (Hyper-connections as printed read before they
+    mix; these after, so that a segment begins with a jump and is an ODE from there. Where M has an inverse both have the same functions,
+    with a' M for a'.)
+    """
+
+    def __init__(self, width: int, streams: int):
+        super().__init__()
+        self.width, self.streams = width, streams
+
+    @property
+    @abc.abstractmethod
+    def mixing(self) -> Float[Tensor, "streams streams"]:
+        """M."""
+
+    @property
+    @abc.abstractmethod
+    def reads(self) -> Float[Tensor, " streams"]:
+        """a."""
+
+    @property
+    @abc.abstractmethod
+    def writes(self) -> Float[Tensor, " streams"]:
+        """b."""
+
+    @property
+    def largest(self) -> float:
+        return float(torch.linalg.vector_norm(self.writes.detach()))
+
+    @property
+    def words(self) -> str:
+        return f"b f for {self.streams} streams, |b| = {self.largest:.3g}"
+
+    @property
+    def stretch(self) -> float:
+        return self.largest
+
+    def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
+        # products by entry and no matrix product, which autocast would round the state in
+        return (self.mixing.unsqueeze(-1) * self._apart(x).unsqueeze(-3)).sum(-2).flatten(-2)
+
+    def read(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+        return (self.reads.unsqueeze(-1) * self._apart(x)).sum(-2)
+
+    def forward(
+        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
+    ) -> Float[Tensor, "*batch tokens state"]:
+        return (self.writes.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)
+
+    def pull(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+        return (self.writes.unsqueeze(-1) * self._apart(p)).sum(-2)
+
+    def _apart(self, x: Tensor) -> Float[Tensor, "*batch tokens streams width"]:
+        apart: Tensor = x.unflatten(-1, (self.streams, self.width))
+        return apart
+
+
+@runtime_checkable
+class MixesStreams(Protocol):
+    """A residual whose state is of streams: `mixing` is M, `reads` a and `writes` b."""
+
+    @property
+    def mixing(self) -> Float[Tensor, "streams streams"]: ...
+
+    @property
+    def reads(self) -> Float[Tensor, " streams"]: ...
+
+    @property
+    def writes(self) -> Float[Tensor, " streams"]: ...
+
+
+class HyperConnections(Streams):
+    """Free M, a and b, which begin as n copies of the plain residual: M = I, b = 1, and segment k reads stream k mod n."""
+
+    def __init__(self, width: int, streams: int, segment: int):
+        super().__init__(width, streams)
+        # one row of numbers, since optimisers decay what has two axes, and M is to be near I and not 0
+        self.mix = nn.Parameter(torch.eye(streams).flatten())
+        self.read_weights = nn.Parameter((torch.arange(streams) == segment % streams).float())
+        self.write_weights = nn.Parameter(torch.ones(streams))
+
+    @property
+    def mixing(self) -> Float[Tensor, "streams streams"]:
+        mixing: Tensor = self.mix.unflatten(0, (self.streams, self.streams))
+        return mixing
+
+    @property
+    def reads(self) -> Float[Tensor, " streams"]:
+        return self.read_weights
+
+    @property
+    def writes(self) -> Float[Tensor, " streams"]:
+        return self.write_weights
+
+
+class ManifoldConnections(Streams):
+    """M = Sinkhorn(exp(.)), doubly stochastic, a = sigmoid(.), b = 2 sigmoid(.): mixing neither lengthens X nor moves its mean stream.
+
+    |M|_2 <= 1 as |M|_2^2 <= |M|_1 |M|_inf, and products of such M are such again; columns sum to 1 to rounding, so that the mean over the
+    streams comes through, and rows as nearly as the iterations reach.
+    """
+
+    ITERATIONS = 20
+    NEAR_IDENTITY = 4.0
+    """M begins with so large logits on its diagonal: nearly I."""
+
+    def __init__(self, width: int, streams: int, segment: int):
+        super().__init__(width, streams)
+        self.mix = nn.Parameter(self.NEAR_IDENTITY * torch.eye(streams).flatten())
+        # half of what is read is one stream's, by turns, without which all streams would stay equal
+        share = torch.where(torch.arange(streams) == segment % streams, 0.5, 0.5 / (streams - 1))
+        self.read_logits = nn.Parameter(share.logit())
+        self.write_logits = nn.Parameter(torch.zeros(streams))
+
+    @property
+    def mixing(self) -> Float[Tensor, "streams streams"]:
+        return sinkhorn(self.mix.unflatten(0, (self.streams, self.streams)), self.ITERATIONS)
+
+    @property
+    def reads(self) -> Float[Tensor, " streams"]:
+        return self.read_logits.sigmoid()
+
+    @property
+    def writes(self) -> Float[Tensor, " streams"]:
+        return 2 * self.write_logits.sigmoid()
+
+
+def sinkhorn(logits: Float[Tensor, "*batch n n"], iterations: int) -> Float[Tensor, "*batch n n"]:
+    """exp(logits) with rows and columns divided by their sums by turns, the columns last (Sinkhorn and Knopp 1967)."""
+    for _ in range(iterations):
+        logits = logits - logits.logsumexp(-1, keepdim=True)
+        logits = logits - logits.logsumexp(-2, keepdim=True)
+    return logits.exp()

@@ -1,0 +1,161 @@
+"""The table of residuals: a new one is one entry, and models, commands and tests pick it up from there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from ctrans.norm import NORMS, Norm
+from ctrans.placement import Placement
+from ctrans.residual.streams import HyperConnections, ManifoldConnections
+from ctrans.residual.velocities import DepthScaled, Gain, Residual, TowardsImage
+from solvers import ConfigError
+from solvers.errors import look_up
+
+
+@runtime_checkable
+class ResidualSettings(Protocol):
+    """What a residual is made from: the part of an architecture that concerns it. A `GPTConfig` is one."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def norm(self) -> str: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    @property
+    def bias(self) -> bool: ...
+
+    @property
+    def per_block(self) -> int:
+        """Sublayers of a block."""
+
+    @property
+    def state_streams(self) -> int:
+        """Of how many streams the state is."""
+
+    @property
+    def residual_start(self) -> float:
+        """What its gains begin at."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualEntry:
+    """A residual by its ODE.
+
+    - `make`: from the settings and the sublayer's number, from 0, to its residual; None stands for the plain one
+    - `ode`, `source`: the equation of a segment, and where it is from
+    - `start`: what its gains begin at where nothing is said; None where it has none that can be chosen
+    - `refuses`: why a placement makes no sense with it, or None
+    - `counts_blocks`: whether another number of blocks over the same depth-time is another model
+    - `streams`: of how many streams the state is where nothing is said; None where it is one
+    - `unit_weights`: whether matrices are normalised along their embedding dimension, when they are drawn and after every step
+    """
+
+    make: Callable[[ResidualSettings, int], Residual | None]
+    ode: str
+    source: str
+    start: float | None = None
+    refuses: Callable[[Placement], str | None] = lambda placement: None
+    counts_blocks: bool = False
+    streams: int | None = None
+    unit_weights: bool = False
+
+
+def _scales_nothing(placement: Placement) -> str | None:
+    able = "placement pre, peri or pre_post"
+    return None if placement.input_norm else f"scales what an input norm gives, and there is none: choose {able}"
+
+
+def _leaves_streams(placement: Placement) -> str | None:
+    able = "placement pre, peri, output or none"
+    return f"would have a norm around all streams: choose {able}" if placement.state_norm else None
+
+
+def _norm(settings: ResidualSettings) -> Norm:
+    kind = NORMS[settings.norm]
+    return kind(settings.width, settings.eps, bias=settings.bias and getattr(kind, "has_offset", False))
+
+
+def _needs_image(placement: Placement) -> str | None:
+    able = "placement post or pre_post"
+    bare = placement.state_norm and not placement.output_norm and not placement.residual_gain
+    return None if bare else f"moves on the image of a norm around the state, with a step of its own: choose {able}"
+
+
+RESIDUALS: dict[str, ResidualEntry] = {
+    "plain": ResidualEntry(lambda settings, k: None, "dX/dt = v", "He et al. 2015"),
+    "layerscale": ResidualEntry(
+        lambda settings, k: Gain(settings.width, settings.residual_start),
+        "dX/dt = g * v, g by channel",
+        "LayerScale, arXiv 2103.17239: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond",
+        start=0.1,
+    ),
+    "rezero": ResidualEntry(
+        lambda settings, k: Gain(1, settings.residual_start),
+        "dX/dt = a v, a from 0",
+        "ReZero, arXiv 2003.04887, whose Transformer shares a in a block; SkipInit, arXiv 2002.10444, as here one a sublayer",
+        start=0.0,
+    ),
+    "depth_scaled": ResidualEntry(
+        lambda settings, k: DepthScaled(k // settings.per_block + 1),
+        "dX/dt = N_out f(N_in X/sqrt(l)) in block l",
+        "LayerNorm scaling, arXiv 2502.05795",
+        refuses=_scales_nothing,
+        counts_blocks=True,
+    ),
+    "ngpt": ResidualEntry(
+        lambda settings, k: TowardsImage(_norm(settings), settings.residual_start),
+        "dX/dt = T_X a * (N v - X), a by channel, T_X the projection on the norm's image",
+        "nGPT, arXiv 2410.01131, on the sphere where the norm has no gain",
+        start=0.05,
+        refuses=_needs_image,
+        unit_weights=True,
+    ),
+    "hyper_connections": ResidualEntry(
+        lambda settings, k: HyperConnections(settings.width, settings.state_streams, k),
+        "X <- (M x I) X, then dX/dt = b x N_out f(N_in (a' x I) X), n streams",
+        "hyper-connections, arXiv 2409.19606, the static ones",
+        refuses=_leaves_streams,
+        counts_blocks=True,
+        streams=4,
+    ),
+    "mhc": ResidualEntry(
+        lambda settings, k: ManifoldConnections(settings.width, settings.state_streams, k),
+        "the same, M doubly stochastic, a and b positive",
+        "manifold-constrained hyper-connections, arXiv 2512.24880, the static ones",
+        refuses=_leaves_streams,
+        counts_blocks=True,
+        streams=4,
+    ),
+}
+"""From name to residual. `plain` is what was there before there were others, bit for bit."""
+
+ALIASES = {"skipinit": "rezero", "layernorm_scaling": "depth_scaled"}
+"""Other names, which differ in nothing but words from an entry."""
+
+
+def residual_name(name: str) -> str:
+    """The entry's name of that name or alias; ConfigError with the nearest otherwise."""
+    look_up("residual", name, {**RESIDUALS, **ALIASES})
+    return ALIASES.get(name, name)
+
+
+def check_residual(name: str, placements: Sequence[Placement], start: float | None, streams: int | None) -> None:
+    """Raises ConfigError, in one line and by name, for a residual that makes no sense with a placement, or options that it has not."""
+    entry = RESIDUALS[name]
+    for placement in placements:
+        if (why := entry.refuses(placement)) is not None:
+            raise ConfigError(f"residual {name!r} with placement {placement.name!r} {why}")
+    if start is not None and entry.start is None:
+        able = ", ".join(other for other, each in RESIDUALS.items() if each.start is not None)
+        raise ConfigError(f"residual_init = {start!r} has no meaning for residual {name!r}: leave it out, or choose {able}")
+    if streams is not None and entry.streams is None:
+        able = ", ".join(other for other, each in RESIDUALS.items() if each.streams is not None)
+        raise ConfigError(f"streams = {streams!r} has no meaning for residual {name!r}: leave it out, or choose {able}")
+    if streams == 1:
+        raise ConfigError(f"streams = 1 for residual {name!r}: give at least 2, or choose residual plain")
