@@ -55,7 +55,7 @@ class HJBCheckRequest(ModelRequest):
     "--norm",
     "norms",
     multiple=True,
-    default=("all",),
+    default=("layernorm", "rmsnorm"),
     show_default=True,
     metavar="NAME",
     help=f"Repeatable; all, or {options.one_of(NORMS)}.",
@@ -84,6 +84,7 @@ class HJBCheckRequest(ModelRequest):
 @click.option("--kinetic", type=float, metavar="LAM", help="Remedy: running cost LAM/2 |f|^2 of each velocity.")
 @click.option("--pde", is_flag=True, help="Also solve the HJB equation in the plane, and draw it: hjb-pde.png. Half a minute.")
 @options.size_options
+@options.norm_details
 @options.map_options
 @options.weight_options
 @options.text_options

@@ -17,7 +17,7 @@ from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.config import FREE
 from ctrans.model.initialisation import INITIALISATIONS
-from ctrans.norm import NORMS
+from ctrans.norm import NORMS, NormOptions
 from ctrans.placement import PLACEMENTS, spell
 from ctrans.weights.functions_of_depth import BASES
 from solvers import METHODS, ConfigError
@@ -67,6 +67,14 @@ size_options = stack(
 
 norm_option = click.option(
     "--norm", default="layernorm", show_default=True, metavar="NAME", help=f"{one_of(NORMS).capitalize()}."
+)
+
+norm_details = stack(
+    click.option(
+        "--norm-groups", type=int, help="Groups of channels that group_rmsnorm normalises by themselves.  [default: --heads]"
+    ),
+    click.option("--norm-alpha", type=float, help="alpha of dyt and derf at first.  [default: 0.5]"),
+    click.option("--norm-radius", type=float, help="Largest RMS of a token, or entry, that clipping leaves.  [default: 1]"),
 )
 
 map_options = stack(
@@ -121,10 +129,10 @@ depth_weights_options = stack(
     click.option("--knots", type=int, help="Coefficients of such a function, at any depth.  [default: 4]"),
 )
 
-architecture_options = stack(size_options, norm_option, map_options, weight_options)
+architecture_options = stack(size_options, norm_option, norm_details, map_options, weight_options)
 ARCHITECTURE = (
     *("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation"),
-    *("qk_norm", *(field.name for field in dataclasses.fields(AttentionOptions))),
+    *("qk_norm", *(field.name for kind in (AttentionOptions, NormOptions) for field in dataclasses.fields(kind))),
 )
 """Names of options that are fields of `GPTConfig`."""
 

@@ -95,6 +95,9 @@ class ModelRequest(WrittenRequest):
     softcap: float | None
     sinks: bool
     gated_output: bool
+    norm_groups: int | None
+    norm_alpha: float | None
+    norm_radius: float | None
     seed: int
     checkpoint: Path | None
     model: Path | None

@@ -26,6 +26,7 @@ from ctrans.given_files import read_file, read_json
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
 from ctrans.model.sums import check_bound
+from ctrans.norm import NormOptions
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -60,8 +61,8 @@ def save(model: GPT, directory: str | Path) -> None:
 
 
 def _settings(config: GPTConfig) -> dict[str, Any]:
-    """Every choice, of attention's options only those that were made: a model without them is read by versions that lack them."""
-    idle = dataclasses.asdict(AttentionOptions())
+    """Every choice, of attention's and norms' options only those that were made: versions that lack them read a model without."""
+    idle = dataclasses.asdict(AttentionOptions()) | dataclasses.asdict(NormOptions())
     settings = dataclasses.asdict(config)
     return {name: value for name, value in settings.items() if name not in idle or value != idle[name]}
 

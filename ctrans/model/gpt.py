@@ -19,7 +19,7 @@ from ctrans.fields import FIELDS, Kind
 from ctrans.fields.positions import POSITIONS, Positions
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
-from ctrans.norm import NORMS, Norm
+from ctrans.norm import NORMS, Norm, norm_settings
 from ctrans.placement import BlockPlacement, Placement
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
@@ -127,7 +127,8 @@ class GPT(nn.Module):
 def make_norm(config: GPTConfig) -> Norm:
     """A fresh norm of the configuration's kind; LayerNorm without offset where the model has no biases."""
     kind = NORMS[config.norm]
-    return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False))
+    options = norm_settings(config.norm, config, config.width, config.heads)
+    return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False), **options)
 
 
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement) -> Sublayer:

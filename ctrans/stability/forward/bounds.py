@@ -127,7 +127,7 @@ def difference_bound(sublayer: Sublayer) -> float:
     if isinstance(field, ShowsHeads):
         return math.fsum(norm_of_product(head.out, head.value) for head in field.head_matrices())
     if not mixes_tokens(field, sublayer.kind) and isinstance(field, HasLipschitz):
-        return field.lipschitz(_level(norm) * math.sqrt(norm.width))
+        return field.lipschitz(norm.level * math.sqrt(norm.width))
     return math.inf
 
 
@@ -140,7 +140,7 @@ def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = ma
     norm = sublayer.input_norm
     if norm is None or (bound is None and apart == math.inf):
         return None
-    alone = math.inf if bound is None else 2 * bound.at(_level(norm) * math.sqrt(norm.width))
+    alone = math.inf if bound is None else 2 * bound.at(norm.level * math.sqrt(norm.width))
     return sublayer.gain * min(alone, 2 * largest_gain(norm) * math.sqrt(norm.width) * apart)
 
 
@@ -156,7 +156,9 @@ def largest_gain(norm: Norm) -> float:
 
 def _measure(at: Passage) -> _Measured:
     norm = at.sublayer.input_norm
-    sigma = math.nan if norm is None else float(norm.sigma(at.x.detach().double()).min())
+    sigma = math.nan
+    if norm is not None and norm.divides:
+        sigma = float(norm.sigma(at.x.detach().double()).min())
     return _Measured(at.sublayer, at.h, sigma, *_bound_of(at.sublayer), difference_bound(at.sublayer))
 
 
@@ -176,7 +178,7 @@ def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, 
     mean_abs, rms = [x0.mean_abs], [x0.rms]
     for segment in segments:
         if segment.sublayer.state_norm is not None:
-            level = _level(segment.sublayer.state_norm)
+            level = segment.sublayer.state_norm.level
             radius = level * math.sqrt(width)
             mean_abs.append(level)
             rms.append(level)
@@ -200,10 +202,10 @@ def _gained(segment: _Measured, radius: float, width: int, discrete: bool) -> fl
     """By how much a token no longer than `radius` can grow in a segment without state norm."""
     sublayer, h = segment.sublayer, segment.h
     if sublayer.output_norm is not None:
-        return h * sublayer.gain * _level(sublayer.output_norm) * math.sqrt(width)
+        return h * sublayer.gain * sublayer.output_norm.level * math.sqrt(width)
     bound = segment.known()
     if sublayer.input_norm is not None:
-        return h * sublayer.gain * bound.at(_level(sublayer.input_norm) * math.sqrt(width))
+        return h * sublayer.gain * bound.at(sublayer.input_norm.level * math.sqrt(width))
     if discrete:
         return h * sublayer.gain * bound.at(radius)
     if bound.curvature:
@@ -231,6 +233,8 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
         return [start + t * math.sqrt(entries) * worst for t in (0.0, *lengths.cumsum(0).tolist())]
     if outputs or len(inputs) < len(sublayers):
         return "the papers' theorems are for one placement, pre, peri or output, in all sublayers"
+    if not all(norm.divides for norm in inputs):
+        return "the papers' theorem is for input norms that divide a token by its size"
     if any(segment.known().curvature for segment in segments):
         return "the papers' theorem is for maps with an affine bound, and a gated FFN has none"
     values = [start]
@@ -240,11 +244,6 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
         values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
     return values
-
-
-def _level(norm: Norm) -> float:
-    """g + b: no token of the norm's image has a larger RMS, and no larger mean absolute value."""
-    return largest_gain(norm) + _offset(norm)
 
 
 def _offset(norm: Norm) -> float:
