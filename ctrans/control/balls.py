@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import length, nowhere, ratio
+from ctrans.control.ascent import Map
 from ctrans.control.norm_image import NormImage
 from ctrans.norm import ClipLength
 
@@ -28,6 +29,11 @@ class Ball(NormImage):
     @property
     def words(self) -> str:
         return f"|f_j| <= {self.radius:g}"
+
+    @property
+    def inside(self) -> Map:
+        """Outside the norm has no slope along the input, so that a velocity that costs too much would stay."""
+        return self.norm
 
     @property
     def spread(self) -> float:
