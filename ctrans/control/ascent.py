@@ -58,7 +58,7 @@ class Chart:
     `joint` says that gains make one problem of all tokens, and `parts` in how many of consecutive entries that of a token falls apart.
     """
 
-    P: Float[Tensor, "tokens *entries"]
+    P: Float[Tensor, " tokens *entries"]
     shape: tuple[int, ...]
     axes: tuple[int, ...]
     degree: int | None

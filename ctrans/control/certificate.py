@@ -334,7 +334,7 @@ def climb_weights(
     )
 
 
-def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, "starts *shape"]:
+def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, " starts *shape"]:
     half = torch.randn(pairs, *shape, generator=generator, dtype=P.dtype).to(P.device)
     return torch.cat([half, -half])
 
