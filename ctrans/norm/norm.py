@@ -126,19 +126,19 @@ class Norm(nn.Module, abc.ABC):
 
     def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """The part of f tangent to the image at x. Raises ConfigError where the image has no tangent spaces."""
-        raise self._no_ode()
+        raise self.no_ode()
 
     def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """R(y), back onto the image, the identity on it. Raises ConfigError where the image has no tangent spaces."""
-        raise self._no_ode()
+        raise self.no_ode()
 
     def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
         """What the tangent space at x, of the scaled copy of the image through it, is orthogonal to. Raises ConfigError likewise."""
-        raise self._no_ode()
+        raise self.no_ode()
 
     def off_copies(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
         """Where x is on no scaled copy of the image. Raises ConfigError likewise."""
-        raise self._no_ode()
+        raise self.no_ode()
 
     @property
     def has_tangent(self) -> bool:
@@ -174,7 +174,8 @@ class Norm(nn.Module, abc.ABC):
             )
         return gamma
 
-    def _no_ode(self) -> ConfigError:
+    def no_ode(self) -> ConfigError:
+        """Why there is no ODE with this norm around the state, where there is none."""
         return ConfigError(
             f"{type(self).__name__} around the state {self.no_tangent}, so that N(X + dt f(X)) is no step of an ODE: use the discrete "
             "model (euler, one step), or a norm whose image is a surface, as rmsnorm"
