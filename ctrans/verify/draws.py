@@ -60,10 +60,14 @@ def norm(
 @torch.no_grad()
 def learned(generator: torch.Generator, chosen: AnyNorm, spread: float, signed: bool = True) -> AnyNorm:
     """The norm with gains +-e^(spread N(0, 1)), cut at e^(+-3 spread), and offsets spread N(0, 1)."""
+    if chosen.gains == "one":
+        for parameter in chosen.parameters():
+            parameter.mul_((spread * noise(generator, 1).clamp(-3, 3)).exp())
+        return chosen
     gains = (spread * noise(generator, chosen.width).clamp(-3, 3)).exp()
     signs = torch.where(torch.rand(chosen.width, generator=generator) < 0.25, -1.0, 1.0) if signed else 1.0
     chosen.gamma.copy_(gains * signs)
-    chosen.beta.copy_(spread * noise(generator, chosen.width))  # RMSNorm has none: it gives a fresh zero
+    chosen.beta.copy_(spread * noise(generator, chosen.width))  # where there are none these are fresh numbers
     return chosen
 
 
