@@ -41,7 +41,7 @@ class SegmentCheck:
     move nothing). `ellipsoid` is Kan's printed value of H, for LayerNorm's image only: H there is at most that. `training_threshold` is
     dt lam*, the penalty of both factors in a training loss at which H turns from infinite to zero, for a linear T and a map that
     shows its factors; `weight_decay` is the one asked about, which the certificate does not have. `step` is the certificate of the
-    discrete step where that has a set of its own.
+    discrete step where that has a set of its own. Without an `ode` (see `check_jump`) that is the segment's only one.
     """
 
     segment: int
@@ -55,6 +55,7 @@ class SegmentCheck:
     training_threshold: DecayThreshold | None = None
     weight_decay: float | None = None
     step: Certificate | None = None
+    ode: bool = True
 
     @property
     def verdict(self) -> Verdict:
@@ -114,6 +115,11 @@ class ModelCheck:
     def largest(self) -> SegmentCheck:
         """The segment with the largest costate."""
         return max(self.segments, key=lambda segment: segment.costate_norm)
+
+    @property
+    def has_ode(self) -> bool:
+        """Whether every segment has one; the verdict is that of the discrete step where one has none."""
+        return all(segment.ode for segment in self.segments)
 
     @property
     def verdict(self) -> Verdict:
@@ -300,7 +306,9 @@ def check_jump(
 ) -> SegmentCheck:
     """The certificate of the discrete step from X, with the costate P at its end, as that of its segment: it has no other."""
     certificate = check_step(sublayer, x, p, dt, remedy)
-    return SegmentCheck(segment, sublayer.kind, time, float(p.norm()), certificate, None, None, weight_decay=remedy.weight_decay)
+    return SegmentCheck(
+        segment, sublayer.kind, time, float(p.norm()), certificate, None, None, weight_decay=remedy.weight_decay, ode=False
+    )
 
 
 @torch.no_grad()

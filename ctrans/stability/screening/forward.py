@@ -110,6 +110,8 @@ def _conclude_well_posedness(check: ModelCheck, count: int) -> Finding:
     )
     notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
     notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
+    if not check.has_ode:
+        notes.append("there is no ODE with such a norm around the state: certified is the discrete step")
     infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
     return Finding(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
 
