@@ -28,6 +28,7 @@ COMMANDS = {
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "generate": "Continue a text with a trained model.",
+    "report": "Put results that were kept as JSON side by side on one page.",
 }
 
 

@@ -10,6 +10,7 @@ from ctrans.cli.schemas import FINDINGS, RESULTS, as_text, schema
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.report.page import page_of, render
 from ctrans.report.schema import schema_of
 from ctrans.stability.screening.screen import STEPS
 from tests.cli.test_commands import run, strict
@@ -28,6 +29,7 @@ RUNS = {
     "screen": [["screen", "--quick", *SMALL], ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
+    "report": [["report", "KEPT"]],
     "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
 }
 
@@ -38,7 +40,8 @@ def places(tmp_path_factory):
     model.depth.sublayers[1].state_norm.weight.data[5] = 4.8e-33
     place = tmp_path_factory.mktemp("schemas")
     save(model, place / "model")
-    return {"DYING": str(place / "model"), "RUN": str(place / "run")}
+    (place / "kept.json").write_text('{"command": "simulate", "placements": {}}')
+    return {"DYING": str(place / "model"), "RUN": str(place / "run"), "KEPT": str(place / "kept.json")}
 
 
 def test_every_command_and_step_has_one():
@@ -55,6 +58,7 @@ def test_a_result_is_as_its_schema_says(name, places):
         assert result.exit_code == 0, result.output
         found = strict(result.stdout)
         checker.validate(found)
+        assert f"ctrans {name}" in render(page_of({name: found})), "it has a page"
         with pytest.raises(jsonschema.ValidationError):
             checker.validate({**found, "more": 1})
 
