@@ -200,7 +200,9 @@ def certify(
         return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
     best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
     scale = admissible.scale(P)
-    still = bool(ties.all()) and not bool(admissible.gains_tie(P))
+    # of a token that falls apart one part may tie, and the others are there to climb
+    idle = bool(ties.all()) if chart.parts == 1 else not bool(P.any())
+    still = idle and not bool(admissible.gains_tie(P))
     velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
     summary = dataclasses.replace(
         summary,
@@ -210,7 +212,7 @@ def certify(
         velocities=velocities,
         ceiling=None if ceiling <= value + math.sqrt(summary.eps) * scale else ceiling,
     )
-    if last_map is None or bool(ties.all()):
+    if last_map is None or idle:
         return summary
     moved = last_map.h.any(-1)
     if bool(moved.all()) or not undefined_at_zero(admissible):

@@ -9,10 +9,11 @@ from scipy.optimize import minimize
 from ctrans.control import KineticCost, StepImage, admissible_set, certify
 from ctrans.control.gain_slope import has_offset
 from ctrans.control.images import image_of, reached_by
+from ctrans.control.model_check import check_model
 from ctrans.norm import NORMS
 from solvers import ConfigError
 from tests.cases import covering
-from tests.helpers import learned
+from tests.helpers import learned, small_model, tokens
 
 WIDTH, TOKENS = 6, 4
 every = pytest.mark.parametrize("name", sorted(NORMS))
@@ -165,3 +166,20 @@ CASES = [{"name": k, "dtype": d} for k in range(len(NORMS)) for d in range(2)]
 def test_single_precision_certifies_too(case):
     name, dtype = sorted(NORMS)[CASES[case]["name"]], (torch.float32, torch.float64)[CASES[case]["dtype"]]
     holds(certify(admissible_set(make(name).to(dtype), "peri"), numbers(TOKENS, WIDTH).to(dtype)))
+
+
+@every
+@pytest.mark.parametrize("placement", ["peri", "post"])
+def test_a_models_segments_are_certified_behind_and_inside_every_norm(name, placement):
+    made = small_model(placement, norm=name, depth=1, width=8)
+    check = check_model(made, tokens(1, 5), tokens(1, 5, seed=1))
+    assert check.agrees, check.failures
+    ode = placement == "peri" or make(name).has_tangent
+    assert check.has_ode == ode
+    trained = "well-posed for bounded gains" if list(make(name).parameters()) else "well-posed"
+    assert check.step_verdict == trained
+    assert check.verdict == ("degenerate" if placement == "post" and ode else trained)
+    if not ode:
+        assert check.form == "discrete"
+        assert "is no step of an ODE" in check.instead
+        assert all(segment.step is None and "(z - X)/dt" in segment.certificate.words for segment in check.segments)
