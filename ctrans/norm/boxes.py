@@ -103,7 +103,7 @@ class SquashNorm(Norm):
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
         """sum_i abs(gamma_i p_i) (1 - phi(abs(alpha) r/sqrt(d))) at x = -s/alpha + r sign(alpha gamma * p)/sqrt(d)."""
-        reach = self.phi(self.alpha.abs() * radius / math.sqrt(self.width))
+        reach = self.phi(self.alpha.abs() * radius / math.sqrt(self.width)).squeeze(-1)
         return (self.gamma * p).abs().sum(-1) * (1 - reach)
 
     def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
