@@ -162,10 +162,13 @@ class Sublayer(nn.Module):
         """This sublayer as a segment of depth-time.
 
         As the model's own step: field r, and the state norm as projection. With `continuous`, as the ODE: field v, the state
-        put on the state norm's image on entering. Without a state norm the two are one.
+        put on the state norm's image on entering. Without a state norm the two are one. Raises ConfigError for the ODE of a state norm
+        whose image has no tangent spaces: it has none.
         """
         if self.state_norm is None or not continuous:
             mix = self.enter if self.streams > 1 else None
             return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm, enter=mix)
+        if not self.state_norm.has_tangent:
+            raise self.state_norm.no_ode()
         enter: Map = self.state_norm.retract
         return Segment(t0, t1, lambda t, x: self.velocity(x), enter=enter)

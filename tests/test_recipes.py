@@ -20,7 +20,7 @@ from torch import nn
 from ctrans import GPT, GPTConfig
 from ctrans.cli import main
 from ctrans.fields import ATTENTIONS, FFNS, Matrix, plain_attention
-from ctrans.norm import NORMS, Norm
+from ctrans.norm import NORMS, SphereNorm, SquashNorm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.residual import RESIDUALS, Residual, ResidualEntry
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
@@ -149,7 +149,7 @@ def test_a_new_residual_is_one_entry(monkeypatch):
     assert command("simulate", "--residual", "half", "--no-reference")["placements"]["peri"]["status"] == "success"
 
 
-class SphereNorm(Norm):
+class UnitGain(SphereNorm):
     """z = sqrt(d) x/|x|: RMSNorm without gain, whose image is the sphere of radius sqrt(d)."""
 
     centred = False
@@ -172,12 +172,37 @@ class SphereNorm(Norm):
 
 
 def test_a_new_norm_is_one_entry(monkeypatch):
-    monkeypatch.setitem(NORMS, "sphere", SphereNorm)
+    monkeypatch.setitem(NORMS, "sphere", UnitGain)
     screening = check_enrolled(model_with(norm="sphere", placement="peri"))
-    assert screening.findings["well-posedness"].verdict == "well-posed for bounded gains"
-    norm, p = SphereNorm(16).double(), torch.randn(5, 16, dtype=torch.float64)
+    assert screening.findings["well-posedness"].verdict == "well-posed"
+    norm, p = UnitGain(16).double(), torch.randn(5, 16, dtype=torch.float64)
     assert torch.allclose(norm.support(p), 4 * p.norm(dim=-1))
     assert command("hjb-check", "--norm", "sphere", "--placement", "peri")["checks"]["sphere"]["peri"]["agrees"]
+
+
+class SoftSign(SquashNorm):
+    """z = gamma * y/(1 + abs(y)) + beta, y = alpha x: squashing whose H is approached like 1/r alone."""
+
+    @staticmethod
+    def phi(x):
+        return x / (1 + x.abs())
+
+    @staticmethod
+    def derivative(x):
+        return 1 / (1 + x.abs()).square()
+
+    @staticmethod
+    def inverse(u):
+        return u / (1 - u.abs())
+
+
+def test_a_new_squashing_is_its_function_slope_and_inverse(monkeypatch):
+    monkeypatch.setitem(NORMS, "softsign", SoftSign)
+    screening = check_enrolled(model_with(norm="softsign", placement="peri"))
+    assert screening.findings["well-posedness"].verdict == "well-posed for bounded gains"
+    norm, x = SoftSign(16).double(), torch.randn(5, 16, dtype=torch.float64)
+    assert torch.allclose(norm.undo(norm.standardize(x)), x)
+    assert float(norm.shortfall(x, 1000.0).max() / norm.support(x).max()) == pytest.approx(1 / (1 + 0.5 * 1000 / 4), rel=1e-12)
 
 
 class Similarity(Instrument):

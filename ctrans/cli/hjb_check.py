@@ -55,7 +55,7 @@ class HJBCheckRequest(ModelRequest):
     "--norm",
     "norms",
     multiple=True,
-    default=("all",),
+    default=("layernorm", "rmsnorm"),
     show_default=True,
     metavar="NAME",
     help=f"Repeatable; all, or {options.one_of(NORMS)}.",
@@ -86,6 +86,7 @@ class HJBCheckRequest(ModelRequest):
 @options.size_options
 @options.residual_options
 @options.parallel_option
+@options.norm_details
 @options.map_options
 @options.weight_options
 @options.text_options

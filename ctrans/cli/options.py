@@ -17,7 +17,7 @@ from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.config import FREE
 from ctrans.model.initialisation import INITIALISATIONS
-from ctrans.norm import NORMS
+from ctrans.norm import NORMS, NormOptions
 from ctrans.placement import PLACEMENTS, spell
 from ctrans.residual import ALIASES, RESIDUALS
 from ctrans.weights.functions_of_depth import BASES
@@ -69,6 +69,14 @@ size_options = stack(
 
 norm_option = click.option(
     "--norm", default="layernorm", show_default=True, metavar="NAME", help=f"{one_of(NORMS).capitalize()}."
+)
+
+norm_details = stack(
+    click.option(
+        "--norm-groups", type=int, help="Groups of channels that group_rmsnorm normalises by themselves.  [default: --heads]"
+    ),
+    click.option("--norm-alpha", type=float, help="alpha of dyt and derf at first.  [default: 0.5]"),
+    click.option("--norm-radius", type=float, help="Largest RMS of a token, or entry, that clipping leaves.  [default: 1]"),
 )
 
 map_options = stack(
@@ -152,7 +160,9 @@ parallel_option = click.option(
     help="Attention and FFN at once in every block: X + dt (attention(N X) + FFN(N X)).",
 )
 
-architecture_options = stack(size_options, norm_option, residual_options, parallel_option, map_options, weight_options)
+architecture_options = stack(
+    size_options, norm_option, norm_details, residual_options, parallel_option, map_options, weight_options
+)
 ARCHITECTURE = (
     *("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation"),
     *(
@@ -161,7 +171,7 @@ ARCHITECTURE = (
         "streams",
         "parallel_blocks",
         "qk_norm",
-        *(field.name for options in (AttentionOptions, ExpertOptions) for field in dataclasses.fields(options)),
+        *(field.name for kind in (AttentionOptions, ExpertOptions, NormOptions) for field in dataclasses.fields(kind)),
     ),
 )
 """Names of options that are fields of `GPTConfig`."""

@@ -109,6 +109,9 @@ class ModelRequest(WrittenRequest):
     shared_experts: int
     router: str
     expert: str
+    norm_groups: int | None
+    norm_alpha: float | None
+    norm_radius: float | None
     seed: int
     checkpoint: Path | None
     model: Path | None

@@ -63,6 +63,11 @@ class Supremum(abc.ABC):
     def verdict(self) -> Verdict:
         """Whether H is finite, and what is assumed for it. A norm with eps > 0 comes as near to its H as one likes, and attains it not."""
 
+    @property
+    def attained(self) -> bool | None:
+        """Whether a velocity that the model can have attains a finite H, or only comes as near as one likes; None where it is not said."""
+        return None
+
     @abc.abstractmethod
     def check(self, P: Tensor) -> None:
         """ConfigError where the costate P is not finite or does not fit the set."""

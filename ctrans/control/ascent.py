@@ -35,10 +35,13 @@ def free(z: Tensor, f: Tensor) -> float:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gains:
-    """A norm's gains and offsets as they are, whether it has offsets to train, and the velocity of a raw output with others."""
+    """A norm's gains and offsets as they are, whether it has offsets to train, and the velocity of a raw output with others.
 
-    gamma: Float[Tensor, " width"]
-    beta: Float[Tensor, " width"]
+    One gain for all channels is one number.
+    """
+
+    gamma: Float[Tensor, " gains"]
+    beta: Float[Tensor, " gains"]
     has_offset: bool
     velocity: Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -52,10 +55,10 @@ class Chart:
     where z is a sublayer's raw output, and None where it is not. `raw` undoes `velocity` there: a raw output with the velocity
     f, so large that no eps shows. `gains` are those of the norm that makes the velocity, where there is one. `guess` makes
     starts of rows of random numbers, shape (guesses, 1, width), where the payoff has local maxima and many are worth a try.
-    `joint` says that gains make one problem of all tokens.
+    `joint` says that gains make one problem of all tokens, and `parts` in how many of consecutive entries that of a token falls apart.
     """
 
-    P: Float[Tensor, "tokens width"]
+    P: Float[Tensor, " tokens *entries"]
     shape: tuple[int, ...]
     axes: tuple[int, ...]
     degree: int | None
@@ -67,11 +70,31 @@ class Chart:
     gains: Gains | None = None
     guess: Map | None = None
     joint: bool = False
+    parts: int = 1
 
     def payoff(self, z: Float[Tensor, "*starts rows columns"]) -> Float[Tensor, "*problems"]:
         """-<P, f> - cost of each problem, at most its part of H."""
         f = self.velocity(z)
         return -(self.P * f).sum(self.axes) - self.cost(z, f)
+
+    def apart(self) -> Chart:
+        """The same problems in z of shape (*starts, tokens, parts, entries), those of a token side by side; itself for one part."""
+        if self.parts == 1:
+            return self
+        velocity, project = self.velocity, self.project
+
+        def split(x: Tensor) -> Tensor:
+            parts: Tensor = x.unflatten(-1, (self.parts, -1))
+            return parts
+
+        return dataclasses.replace(
+            self,
+            P=split(self.P),
+            shape=(*self.shape[:-1], self.parts, self.shape[-1] // self.parts),
+            velocity=lambda z: split(velocity(z.flatten(-2))),
+            project=lambda z: split(project(z.flatten(-2))),
+            parts=1,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -174,9 +174,13 @@ class _Step:
         if self.sublayer.image is not None:
             return {name: value for name, value in self.parameters.items() if name == "residual.gain"}
         if norm is not None:
-            names = [name for name in self.parameters if name.startswith("output_norm.")]
-            offset = norm.beta.data_ptr()
-            return {name: norm.beta if self.parameters[name].data_ptr() == offset else norm.gamma for name in names}
+            found = {f"output_norm.{name}": value for name, value in norm.linear_parameters().items()}
+            if not found:
+                raise ConfigError(
+                    f"{type(norm).__name__} behind the {self.sublayer.kind} sublayer has no gains or offsets, so that its velocity is "
+                    "linear in no parameter: choose an output norm that has, or a placement without one"
+                )
+            return found
         field = self.sublayer.field
         if not isinstance(field, EndsLinear):
             raise ConfigError(

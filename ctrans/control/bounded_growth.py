@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.ascent import Chart, ascend, evened
-from ctrans.control.last_map import Features, frobenius
+from ctrans.control.ascent import Chart, ascend, evened, unchanged
+from ctrans.control.last_map import Features, LastMapDecay, frobenius
 from ctrans.control.linear_spaces import LinearSpace
 
 DECADES = (-2.0, 2.0)
@@ -100,6 +100,18 @@ def growth(
         if float(payoff(start)) > float(values[k]):
             values[k] = torch.maximum(values[k], ascend(payoff, start, (-2, -1), functools.partial(within, radius), STEPS).best)
     return Growth(tuple(radii), numbers(torch.cat(values)), exponent(s.new_tensor(radii), torch.cat(values) - base), base)
+
+
+def decayed_growth(decay: LastMapDecay, P: Float[Tensor, "tokens width"]) -> Growth:
+    """max of -<P, h W'> - lam/2 |W|_F^2 over |W|_F <= R for growing R, by ascent: it saturates once R lets W* in."""
+    u, _, inverse, _ = decay.map.svd
+
+    def cost(raw: Tensor, f: Tensor) -> Tensor:
+        """lam/2 <f_j, ((h h')^+ f)_j>: token j's part of lam/2 |W|^2, W the least weights with h W' = f."""
+        return decay.last_map_decay / 2 * (f * (u @ (inverse * decay.map.coordinates(f)))).sum(-1)
+
+    chart = Chart(P, P.shape, axes=(-1,), degree=1, velocity=unchanged, cost=cost)
+    return growth(chart, decay.map, decay.maximizer(P), torch.Generator().manual_seed(0))
 
 
 def witness(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Witness:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,11 +13,12 @@ from torch import Tensor
 from ctrans.control.admissible import ROUNDING, GainSlope, Supremum, VelocitySet, Verdict, check_costate, length, ratio
 from ctrans.control.ascent import STEPS, Chart, ascend, evened
 from ctrans.control.bounded_growth import Growth, Witness, growth, witness
-from ctrans.control.ellipsoids import NormImage
+from ctrans.control.ellipsoids import SphereImage
 from ctrans.control.gained_growth import gained_growth
 from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import Features
 from ctrans.control.linear_spaces import LinearSpace
+from ctrans.control.norm_image import NormImage
 from ctrans.control.rank_gap import gap_of_rank
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.norm import NORMS, Norm
@@ -75,7 +77,7 @@ class Certificate:
     make of the KKT residual (where gains are tiny beside an offset or a step's state), and `ceiling` what H is proven not to
     exceed where its maximiser is the best that was found. `growth` is that with a bound on the weights, `gained` that with one
     bound on the weights and the norm's gains and offsets together; `gain_slope` is what the latter should grow by. Evidence that
-    does not apply to the set is None.
+    does not apply to the set is None. `attained` says of a finite H whether a velocity of the model has it, or none but comes near.
     """
 
     words: str
@@ -93,6 +95,7 @@ class Certificate:
     ceiling: float | None = None
     gained: Growth | None = None
     gain_slope: GainSlope | None = None
+    attained: bool | None = None
 
     @property
     def finite(self) -> bool:
@@ -183,7 +186,9 @@ def certify(
         raise ConfigError("norm and state describe a placement's set, and a set is given: leave them out, or give a name")
     chart = admissible.chart(P)
     value, ties = float(admissible.support(P)), admissible.ties(P)
-    summary = Certificate(admissible.words, admissible.verdict, value, int(ties.sum()), torch.finfo(P.dtype).eps)
+    attained = admissible.attained if value < math.inf else None
+    eps = torch.finfo(P.dtype).eps
+    summary = Certificate(admissible.words, admissible.verdict, value, int(ties.sum()), eps, attained=attained)
     generator = torch.Generator().manual_seed(seed)
     last_map = None
     if features is not None and chart.degree is not None:
@@ -195,7 +200,9 @@ def certify(
         return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
     best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
     scale = admissible.scale(P)
-    still = bool(ties.all()) and not bool(admissible.gains_tie(P))
+    # of a token that falls apart one part may tie, and the others are there to climb
+    idle = bool(ties.all()) if chart.parts == 1 else not bool(P.any())
+    still = idle and not bool(admissible.gains_tie(P))
     velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
     summary = dataclasses.replace(
         summary,
@@ -205,7 +212,7 @@ def certify(
         velocities=velocities,
         ceiling=None if ceiling <= value + math.sqrt(summary.eps) * scale else ceiling,
     )
-    if last_map is None or bool(ties.all()):
+    if last_map is None or idle:
         return summary
     moved = last_map.h.any(-1)
     if bool(moved.all()) or not undefined_at_zero(admissible):
@@ -227,7 +234,7 @@ def _with_weights(
     """The certificate of a finite H with what weights of the last map attain, within a bound on them, and with the gains too."""
     chart, value, scale = admissible.chart(P), summary.hamiltonian, summary.scale
     weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
-    if isinstance(admissible, NormImage):
+    if isinstance(admissible, SphereImage):
         weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), scale))
     limit = value + math.sqrt(summary.eps) * (scale or 1.0)
     best = admissible.maximizer(P)
@@ -250,7 +257,7 @@ def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | 
 def undefined_at_zero(admissible: Supremum) -> bool:
     """Whether a raw output of 0 has no velocity: behind a norm with eps = 0. Such tokens are no part of what weights can do."""
     image = admissible.velocities if isinstance(admissible, KineticCost) else admissible
-    return isinstance(image, NormImage) and image.norm.eps == 0
+    return isinstance(image, NormImage) and image.norm.singular
 
 
 @torch.no_grad()
@@ -269,6 +276,8 @@ def climb_velocities(
     `steps` are the most, 0 where all tokens tie by themselves: there is nothing to climb but rounding. Where the chart
     has guesses, those starts go on that are best after a few steps.
     """
+    tokens, width = len(chart.P), chart.shape[-1]
+    chart = chart.apart()
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
     if chart.guess is not None:
         noise = torch.randn(GUESSES, 1, chart.shape[-1], generator=generator, dtype=start.dtype).to(start.device)
@@ -279,16 +288,17 @@ def climb_velocities(
     payoffs = found.best.reshape(2 * pairs, -1)
     best, first = payoffs.max(0)
     near = payoffs >= best - math.sqrt(torch.finfo(best.dtype).eps) * best.abs()
-    velocities = chart.velocity(found.z)
-    rows = torch.arange(len(ties), device=ties.device)
-    top = velocities[first.expand(len(ties)), rows]
-    likely = found.z[first.expand(len(ties)), rows]
+    velocities, coordinates = (x.reshape(2 * pairs, -1, x.shape[-1]) for x in (chart.velocity(found.z), found.z))
+    rows = torch.arange(velocities.shape[1], device=ties.device)
+    top = velocities[first.expand(len(rows)), rows]
+    likely = coordinates[first.expand(len(rows)), rows].reshape(-1, width)
     apart = torch.where(near, length(velocities - top), 0.0).amax(0)
     # against rounding of a random one, where the best is none at all
     longest = torch.maximum(length(top).amax(), torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax())
     distance = ratio(apart, longest)
     if chart.joint:  # tokens are climbed together: one whose share is small is seen as far as that goes
         distance = distance * ratio(length(chart.P), length(chart.P).amax())
+    distance = distance.reshape(tokens, -1).amax(-1)
     ascent = VelocityAscent(
         best=float(best.sum()),
         gap=_share(value - float(best.sum()), scale),
@@ -326,9 +336,29 @@ def climb_weights(
     )
 
 
-def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, "starts rows width"]:
+def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, " starts *shape"]:
     half = torch.randn(pairs, *shape, generator=generator, dtype=P.dtype).to(P.device)
     return torch.cat([half, -half])
+
+
+def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
+    """The weakest evidence of some certificates; None where it does not apply.
+
+    `gap` is (H - best)/`scale` of the ascent over velocities, `weights` of that over the last map's weights, `kkt` the residual of
+    the closed form's maximiser, `uniqueness` the distance between maximisers from different starts, `exponent` the k of value ~ R^k
+    that is farthest from what its verdict says, `gained` the same with gains trained too.
+    """
+    given = list(certificates)
+    grown = [(c.growth.exponent, 0.0 if math.isfinite(c.hamiltonian) else 1.0) for c in given if c.growth is not None]
+    gained = [c.gained.exponent for c in given if c.gained is not None]
+    return {
+        "gap": max((c.velocities.gap for c in given if c.velocities is not None), key=abs, default=None),
+        "weights": max((c.weights.gap for c in given if c.weights is not None), key=abs, default=None),
+        "kkt": max((c.kkt for c in given if c.kkt is not None), default=None),
+        "uniqueness": max((c.velocities.uniqueness for c in given if c.velocities is not None), default=None),
+        "exponent": max(grown, key=lambda pair: abs(pair[0] - pair[1]))[0] if grown else None,
+        "gained": max(gained, key=lambda k: abs(k - 1), default=None),
+    }
 
 
 def _share(part: float, whole: float) -> float:

@@ -1,4 +1,4 @@
-"""Images of a norm: where an output norm puts every velocity. Bounded, so H is finite; attained for eps = 0, off ties at one point."""
+"""Ellipsoids and their slices: images of norms that divide a token by its size. H is attained for eps = 0, off ties at one point."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, GainSlope, VelocitySet, Verdict, check_costate, length, ratio
-from ctrans.control.ascent import Chart, Gains
-from ctrans.control.gain_slope import gain_slope, has_offset
+from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, ratio
+from ctrans.control.gain_slope import gain_slope
+from ctrans.control.norm_image import NormImage
 from ctrans.control.secular_equation import on_sphere
-from ctrans.norm import Norm
+from ctrans.norm import SphereNorm
 from solvers import ConfigError
 
 CLOSENESS = 1e-11
@@ -25,7 +25,7 @@ VARIANCES = 1e5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NormImage(VelocitySet):
+class SphereImage(NormImage):
     """{beta + gamma * u : |u|^2 = d, C u = u} for each token: H(P) = sum_j sqrt(d) |C(gamma * p_j)| - <p_j, beta>.
 
     With w_j = C(gamma * p_j), the maximiser is beta - sqrt(d) gamma * w_j/|w_j|. It is unique except where w_j = 0: every
@@ -36,33 +36,11 @@ class NormImage(VelocitySet):
     velocities under a running cost.
     """
 
-    norm: Norm
+    norm: SphereNorm
 
     @abc.abstractmethod
     def _spectrum(self) -> tuple[Float[Tensor, " rank"], Float[Tensor, "width rank"]]:
         """Eigenvalues and orthonormal eigenvectors of C Gamma^2 C on the range of C."""
-
-    @property
-    def verdict(self) -> Verdict:
-        return "well-posed for bounded gains"
-
-    def check(self, P: Tensor) -> None:
-        check_costate(P, self.norm.gamma.dtype, width=self.norm.width)
-
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
-        self.check(P)
-        return self.norm.support(-P).sum(-1)
-
-    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        self.check(P)
-        return self.norm.maximizer(-P)
-
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
-        self.check(P)
-        return self.norm.ties(P)
-
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
-        return self.norm.residual(f).amax(-1)
 
     def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         curvature, slope, basis = self.quadratic(y)
@@ -83,29 +61,22 @@ class NormImage(VelocitySet):
         eta = -ratio((u * slope).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
         return torch.maximum(ratio(length(slope + eta * u), scale).amax(-1), self.residual(f))
 
-    def base(self, P: Float[Tensor, "tokens width"]) -> float:
-        return -float((P @ self.norm.beta).sum())
+    def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope | None:
+        """For one number g in all channels, gamma = g/sqrt(d): H grows like g sum_j |C p_j|, exactly."""
+        if not self.trained:
+            return None
+        if self.norm.gains == "each":
+            return gain_slope(self.norm, P)
+        gain = float(length(self.norm.centre(P)).sum())
+        return GainSlope(gain, 0.0, gain, gain)
 
-    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
-        """The largest (|f_i| + |beta_i|)/|gamma_i|: u is read off f - beta over gamma, relative to its entries of about 1."""
-        seen = self.norm.gamma != 0
-        return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if bool(seen.any()) else 1.0
+    @property
+    def spread(self) -> float:
+        return math.sqrt(max(1.0, self.norm.eps / CLOSENESS))
 
-    def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope:
-        return gain_slope(self.norm, P)
-
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
-        self.check(P)
-        spread = math.sqrt(max(1.0, self.norm.eps / CLOSENESS))
-        gains = Gains(self.norm.gamma, self.norm.beta, has_offset(self.norm), self._with_gains)
-        return Chart(P, P.shape, axes=(-1,), degree=0, velocity=self.norm, spread=spread, raw=self._input, gains=gains)
-
-    def _input(self, f: Tensor) -> Tensor:
+    def input(self, f: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
         """x with norm(x) = f but for a share 1/VARIANCES of it."""
         return math.sqrt(max(1.0, VARIANCES * self.norm.eps)) * self.point(f)
-
-    def _with_gains(self, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
-        return gamma * self.norm.standardize(x) + beta
 
     def quadratic(self, y: Float[Tensor, "*batch tokens width"]) -> tuple[Tensor, Tensor, Tensor]:
         """A, b and an orthonormal basis Q with |beta + gamma * Q s - y|^2/2 = s'As/2 + b's + constant, A diagonal."""
@@ -130,7 +101,7 @@ class NormImage(VelocitySet):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Ellipsoid(NormImage):
+class Ellipsoid(SphereImage):
     """{f : |Gamma^-1 (f_j - beta)|^2 = d}, RMSNorm's image: H(P) = sum_j sqrt(d) |gamma * p_j| (Kan, eq. 87 and 99)."""
 
     def __post_init__(self) -> None:
@@ -149,7 +120,7 @@ class Ellipsoid(NormImage):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EllipsoidSlice(NormImage):
+class EllipsoidSlice(SphereImage):
     """{f : |Gamma^-1 (f_j - beta)|^2 = d, 1' Gamma^-1 (f_j - beta) = 0}, LayerNorm's image (Kan, Lemma 1, corrected)."""
 
     def __post_init__(self) -> None:
@@ -168,14 +139,10 @@ class EllipsoidSlice(NormImage):
         return values[:-1], vectors[:, :-1]
 
 
-def ellipsoid_value(norm: Norm, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+def ellipsoid_value(norm: SphereNorm, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
     """sum_j sqrt(d) |gamma * p_j| - <p_j, beta>: H as Kan prints it for either norm (eq. 99); for LayerNorm an upper bound.
 
     It equals LayerNorm's H only where 1'(gamma * p_j) = 0 for each token.
     """
     check_costate(P, norm.gamma.dtype, width=norm.width)
     return (math.sqrt(norm.width) * length(norm.gamma * P) - P @ norm.beta).sum(-1)
-
-
-IMAGES: dict[bool, type[Ellipsoid] | type[EllipsoidSlice]] = {False: Ellipsoid, True: EllipsoidSlice}
-"""The image's kind by whether the norm centres."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, VelocitySet, Verdict, length, nowhere, ratio
 from ctrans.control.ascent import Chart
-from ctrans.control.ellipsoids import CLOSENESS, NormImage
+from ctrans.control.ellipsoids import CLOSENESS, SphereImage
 from ctrans.control.secular_equation import in_ball
 from solvers import ConfigError
 
@@ -23,7 +23,7 @@ class FilledImage(VelocitySet):
     H and its maximiser are those of the image itself. The point nearest to y is unique, so a kinetic cost has no ties here.
     """
 
-    image: NormImage
+    image: SphereImage
 
     def __post_init__(self) -> None:
         if not self.image.norm.eps > 0:

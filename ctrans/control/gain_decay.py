@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, Supremum, Verdict, check_positive, length, ratio
 from ctrans.control.ascent import Chart
-from ctrans.control.ellipsoids import IMAGES, NormImage
+from ctrans.control.ellipsoids import Ellipsoid, EllipsoidSlice, SphereImage
 from ctrans.control.gain_slope import best_gains, gain_slope, has_offset, unit
-from ctrans.norm import Norm
+from ctrans.norm import Norm, SphereNorm
+from solvers import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,16 +27,17 @@ class GainDecay(Supremum):
     that was found: H is between it and `ceiling`, lower^2/(2 lam) and upper^2/(2 lam) of `gain_slope`, which meet where it is proven.
     """
 
-    norm: Norm
+    norm: SphereNorm
     gain_decay: float
 
     def __post_init__(self) -> None:
         check_positive("gain_decay", self.gain_decay)
+        check_decays(self.norm)
 
     @property
-    def image(self) -> NormImage:
+    def image(self) -> SphereImage:
         """The norm's image at its own gains, whose coordinates serve here too."""
-        return IMAGES[self.norm.centred](self.norm)
+        return (EllipsoidSlice if self.norm.centred else Ellipsoid)(self.norm)
 
     @property
     def words(self) -> str:
@@ -120,3 +122,15 @@ class GainDecay(Supremum):
 
     def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:
         return gain_slope(self.norm, P).upper ** 2 / (2 * self.gain_decay)
+
+
+def check_decays(norm: Norm) -> None:
+    """ConfigError for a norm whose gains' decay has no closed form here: it has none to train, shares one, or is no sphere's."""
+    if norm.gains == "none":
+        raise ConfigError(
+            f"{type(norm).__name__} has no gains or offsets that could decay: leave gain_decay out, as H is finite whatever is trained"
+        )
+    if norm.gains != "each" or not isinstance(norm, SphereNorm):
+        raise ConfigError(
+            f"no closed form is known here for a decay of the gains of {type(norm).__name__}: leave gain_decay out; kinetic applies"
+        )

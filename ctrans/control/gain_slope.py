@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, ratio
-from ctrans.norm import Norm
+from ctrans.norm import Norm, SphereNorm
 
 STARTS = 32
 """For LayerNorm, whose sum has local maxima, beside gamma_i = |p_i|, p_i entry i over the tokens. RMSNorm has none and needs no more."""
@@ -48,7 +48,7 @@ def has_offset(norm: Norm) -> bool:
 
 
 @torch.no_grad()
-def gain_slope(norm: Norm, P: Float[Tensor, "tokens width"]) -> GainSlope:
+def gain_slope(norm: SphereNorm, P: Float[Tensor, "tokens width"]) -> GainSlope:
     """How fast H grows with gains and offsets that are bounded together, from below and from above; for RMSNorm the bounds meet."""
     check_costate(P, norm.gamma.dtype, width=norm.width)
     gamma = best_gains(norm, P).gamma
@@ -64,7 +64,7 @@ def gain_slope(norm: Norm, P: Float[Tensor, "tokens width"]) -> GainSlope:
 
 
 @torch.no_grad()
-def best_gains(norm: Norm, P: Float[Tensor, "*batch tokens width"]) -> BestGains:
+def best_gains(norm: SphereNorm, P: Float[Tensor, "*batch tokens width"]) -> BestGains:
     """argmax over |gamma| = 1 of sum_j |C(gamma * p_j)|, signs by rule: for RMSNorm to rounding, for LayerNorm the best of 33 starts.
 
     From each start gamma <- its gradient over its length, which never lets the sum fall: Frank-Wolfe's step on the unit ball, full
@@ -87,7 +87,7 @@ def best_gains(norm: Norm, P: Float[Tensor, "*batch tokens width"]) -> BestGains
     return BestGains(best.squeeze(-2), flat.squeeze(-1) | (near & apart).any(-1))
 
 
-def _newton(norm: Norm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+def _newton(norm: SphereNorm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
     """The local maximum on the sphere that gamma leads to, and whether it is flat there.
 
     The sum of |w_j| has the gradient g and, with s_j = p_j * w_j/|w_j|, the Hessian sum_j (M_j - s_j s_j')/|w_j|; on the sphere what
@@ -120,25 +120,27 @@ def _newton(norm: Norm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
     return gamma, flat
 
 
-def _slope(norm: Norm, p: Tensor, gamma: Tensor) -> Tensor:
+def _slope(norm: SphereNorm, p: Tensor, gamma: Tensor) -> Tensor:
     """The gradient of sum_j |C(gamma * p_j)|."""
     w = norm.centre(gamma.unsqueeze(-2) * p)
     return (p * ratio(w, length(w).unsqueeze(-1))).sum(-2)
 
 
-def _sum(norm: Norm, p: Tensor, gamma: Tensor) -> Tensor:
+def _sum(norm: SphereNorm, p: Tensor, gamma: Tensor) -> Tensor:
     """sum_j |C(gamma * p_j)|."""
     return length(norm.centre(gamma.unsqueeze(-2) * p)).sum(-1)
 
 
-def _form(norm: Norm, p: Tensor, lengths: Tensor) -> Tensor:
+def _form(norm: SphereNorm, p: Tensor, lengths: Tensor) -> Tensor:
     """sum_j M_j/l_j, M_j = diag(p_j) C diag(p_j); a token without length counts for nothing."""
     weighted = torch.where(lengths.unsqueeze(-1) > 0, ratio(p, lengths.unsqueeze(-1)), 0.0)
     form = torch.diag_embed((p * weighted).sum(-2))
     return form - weighted.mT @ p / norm.width if norm.centred else form
 
 
-def boxed_value(norm: Norm, P: Float[Tensor, "*batch tokens width"], gain: float, offset: float = 0.0) -> Float[Tensor, "*batch"]:
+def boxed_value(
+    norm: SphereNorm, P: Float[Tensor, "*batch tokens width"], gain: float, offset: float = 0.0
+) -> Float[Tensor, "*batch"]:
     """sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1: what bounds H over all |gamma_i| <= g and |beta_i| <= b.
 
     RMSNorm, which has no offset, attains it at gamma = g; LayerNorm stays below by what centring removes.

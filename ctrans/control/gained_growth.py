@@ -62,6 +62,8 @@ def gained_growth(
         raw = u @ z
         fixed = gains.velocity(raw, zero, zero)
         by_gain = -(chart.P * (gains.velocity(raw, one, zero) - fixed)).sum(-2)
+        if len(one) == 1:  # one gain that all channels share
+            by_gain = by_gain.sum(-1, keepdim=True)
         slope = (by_gain.square().sum(-1) + by_offset.square().sum()).sqrt()
         return -(chart.P * fixed).sum((-2, -1)) + (radius**2 - size(z).square().squeeze((-2, -1))).sqrt() * slope
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.ball_minimum import finite_values, minimise
-from ctrans.norm import Norm
+from ctrans.norm import SphereNorm
 from solvers import ConfigError
 
 Terminal = Callable[[Tensor], Tensor]
@@ -42,7 +42,7 @@ class BallImage:
         return values
 
 
-def velocity_hull(norm: Norm) -> BallImage:
+def velocity_hull(norm: SphereNorm) -> BallImage:
     """{beta + sqrt(d) gamma * C w : |w| <= 1}: the convex hull of a norm's image, the velocities of `peri` and `output`.
 
     RMSNorm: the ellipsoid |Gamma^-1 (v - beta)| <= sqrt(d), C = I (Kan, eq. 99). LayerNorm: its slice 1' Gamma^-1 (v - beta) = 0;

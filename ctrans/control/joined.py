@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.certificate import Certificate, certify
-from ctrans.control.ellipsoids import IMAGES
+from ctrans.control.images import image_of
 from ctrans.control.remedy import Remedy
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
@@ -80,7 +80,7 @@ def highest_towards_image(
     """sup of -<P, r> over r = a * (u - X), u on the image of the residual's own norm: H_N(Q) + <Q, X>, Q = a * P."""
     assert sublayer.image is not None, "the residual has a norm of its own"
     q = sublayer.pulled(p)
-    return float(IMAGES[sublayer.image.centred](sublayer.image).support(q).sum() + (q * x).sum())
+    return float(image_of(sublayer.image).support(q).sum() + (q * x).sum())
 
 
 def check_towards_image(
@@ -105,7 +105,7 @@ def check_towards_image(
             f"a residual that moves towards a norm's image bounds its velocities by itself: leave {', '.join(asked)} out"
         )
     q = residual.pull(torch.func.vjp(lambda f: around.tangent(x, f), p)[1](p)[0])
-    found = certify(IMAGES[norm.centred](norm), q, features=features)
+    found = certify(image_of(norm), q, features=features)
     offset = float((q * x).sum())
     ceiling = None if found.ceiling is None else found.ceiling + offset
     velocities = found.velocities and dataclasses.replace(found.velocities, best=found.velocities.best + offset)

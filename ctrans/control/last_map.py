@@ -109,6 +109,10 @@ class LastMap(AdmissibleSet):
     def verdict(self) -> Verdict:
         return "well-posed, the rest fixed"
 
+    @property
+    def attained(self) -> bool:
+        return True
+
     @abc.abstractmethod
     def weights(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch width features"]:
         """The shortest weights that attain H(P)."""

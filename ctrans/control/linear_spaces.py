@@ -110,9 +110,7 @@ class TangentSpace(LinearSpace):
 
     def __post_init__(self) -> None:
         check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
-        u = self.norm.coordinates(self.state)
-        off = length(u - self.norm.centre(u)) > math.sqrt(torch.finfo(u.dtype).eps) * length(u)
-        bad = off | (length(u) == 0)
+        bad = self.norm.off_copies(self.state)
         if bool(bad.any()):
             raise ConfigError(
                 f"{int(bad.sum())} tokens of the state are on no scaled copy of the norm's image, so nothing is tangent there: "
@@ -122,14 +120,13 @@ class TangentSpace(LinearSpace):
     @property
     def words(self) -> str:
         centred = ", 1'q_j = 0" if self.norm.centred else ""
-        return f"f_j = gamma * q_j, u_j'q_j = 0{centred}, u_j = (x_j - beta)/gamma"
+        groups = " in each group" if self.norm.image == "ellipsoids" else ""
+        return f"f_j = gamma * q_j, u_j'q_j = 0{centred}{groups}, u_j = (x_j - beta)/gamma"
 
     @functools.cached_property
     def _normals(self) -> Float[Tensor, "*batch tokens width normals"]:
         """An orthonormal basis of the span of u_j/gamma and, for LayerNorm, 1/gamma."""
-        u = self.norm.coordinates(self.state)
-        columns = [u, torch.ones_like(u)] if self.norm.centred else [u]
-        basis: Tensor = torch.linalg.qr(torch.stack(columns, -1) / self.norm.gamma.unsqueeze(-1)).Q.detach()
+        basis: Tensor = torch.linalg.qr(self.norm.normals(self.state)).Q.detach()
         return basis
 
     @property

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,13 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import VERDICTS, Supremum, Verdict
-from ctrans.control.ascent import Chart, unchanged
-from ctrans.control.bounded_growth import Growth, growth
-from ctrans.control.certificate import Certificate, certify
+from ctrans.control.bounded_growth import decayed_growth
+from ctrans.control.certificate import Certificate, certify, weakest
 from ctrans.control.costate import Costate, Point, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
-from ctrans.control.ellipsoids import IMAGES, EllipsoidSlice, ellipsoid_value
-from ctrans.control.filled_ellipsoid import FilledImage
+from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
+from ctrans.control.images import image_of, reached_by
 from ctrans.control.joined import (
     check_towards_image,
     cost_factor,
@@ -51,7 +49,7 @@ class SegmentCheck:
     move nothing). `ellipsoid` is Kan's printed value of H, for LayerNorm's image only: H there is at most that. `training_threshold` is
     dt lam*, the penalty of both factors in a training loss at which H turns from infinite to zero, for a linear T and a map that
     shows its factors; `weight_decay` is the one asked about, which the certificate does not have. `step` is the certificate of the
-    discrete step where that has a set of its own.
+    discrete step where that has a set of its own. Without an `ode` (see `check_jump`) that is the segment's only one.
     """
 
     segment: int
@@ -65,6 +63,7 @@ class SegmentCheck:
     training_threshold: DecayThreshold | None = None
     weight_decay: float | None = None
     step: Certificate | None = None
+    ode: bool = True
 
     @property
     def verdict(self) -> Verdict:
@@ -126,6 +125,11 @@ class ModelCheck:
         return max(self.segments, key=lambda segment: segment.costate_norm)
 
     @property
+    def has_ode(self) -> bool:
+        """Whether every segment has one; the verdict is that of the discrete step where one has none."""
+        return all(segment.ode for segment in self.segments)
+
+    @property
     def verdict(self) -> Verdict:
         """The weakest of the segments', for the ODE: one velocity that may run away is enough to degenerate training."""
         return max((segment.verdict for segment in self.segments), key=VERDICTS.index)
@@ -177,26 +181,6 @@ class ModelCheck:
         return weakest(steps) if steps else None
 
 
-def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
-    """The weakest evidence of some certificates; None where it does not apply.
-
-    `gap` is (H - best)/`scale` of the ascent over velocities, `weights` of that over the last map's weights, `kkt` the residual of
-    the closed form's maximiser, `uniqueness` the distance between maximisers from different starts, `exponent` the k of value ~ R^k
-    that is farthest from what its verdict says, `gained` the same with gains trained too.
-    """
-    given = list(certificates)
-    grown = [(c.growth.exponent, 0.0 if math.isfinite(c.hamiltonian) else 1.0) for c in given if c.growth is not None]
-    gained = [c.gained.exponent for c in given if c.gained is not None]
-    return {
-        "gap": max((c.velocities.gap for c in given if c.velocities is not None), key=abs, default=None),
-        "weights": max((c.weights.gap for c in given if c.weights is not None), key=abs, default=None),
-        "kkt": max((c.kkt for c in given if c.kkt is not None), default=None),
-        "uniqueness": max((c.velocities.uniqueness for c in given if c.velocities is not None), default=None),
-        "exponent": max(grown, key=lambda pair: abs(pair[0] - pair[1]))[0] if grown else None,
-        "gained": max(gained, key=lambda k: abs(k - 1), default=None),
-    }
-
-
 def refusal(placement: Placement, remedy: Remedy) -> str | None:
     """Why a placement's admissible set takes no such remedy, before there is a model; None where it does."""
     one = torch.ones(1, 2)
@@ -236,8 +220,10 @@ def check_model(
     for k, (sublayer, dt) in enumerate(zip(sublayers, model.depth.lengths, strict=True)):
         try:
             segment = check_segment(sublayer, found, k, dt, remedy)
-            if discrete is not None and sublayer.state_norm is not None and sublayer.image is None:
-                segment = dataclasses.replace(segment, step=check_step(sublayer, discrete, k, dt, remedy))
+            around_state = sublayer.state_norm
+            if discrete is not None and around_state is not None and around_state.has_tangent and sublayer.image is None:
+                step = check_step(sublayer, discrete.states[k], discrete.costates[k + 1], dt, remedy)
+                segment = dataclasses.replace(segment, step=step)
             segments.append(segment)
         except (ConfigError, SolveError) as error:
             failed[f"segment {k} ({sublayer.kind})"] = error
@@ -253,7 +239,13 @@ def check_model(
 
 @torch.no_grad()
 def check_segment(sublayer: Sublayer, found: Costate, k: int, dt: float, remedy: Remedy) -> SegmentCheck:
-    """The certificate of segment k of the ODE, whose sublayer and length are given, at the costate found there."""
+    """The certificate of segment k of the ODE, whose sublayer and length are given, at the costate found there.
+
+    A norm around the state whose image has no tangent spaces has no ODE: the certificate is the discrete step's (see `check_jump`).
+    """
+    if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
+        x, p = found.states[k], found.costates[k + 1]
+        return check_jump(sublayer, x, p, segment=k, time=found.times[k], dt=dt, remedy=remedy)
     return check_at(sublayer, *_start(sublayer, found, k), segment=k, time=found.times[k], dt=dt, remedy=remedy)
 
 
@@ -319,34 +311,45 @@ def check_at(
 
 
 @torch.no_grad()
-def check_step(sublayer: Sublayer, found: Costate, k: int, dt: float, remedy: Remedy) -> Certificate:
-    """The certificate of step k of the discrete model, N(X + dt r) with N around the state, at the costate of the step's end."""
+def check_jump(
+    sublayer: Sublayer,
+    x: Float[Tensor, "*batch tokens width"],
+    p: Float[Tensor, "*batch tokens width"],
+    *,
+    segment: int,
+    time: float,
+    dt: float,
+    remedy: Remedy,
+) -> SegmentCheck:
+    """The certificate of the discrete step from X, with the costate P at its end, as that of its segment: it has no other."""
+    certificate = check_step(sublayer, x, p, dt, remedy)
+    return SegmentCheck(
+        segment, sublayer.kind, time, float(p.norm()), certificate, None, None, weight_decay=remedy.weight_decay, ode=False
+    )
+
+
+@torch.no_grad()
+def check_step(
+    sublayer: Sublayer,
+    x: Float[Tensor, "*batch tokens width"],
+    p: Float[Tensor, "*batch tokens width"],
+    dt: float,
+    remedy: Remedy,
+) -> Certificate:
+    """The certificate of a step of the discrete model, N(X + dt r) with N around the state, at X and the costate P of the step's end."""
     norm = sublayer.state_norm
     assert norm is not None, "a step has a set of its own where a norm stands around the state"
-    state, p = found.states[k].flatten(0, -2), found.costates[k + 1].flatten(0, -2)
-    image = IMAGES[norm.centred](norm)
+    h = last_features(sublayer, x)
+    state, p = x.flatten(0, -2), p.flatten(0, -2)
     kinetic = remedy.kinetic
-    velocities = StepImage(image if kinetic is None or norm.eps == 0 else FilledImage(image), state, dt)
-    h = last_features(sublayer, found.states[k]).flatten(0, -2)
-    return certify(velocities if kinetic is None else KineticCost(velocities, kinetic), p, features=h)
+    velocities = StepImage(image_of(norm) if kinetic is None else reached_by(norm), state, dt)
+    return certify(velocities if kinetic is None else KineticCost(velocities, kinetic), p, features=h.flatten(0, -2))
 
 
 def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
     """T'P, T being what the placement does to a raw output: the identity, or the (oblique) projection of `Norm.tangent`."""
     pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
     return pulled
-
-
-def decayed_growth(decay: LastMapDecay, P: Float[Tensor, "tokens width"]) -> Growth:
-    """max of -<P, h W'> - lam/2 |W|_F^2 over |W|_F <= R for growing R, by ascent: it saturates once R lets W* in."""
-    u, _, inverse, _ = decay.map.svd
-
-    def cost(raw: Tensor, f: Tensor) -> Tensor:
-        """lam/2 <f_j, ((h h')^+ f)_j>: token j's part of lam/2 |W|^2, W the least weights with h W' = f."""
-        return decay.last_map_decay / 2 * (f * (u @ (inverse * decay.map.coordinates(f)))).sum(-1)
-
-    chart = Chart(P, P.shape, axes=(-1,), degree=1, velocity=unchanged, cost=cost)
-    return growth(chart, decay.map, decay.maximizer(P), torch.Generator().manual_seed(0))
 
 
 def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:

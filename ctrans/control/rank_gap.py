@@ -20,14 +20,14 @@ from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, length
 from ctrans.control.last_map import Features
-from ctrans.norm import Norm
+from ctrans.norm import SphereNorm
 
 SUBSETS = 8
 """How many thresholds on |w_j| are tried: the more tokens, the more features they lack, but the least of them decides."""
 
 
 @torch.no_grad()
-def gap_of_rank(norm: Norm, P: Float[Tensor, "tokens width"], features: Features) -> float:
+def gap_of_rank(norm: SphereNorm, P: Float[Tensor, "tokens width"], features: Features) -> float:
     """A lower bound of H(P) less the value of any weights W of the last linear map in norm(h W'); 0 where none is proven."""
     w = norm.centre(norm.gamma * P)
     lengths = length(w)

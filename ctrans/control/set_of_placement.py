@@ -9,13 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import Supremum, VelocitySet
-from ctrans.control.ellipsoids import IMAGES
-from ctrans.control.filled_ellipsoid import FilledImage
-from ctrans.control.gain_decay import GainDecay
+from ctrans.control.gain_decay import GainDecay, check_decays
+from ctrans.control.images import image_of, reached_by
 from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.linear_spaces import TangentSpace, WholeSpace
-from ctrans.norm import Norm
+from ctrans.norm import Norm, SphereNorm
 from ctrans.placement import Placement, get_placement
 from solvers import ConfigError
 
@@ -50,13 +49,14 @@ def admissible_set(
     if last_map_decay is not None:
         return LastMapDecay(_given(placement, features, "features, what its last linear map acts on"), last_map_decay)
     if gain_decay is not None:
-        return GainDecay(_given(placement, norm, "norm, its output norm"), gain_decay)
+        decaying = _given(placement, norm, "norm, its output norm")
+        check_decays(decaying)
+        assert isinstance(decaying, SphereNorm), "the others are refused"
+        return GainDecay(decaying, gain_decay)
     velocities: VelocitySet
     if placement.output_norm:
         norm = _given(placement, norm, "norm, its output norm")
-        image = IMAGES[norm.centred](norm)
-        # with eps > 0 a norm reaches the inside of its image, which only a running cost can make worth while
-        velocities = image if kinetic is None or norm.eps == 0 else FilledImage(image)
+        velocities = image_of(norm) if kinetic is None else reached_by(norm)
     elif placement.state_norm:
         norm = _given(placement, norm, "norm, its state norm")
         velocities = TangentSpace(norm, _given(placement, state, "state, where velocities are tangent to its state norm's image"))

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from ctrans.control.admissible import GainSlope, VelocitySet, Verdict, check_costate, check_positive
 from ctrans.control.ascent import Chart
-from ctrans.control.ellipsoids import NormImage
-from ctrans.control.filled_ellipsoid import FilledImage
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,7 +21,7 @@ class StepImage(VelocitySet):
     off the image, as an embedding is, must first come to it: dt H is then any number, and H may go to -inf.
     """
 
-    image: NormImage | FilledImage
+    image: VelocitySet
     state: Float[Tensor, "*batch tokens width"]
     dt: float
 
@@ -38,6 +36,10 @@ class StepImage(VelocitySet):
     @property
     def verdict(self) -> Verdict:
         return self.image.verdict
+
+    @property
+    def attained(self) -> bool | None:
+        return self.image.attained
 
     def check(self, P: Tensor) -> None:
         self.image.check(P)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.interop.rounding import unit
-from ctrans.norm import Norm, check_norm
+from ctrans.norm import SphereNorm, check_norm
 
 EPS_NAMES = ("eps", "variance_epsilon")
 """Attributes under which norms keep eps."""
@@ -29,7 +29,7 @@ class Form:
     eps: float
 
 
-class AdaptedNorm(Norm):
+class AdaptedNorm(SphereNorm):
     """z = (shift + weight) * x_hat + bias, computed by another library's module, whose parameters it shares."""
 
     centred = False  # each object has its own

@@ -18,10 +18,10 @@ from ctrans.fields import HasBound, Matrix, ShowsMatrices, TokenBound
 from ctrans.interop.ffn_in_model import FeedForwardInModel
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm
-from ctrans.norm import Norm
+from ctrans.norm import SphereNorm
 
 
-class WithoutGain(Norm):
+class WithoutGain(SphereNorm):
     """x_hat of another library's norm: gamma = 1, beta = 0."""
 
     centred = False  # each object has its own

@@ -278,11 +278,11 @@ def _candidates(parts: Parts, acting: Sequence[_Acting], parallel: bool) -> Iter
         norms = [role for role in roles if isinstance(role, AdaptedNorm)]
         if len(norms) <= 1:
             roles_of_both: Roles = dict(zip(ROLES, norms, strict=False))
-            yield (Sublayer(BothMaps(parts.attention.chain, parts.ffn.chain), "attention", **roles_of_both),)
+            yield (Sublayer(BothMaps(parts.attention.chain, parts.ffn.chain), "parallel", **roles_of_both),)
         elif len(norms) == 2 and (norms[0].centred, norms[0].eps) == (norms[1].centred, norms[1].eps):
             for one, other in (norms, norms[::-1]):
                 both = BothMaps(parts.attention.chain, parts.ffn.chain, (Gained(one), Gained(other)))
-                yield (Sublayer(both, "attention", input_norm=WithoutGain(one)),)
+                yield (Sublayer(both, "parallel", input_norm=WithoutGain(one)),)
 
 
 def _scaled(structure: Structure, block: nn.Module, acting: Sequence[_Acting], x: Tensor, output: Tensor) -> Structure | None:

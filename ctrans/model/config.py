@@ -12,7 +12,7 @@ from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.fields.attention_options import ROTARY_BASE
 from ctrans.fields.tables import check_maps, usual_hidden_width
 from ctrans.model.initialisation import get_initialisation
-from ctrans.norm import NORMS, check_norm
+from ctrans.norm import NORMS, check_norm, norm_settings
 from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
 from ctrans.residual import RESIDUALS, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
@@ -38,6 +38,8 @@ class GPTConfig:
     - `placement`: a name of `PLACEMENTS`; ("post", "pre") for attention and FFN (HybridNorm); or a list with one of these for each
       block (Mix-LN). It is kept as one text, as "post*3+pre*9" (see `ctrans.placement.spell`)
     - `norm`, `eps`: a name of `NORMS`, and what its variance is added to
+    - `norm_groups`, `norm_alpha`, `norm_radius`: see `ctrans.norm.NormOptions`; groups are the heads if None; one that the norm has no
+      use for is refused
     - `dt`: the residual scale, the length of a segment in depth-time
     - `attention`, `ffn`: names of `ATTENTIONS` and `FFNS`
     - `ffn_width`, `activation`: the FFN's features (if None 4 width, of gated ones 8/3 width, up to a multiple of 8), and phi, a name
@@ -100,6 +102,9 @@ class GPTConfig:
     shared_experts: int = 0
     router: str = "topk_softmax"
     expert: str = "mlp"
+    norm_groups: int | None = None
+    norm_alpha: float | None = None
+    norm_radius: float | None = None
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -125,6 +130,7 @@ class GPTConfig:
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
+        norm_settings(self.norm, self, self.width, self.heads)
         for name in ("bias", "causal", "parallel_blocks", "tied"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")

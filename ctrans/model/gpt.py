@@ -21,7 +21,7 @@ from ctrans.fields.positions import POSITIONS, Positions
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
 from ctrans.model.unit_weights import put_on_spheres
-from ctrans.norm import NORMS, Norm
+from ctrans.norm import NORMS, Norm, norm_settings
 from ctrans.placement import BlockPlacement, Placement
 from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
@@ -133,7 +133,8 @@ class GPT(nn.Module):
 
     def _normalise_embeddings(self) -> None:
         if RESIDUALS[self.config.residual].unit_weights:
-            put_on_spheres([], [part for part in (self.token_embedding, self.position_embedding, self.unembedding) if part is not None])
+            parts = (self.token_embedding, self.position_embedding, self.unembedding)
+            put_on_spheres([], [part for part in parts if part is not None])
 
     def _check_range(self, what: str, ids: Tensor) -> None:
         # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
@@ -146,7 +147,8 @@ class GPT(nn.Module):
 def make_norm(config: GPTConfig) -> Norm:
     """A fresh norm of the configuration's kind; LayerNorm without offset where the model has no biases."""
     kind = NORMS[config.norm]
-    return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False))
+    options = norm_settings(config.norm, config, config.width, config.heads)
+    return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False), **options)
 
 
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int = 0) -> Sublayer:

@@ -16,7 +16,7 @@ from ctrans.sublayer import Sublayer
 
 
 @torch.no_grad()
-def put_on_spheres(sublayers: Iterable[Sublayer], embeddings: Iterable[nn.Embedding] = ()) -> None:
+def put_on_spheres(sublayers: Iterable[Sublayer], embeddings: Iterable[nn.Embedding | nn.Linear] = ()) -> None:
     """Rows of length 1 of matrices that read the state and of embeddings, columns of length 1 of those that write to it.
 
     On states of the sphere of radius sqrt(d) a unit row gives an output of the size of 1, which nGPT's rescaling s_u sqrt(d) is for on its

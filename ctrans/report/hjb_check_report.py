@@ -101,7 +101,8 @@ COLUMNS: dict[str, Callable[[ModelCheck], str]] = {
     "dt lam*": decay,
 }
 
-KEY = """ODE: each segment's velocities with its own norm; step: what X_k+1 - X_k can be.
+KEY = """ODE: each segment's velocities with its own norm; step: what X_k+1 - X_k can be. No ODE: a norm around the state that is no \
+projection on a surface (dyt, derf, clipping); all columns are then the step's.
 Well-posed for bounded gains: H is finite for the norm's gains and offsets as they are, and grows in proportion to them; where they are \
 trained without decay or bound, the supremum over them is infinite.
 The rest fixed: finite where only the maps that pay are free.
@@ -126,7 +127,7 @@ def verdict_table(norm: str, checks: Sequence[ModelCheck], refused: Mapping[str,
     for name in ("ODE", "step"):
         table.add_column(name, overflow="fold")
     for c in checks:
-        table.add_row(c.placement, verdict(c, c.verdict), verdict(c, c.step_verdict))
+        table.add_row(c.placement, verdict(c, c.verdict) if c.has_ode else "no ODE", verdict(c, c.step_verdict))
     for placement in refused:
         table.add_row(placement, "n/a", "n/a")
     return table

@@ -42,27 +42,6 @@ class Times(AroundMap):
         return self.c * y
 
 
-class WithEps(Norm):
-    """Another norm with eps in place of its own; it shares that norm's gamma and beta."""
-
-    centred = False  # each object has its own
-
-    def __init__(self, norm: Norm, eps: float):
-        super().__init__()
-        self.norm, self.width, self.eps, self.centred = norm, norm.width, eps, norm.centred
-
-    @property
-    def gamma(self) -> Float[Tensor, " width"]:
-        return self.norm.gamma
-
-    @property
-    def beta(self) -> Float[Tensor, " width"]:
-        return self.norm.beta
-
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return self.gamma * self.standardize(x) + self.beta
-
-
 def scale_last(field: nn.Module, c: float) -> None:
     """f -> c f in place, by the weight and bias of the last linear map; ConfigError for a map that does not show it (`last`)."""
     if not isinstance(field, EndsLinear):
@@ -118,7 +97,7 @@ def times(sublayer: Sublayer, c: float | Tensor) -> Sublayer:
 
 def _with(sublayer: Sublayer, field: nn.Module, eps: float | None) -> Sublayer:
     def norm(own: Norm | None) -> Norm | None:
-        return own if own is None or eps is None else WithEps(own, eps)
+        return own if own is None or eps is None else own.with_eps(eps)
 
     twin = sublayer.with_field(field)
     for role in ("input_norm", "output_norm", "state_norm"):

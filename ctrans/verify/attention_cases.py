@@ -11,13 +11,13 @@ from torch import Tensor
 from ctrans.fields import plain_attention, spectral_norm
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.attention.balanced_mass import balanced_mass, peaked_bound, smallest_difference
 from ctrans.stability.attention.block_norm import block_gain, block_norm
 from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, softmax_jacobian
 from ctrans.stability.attention.by_depth import ROWS, block_layers
 from ctrans.stability.initialisation.theory import last_layer_bound
+from ctrans.verify.draws import PAPERS
 from ctrans.walk import states_of
 
 Case = Callable[[torch.Generator], tuple[float, float]]
@@ -124,7 +124,7 @@ def _model(generator: torch.Generator, placement: str) -> tuple[GPT, Float[Tenso
     """One block with learned-looking gains, offsets and biases, and a state for it, both of any size."""
     heads = 1 + _below(generator, 2)
     width = heads * (1 + _below(generator, 4)) + (heads == 1)
-    norm = _one_of(generator, sorted(NORMS))
+    norm = _one_of(generator, list(PAPERS))
     config = GPTConfig(
         vocab_size=2,
         context=ROWS,

@@ -11,7 +11,7 @@ from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.depth import Depth
 from ctrans.fields import plain_attention
 from ctrans.model.gpt import GPT
-from ctrans.norm import Norm
+from ctrans.norm import SphereNorm
 from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
 from ctrans.verify.draws import below, between, described, model, noise, norm, one_of, size, text
@@ -98,7 +98,7 @@ class Given(nn.Module):
         return self.raw
 
 
-def reading_of(chosen: Norm, raw: Tensor, p: Tensor) -> MaximumPrinciple:
+def reading_of(chosen: SphereNorm, raw: Tensor, p: Tensor) -> MaximumPrinciple:
     """The maximum principle of one sublayer with velocity N(raw) at the costate P."""
     depth = Depth([Sublayer(Given(raw), "ffn", output_norm=chosen)], 1.0, per_block=1)
     x = torch.zeros_like(p)
@@ -111,7 +111,7 @@ def _known(value: float | None) -> float:
     return value
 
 
-def _reading(generator: torch.Generator, tokens: int) -> tuple[Norm, Tensor, Tensor, MaximumPrinciple]:
+def _reading(generator: torch.Generator, tokens: int) -> tuple[SphereNorm, Tensor, Tensor, MaximumPrinciple]:
     chosen = norm(generator, eps=one_of(generator, (0.0, 1e-5, 0.1)) if tokens > 1 else 0.0, width=3 + below(generator, 8))
     raw, p = noise(generator, 2, tokens, chosen.width)
     p = size(generator, -6, 6) * p
@@ -146,7 +146,7 @@ def alignment_range(generator: torch.Generator) -> Trial:
     )
 
 
-def _cosines(chosen: Norm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def _cosines(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """Points u and u* of the norm's sphere: what the layer does, and the optimal control."""
     return chosen.coordinates(chosen(raw)), chosen.coordinates(chosen.maximizer(-p))
 

@@ -13,10 +13,13 @@ from torch import Tensor
 from ctrans.fields import ACTIVATIONS
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.norm import NORMS, Norm
+from ctrans.norm import NORMS, Norm, SphereNorm
 
 Item = TypeVar("Item")
+AnyNorm = TypeVar("AnyNorm", bound=Norm)
 VOCABULARY = 11
+PAPERS = ("layernorm", "rmsnorm")
+"""The norms that the papers' statements are about."""
 
 
 def noise(generator: torch.Generator, *shape: int) -> Float[Tensor, "*shape"]:
@@ -47,19 +50,24 @@ def one_of(generator: torch.Generator, items: Iterable[Item]) -> Item:
 
 def norm(
     generator: torch.Generator, name: str | None = None, *, width: int | None = None, eps: float = 0.0, signed: bool = True
-) -> Norm:
-    """A norm with gains as training leaves them: of any size from 1/4 to 4 and sign, offsets N(0, 1/4) where it has them."""
-    chosen = NORMS[name or one_of(generator, sorted(NORMS))](width or 2 + below(generator, 11), eps).double()
+) -> SphereNorm:
+    """A norm of the papers with gains as training leaves them: of any size from 1/4 to 4 and sign, offsets N(0, 1/4) where it has them."""
+    chosen = NORMS[name or one_of(generator, PAPERS)](width or 2 + below(generator, 11), eps).double()
+    assert isinstance(chosen, SphereNorm), "the papers' norms divide a token by its size"
     return learned(generator, chosen, 0.5, signed).requires_grad_(False)
 
 
 @torch.no_grad()
-def learned(generator: torch.Generator, chosen: Norm, spread: float, signed: bool = True) -> Norm:
+def learned(generator: torch.Generator, chosen: AnyNorm, spread: float, signed: bool = True) -> AnyNorm:
     """The norm with gains +-e^(spread N(0, 1)), cut at e^(+-3 spread), and offsets spread N(0, 1)."""
+    if chosen.gains == "one":
+        for parameter in chosen.parameters():
+            parameter.mul_((spread * noise(generator, 1).clamp(-3, 3)).exp())
+        return chosen
     gains = (spread * noise(generator, chosen.width).clamp(-3, 3)).exp()
     signs = torch.where(torch.rand(chosen.width, generator=generator) < 0.25, -1.0, 1.0) if signed else 1.0
     chosen.gamma.copy_(gains * signs)
-    chosen.beta.copy_(spread * noise(generator, chosen.width))  # RMSNorm has none: it gives a fresh zero
+    chosen.beta.copy_(spread * noise(generator, chosen.width))  # where there are none these are fresh numbers
     return chosen
 
 
@@ -76,7 +84,7 @@ def model(generator: torch.Generator, placement: str, *, spread: float = 0.3, **
         "heads": 2,
         "ffn_width": 16,
         "placement": placement,
-        "norm": one_of(generator, sorted(NORMS)),
+        "norm": one_of(generator, PAPERS),
         "dt": between(generator, 0.05, 1.5),
         "activation": one_of(generator, sorted(name for name, phi in ACTIVATIONS.items() if phi.degree == 1)),
         "causal": bool(below(generator, 2)),
@@ -114,6 +122,6 @@ def described(made: GPT) -> str:
     return f"{config.placement}, {config.norm}, {config.depth} blocks, width {config.width}, dt {config.dt:.3g}"
 
 
-def norm_words(chosen: Norm) -> str:
+def norm_words(chosen: SphereNorm) -> str:
     """The norm in a few words, for a case."""
     return f"{'LayerNorm' if chosen.centred else 'RMSNorm'}, d = {chosen.width}"

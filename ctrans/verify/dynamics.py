@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctrans.norm import Norm
+from ctrans.norm import Norm, SphereNorm
 from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
 from ctrans.verify.convergence import depth_convergence, own_methods, substep_convergence
@@ -34,8 +34,8 @@ def horizon(generator: torch.Generator) -> Trial:
     return equal(made.depth.times[-1], 2 * made.depth.blocks * made.config.dt, described(made))
 
 
-def _on(norm: Norm | None) -> Norm:
-    assert norm is not None, "the placement has this norm"
+def _on(norm: Norm | None) -> SphereNorm:
+    assert isinstance(norm, SphereNorm), "the placement has this norm, one of the papers"
     return norm
 
 

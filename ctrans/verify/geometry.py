@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ctrans.fields import spectral_norm
-from ctrans.norm import LayerNorm, Norm
+from ctrans.norm import LayerNorm, SphereNorm
 from ctrans.verify.draws import below, noise, norm, norm_words, one_of, size
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
 
@@ -45,7 +45,7 @@ def rmsnorm_fills_ellipsoid(generator: torch.Generator) -> Trial:
     return _fills(generator, norm(generator, "rmsnorm"), centre=False)
 
 
-def _fills(generator: torch.Generator, chosen: Norm, centre: bool) -> Trial:
+def _fills(generator: torch.Generator, chosen: SphereNorm, centre: bool) -> Trial:
     u = noise(generator, chosen.width)
     u = _on_sphere(u - u.mean() if centre else u)
     z = chosen.beta + chosen.gamma * u
@@ -73,7 +73,7 @@ def printed_jacobian_rmsnorm(generator: torch.Generator) -> Trial:
     return _printed_jacobian(generator, norm(generator, "rmsnorm"))
 
 
-def _printed_jacobian(generator: torch.Generator, chosen: Norm) -> Trial:
+def _printed_jacobian(generator: torch.Generator, chosen: SphereNorm) -> Trial:
     """diag(gamma)/sigma - gamma * (x - mu) (x - mu)'/(d sigma^3)."""
     x = noise(generator, chosen.width)
     away, sigma = chosen.centre(x), chosen.sigma(x)
@@ -89,12 +89,12 @@ def jacobian(generator: torch.Generator) -> Trial:
     return equal(chosen.jacobian(x), exact, f"closed form against autograd, {norm_words(chosen)}", _steepness(chosen, x))
 
 
-def _steepness(chosen: Norm, x: Tensor) -> Tensor:
+def _steepness(chosen: SphereNorm, x: Tensor) -> Tensor:
     """max|gamma|/sigma, which bounds |J|; in two dimensions LayerNorm's J itself is 0."""
     return chosen.gamma.abs().max() / chosen.sigma(x).squeeze(-1)
 
 
-def _autograd(chosen: Norm, x: Tensor) -> Tensor:
+def _autograd(chosen: SphereNorm, x: Tensor) -> Tensor:
     dense: Tensor = torch.autograd.functional.jacobian(chosen, x)  # type: ignore[no-untyped-call, unused-ignore]
     return dense
 

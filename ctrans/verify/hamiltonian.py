@@ -15,8 +15,8 @@ from ctrans.control import (
     certify,
     ellipsoid_value,
 )
-from ctrans.control.ellipsoids import IMAGES
-from ctrans.norm import Norm
+from ctrans.control.images import image_of
+from ctrans.norm import SphereNorm
 from ctrans.verify.draws import below, noise, norm, size
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, holds_if, worst
 
@@ -28,7 +28,7 @@ def _named(P: Tensor) -> str:
     return f"{P.shape[0]} tokens of width {P.shape[1]}"
 
 
-def _problem(generator: torch.Generator, name: str | None = None, eps: float = 0.0) -> tuple[Norm, Tensor]:
+def _problem(generator: torch.Generator, name: str | None = None, eps: float = 0.0) -> tuple[SphereNorm, Tensor]:
     chosen = norm(generator, name, eps=eps)
     return chosen, size(generator, -2, 2) * noise(generator, 1 + below(generator, 4), chosen.width)
 
@@ -69,7 +69,7 @@ def projection_decides(generator: torch.Generator) -> Trial:
     )
 
 
-def _tangent_problem(generator: torch.Generator) -> tuple[Norm, TangentSpace, Tensor]:
+def _tangent_problem(generator: torch.Generator) -> tuple[SphereNorm, TangentSpace, Tensor]:
     chosen = norm(generator, width=3 + below(generator, 8))
     X = chosen(noise(generator, 3, chosen.width))
     return chosen, TangentSpace(chosen, X), X
@@ -92,8 +92,8 @@ def layernorm_slice(generator: torch.Generator) -> Trial:
     return _attained(chosen, P, math.sqrt(chosen.width) * w.norm(dim=-1).sum() - (P @ chosen.beta).sum(), best, generator)
 
 
-def _attained(chosen: Norm, P: Tensor, value: Tensor, best: Tensor, generator: torch.Generator) -> Trial:
-    image = IMAGES[chosen.centred](chosen)
+def _attained(chosen: SphereNorm, P: Tensor, value: Tensor, best: Tensor, generator: torch.Generator) -> Trial:
+    image = image_of(chosen)
     scale = (P.norm(dim=-1) * best.norm(dim=-1)).sum()
     others = chosen(noise(generator, 30, *P.shape))
     above = float((-(P * others).sum((-2, -1))).max() - value) / float(scale)
@@ -152,7 +152,7 @@ def unique_off_ties(generator: torch.Generator) -> Trial:
     return worst(_second_best(generator), _tied(generator))
 
 
-def _tie(generator: torch.Generator) -> tuple[Norm, Tensor, Tensor, Tensor]:
+def _tie(generator: torch.Generator) -> tuple[SphereNorm, Tensor, Tensor, Tensor]:
     """A costate whose first token ties, a maximiser, and the same with that token's velocity another point of the image."""
     chosen = norm(generator, width=3 + below(generator, 8))
     P = noise(generator, 2, chosen.width)

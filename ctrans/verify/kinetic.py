@@ -16,9 +16,9 @@ from ctrans.control import (
     admissible_set,
     certify,
 )
-from ctrans.norm import NORMS, Norm
+from ctrans.norm import SphereNorm
 from ctrans.placement import PLACEMENTS
-from ctrans.verify.draws import noise, norm, one_of, size
+from ctrans.verify.draws import PAPERS, noise, norm, one_of, size
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, equal, holds_if, worst
 
 
@@ -48,9 +48,9 @@ def kinetic_everywhere(generator: torch.Generator) -> Trial:
     )
 
 
-def _surface(generator: torch.Generator) -> tuple[Norm, Tensor, float, float, float]:
+def _surface(generator: torch.Generator) -> tuple[SphereNorm, Tensor, float, float, float]:
     """A norm with eps, a small costate, a cost, the surface's value and the best payoff of real outputs of the norm."""
-    name, lam = one_of(generator, NORMS), size(generator, 0, 1)
+    name, lam = one_of(generator, PAPERS), size(generator, 0, 1)
     chosen = norm(generator, name, width=5, eps=1e-5)
     chosen.beta.zero_()  # so that resting, f = 0, is inside the set
     P = 0.1 * noise(generator, 2, 5)

@@ -10,8 +10,8 @@ from torch import Tensor
 from ctrans.control import FrobeniusBall, LastMapDecay, admissible_set
 from ctrans.control.certificate import climb_weights
 from ctrans.control.last_map import Features
-from ctrans.norm import NORMS, Norm
-from ctrans.verify.draws import below, noise, norm, one_of, size
+from ctrans.norm import SphereNorm
+from ctrans.verify.draws import PAPERS, below, noise, norm, one_of, size
 from ctrans.verify.statement import Check, Statement, Trial, equal, worst
 
 
@@ -77,7 +77,7 @@ def fewer_features_anywhere(generator: torch.Generator) -> Trial:
 
 def never_above(generator: torch.Generator) -> Trial:
     """Any weights, any gains with zeros and either sign, any eps."""
-    name, eps = one_of(generator, NORMS), one_of(generator, (0.0, 1e-5, 0.1))
+    name, eps = one_of(generator, PAPERS), one_of(generator, (0.0, 1e-5, 0.1))
     chosen = norm(generator, name, eps=eps)
     chosen.gamma[: below(generator, 3)] = 0
     tokens = 1 + below(generator, 6)
@@ -90,12 +90,12 @@ def never_above(generator: torch.Generator) -> Trial:
     return Trial((value - H) / scale, f"{_shape(P, h)}: weights attain {value:.6g}, H is {H:.6g}")
 
 
-def _low_rank(generator: torch.Generator, tokens: int, width: int, rank: int) -> tuple[Norm, Tensor, Tensor]:
+def _low_rank(generator: torch.Generator, tokens: int, width: int, rank: int) -> tuple[SphereNorm, Tensor, Tensor]:
     chosen = norm(generator, width=width, eps=0.0)
     return chosen, noise(generator, tokens, width), noise(generator, tokens, rank) @ noise(generator, rank, 20)
 
 
-def _gap(chosen: Norm, P: Tensor, h: Tensor, generator: torch.Generator) -> float:
+def _gap(chosen: SphereNorm, P: Tensor, h: Tensor, generator: torch.Generator) -> float:
     image = admissible_set(chosen, "peri")
     return climb_weights(image.chart(P), Features(h), float(image.support(P)), 2, generator).gap
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctrans.norm import LayerNorm, Norm
+from ctrans.norm import LayerNorm, SphereNorm
 from ctrans.stability.forward.conservation import conservation_drift
 from ctrans.verify.convergence import own_methods
 from ctrans.verify.draws import below, described, learned, model, noise, norm, norm_words, one_of
@@ -17,7 +17,7 @@ from solvers import Segment, fixed_step, solve
 from solvers.segment import Map
 
 
-def printed_tangent(chosen: Norm, x: Tensor, f: Tensor) -> Tensor:
+def printed_tangent(chosen: SphereNorm, x: Tensor, f: Tensor) -> Tensor:
     """f - (x - beta)'Sigma f/((x - beta)'Sigma (x - beta)) (x - beta), Sigma = Gamma^-2 (Kan, eq. 132)."""
     away = x - chosen.beta
     weighted = away / chosen.gamma.square()
@@ -42,12 +42,12 @@ def tangent_is_tangent(generator: torch.Generator) -> Trial:
     )
 
 
-def _norm_and_field(generator: torch.Generator, name: str) -> tuple[Norm, Tensor]:
+def _norm_and_field(generator: torch.Generator, name: str) -> tuple[SphereNorm, Tensor]:
     chosen = norm(generator, name, width=3 + below(generator, 10))
     return chosen, noise(generator, 4, chosen.width)
 
 
-def _tangency(chosen: Norm, x: Tensor, f: Tensor, v: Tensor) -> Trial:
+def _tangency(chosen: SphereNorm, x: Tensor, f: Tensor, v: Tensor) -> Trial:
     """The rates at which v leaves the equations |u|^2 = d and, for LayerNorm, 1'u = 0, relative to the field's."""
     u, rate, scale = chosen.coordinates(x), v / chosen.gamma, (f / chosen.gamma).norm()
     off = (u * rate).sum(-1).abs().max() / (math.sqrt(chosen.width) * scale)
@@ -77,12 +77,12 @@ def stays_on_image(generator: torch.Generator) -> Trial:
     return _on_image(chosen, _solve(lambda x: chosen.tangent(x, f), x0))
 
 
-def _on_image(chosen: Norm, end: Tensor) -> Trial:
+def _on_image(chosen: SphereNorm, end: Tensor) -> Trial:
     off = float(chosen.residual(end).max())
     return Trial(off, f"off the image at t = 1, {norm_words(chosen)}: {off:.2g}")
 
 
-def _motion(generator: torch.Generator, name: str | None = None) -> tuple[Norm, Tensor, Tensor]:
+def _motion(generator: torch.Generator, name: str | None = None) -> tuple[SphereNorm, Tensor, Tensor]:
     """A norm with a constant field, from points of its image."""
     chosen = norm(generator, name, width=3 + below(generator, 6))
     return chosen, chosen(noise(generator, 3, chosen.width)), noise(generator, 3, chosen.width)

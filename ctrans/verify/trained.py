@@ -10,16 +10,16 @@ from torch import Tensor
 from ctrans.control import GainDecay, LastMapDecay, StepImage, admissible_set, boxed_value, certify, gain_slope, gap_of_rank
 from ctrans.control.ascent import ascend
 from ctrans.control.decay_threshold import UnitsPath, ValuePath, climb_factors, decay_threshold, with_evidence
-from ctrans.control.ellipsoids import IMAGES
+from ctrans.control.images import image_of
 from ctrans.control.last_map import Features
 from ctrans.control.linear_spaces import TangentSpace
 from ctrans.fields import ACTIVATIONS
-from ctrans.norm import Norm
+from ctrans.norm import SphereNorm
 from ctrans.verify.draws import below, noise, norm, norm_words, size
 from ctrans.verify.statement import Check, Statement, Trial, at_most, equal, holds_if, worst
 
 
-def _problem(generator: torch.Generator, tokens: int | None = None) -> tuple[Norm, Tensor]:
+def _problem(generator: torch.Generator, tokens: int | None = None) -> tuple[SphereNorm, Tensor]:
     chosen = norm(generator, width=3 + below(generator, 6))
     return chosen, noise(generator, tokens or 1 + below(generator, 6), chosen.width)
 
@@ -120,7 +120,7 @@ def step(generator: torch.Generator) -> Trial:
     """The discrete step's H at dt from 1 to 1/1000: never exceeded by 30 raw velocities, approached by long ones along f*."""
     chosen, P = _problem(generator)
     dt, X = size(generator, -3, 0), noise(generator, *P.shape)
-    allowed = StepImage(IMAGES[chosen.centred](chosen), X, dt)
+    allowed = StepImage(image_of(chosen), X, dt)
     H = float(allowed.support(P))
     scale = float((P.norm(dim=-1) * allowed.maximizer(P).norm(dim=-1)).sum()) + float((P * X).abs().sum()) / dt
     raw = size(generator, -2, 6) * noise(generator, 30, *P.shape)
@@ -140,7 +140,7 @@ def step_limit(generator: torch.Generator) -> Trial:
     X beyond the lowest point: negative, so that H goes to -inf.
     """
     chosen, P = _problem(generator)
-    image = IMAGES[chosen.centred](chosen)
+    image = image_of(chosen)
     z = chosen(-1e6 * chosen.centre(chosen.gamma * P))
     X, beyond = chosen(noise(generator, *P.shape)), chosen.beta + (1 + size(generator, -1, 2)) * (z - chosen.beta)
     lowest = -chosen.centre(chosen.coordinates(X)) / chosen.gamma

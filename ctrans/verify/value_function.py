@@ -11,7 +11,7 @@ from ctrans.control import admissible_set
 from ctrans.control.hjb import Grid, solve_hjb
 from ctrans.control.hjb_study import NearestTarget
 from ctrans.control.hopf_lax import hopf_lax, velocity_ball, velocity_hull
-from ctrans.norm import Norm
+from ctrans.norm import SphereNorm
 from ctrans.verify.draws import below, between, noise, norm, norm_words
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
 
@@ -36,7 +36,7 @@ def solves_hjb(generator: torch.Generator) -> Trial:
     return equal(H, -rate, f"{norm_words(chosen)}, T - t = {remaining:.2f}: H(grad Phi) against dPhi/dt")
 
 
-def _slow(generator: torch.Generator) -> Norm:
+def _slow(generator: torch.Generator) -> SphereNorm:
     """A norm in the plane whose velocities are too slow to bring two basins of G together, so that Phi has no kinks."""
     chosen = norm(generator, width=2, signed=False)
     chosen.gamma.clamp_(0.5, 1)

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from ctrans.control import admissible_set
-from ctrans.norm import Norm, RMSNorm
+from ctrans.norm import RMSNorm, SphereNorm
 from ctrans.verify.draws import below, noise, norm, one_of
 from ctrans.verify.statement import Check, Statement, Trial, equal, worst
 
 
-def _values(chosen: Norm, P: Tensor) -> Tensor:
+def _values(chosen: SphereNorm, P: Tensor) -> Tensor:
     """H of each token by itself."""
     return admissible_set(chosen, "peri").support(P.unsqueeze(-2))
 
 
-def _size(P: Tensor, *norms: Norm) -> float:
+def _size(P: Tensor, *norms: SphereNorm) -> float:
     return sum(float((P.norm(dim=-1) * admissible_set(each, "peri").maximizer(P).norm(dim=-1)).sum()) for each in norms)
 
 

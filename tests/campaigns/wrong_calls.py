@@ -35,6 +35,7 @@ TOKENS = [
 MODEL = GPT(small_config("peri"))
 CONFIG = {
     **dict.fromkeys(("vocab_size", "context", "depth", "width", "heads", "dt", "temperature", "eps", "alpha", "knots"), NUMBERS),
+    **dict.fromkeys(("norm_groups", "norm_alpha", "norm_radius"), NUMBERS),
     **dict.fromkeys(("ffn_width", "embedding_std", "bias", "causal", "qk_norm"), NUMBERS),
     **dict.fromkeys(("rotary_base", "rotary_fraction", "kv_heads", "window", "softcap", "sinks", "gated_output"), NUMBERS),
     **dict.fromkeys(

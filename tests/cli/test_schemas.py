@@ -46,16 +46,7 @@ def places(tmp_path_factory):
     llama = GPTConfig(depth=1, width=16, heads=2, placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
     save(GPT(llama), place / "llama")
     (place / "study.toml").write_text(
-        "[base]
-depth = 1
-width = 16
-heads = 2
-context = 8
-iterations = 2
-eval_windows = 1
-[vary]
-dt = [1.0, 0.1]
-"
+        "[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 2\neval_windows = 1\n[vary]\ndt = [1.0, 0.1]\n"
     )
     (place / "kept.json").write_text('{"command": "simulate", "placements": {}}')
     made = {name: str(place / name.lower()) for name in ("LLAMA", "EXPORTED", "RUN", "STUDIED")}

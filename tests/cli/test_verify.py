@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from ctrans.cli import main
-from ctrans.norm import Norm
+from ctrans.norm import SphereNorm
 from ctrans.report.verify_report import END, START
 from ctrans.verify.table import select
 
@@ -39,7 +39,7 @@ def test_json_on_stdout_is_alone_there_and_writes_nothing(tmp_path, monkeypatch)
 
 
 def test_a_violated_statement_ends_with_1_and_its_case(tmp_path, monkeypatch):
-    monkeypatch.setattr(Norm, "jacobian", lambda self, x: 1.001 * x.new_ones(self.width, self.width))
+    monkeypatch.setattr(SphereNorm, "jacobian", lambda self, x: 1.001 * x.new_ones(self.width, self.width))
     result = run("--only", "lemma-9", "--only", "lemma-1", "--cases", "3", "--out", str(tmp_path))
     assert result.exit_code == 1
     assert "lemma-9 (Kan, lemma 9; Emadi, lemma A.1)" in result.stderr

@@ -11,9 +11,9 @@ from ctrans.control.attained import attained
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.interop import from_transformers
-from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import to_json
+from tests.cases import PAPERS
 from tests.helpers import learned, small_model, tokens
 from tests.interop.models import gpt2
 
@@ -27,7 +27,7 @@ def last_factor(sublayer):
 
 
 @every
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", PAPERS)
 def test_the_work_of_a_step_is_the_radial_derivative_of_its_last_factor(placement, norm):
     """h <P, r> against <theta, dL/dtheta> by one backward pass through the whole model."""
     model = small_model(placement, depth=2, norm=norm).requires_grad_(True)

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from ctrans.control import StepImage, admissible_set, certify
-from ctrans.control.ellipsoids import IMAGES, NormImage
+from ctrans.control.images import image_of
+from ctrans.control.norm_image import NormImage
 from ctrans.norm import NORMS
+from tests.cases import PAPERS
 
-every = pytest.mark.parametrize("name", sorted(NORMS))
+every = pytest.mark.parametrize("name", PAPERS)
 
 
 def numbers(*shape, seed=0):
@@ -41,7 +43,7 @@ def test_an_offset_against_which_h_cancels(left):
 def test_a_step_from_the_lowest_point_of_its_image(name, off):
     norm, P = make(name), numbers(6, 8)
     X = norm.retract(norm.maximizer(-P) + off * numbers(6, 8, seed=2))
-    certificate = holds(certify(StepImage(IMAGES[norm.centred](norm), X, 1.0), P, features=numbers(6, 9, seed=1)))
+    certificate = holds(certify(StepImage(image_of(norm), X, 1.0), P, features=numbers(6, 9, seed=1)))
     assert certificate.hamiltonian == pytest.approx(0, abs=1e-9)
 
 
@@ -68,7 +70,7 @@ def test_weights_of_rank_one_are_judged_by_what_is_proven(name, width, tokens, s
 def test_gains_that_are_tiny_beside_the_state_of_a_step(name):
     norm = make(name)
     norm.gamma.fill_(1e-6)
-    certificate = holds(certify(StepImage(IMAGES[norm.centred](norm), numbers(6, 8, seed=2), 0.1), numbers(6, 8)))
+    certificate = holds(certify(StepImage(image_of(norm), numbers(6, 8, seed=2), 0.1), numbers(6, 8)))
     assert certificate.kkt_noise < 1e-6
 
 

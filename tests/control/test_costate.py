@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ctrans.control.costate import costate
 from ctrans.depth import Depth
 from ctrans.model.gpt import GPT
-from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
 from ctrans.verify.convergence import own_methods
 from solvers import METHODS, ConfigError, SolveError, solve
+from tests.cases import PAPERS
 from tests.helpers import small_model
 
 STATE_NORM = [name for name, placement in PLACEMENTS.items() if placement.state_norm]
@@ -49,7 +49,7 @@ def distance(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
     return max(float((a - e).norm() / e.norm()) for a, e in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", PAPERS)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_discrete_costate_is_autograds_gradient(placement: str, norm: str) -> None:
     model, (tokens, targets) = small_model(placement, norm=norm, depth=2), text(2, 3, 6)
@@ -88,7 +88,7 @@ def test_discrete_costate_holds_the_graph_of_one_segment_at_a_time() -> None:
     assert 0 < peak(8) == peak(2)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", PAPERS)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_continuous_costate_is_the_gradient_of_the_odes_loss(placement: str, norm: str) -> None:
     model, (tokens, targets) = small_model(placement, norm=norm, depth=2), text(2, 6)

@@ -11,10 +11,11 @@ from ctrans.control.model_check import check_model, last_features
 from ctrans.control.remedy import Remedy
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
+from tests.cases import PAPERS
 from tests.helpers import learned, small_model, tokens
 
 TOKENS, WIDTH = 5, 6
-every = pytest.mark.parametrize("name", sorted(NORMS))
+every = pytest.mark.parametrize("name", PAPERS)
 every_dt = pytest.mark.parametrize("dt", [1.0, 0.1, 0.01])
 AROUND = [name for name, placement in PLACEMENTS.items() if placement.state_norm]
 
@@ -83,7 +84,7 @@ def test_a_kinetic_cost_on_a_step_is_certified(name, dt):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", PAPERS)
 def test_a_model_has_both_verdicts_side_by_side(placement, norm):
     model, text = small_model(placement, depth=1, norm=norm), tokens(1, 9)
     check = check_model(model, text[:, :-1], text[:, 1:])

@@ -20,6 +20,7 @@ from ctrans.report.control_figure import control_figure
 from ctrans.report.files import png, to_json
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Stats
+from tests.cases import PAPERS
 from tests.helpers import small_model, tokens
 
 BOUNDED = [name for name, placement in PLACEMENTS.items() if placement.output_norm]
@@ -37,7 +38,7 @@ def at(sublayer: Sublayer, x: Tensor, p: Tensor) -> tuple[Depth, Costate]:
 
 
 @pytest.mark.parametrize("form", ["discrete", "continuous"])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", PAPERS)
 @pytest.mark.parametrize("placement", BOUNDED)
 def test_gap_is_what_the_hamiltonian_leaves(placement: str, norm: str, form: str) -> None:
     depth, solution = solved(placement, form, norm=norm)
@@ -96,7 +97,7 @@ def test_every_field_is_plain_json(placement: str) -> None:
     assert json.loads(text)["kinds"] == ["attention", "ffn"] * 2
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", PAPERS)
 def test_zero_costate_is_a_tie_without_alignment(norm: str) -> None:
     sublayer = Sublayer(FeedForward(6, 4).double(), "ffn", output_norm=NORMS[norm](6).double())
     x, p = torch.randn(3, 6, dtype=torch.float64), torch.zeros(3, 6, dtype=torch.float64)
@@ -106,7 +107,7 @@ def test_zero_costate_is_a_tie_without_alignment(norm: str) -> None:
 
 def test_costate_along_the_gains_normal_is_a_tie_for_layernorm_only() -> None:
     x, p = torch.randn(3, 6, dtype=torch.float64), torch.full((3, 6), 0.1, dtype=torch.float64)
-    for norm in NORMS:
+    for norm in PAPERS:
         sublayer = Sublayer(FeedForward(6, 4).double(), "ffn", output_norm=NORMS[norm](6).double())
         alignment = maximum_principle(*at(sublayer, x, p)).alignment[0]
         assert (alignment is None) == (norm == "layernorm")

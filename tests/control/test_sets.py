@@ -22,6 +22,7 @@ from ctrans.control.secular_equation import in_ball, on_sphere
 from ctrans.norm import NORMS, LayerNorm, RMSNorm
 from ctrans.placement import PLACEMENTS
 from solvers import ConfigError
+from tests.cases import PAPERS
 from tests.helpers import learned
 
 TOKENS, WIDTH, FEATURES = 4, 6, 7
@@ -208,7 +209,7 @@ def test_a_negative_gain_mirrors_the_ellipsoid_onto_itself(sign, seed):
     assert torch.allclose(KineticCost(Ellipsoid(norm), 0.5).support(P), KineticCost(Ellipsoid(mirrored), 0.5).support(P))
 
 
-@pytest.mark.parametrize("name", sorted(NORMS))
+@pytest.mark.parametrize("name", PAPERS)
 def test_zero_gains_keep_the_velocity_at_beta_there(name):
     norm = make(name, gains=[0.0, 0.0, 1.0, -0.5, 2.0, 0.3])
     P = numbers(TOKENS, WIDTH)
@@ -227,7 +228,7 @@ def test_a_gain_of_zero_everywhere_leaves_one_velocity():
         assert torch.equal(f, norm.beta.expand_as(P))
 
 
-@pytest.mark.parametrize("name", sorted(NORMS))
+@pytest.mark.parametrize("name", PAPERS)
 def test_a_zero_costate_row_ties_and_follows_the_stated_rule(name):
     norm, P = make(name), numbers(TOKENS, WIDTH)
     P[1] = 0
@@ -330,7 +331,7 @@ def test_an_isotropic_image_has_its_closed_form_nearest_point():
     assert torch.allclose(FilledImage(EllipsoidSlice(norm)).nearest(y), inside, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", sorted(NORMS))
+@pytest.mark.parametrize("name", PAPERS)
 def test_the_centre_of_an_image_is_equidistant_from_two_of_its_points_but_inside_when_filled(name):
     norm = make(name)
     image = admissible_set(norm, "peri")
@@ -358,7 +359,7 @@ def test_the_nearest_weights_in_a_ball_match_projected_gradient():
 # --- linear spaces
 
 
-@pytest.mark.parametrize("name", sorted(NORMS))
+@pytest.mark.parametrize("name", PAPERS)
 def test_the_tangent_space_is_the_range_of_the_norms_jacobian(name):
     norm, x = make(name, eps=0.0), numbers(TOKENS, WIDTH, seed=5)
     space, y = TangentSpace(norm, norm(x)), numbers(TOKENS, WIDTH)
@@ -370,7 +371,7 @@ def test_the_tangent_space_is_the_range_of_the_norms_jacobian(name):
     assert float(space.residual(y)) > 0.1
 
 
-@pytest.mark.parametrize("name", sorted(NORMS))
+@pytest.mark.parametrize("name", PAPERS)
 def test_h_over_tangents_is_finite_exactly_where_the_projections_adjoint_vanishes(name):
     space, P = tangent(name), numbers(TOKENS, WIDTH)
     normals = space._normals

@@ -34,6 +34,13 @@ def test_every_own_method_has_its_order_on_every_placement(method, placement):
 @pytest.mark.parametrize("norm", sorted(set(NORMS) - {"layernorm"}))
 @pytest.mark.parametrize("placement", ["peri", "post"])
 def test_orders_hold_for_the_other_norms(method, placement, norm):
+    """But where there is no ODE, and of order 4 not across the kinks of clipping."""
+    if placement == "post" and not NORMS[norm](4).has_tangent:
+        with pytest.raises(ConfigError, match="no step of an ODE"):
+            substep_convergence(method, placement, norm)
+        return
+    if norm.startswith("clip") and method == "rk4":
+        return
     result = substep_convergence(method, placement, norm)
     assert result.order == pytest.approx(result.formal, abs=0.15), result.errors
 

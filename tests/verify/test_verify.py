@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctrans.norm import Norm
+from ctrans.norm import SphereNorm
 from ctrans.report.verify_report import END, START, between_markers, markdown_table, summary
 from ctrans.stability.transport import bounds
 from ctrans.verify import lipschitz, uncertainty
@@ -152,7 +152,7 @@ def test_a_wrong_jacobian_of_the_norm_is_seen(monkeypatch):
         inner = torch.eye(self.width, dtype=x.dtype) - x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
         return self.gamma.unsqueeze(-1) * inner / self.sigma(x).unsqueeze(-1)
 
-    monkeypatch.setattr(Norm, "jacobian", without_centring)
+    monkeypatch.setattr(SphereNorm, "jacobian", without_centring)
     result = verify(STATEMENTS["lemma-9"], 20)
     assert result.verdict == "violated"
     assert "LayerNorm" in result.corrected.words
@@ -178,7 +178,7 @@ def test_an_attention_bound_without_the_querys_bias_is_seen(monkeypatch):
     ],
 )
 def test_a_wrong_geometry_is_seen(monkeypatch, name, target, broken):
-    monkeypatch.setattr(Norm, target, broken)
+    monkeypatch.setattr(SphereNorm, target, broken)
     assert verify(STATEMENTS[name], 20).verdict == "violated"
 
 

@@ -87,15 +87,13 @@ def attention_bound(attention: ShowsHeads, b: float, theta: Sequence[float], *, 
 
 
 def norm_slope(norm: Norm | None, x: Float[Tensor, "*batch tokens width"]) -> float:
-    """max_i |J_N(x_i)|_2 <= max|gamma| / min_i sigma(x_i), in the block norm; 1 where there is no norm."""
-    return 1.0 if norm is None else float(norm.gamma.detach().abs().max() / norm.sigma(x).min())
+    """max_i |J_N(x_i)|_2 <= max_i slope(x_i), as max|gamma|/min_i sigma(x_i), in the block norm; 1 where there is no norm."""
+    return 1.0 if norm is None else float(norm.slope(x).detach().max())
 
 
 def norm_slope_anywhere(norm: Norm | None) -> float:
-    """Lip(N) <= max|gamma| / sqrt(eps) (Emadi, lemma A.1); inf for eps = 0."""
-    if norm is None:
-        return 1.0
-    return float(norm.gamma.detach().abs().max()) / math.sqrt(norm.eps) if norm.eps else math.inf
+    """Lip(N), of a sphere norm at most max|gamma|/sqrt(eps) (Emadi, lemma A.1); inf for eps = 0."""
+    return 1.0 if norm is None else norm.steepest
 
 
 def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:

@@ -137,7 +137,7 @@ def difference_bound(sublayer: Sublayer) -> float:
     if norm is None or not needs_map_bound(sublayer):
         return math.inf
     parts = field.parts if isinstance(field, SumOfMaps) else {sublayer.kind: field}
-    return math.fsum(_difference(part, kind, _level(norm) * math.sqrt(norm.width)) for kind, part in parts.items())
+    return math.fsum(_difference(part, kind, norm.level * math.sqrt(norm.width)) for kind, part in parts.items())
 
 
 def _difference(field: nn.Module, kind: Kind, radius: float) -> float:
@@ -163,7 +163,7 @@ def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = ma
     if norm is None or (bound is None and apart == math.inf):
         return None
     s = sublayer.input_scale
-    alone = math.inf if bound is None else 2 * bound.at(s * _level(norm) * math.sqrt(norm.width))
+    alone = math.inf if bound is None else 2 * bound.at(s * norm.level * math.sqrt(norm.width))
     return sublayer.largest_gain * min(alone, 2 * s * largest_gain(norm) * math.sqrt(norm.width) * apart)
 
 
@@ -179,7 +179,9 @@ def largest_gain(norm: Norm) -> float:
 
 def _measure(at: Passage) -> _Measured:
     norm = at.sublayer.input_norm
-    sigma = math.nan if norm is None else float(norm.sigma(at.x.detach().double()).min())
+    sigma = math.nan
+    if norm is not None and norm.divides:
+        sigma = float(norm.sigma(at.x.detach().double()).min())
     return _Measured(at.sublayer, at.h, sigma, *_bound_of(at.sublayer), difference_bound(at.sublayer))
 
 
@@ -199,7 +201,7 @@ def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, 
     mean_abs, rms = [x0.mean_abs], [x0.rms]
     for segment in segments:
         if segment.sublayer.state_norm is not None:
-            level = _level(segment.sublayer.state_norm)
+            level = segment.sublayer.state_norm.level
             radius = level * math.sqrt(width)
             mean_abs.append(level)
             rms.append(level)
@@ -241,10 +243,10 @@ def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
     """By how much a token no longer than `radius` can grow in a segment without state norm."""
     sublayer, h = segment.sublayer, segment.h
     if sublayer.output_norm is not None:
-        return h * sublayer.largest_gain * _level(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
+        return h * sublayer.largest_gain * sublayer.output_norm.level * math.sqrt(sublayer.output_norm.width)
     bound = segment.known()
     if sublayer.input_norm is not None:
-        reach = sublayer.input_scale * _level(sublayer.input_norm) * math.sqrt(sublayer.input_norm.width)
+        reach = sublayer.input_scale * sublayer.input_norm.level * math.sqrt(sublayer.input_norm.width)
         return h * sublayer.largest_gain * bound.at(reach)
     read = Jump.of(sublayer).read
     radius *= read
@@ -277,6 +279,8 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
         return [start + t * math.sqrt(entries) * worst for t in (0.0, *lengths.cumsum(0).tolist())]
     if outputs or len(inputs) < len(sublayers):
         return "the papers' theorems are for one placement, pre, peri or output, in all sublayers"
+    if not all(norm.divides for norm in inputs):
+        return "the papers' theorem is for input norms that divide a token by its size"
     if any(segment.known().curvature for segment in segments):
         return "the papers' theorem is for maps with an affine bound, and a gated FFN has none"
     values = [start]
@@ -286,11 +290,6 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
         values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
     return values
-
-
-def _level(norm: Norm) -> float:
-    """g + b: no token of the norm's image has a larger RMS, and no larger mean absolute value."""
-    return largest_gain(norm) + _offset(norm)
 
 
 def _offset(norm: Norm) -> float:

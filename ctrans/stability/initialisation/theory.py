@@ -295,7 +295,7 @@ def _last_weight(sublayer: Sublayer) -> Tensor:
 
 
 def _slopes(norm: Norm | None, v: Tensor) -> Tensor:
-    return v.new_ones(v.shape[:-1]) if norm is None else norm.gamma.abs().max() / norm.sigma(v).squeeze(-1)
+    return v.new_ones(v.shape[:-1]) if norm is None else norm.slope(v)
 
 
 def _printed_slopes(norm: Norm | None, v: Tensor) -> Tensor:

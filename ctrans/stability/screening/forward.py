@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ctrans.control.model_check import ModelCheck, SegmentCheck, check_at
+from ctrans.control.model_check import ModelCheck, SegmentCheck, check_at, check_jump
 from ctrans.control.remedy import Remedy
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds
@@ -60,10 +60,7 @@ class Certificates(Instrument):
             )
         if at.k in self._chosen:
             try:
-                # a norm around the state needs a state on its image, which the embedding is not on
-                x, p = at.met
-                x = x if at.sublayer.state_norm is None else at.sublayer.state_norm.retract(x)
-                found = check_at(at.sublayer, x, p, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
+                found = _certified(at)
             except (ConfigError, SolveError) as error:
                 self._skipped[f"segment {at.k} ({at.sublayer.kind})"], self._refused = str(error), error
             else:
@@ -82,6 +79,16 @@ class Certificates(Instrument):
             "discrete",
             skipped=dict(reversed(self._skipped.items())),
         )
+
+
+def _certified(at: PassageBack) -> SegmentCheck:
+    norm = at.sublayer.state_norm
+    if norm is not None and not norm.has_tangent:
+        return check_jump(at.sublayer, at.x, at.p, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
+    # a norm around the state needs a state on its image, which the embedding is not on
+    x, p = at.met
+    x = x if norm is None else norm.retract(x)
+    return check_at(at.sublayer, x, p, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
 
 
 def plan_well_posedness(case: Case) -> StepPlan:
@@ -104,6 +111,8 @@ def _conclude_well_posedness(check: ModelCheck, count: int) -> Finding:
     )
     notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
     notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
+    if not check.has_ode:
+        notes.append("there is no ODE with such a norm around the state: certified is the discrete step")
     infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
     return Finding(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ctrans.fields import ACTIVATIONS
@@ -60,7 +60,8 @@ def test_no_measured_moment_exceeds_its_bound(case):
 )
 @settings(max_examples=40)
 def test_the_bounds_hold_along_the_ode_too(placement, norm, initialisation, dt, seed):
-    """For its exact solution, so for a convergent method up to its error."""
+    """For its exact solution, so for a convergent method up to its error; where there is an ODE."""
+    assume(NORMS[norm](8).has_tangent or not PLACEMENTS[placement].state_norm)
     model = small_model(placement, norm=norm, initialisation=initialisation, dt=dt, scale=0.2, width=8, depth=2)
     solution = model.trajectory(tokens(1, 4, seed=seed), method="tsit5", rtol=1e-4, atol=1e-4, continuous=True)
     bounds = forward_bounds(model.depth, solution.states, discrete=False)

@@ -1,8 +1,8 @@
-"""LayerNorm and RMSNorm as geometry: image, tangent space, retraction, Jacobian and support function.
+"""Norms that divide a token by its size: the image is an ellipsoid, or its slice through the centre.
 
-Both norms send a token x (a row of width d) to z = gamma * x_hat + beta with x_hat = C x / sigma and
-sigma^2 = mean((C x)^2) + eps. C is the centring I - 11'/d for LayerNorm and the identity for RMSNorm; that is the only
-difference, so each formula below is written once, with C.
+Each sends a token x (a row of width d) to z = gamma * x_hat + beta with x_hat = C x / sigma and sigma^2 = mean((C x)^2) + eps. C is
+the centring I - 11'/d for LayerNorm and the identity for the others; what else differs is which gains and offsets there are, so each
+formula below is written once, with C.
 
 For eps = 0 the image of RMSNorm is the ellipsoid |Gamma^-1 (z - beta)|^2 = d, and the image of LayerNorm is its slice
 1' Gamma^-1 (z - beta) = 0, because x_hat has mean zero (Kan, Lemma 1, corrected). For eps > 0 it lies strictly inside.
@@ -12,42 +12,49 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from solvers import ConfigError
+from ctrans.norm.norm import Norm, check_bias, check_norm, worst_gain
 
 
-class Norm(nn.Module, abc.ABC):
-    """A normalisation z = gamma * x_hat + beta over the last axis, with its geometry as methods.
+class SphereNorm(Norm):
+    """A norm z = gamma * x_hat + beta over the last axis, x_hat on the sphere of radius sqrt(d), with its geometry as methods.
 
     A subclass says how to centre, what gamma and beta are, and how to apply the norm; the geometry follows from these.
     """
 
-    width: int
     eps: float
-    has_offset: ClassVar[bool] = False
-    """Whether such a norm may have an offset beta, which `bias` then asks for when it is made."""
-
-    @property
-    @abc.abstractmethod
-    def gamma(self) -> Float[Tensor, " width"]:
-        """The gain gamma."""
-
-    @property
-    @abc.abstractmethod
-    def beta(self) -> Float[Tensor, " width"]:
-        """The offset beta (zeros where the norm has none)."""
+    degree = 0
 
     @property
     @abc.abstractmethod
     def centred(self) -> bool:
         """Whether C removes the mean (LayerNorm) or is the identity (RMSNorm)."""
+
+    @property
+    def image(self) -> str:
+        return "slice" if self.centred else "ellipsoid"
+
+    @property
+    def attained(self) -> bool:
+        """For eps = 0: otherwise |x_hat|^2 < d."""
+        return self.eps == 0
+
+    @property
+    def filled(self) -> bool:
+        return self.eps > 0
+
+    @property
+    def divides(self) -> bool:
+        return True
+
+    @property
+    def singular(self) -> bool:
+        return self.eps == 0
 
     def centre(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """C x: x minus its mean over the width, or x itself."""
@@ -57,16 +64,9 @@ class Norm(nn.Module, abc.ABC):
         """x_hat = C x / sigma, before gain and offset; |x_hat|^2 = d for eps = 0, below d otherwise."""
         return self.centre(x) / self.sigma(x)
 
-    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch 1"]:
+    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
         """sigma = sqrt(mean((C x)^2) + eps)."""
         return (self.centre(x).square().mean(-1, keepdim=True) + self.eps).sqrt()
-
-    def coordinates(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """u = Gamma^-1 (z - beta), the point of the sphere of radius sqrt(d) that z comes from.
-
-        Raises ConfigError where a gain is zero: u is then not determined by z.
-        """
-        return (z - self.beta) / self._invertible_gain()
 
     def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """How far z is from the image for eps = 0, as a violation of its equations; 0 exactly on the image.
@@ -115,6 +115,19 @@ class Norm(nn.Module, abc.ABC):
         scale: Tensor = math.sqrt(self.width) / torch.linalg.vector_norm(w, dim=-1, keepdim=True)
         return self.beta + gamma * w * scale
 
+    def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
+        """u/gamma and, for LayerNorm, 1/gamma."""
+        u = self.coordinates(x)
+        columns = [u, torch.ones_like(u)] if self.centred else [u]
+        return torch.stack(columns, -1) / self.gamma.unsqueeze(-1)
+
+    def off_copies(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+        """Where u = 0 or, for LayerNorm, u has a mean to half of the digits."""
+        u = self.coordinates(x)
+        size: Tensor = torch.linalg.vector_norm(u, dim=-1)
+        tilt: Tensor = torch.linalg.vector_norm(u - self.centre(u), dim=-1)
+        return (tilt > math.sqrt(torch.finfo(u.dtype).eps) * size) | (size == 0)
+
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
         """J = diag(gamma)/sigma (C - x_hat x_hat'/d), the dense derivative dz/dx of each token; exact for eps > 0 too.
 
@@ -151,26 +164,32 @@ class Norm(nn.Module, abc.ABC):
         length: Tensor = torch.linalg.vector_norm(self.centre(scaled), dim=-1)
         return length <= tolerance
 
+    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+        """|w| (sqrt(d) - r/sqrt(r^2/d + eps)) at x = r w/|w|, w = C(gamma * p), exactly: about |w| sqrt(d) eps d/(2 r^2)."""
+        reached = radius / math.sqrt(radius**2 / self.width + self.eps) if radius else 0.0
+        length: Tensor = torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
+        return (math.sqrt(self.width) - reached) * length
+
+    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """max|gamma|/sigma >= |J(x)|_2, as |C - x_hat x_hat'/d|_2 <= 1."""
+        return (worst_gain(self) / self.sigma(x)).squeeze(-1)
+
+    @property
+    def steepest(self) -> float:
+        """max|gamma|/sqrt(eps) (Emadi, lemma A.1); inf for eps = 0."""
+        return float(worst_gain(self).detach()) / math.sqrt(self.eps) if self.eps else math.inf
+
+    def with_eps(self, eps: float) -> Norm:
+        return WithEps(self, eps)
+
     def _tie_direction(self, like: Tensor) -> Tensor:
         direction = torch.zeros(self.width, dtype=like.dtype, device=like.device)
         direction[:2] = direction.new_tensor([1.0, -1.0])[: self.width]
         length: Tensor = torch.linalg.vector_norm(direction)
         return direction / length
 
-    def _invertible_gain(self) -> Tensor:
-        """Gamma, where the image has a tangent space to rounding: beside gains below eps times the largest, x - beta is lost."""
-        gamma = self.gamma
-        size = gamma.detach().abs()
-        if bool((size <= torch.finfo(gamma.dtype).eps * size.max()).any()):
-            i, kind = int(size.argmin()), str(gamma.dtype).removeprefix("torch.")
-            raise ConfigError(
-                f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in {kind}, and has no tangent space or "
-                "retraction; use a larger gain, or the discrete model, whose step needs neither"
-            )
-        return gamma
 
-
-class LayerNorm(Norm):
+class LayerNorm(SphereNorm):
     """LN(x) = gamma * (x - mean(x)) / sqrt(var(x) + eps) + beta, over the last axis of the given width.
 
     `bias=False` leaves beta out (it is then zero).
@@ -197,15 +216,14 @@ class LayerNorm(Norm):
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 
-class RMSNorm(Norm):
+class RMSNorm(SphereNorm):
     """RMSNorm(x) = gamma * x / sqrt(mean(x^2) + eps), over the last axis of the given width; beta = 0."""
 
     centred = False
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
         super().__init__()
-        if bias:
-            raise ConfigError("RMSNorm has no offset beta: leave bias out, or choose 'layernorm'")
+        check_bias("RMSNorm", bias)
         self.width, self.eps = check_norm(width, eps)
         self.weight = nn.Parameter(torch.ones(width))
 
@@ -221,14 +239,44 @@ class RMSNorm(Norm):
         return F.rms_norm(x, (self.width,), self.weight, self.eps)
 
 
-def check_norm(width: int, eps: float) -> tuple[int, float]:
-    """Width and eps; ConfigError unless the width is at least 1 and eps a finite number of at least 0."""
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise ConfigError(f"width = {width!r}: give a whole number of at least 1")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
-        raise ConfigError(f"eps = {eps!r}: give a finite number of at least 0, such as 1e-5")
-    return width, float(eps)
+class WithEps(SphereNorm):
+    """Another sphere norm with eps in place of its own; it shares that norm's gamma and beta."""
+
+    centred = False  # each object has its own
+
+    def __init__(self, norm: SphereNorm, eps: float):
+        super().__init__()
+        self.norm, self.width, self.eps, self.centred = norm, norm.width, eps, norm.centred
+
+    @property
+    def gains(self) -> str:  # type: ignore[override]  # a class's, and here an object's
+        return self.norm.gains
+
+    def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
+        return {f"norm.{name}": value for name, value in self.norm.linear_parameters().items()}
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        return self.norm.gamma
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return self.norm.beta
 
 
-NORMS: dict[str, Callable[..., Norm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
-"""From name to norm, made as NORM(width, eps, bias=...): a new one is one entry, and models and commands pick it up from there."""
+class SphereOf(SphereNorm):
+    """The sphere norm with given gains and offsets, eps and centring: of a part of a token, or of tensors that nothing trains."""
+
+    centred = False  # each object has its own
+
+    def __init__(self, gamma: Float[Tensor, " width"], beta: Float[Tensor, " width"], eps: float, centred: bool = False):
+        super().__init__()
+        self.width, self.eps, self.centred, self._given = len(gamma), eps, centred, (gamma, beta)
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        return self._given[0]
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return self._given[1]

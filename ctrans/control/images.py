@@ -1,0 +1,39 @@
+"""The set of velocities behind a norm, by what kind of set its image is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ctrans.control.admissible import VelocitySet
+from ctrans.control.balls import Ball
+from ctrans.control.boxes import Box
+from ctrans.control.ellipsoid_product import EllipsoidProduct
+from ctrans.control.ellipsoids import Ellipsoid, EllipsoidSlice, SphereImage
+from ctrans.control.filled_ellipsoid import FilledImage
+from ctrans.control.norm_image import NormImage
+from ctrans.norm import Norm
+from solvers.errors import look_up
+
+IMAGES: dict[str, Callable[..., NormImage]] = {
+    "ellipsoid": Ellipsoid,
+    "slice": EllipsoidSlice,
+    "ellipsoids": EllipsoidProduct,
+    "box": Box,
+    "ball": Ball,
+}
+"""By `Norm.image`: a new kind of set is one entry, and the Hamiltonian behind such a norm follows from it."""
+
+
+def image_of(norm: Norm) -> NormImage:
+    """The closure of the norm's image, for eps = 0."""
+    return look_up("image", norm.image, IMAGES)(norm)
+
+
+def reached_by(norm: Norm) -> VelocitySet:
+    """The same with its inside where the norm reaches that, which only a running cost can make worth while."""
+    image = image_of(norm)
+    if not norm.filled:
+        return image
+    if isinstance(image, EllipsoidProduct):
+        return EllipsoidProduct(image.norm, inner=True)
+    return FilledImage(image) if isinstance(image, SphereImage) else image

@@ -1,0 +1,178 @@
+"""Squashing entry by entry: the image is an open box, so that H is finite and no velocity has it."""
+
+from __future__ import annotations
+
+import abc
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ctrans.norm.norm import Norm, check_norm
+from ctrans.norm.options import check_size
+
+ALPHA = 0.5
+"""What alpha is at first (Zhu et al. 2025)."""
+
+
+class SquashNorm(Norm):
+    """z = gamma * phi(alpha x + s) + beta, phi odd and strictly increasing onto (-1, 1), alpha and s one number each.
+
+    For alpha not 0 each entry ranges over all between beta_i -+ gamma_i by itself, ends excluded, so that max <p, z> = sum_i
+    abs(gamma_i p_i) + <p, beta> is a supremum that no input attains (unless gamma * p = 0), at the box's corner. For alpha = 0 the
+    image is one point, and these are bounds.
+    """
+
+    image = "box"
+    has_offset = True
+    options = frozenset({"norm_alpha"})
+    no_tangent = "squashes it further each time, N(N(x)) being no N(x)"
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):
+        """`norm_alpha` is alpha at first. There is no variance and so no eps: it is checked, and means nothing here."""
+        super().__init__()
+        self.width, _ = check_norm(width, eps)
+        self.alpha = nn.Parameter(torch.full((1,), ALPHA if norm_alpha is None else check_size("norm_alpha", norm_alpha)))
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    @staticmethod
+    @abc.abstractmethod
+    def phi(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """phi."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def derivative(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """phi'."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def inverse(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """phi^-1."""
+
+    @property
+    def shift(self) -> Float[Tensor, " one"]:
+        """s."""
+        return torch.zeros_like(self.alpha)
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        return self.weight
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return torch.zeros_like(self.weight) if self.bias is None else self.bias
+
+    @property
+    def attained(self) -> bool:
+        """Never: phi stays inside of (-1, 1)."""
+        return False
+
+    @property
+    def filled(self) -> bool:
+        return True
+
+    @property
+    def level(self) -> float:
+        """rms of abs(gamma) + abs(beta), the length of the box's farthest corner over sqrt(d)."""
+        return float((self.gamma.detach().abs() + self.beta.detach().abs()).square().mean().sqrt())
+
+    def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """u = phi(alpha x + s)."""
+        return self.phi(self.alpha * x + self.shift)
+
+    def undo(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """x = (phi^-1(u) - s)/alpha, the input with these coordinates."""
+        return (self.inverse(u) - self.shift) / self.alpha
+
+    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """sum_i abs(gamma_i p_i) + <p, beta>: a sum over entries, each at an end of its interval."""
+        return (self.gamma * p).abs().sum(-1) + p @ self.beta
+
+    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """beta + gamma * sign(gamma * p), a corner of the closed box; where gamma_i p_i = 0 the entry's upper sign."""
+        return self.beta + self.gamma * torch.where(self.gamma * p >= 0, 1.0, -1.0)
+
+    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+        """Where an entry with a gain does not show in <p, z>, to rounding of the largest."""
+        size = (self.gamma * p).abs()
+        unseen = size <= 8 * torch.finfo(p.dtype).eps * size.amax(-1, keepdim=True)
+        return (unseen & (self.gamma != 0)).any(-1)
+
+    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+        """sum_i abs(gamma_i p_i) (1 - phi(abs(alpha) r/sqrt(d))) at x = -s/alpha + r sign(alpha gamma * p)/sqrt(d)."""
+        reach = self.phi(self.alpha.abs() * radius / math.sqrt(self.width)).squeeze(-1)
+        return (self.gamma * p).abs().sum(-1) * (1 - reach)
+
+    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """How far u leaves the closed box, max(0, abs(u_i) - 1), and z_i - beta_i where gamma_i = 0."""
+        flat = self.gamma == 0
+        offset = (z - self.beta).abs()
+        outside = (offset / torch.where(flat, 1.0, self.gamma.abs()) - 1).clamp_min(0)
+        return torch.where(flat, offset, outside).amax(-1)
+
+    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+        """J = diag(gamma * alpha phi'(alpha x + s))."""
+        return torch.diag_embed(self._slopes(x))
+
+    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """max_i abs(gamma_i alpha) phi'(alpha x_i + s) = |J(x)|_2."""
+        return self._slopes(x).abs().amax(-1)
+
+    @property
+    def steepest(self) -> float:
+        """max|gamma| abs(alpha) phi'(0): phi' is largest at 0."""
+        alpha = self.alpha.detach()
+        return float((self.gamma.detach().abs().amax() * alpha.abs() * self.derivative(torch.zeros_like(alpha))).sum())
+
+    def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
+        """Gains and offsets; alpha and s are inside of phi."""
+        inside = {"alpha", "offset"}
+        return {name: value for name, value in super().linear_parameters().items() if not inside & set(name.split("."))}
+
+    def _slopes(self, x: Tensor) -> Tensor:
+        return self.gamma * self.alpha * self.derivative(self.alpha * x + self.shift)
+
+
+class DyT(SquashNorm):
+    """z = gamma * tanh(alpha x) + beta (Zhu et al. 2025): 1 - tanh(t) <= 2 exp(-2t), which is how fast H is approached."""
+
+    @staticmethod
+    def phi(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return x.tanh()
+
+    @staticmethod
+    def derivative(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """1 - tanh^2."""
+        return 1 - x.tanh().square()
+
+    @staticmethod
+    def inverse(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return u.atanh()
+
+
+class Derf(SquashNorm):
+    """z = gamma * erf(alpha x + s) + beta (Chen et al. 2025): 1 - erf(t) <= exp(-t^2), which is how fast H is approached."""
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):
+        super().__init__(width, eps, bias, norm_alpha=norm_alpha)
+        self.offset = nn.Parameter(torch.zeros(1))
+
+    @property
+    def shift(self) -> Float[Tensor, " one"]:
+        return self.offset
+
+    @staticmethod
+    def phi(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return x.erf()
+
+    @staticmethod
+    def derivative(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """2/sqrt(pi) exp(-x^2)."""
+        return 2 / math.sqrt(math.pi) * (-x.square()).exp()
+
+    @staticmethod
+    def inverse(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return u.erfinv()

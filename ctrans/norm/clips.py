@@ -1,0 +1,155 @@
+"""Clipping: the identity where a token is small, the nearest point of a ball or a box where it is not. Compact, so H is attained."""
+
+from __future__ import annotations
+
+import abc
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.norm.norm import Norm, check_bias, check_norm
+from ctrans.norm.options import check_size
+
+RADIUS = 1.0
+"""The largest RMS, or entry, that clipping leaves, unless said otherwise: that of a normalised token."""
+
+
+class ClipNorm(Norm):
+    """z = argmin |z - x| over a closed convex set of radius c about 0: N(N(x)) = N(x), Lipschitz with constant 1, nothing to train.
+
+    gamma = c and beta = 0 here, so that u = z/c. It has no degree: it scales with x inside of the set and forgets the scale outside.
+    The set is closed and is the image itself, so that its support function is attained.
+    """
+
+    gains = "none"
+    options = frozenset({"norm_radius"})
+    no_tangent = "projects on a full set, on whose edge the velocity would jump"
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_radius: float | None = None):
+        """`norm_radius` is c. There is no variance and so no eps: it is checked, and means nothing here."""
+        super().__init__()
+        check_bias(type(self).__name__, bias)
+        self.width, _ = check_norm(width, eps)
+        self.radius = RADIUS if norm_radius is None else check_size("norm_radius", norm_radius)
+        self.register_buffer("one", torch.ones(self.width), persistent=False)
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        one: Tensor = self.get_buffer("one")
+        return self.radius * one
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return torch.zeros_like(self.gamma)
+
+    @property
+    def attained(self) -> bool:
+        return True
+
+    @property
+    def filled(self) -> bool:
+        return True
+
+    @property
+    def steepest(self) -> float:
+        """1: a projection on a convex set brings no two points farther apart."""
+        return 1.0
+
+    def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        u: Tensor = self(x) / self.radius
+        return u
+
+    @abc.abstractmethod
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """The projection."""
+
+    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+        """support(p) max(0, 1 - r/(c sqrt(d))): the way to the maximiser, which is no longer than c sqrt(d), and 0 from there on."""
+        return self.support(p) * max(0.0, 1 - radius / (self.radius * math.sqrt(self.width)))
+
+
+class ClipLength(ClipNorm):
+    """z = x min(1, c sqrt(d)/|x|), onto the ball of radius c sqrt(d): H(P) = c sqrt(d) sum_j |p_j| (Cauchy-Schwarz)."""
+
+    image = "ball"
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        clipped: Tensor = x * self._share(x)
+        return clipped
+
+    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """c sqrt(d) |p|."""
+        length: Tensor = torch.linalg.vector_norm(p, dim=-1)
+        return self.radius * math.sqrt(self.width) * length
+
+    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """c sqrt(d) p/|p|; for p = 0 every point ties, and the rule is 0."""
+        length: Tensor = torch.linalg.vector_norm(p, dim=-1, keepdim=True)
+        return self.radius * math.sqrt(self.width) * p / torch.where(length == 0, 1.0, length)
+
+    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+        """Where p = 0."""
+        return (p == 0).all(-1)
+
+    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """max(0, |z|^2/(c^2 d) - 1)."""
+        return ((z / self.radius).square().mean(-1) - 1).clamp_min(0)
+
+    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+        """J = I inside; c sqrt(d)/|x| (I - xx'/|x|^2) outside."""
+        eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
+        square = x.square().sum(-1, keepdim=True).unsqueeze(-1)
+        away = x.unsqueeze(-1) * x.unsqueeze(-2) / torch.where(square == 0, 1.0, square)
+        share = self._share(x).unsqueeze(-1)
+        return share * torch.where(share < 1, eye - away, eye)
+
+    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """min(1, c sqrt(d)/|x|) >= |J(x)|_2."""
+        return self._share(x).squeeze(-1)
+
+    def _share(self, x: Tensor) -> Tensor:
+        """min(1, c sqrt(d)/|x|)."""
+        rms = x.square().mean(-1, keepdim=True)
+        # the root's slope at 0 is infinite, and a short token needs no root
+        long = rms > self.radius**2
+        return torch.where(long, self.radius * torch.where(long, rms, 1.0).rsqrt(), 1.0)
+
+
+class ClipEntries(ClipNorm):
+    """z_i = min(max(x_i, -c), c), onto the closed box: H(P) = c sum_j |p_j|_1, entry by entry (hard tanh)."""
+
+    image = "box"
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return x.clamp(-self.radius, self.radius)
+
+    def undo(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """x = c u, the input with these coordinates."""
+        return self.radius * u
+
+    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """c |p|_1."""
+        return self.radius * p.abs().sum(-1)
+
+    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """c sign(p), a corner; where p_i = 0 the entry's upper sign."""
+        return self.radius * torch.where(p >= 0, 1.0, -1.0).to(p)
+
+    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+        """Where an entry does not show in <p, z>, to rounding of the largest."""
+        size = p.abs()
+        return (size <= 8 * torch.finfo(p.dtype).eps * size.amax(-1, keepdim=True)).any(-1)
+
+    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """max(0, abs(z_i)/c - 1)."""
+        return (z.abs().amax(-1) / self.radius - 1).clamp_min(0)
+
+    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+        """J = diag(abs(x_i) <= c)."""
+        return torch.diag_embed((x.abs() <= self.radius).to(x.dtype))
+
+    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """1 where an entry is inside, else 0: |J(x)|_2."""
+        return (x.abs() <= self.radius).any(-1).to(x.dtype)

@@ -1,0 +1,98 @@
+"""Sphere norms with fewer gains to train: none at all, or one number that all channels share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.norm.norm import check_bias, check_norm
+from ctrans.norm.spheres import SphereNorm
+
+
+class PlainNorm(SphereNorm):
+    """z = c x_hat with nothing to train: gamma = c in every channel, beta = 0."""
+
+    gains = "none"
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
+        super().__init__()
+        check_bias(type(self).__name__, bias)
+        self.width, self.eps = check_norm(width, eps)
+        self.register_buffer("one", torch.ones(self.width), persistent=False)
+
+    @staticmethod
+    def constant(width: int) -> float:
+        """c."""
+        return 1.0
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        one: Tensor = self.get_buffer("one")
+        return self.constant(self.width) * one
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return torch.zeros_like(self.gamma)
+
+
+class PlainLayerNorm(PlainNorm):
+    """z = (x - mean(x))/sqrt(var(x) + eps): H(P) = sqrt(d) sum_j |C p_j|, LayerNorm's at gamma = 1, beta = 0 (OLMo 1)."""
+
+    centred = True
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return F.layer_norm(x, (self.width,), None, None, self.eps)
+
+
+class PlainRMSNorm(PlainNorm):
+    """z = x/sqrt(mean(x^2) + eps), onto the sphere of radius sqrt(d): H(P) = sqrt(d) sum_j |p_j|, RMSNorm's at gamma = 1."""
+
+    centred = False
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return F.rms_norm(x, (self.width,), None, self.eps)
+
+
+class L2Norm(PlainNorm):
+    """z = x/sqrt(|x|^2 + d eps), onto the unit sphere: H(P) = sum_j |p_j| (Cauchy-Schwarz), RMSNorm's at gamma = 1/sqrt(d)."""
+
+    centred = False
+
+    @staticmethod
+    def constant(width: int) -> float:
+        return 1 / math.sqrt(width)
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return F.rms_norm(x, (self.width,), None, self.eps) * self.constant(self.width)
+
+
+class ScaleNorm(SphereNorm):
+    """z = g x/sqrt(|x|^2 + d eps), g one number, sqrt(d) at first: H(P) = abs(g) sum_j |p_j| (Cauchy-Schwarz; Nguyen and Salazar 2019)."""
+
+    centred = False
+    gains = "one"
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
+        super().__init__()
+        check_bias("ScaleNorm", bias)
+        self.width, self.eps = check_norm(width, eps)
+        self.scale = nn.Parameter(torch.full((1,), math.sqrt(width)))
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        """g/sqrt(d) in every channel, so that |gamma| = abs(g)."""
+        return (self.scale / math.sqrt(self.width)).expand(self.width)
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return torch.zeros_like(self.gamma)
+
+    def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
+        return {name: self.scale for name, _ in self.named_parameters()}
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return F.rms_norm(x, (self.width,), None, self.eps) * (self.scale / math.sqrt(self.width))

@@ -1,0 +1,157 @@
+"""RMSNorm of each group of channels by itself, as of each head: the image is a product of ellipsoids."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ctrans.norm.norm import Norm, check_bias, check_norm, worst_gain
+from ctrans.norm.options import check_groups
+from ctrans.norm.spheres import SphereOf
+
+
+class GroupRMSNorm(Norm):
+    """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (of a head: RetNet, Qwen's QK-norm).
+
+    A product of sets has the sum of their support functions, each attained by itself: H(P) = sum_j sum_g sqrt(m) |gamma_g * p_jg|.
+    """
+
+    image = "ellipsoids"
+    options = frozenset({"norm_groups"})
+    degree = 0
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_groups: int | None = None):
+        """`norm_groups` is G; None is two, or one where the width is odd."""
+        super().__init__()
+        check_bias("GroupRMSNorm", bias)
+        self.width, self.eps = check_norm(width, eps)
+        self.groups = check_groups(1 + (width % 2 == 0) if norm_groups is None else norm_groups, width)
+        self.each = width // self.groups
+        self.weight = nn.Parameter(torch.ones(width))
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        return self.weight
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return torch.zeros_like(self.weight)
+
+    @property
+    def attained(self) -> bool:
+        """For eps = 0: otherwise |x_hat_g|^2 < m."""
+        return self.eps == 0
+
+    @property
+    def filled(self) -> bool:
+        return self.eps > 0
+
+    @property
+    def divides(self) -> bool:
+        return True
+
+    @property
+    def singular(self) -> bool:
+        return self.eps == 0
+
+    @property
+    def parts(self) -> list[SphereOf]:
+        """Each group's norm, with its gains."""
+        return [SphereOf(gamma, torch.zeros_like(gamma), self.eps) for gamma in self.gamma.split(self.each)]
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return F.rms_norm(self.apart(x), (self.each,), None, self.eps).flatten(-2) * self.weight
+
+    def apart(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch groups each"]:
+        """x_g."""
+        groups: Tensor = x.unflatten(-1, (self.groups, self.each))
+        return groups
+
+    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
+        """sigma_g = sqrt(mean(x_g^2) + eps)."""
+        return (self.apart(x).square().mean(-1) + self.eps).sqrt()
+
+    def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """x_hat_g = x_g/sigma_g; |x_hat_g|^2 = m for eps = 0, below m otherwise."""
+        return (self.apart(x) / self.sigma(x).unsqueeze(-1)).flatten(-2)
+
+    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """sum_g sqrt(m) |gamma_g * p_g|."""
+        return math.sqrt(self.each) * self._lengths(p).sum(-1)
+
+    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """z_g = sqrt(m) gamma_g * w_g/|w_g|, w = gamma * p; where w_g = 0 every point ties, and the rule is RMSNorm's."""
+        return torch.cat([part.maximizer(q) for part, q in zip(self.parts, p.split(self.each, -1), strict=True)], -1)
+
+    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+        """Where gamma_g * p_g = 0 for a group, to rounding of the whole."""
+        lengths = self._lengths(p)
+        return (lengths <= 8 * torch.finfo(p.dtype).eps * lengths.amax(-1, keepdim=True)).any(-1)
+
+    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+        """sum_g |w_g| (sqrt(m) - s/sqrt(s^2/m + eps)), s = r/sqrt(G): each group's input has the same length."""
+        share = radius / math.sqrt(self.groups)
+        reached = share / math.sqrt(share**2 / self.each + self.eps) if share else 0.0
+        return (math.sqrt(self.each) - reached) * self._lengths(p).sum(-1)
+
+    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """The largest of the groups'."""
+        rows = [part.residual(y) for part, y in zip(self.parts, z.split(self.each, -1), strict=True)]
+        return torch.stack(rows).amax(0)
+
+    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+        """J has the blocks diag(gamma_g)/sigma_g (I - x_hat_g x_hat_g'/m), and 0 between groups."""
+        rows = [
+            F.pad(part.jacobian(y), (k * self.each, self.width - (k + 1) * self.each))
+            for k, (part, y) in enumerate(zip(self.parts, x.split(self.each, -1), strict=True))
+        ]
+        return torch.cat(rows, -2)
+
+    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """max_g max|gamma_g|/sigma_g >= |J(x)|_2."""
+        return (self.apart(self.gamma).abs().amax(-1) / self.sigma(x)).amax(-1)
+
+    @property
+    def steepest(self) -> float:
+        """max|gamma|/sqrt(eps); inf for eps = 0."""
+        return float(worst_gain(self).detach()) / math.sqrt(self.eps) if self.eps else math.inf
+
+    def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """v_g = gamma_g * (q_g - u_g (u_g.q_g)/(u_g.u_g)), q = f/gamma, u = x/gamma: RMSNorm's in each group."""
+        gamma = self._invertible_gain()
+        u, q = self.apart(x / gamma), self.apart(f / gamma)
+        along = (u * q).sum(-1, keepdim=True) / (u * u).sum(-1, keepdim=True)
+        return gamma * (q - u * along).flatten(-2)
+
+    def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """R(y)_g = gamma_g * w_g sqrt(m)/|w_g|, w = y/gamma. Not a number where a w_g = 0."""
+        gamma = self._invertible_gain()
+        w = self.apart(y / gamma)
+        size: Tensor = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+        return gamma * (w * (math.sqrt(self.each) / size)).flatten(-2)
+
+    def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
+        """u_g/gamma_g in group g and 0 outside, for each g."""
+        u = self.apart(self.coordinates(x) / self.gamma)
+        own = torch.eye(self.groups, dtype=x.dtype, device=x.device)
+        return (u.unsqueeze(-1) * own.unsqueeze(-2)).flatten(-3, -2)
+
+    def off_copies(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+        """Where a u_g = 0."""
+        lengths: Tensor = torch.linalg.vector_norm(self.apart(self.coordinates(x)), dim=-1)
+        return (lengths == 0).any(-1)
+
+    def with_eps(self, eps: float) -> Norm:
+        twin = copy.copy(self)
+        twin.eps = eps
+        return twin
+
+    def _lengths(self, p: Tensor) -> Tensor:
+        """|gamma_g * p_g|."""
+        lengths: Tensor = torch.linalg.vector_norm(self.apart(self.gamma * p), dim=-1)
+        return lengths

@@ -1,0 +1,66 @@
+"""What some norms are told when they are made, beside width and eps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from solvers import ConfigError
+
+LIMITS = (1e-12, 1e12)
+"""Beyond these alpha x or a token of that size is no number of single precision, or 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NormOptions:
+    """None where nothing is said; the norm then knows its own.
+
+    - `norm_groups`: how many groups of channels `group_rmsnorm` normalises, each by itself
+    - `norm_alpha`: what a squashing norm's alpha is at first (`dyt`, `derf`)
+    - `norm_radius`: the largest RMS of a token (`clip_length`), or entry (`clip_entries`), that clipping leaves
+    """
+
+    norm_groups: int | None = None
+    norm_alpha: float | None = None
+    norm_radius: float | None = None
+
+
+OPTIONS = tuple(field.name for field in dataclasses.fields(NormOptions))
+
+
+def options_taken(name: str, norms: Mapping[str, Callable[..., Any]], settings: Any, heads: int | None = None) -> dict[str, Any]:
+    """What is said of the norm with that name, `settings` having the fields of `NormOptions`; its groups are the heads if none are.
+
+    Raises ConfigError for what the norm does not take, naming those that do.
+    """
+    takes: frozenset[str] = getattr(norms[name], "options", frozenset())
+    said = {option: value for option in OPTIONS if (value := getattr(settings, option)) is not None}
+    for option, value in said.items():
+        if option not in takes:
+            others = ", ".join(other for other, kind in norms.items() if option in getattr(kind, "options", ()))
+            raise ConfigError(f"{option} = {value!r} has no meaning for norm {name!r}: leave it out, or choose {others}")
+    return {"norm_groups": heads, **said} if "norm_groups" in takes and heads is not None else said
+
+
+def check_groups(groups: int, width: int) -> int:
+    """The number of groups; ConfigError unless it is a whole number that divides the width."""
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or width % groups:
+        raise ConfigError(f"norm_groups = {groups!r}: give a whole number that divides the width {width}")
+    return groups
+
+
+def check_size(name: str, value: float) -> float:
+    """The value; ConfigError unless it is a number within `LIMITS`."""
+    lowest, highest = LIMITS
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= highest:
+        raise ConfigError(f"{name} = {value!r}: give a number from {lowest:g} to {highest:g}, or leave it out")
+    return float(value)
+
+
+CHECKS: dict[str, Callable[[Any, int], Any]] = {
+    "norm_groups": check_groups,
+    "norm_alpha": lambda value, width: check_size("norm_alpha", value),
+    "norm_radius": lambda value, width: check_size("norm_radius", value),
+}
+"""By option: the value for a norm of that width, if it makes sense."""
