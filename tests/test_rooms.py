@@ -26,6 +26,7 @@ ROOMS = [
     "stability",
     "training",
     "interop",
+    "monitor",
     "verify",
     "report",
     "cli",
