@@ -27,6 +27,7 @@ COMMANDS = {
     "screen": "Screen an architecture before training it: what it does, with limits on both sides.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
+    "watch": "Show a training that is watched while it runs: progress, figures by depth, alarms.",
     "generate": "Continue a text with a trained model.",
 }
 

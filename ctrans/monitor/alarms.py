@@ -21,7 +21,7 @@ from solvers.errors import unknown
 Grade = Literal["danger", "notice"]
 """Danger: the run may be lost. Notice: worth knowing, and often meant so."""
 OURS = "our choice"
-SET = "our choice, set on one half of the runs of benchmarks/warnings.py and tried on the other"
+SET = "our choice, set on one half of the runs of benchmarks/warning_study.py and tried on the other"
 REMEMBERED = 3
 """An alarm that was quiet for so many reports is raised again."""
 

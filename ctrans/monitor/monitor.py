@@ -99,7 +99,7 @@ class Monitor:
 
     def step(
         self,
-        loss: Tensor | float,
+        loss: Tensor | float | None,
         optimizer: torch.optim.Optimizer | None = None,
         *,
         gradient_norm: Tensor | float | None = None,
@@ -107,7 +107,8 @@ class Monitor:
     ) -> list[Alarm]:
         """The alarms that are new, on steps that report; none on the others.
 
-        - `loss`: of this step; `optimizer`: the one that is about to step, for the learning rate and Adam's moments
+        - `loss`: of this step, None where it is not known
+        - `optimizer`: the one that is about to step, for the learning rate and Adam's moments
         - `gradient_norm`: where it is known, as from `clip_grad_norm_`; without it a report has its own
         - `batch`: what a compiled model was called with: a tensor, or a tuple or mapping of arguments
         """
@@ -123,6 +124,10 @@ class Monitor:
             self.gauges.sample_weights()
         self._arm_for(step + 1)
         return alarms
+
+    def note_gradient_norm(self, step: int, norm: float) -> None:
+        """The gradient norm of a step that is over, for trainers that tell it late."""
+        self.past.norms.append((step, norm))
 
     def close(self, words: str = "finished") -> None:
         """Takes the hooks away and ends the log. A log without an end is that of a run that goes on, or was killed."""
@@ -165,12 +170,12 @@ class Monitor:
         waiting, self._waiting = self._waiting, []
         losses = _numbers([loss for _, loss, _ in waiting])
         norms = _numbers([norm for _, _, norm in waiting])
-        steps = [step for step, _, _ in waiting]
-        self.past.losses.extend(zip(steps, losses, strict=True))
+        lost = [(step, loss) for (step, known, _), loss in zip(waiting, losses, strict=True) if known is not None]
+        self.past.losses.extend(lost)
         given = [(step, norm) for (step, _, known), norm in zip(waiting, norms, strict=True) if known is not None]
         self.past.norms.extend(given)
         now = time.perf_counter()
-        found: Figures = {"loss": losses[-1], "highest_loss": _largest(losses)}
+        found: Figures = {"loss": lost[-1][1], "highest_loss": _largest([loss for _, loss in lost])} if lost else {}
         if step > self._timed:
             found["seconds"] = (now - self._time) / (step - self._timed)
         self._time, self._timed = now, step

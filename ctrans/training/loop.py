@@ -29,10 +29,16 @@ from solvers import ConfigError, SolveError
 
 COMPILER = ("torch._dynamo", "torch._inductor")
 Observer = Callable[[log.Row], None]
+Watcher = Callable[[torch.Tensor, torch.Tensor, torch.optim.Optimizer, torch.Tensor], None]
+"""Told of every iteration before the optimiser's step: the loss, the gradient's norm, the optimiser, and its last tokens."""
 
 
 def unobserved(row: log.Row) -> None:
     """Shows a row to nobody."""
+
+
+def unwatched(loss: torch.Tensor, norm: torch.Tensor, optimiser: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
+    """Lets an iteration pass."""
 
 
 class Ending(enum.Enum):
@@ -67,6 +73,7 @@ class TrainingRun:
     parallel: Parallel
     processes: Processes
     observe: Observer = unobserved
+    watch: Watcher = unwatched
 
     def iterate(self, step: int) -> log.Row:
         """One update from `accumulate` micro-batches; none where the loss or the gradient is not finite."""
@@ -86,7 +93,11 @@ class TrainingRun:
                     losses = self.module(tokens.to(self.processes.device), targets.to(self.processes.device))
                 (losses.total / config.accumulate).backward()
             loss += losses.cross_entropy / config.accumulate
-        norm = self.parallel.whole(nn.utils.clip_grad_norm_(self.module.parameters(), config.clip))
+        weights = list(self.module.parameters())
+        total = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+        norm = self.parallel.whole(total)
+        self.watch(loss, norm, self.optimiser, tokens)  # gradients as they are, before they are clipped
+        nn.utils.clip_grads_with_norm_(weights, config.clip, total)
         row = {
             "step": step + 1,
             "loss": float(self.processes.sum(loss)) / self.processes.world,

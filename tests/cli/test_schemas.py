@@ -4,12 +4,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 
 from ctrans.cli import COMMANDS
 from ctrans.cli.schemas import FINDINGS, RESULTS, as_text, schema
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.monitor import Monitor
 from ctrans.report.schema import schema_of
 from ctrans.stability.screening.screen import STEPS
 from tests.cli.test_commands import run, strict
@@ -28,6 +30,7 @@ RUNS = {
     "screen": [["screen", "--quick", *SMALL], ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
+    "watch": [["watch", "WATCHED"]],
     "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
 }
 
@@ -38,7 +41,16 @@ def places(tmp_path_factory):
     model.depth.sublayers[1].state_norm.weight.data[5] = 4.8e-33
     place = tmp_path_factory.mktemp("schemas")
     save(model, place / "model")
-    return {"DYING": str(place / "model"), "RUN": str(place / "run")}
+    monitor = Monitor(model, every=1, out=place / "watched", limits={"updates too large": {"limit": 0.0}})
+    for _ in range(3):
+        tokens = torch.randint(256, (2, 9))
+        model.zero_grad()
+        loss = model(tokens[:, :-1], tokens[:, 1:])[1]
+        loss.backward()
+        monitor.step(loss, torch.optim.SGD(model.parameters(), lr=0.1))
+        model.token_embedding.weight.data *= 1.1
+    monitor.close()
+    return {"DYING": str(place / "model"), "RUN": str(place / "run"), "WATCHED": str(place / "watched")}
 
 
 def test_every_command_and_step_has_one():

@@ -1,0 +1,226 @@
+"""Does the monitor warn in time? 240 short trainings, half of the architectures to set thresholds on, the other half to try them on.
+
+    python benchmarks/warning_study.py run                  # goes on where it stopped; --only PART of a name, --threads 1
+    python benchmarks/warning_study.py evaluate --half set     # the table, on the architectures that thresholds may be set on
+    python benchmarks/warning_study.py evaluate --half sealed  # on the others: only when the thresholds are committed
+
+A run keeps the monitor's log and the loss and gradient norm of every step, so that alarms of other thresholds are told from the same
+run. Rates rise linearly over half of the run, so that one that is too large is met on the way. What is called what:
+
+- a run *fails* where its loss, as medians of 9 steps, ends more than `LEFT` nats above its own least value, or more than `BEHIND`
+  above the median end of the runs of its architecture at the best rate, or is not finite
+- its loss *leaves* at the first step from which on it stays above the least so far by `LEFT`, or above the best rate's median curve by
+  `BEHIND`, whichever is earlier
+- it is *caught* where a danger was told at least 20 steps before that, *false* where one was told in a run that does not fail
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).parents[1])  # in place of this file's own folder
+
+from ctrans.threads import wait_passively
+
+wait_passively()
+
+import numpy as np
+import torch
+
+from benchmarks.record import keep
+from ctrans import GPT, GPTConfig
+from ctrans.model.text import default_text
+from ctrans.monitor import Monitor, read_log
+from ctrans.monitor.alarms import Watch
+from ctrans.monitor.checks import gradient_spike, loss_spike
+from ctrans.monitor.past import Past
+
+STEPS, WARM_UP, EVERY, BATCH = 300, 150, 5, 8
+SIZE = {"vocab_size": 256, "context": 32, "depth": 4, "width": 32, "heads": 4}
+RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+SEEDS = (0, 1, 2)
+ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
+    "set": {
+        "pre": {"placement": "pre"},
+        "peri-0.1": {"placement": "peri", "dt": 0.1, "embedding_std": 0.1},
+        "post": {"placement": "post", "embedding_std": 1.0},
+        "none-0.1": {"placement": "none", "dt": 0.1},
+        "llama": {"placement": "pre", "norm": "rmsnorm", "ffn": "swiglu", "positions": "rotary"},
+        "output": {"placement": "output", "embedding_std": 0.5},
+        "pre-deep": {"placement": "pre", "depth": 8},
+        "deepnorm": {"placement": "deepnorm", "embedding_std": 1.0},
+    },
+    "sealed": {
+        "pre_post": {"placement": "pre_post", "embedding_std": 1.0},
+        "peri": {"placement": "peri", "embedding_std": 0.5},
+        "pre-xavier": {"placement": "pre", "initialisation": "xavier", "embedding_std": 0.1},
+        "hybrid": {"placement": "post/pre", "embedding_std": 1.0},
+        "output-rms": {"placement": "output", "norm": "rmsnorm", "ffn": "swiglu", "embedding_std": 0.5},
+        "qk-norm": {"placement": "pre", "qk_norm": True},
+        "none": {"placement": "none"},
+        "post-deep": {"placement": "post", "depth": 8, "embedding_std": 1.0},
+    },
+}
+LEFT, BEHIND, AHEAD = 0.3, 0.5, 20
+OUT = Path("out/warnings")
+
+
+def names(half: str) -> list[str]:
+    return [f"{name}/{rate:g}/{seed}" for name in ARCHITECTURES[half] for rate in RATES for seed in SEEDS]
+
+
+def run(half: str, name: str, out: Path) -> float:
+    """One training and its log; seconds."""
+    architecture, rate, seed = name.rsplit("/", 2)
+    torch.manual_seed(int(seed))
+    model = GPT(GPTConfig(**{**SIZE, **ARCHITECTURES[half][architecture]}), seed=int(seed))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.99), weight_decay=0.1)
+    text = torch.frombuffer(bytearray(default_text()), dtype=torch.uint8).long()
+    generator = torch.Generator().manual_seed(int(seed) + 1000)
+    monitor = Monitor(model, every=EVERY, out=out, total=STEPS)
+    losses, norms, started = [], [], time.perf_counter()
+    for step in range(STEPS):
+        for group in optimiser.param_groups:
+            group["lr"] = float(rate) * min(1.0, (step + 1) / WARM_UP)
+        places = torch.randint(len(text) - SIZE["context"] - 1, (BATCH,), generator=generator)
+        rows = torch.stack([text[p : p + SIZE["context"] + 1] for p in places.tolist()])
+        loss = model(rows[:, :-1], rows[:, 1:])[1]
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        monitor.step(loss, optimiser, gradient_norm=norm)
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
+        losses.append(float(loss.detach()))
+        norms.append(float(norm))
+        optimiser.step()
+        optimiser.zero_grad()
+    monitor.close()
+    seconds = time.perf_counter() - started
+    (out / "steps.json").write_text(json.dumps({"losses": losses, "norms": norms, "seconds": seconds}))
+    return seconds
+
+
+def smooth(losses: list[float]) -> np.ndarray:
+    """Medians of the 9 steps up to each; a loss that is not finite counts as 99."""
+    values = np.nan_to_num(np.array(losses), nan=99.0, posinf=99.0)
+    return np.array([np.median(values[max(0, i - 8) : i + 1]) for i in range(len(values))])
+
+
+def leaves(curve: np.ndarray, best: np.ndarray) -> int | None:
+    """The step at which the loss leaves for good; None for a run that does not fail."""
+    least = np.minimum.accumulate(curve)
+    outside = (curve > least + LEFT) | (curve > best + BEHIND)
+    outside[: WARM_UP // 10] = False
+    if not outside[-9:].all():
+        return None
+    inside = np.flatnonzero(~outside)
+    return int(inside[-1]) + 2 if len(inside) else 1
+
+
+def replayed(path: Path) -> tuple[Past, list[tuple[int, str]], list[tuple[int, str]]]:
+    """The alarms of a log under the rules as they are: all dangers, and of the loss and the gradient norm alone."""
+    log, steps = read_log(path), json.loads((path / "steps.json").read_text())
+    past = Past(log.header.places, log.header.heads, SIZE["vocab_size"])
+    watch, told, alone = Watch(), [], []
+    done = 0
+    for report in log.reports:
+        for i in range(done, report.step):
+            past.losses.append((i + 1, steps["losses"][i]))
+            past.norms.append((i + 1, steps["norms"][i]))
+        done = report.step
+        past.add(report.step, report.figures, _broken(report.figures))
+        told += [(alarm.step, alarm.rule) for alarm in watch.look(past) if alarm.grade == "danger"]
+        for name, check in (("loss spike", loss_spike), ("gradient spike", gradient_spike)):
+            if check(past, watch.limits[name]) is not None:
+                alone.append((report.step, name))
+    return past, told, alone
+
+
+def _broken(figures: dict[str, Any]) -> list[tuple[str, int]]:
+    """As a log has it: a state that is not finite. What was not seen is nan too, but never the states."""
+    return [("rms", k) for k, value in enumerate(figures["rms"]) if not np.isfinite(value)]
+
+
+def evaluate(half: str) -> str:
+    runs: dict[str, dict[str, Any]] = {}
+    for name in names(half):
+        path = OUT / half / name
+        if (path / "steps.json").exists():
+            _, told, alone = replayed(path)
+            runs[name] = {"curve": smooth(json.loads((path / "steps.json").read_text())["losses"]), "told": told, "alone": alone}
+    for name, found in runs.items():
+        found["leaves"] = leaves(found["curve"], _best(runs, name.rsplit("/", 2)[0]))
+    failed = {name: found for name, found in runs.items() if found["leaves"] is not None}
+    good = {name: found for name, found in runs.items() if found["leaves"] is None}
+    lines = [
+        f"{half}: {len(runs)} runs, {len(failed)} fail ({100 * len(failed) / max(1, len(runs)):.0f}%), {len(good)} do not",
+        "",
+    ]
+    lines.append(f"{'warned by':34s}{'caught >= 20 before':>20s}{'false alarms':>14s}{'median lead':>13s}")
+    judges = {
+        "the monitor": lambda found: [step for step, _ in found["told"]],
+        "loss spike alone": lambda found: [step for step, name in found["alone"] if name == "loss spike"],
+        "gradient norm alone": lambda found: [step for step, name in found["alone"] if name == "gradient spike"],
+    }
+    for said, judge in judges.items():
+        leads = [found["leaves"] - min(judge(found), default=10**6) for found in failed.values()]
+        warned = [lead for lead in leads if lead > -(10**5)]
+        median = f"{statistics.median(warned):.0f}" if warned else "-"
+        caught = _share(sum(lead >= AHEAD for lead in leads), len(failed))
+        false = _share(sum(bool(judge(found)) for found in good.values()), len(good))
+        lines.append(f"{said:34s}{caught:>20s}{false:>14s}{median:>13s}")
+    lines += ["", "by rule: first in how many failing runs; told in how many good ones"]
+    rules = sorted({rule for found in runs.values() for _, rule in found["told"]})
+    for rule in rules:
+        first = sum(bool(found["told"]) and found["told"][0][1] == rule for found in failed.values())
+        wrong = sum(any(told == rule for _, told in found["told"]) for found in good.values())
+        lines.append(f"  {rule:36s}{first:4d}{wrong:4d}")
+    lines += ["", "leaves at step: " + " ".join(str(found["leaves"]) for found in failed.values())]
+    return "\n".join(lines)
+
+
+def _best(runs: dict[str, dict[str, Any]], architecture: str) -> np.ndarray:
+    """The median curve, over seeds, of the rate at which that architecture ends lowest."""
+    curves: dict[str, list[np.ndarray]] = {}
+    for name, found in runs.items():
+        own, rate, _ = name.rsplit("/", 2)
+        if own == architecture:
+            curves.setdefault(rate, []).append(found["curve"])
+    return min((np.median(each, 0) for each in curves.values()), key=lambda curve: float(curve[-1]))
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count}/{of} = {100 * count / max(1, of):.0f}%"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["run", "evaluate"])
+    parser.add_argument("--half", choices=[*ARCHITECTURES], default=None)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="keep the table in benchmarks/results")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    halves = [given.half] if given.half else list(ARCHITECTURES)
+    if given.what == "evaluate":
+        text = "\n\n".join(evaluate(half) for half in halves)
+        if given.keep:
+            keep(f"warnings-{'-'.join(halves)}", text.splitlines())
+        else:
+            print(text)
+        return
+    for half in halves:
+        for name in names(half):
+            out = OUT / half / name
+            if given.only in name and not (out / "steps.json").exists():
+                print(f"{half} {name}: {run(half, name, out):.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
