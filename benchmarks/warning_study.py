@@ -43,7 +43,7 @@ from ctrans.monitor.past import Past
 
 STEPS, WARM_UP, EVERY, BATCH = 300, 150, 5, 8
 SIZE = {"vocab_size": 256, "context": 32, "depth": 4, "width": 32, "heads": 4}
-RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+RATES = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 SEEDS = (0, 1, 2)
 ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
     "set": {
@@ -67,7 +67,7 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
         "post-deep": {"placement": "post", "depth": 8, "embedding_std": 1.0},
     },
 }
-LEFT, BEHIND, AHEAD = 0.3, 0.5, 20
+LEFT, BEHIND, AHEAD = 0.3, 0.4, 20
 OUT = Path("out/warnings")
 
 
