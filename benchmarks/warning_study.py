@@ -7,11 +7,14 @@
 A run keeps the monitor's log and the loss and gradient norm of every step, so that alarms of other thresholds are told from the same
 run. Rates rise linearly over half of the run, so that one that is too large is met on the way. What is called what:
 
-- a run *fails* where its loss, as medians of 9 steps, ends more than `LEFT` nats above its own least value, or more than `BEHIND`
-  above the median end of the runs of its architecture at the best rate, or is not finite
-- its loss *leaves* at the first step from which on it stays above the least so far by `LEFT`, or above the best rate's median curve by
-  `BEHIND`, whichever is earlier
+- a run *fails* where the mean loss of its last 30 steps is above the entropy of single bytes less `MARGIN` (it has learned how often
+  each byte comes, and no more), or its loss, as medians of 9 steps, ends `LEFT` above its own least value, or is not finite
+- its loss *leaves* at the first step from which on it stays `LEFT` above the least so far, or `BEHIND` above that of the best rate on
+  the same batches, whichever is earlier; at the end where the best rate does not work either
 - it is *caught* where a danger was told at least 20 steps before that, *false* where one was told in a run that does not fail
+
+The two baselines are told every step's loss, or gradient norm, and warn where it is `factor` deviations, or times, above the median of
+the 64 steps before; their factors are set on the first half too (`BASELINES`).
 """
 
 from __future__ import annotations
@@ -67,7 +70,8 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
         "post-deep": {"placement": "post", "depth": 8, "embedding_std": 1.0},
     },
 }
-LEFT, BEHIND, AHEAD = 0.3, 0.4, 20
+LEFT, BEHIND, MARGIN, AHEAD = 0.3, 0.25, 0.15, 20
+BASELINES = {"loss spike": 8.0, "gradient spike": 6.0}
 OUT = Path("out/warnings")
 
 
@@ -111,15 +115,21 @@ def smooth(losses: list[float]) -> np.ndarray:
     return np.array([np.median(values[max(0, i - 8) : i + 1]) for i in range(len(values))])
 
 
-def leaves(curve: np.ndarray, best: np.ndarray) -> int | None:
+def leaves(losses: list[float], best: np.ndarray, entropy: float) -> int | None:
     """The step at which the loss leaves for good; None for a run that does not fail."""
-    least = np.minimum.accumulate(curve)
-    outside = (curve > least + LEFT) | (curve > best + BEHIND)
-    outside[: WARM_UP // 10] = False
-    if not outside[-9:].all():
+    curve = smooth(losses)
+    above = curve > np.minimum.accumulate(curve) + LEFT
+    learned = float(np.nan_to_num(np.array(losses[-30:]), nan=99.0, posinf=99.0).mean())
+    if learned <= entropy - MARGIN and not above[-9:].all():
         return None
-    inside = np.flatnonzero(~outside)
-    return int(inside[-1]) + 2 if len(inside) else 1
+    inside = np.flatnonzero(~(above | (curve > best + BEHIND)))
+    return min(len(curve), int(inside[-1]) + 2) if len(inside) else 1
+
+
+def byte_entropy() -> float:
+    """Of single bytes of the text, in nats."""
+    shares = np.bincount(np.frombuffer(default_text(), dtype=np.uint8), minlength=256) / len(default_text())
+    return float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
 
 
 def replayed(path: Path) -> tuple[Past, list[tuple[int, str]], list[tuple[int, str]]]:
@@ -136,7 +146,7 @@ def replayed(path: Path) -> tuple[Past, list[tuple[int, str]], list[tuple[int, s
         past.add(report.step, report.figures, _broken(report.figures))
         told += [(alarm.step, alarm.rule) for alarm in watch.look(past) if alarm.grade == "danger"]
         for name, check in (("loss spike", loss_spike), ("gradient spike", gradient_spike)):
-            if check(past, watch.limits[name]) is not None:
+            if check(past, {**watch.limits[name], "factor": BASELINES[name]}) is not None:
                 alone.append((report.step, name))
     return past, told, alone
 
@@ -152,9 +162,11 @@ def evaluate(half: str) -> str:
         path = OUT / half / name
         if (path / "steps.json").exists():
             _, told, alone = replayed(path)
-            runs[name] = {"curve": smooth(json.loads((path / "steps.json").read_text())["losses"]), "told": told, "alone": alone}
+            losses = json.loads((path / "steps.json").read_text())["losses"]
+            runs[name] = {"losses": losses, "curve": smooth(losses), "told": told, "alone": alone}
+    entropy = byte_entropy()
     for name, found in runs.items():
-        found["leaves"] = leaves(found["curve"], _best(runs, name.rsplit("/", 2)[0]))
+        found["leaves"] = leaves(found["losses"], _best(runs, name), entropy)
     failed = {name: found for name, found in runs.items() if found["leaves"] is not None}
     good = {name: found for name, found in runs.items() if found["leaves"] is None}
     lines = [
@@ -184,14 +196,12 @@ def evaluate(half: str) -> str:
     return "\n".join(lines)
 
 
-def _best(runs: dict[str, dict[str, Any]], architecture: str) -> np.ndarray:
-    """The median curve, over seeds, of the rate at which that architecture ends lowest."""
-    curves: dict[str, list[np.ndarray]] = {}
-    for name, found in runs.items():
-        own, rate, _ = name.rsplit("/", 2)
-        if own == architecture:
-            curves.setdefault(rate, []).append(found["curve"])
-    return min((np.median(each, 0) for each in curves.values()), key=lambda curve: float(curve[-1]))
+def _best(runs: dict[str, dict[str, Any]], name: str) -> np.ndarray:
+    """The curve of the rate at which that architecture ends lowest with the same seed, and so the same batches."""
+    architecture, _, seed = name.rsplit("/", 2)
+    alike = [found for other, found in runs.items() if other.startswith(f"{architecture}/") and other.endswith(f"/{seed}")]
+    curve: np.ndarray = min(alike, key=lambda found: float(found["curve"][-30:].mean()))["curve"]
+    return curve
 
 
 def _share(count: int, of: int) -> str:

@@ -171,6 +171,7 @@ def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Ite
         start=progress.step,
         total=run.config.iterations,
         compiled=run.config.compile,
+        clip=run.config.clip,
         tensorboard=request.use_tensorboard,
     )
 

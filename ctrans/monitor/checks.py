@@ -122,10 +122,15 @@ def by_depth(past: Past, limits: Limits, *, exploding: bool) -> Sighting | None:
 
 
 def dead(past: Past, limits: Limits) -> Sighting | None:
-    """A sublayer whose velocity, or whose gradient, is below `limit` of the median sublayer's of its kind."""
+    """A sublayer whose velocity or gradient is below `limit` of the median sublayer's, or says the same of all tokens (`same`)."""
+    steps, spread = past.of("spread")
+    count = int(limits.get("reports", 2))
+    same = np.flatnonzero((spread < limits["same"])[-count:].all(0)) if len(steps) >= count else []
+    if len(same):
+        place = int(same[0])
+        return Sighting(past.place("spread", place), float(spread[-1, place]), limits["same"], int(steps[-count]))
     for name in ("velocity", "gradient"):
         steps, values = past.of(name)
-        count = int(limits.get("reports", 2))
         if len(steps) < count or values.shape[1] < 3:
             continue
         with np.errstate(all="ignore"):

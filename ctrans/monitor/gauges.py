@@ -54,6 +54,7 @@ GAUGES: dict[str, Gauge] = {
     "peak": Gauge("largest over median |x|", "state"),
     "costate": Gauge("|dL/dX_k|", "state"),
     "velocity": Gauge("|r_k|/sqrt(number of entries), r_k the raw velocity", "sublayer"),
+    "spread": Gauge("how much of |r_k| differs between tokens: |r_k - mean over tokens|/|r_k|", "sublayer"),
     "bound_share": Gauge("the longest token of r_k over what its norm, or its weights, allow", "sublayer"),
     "step_share": Gauge("|h r_k|/|X_k|: how far a discrete step goes", "sublayer"),
     "gradient": Gauge("|dL/dW_k|", "sublayer"),
@@ -80,6 +81,7 @@ class Gauges:
         self._handles: list[Any] = []
         self._found: dict[tuple[str, int], Tensor] = {}
         self._modes: list[ScoresSeen] = []
+        self._looking = False
         self._start: Tensor | None = None
         self._last: Tensor | None = None
         self.half = False
@@ -97,9 +99,13 @@ class Gauges:
         """Whether a pass went through the depth since it was armed."""
         return ("rms", 0) in self._found
 
-    def arm(self) -> None:
-        """From here on passes are looked at, the first one that goes through a module after this."""
+    def arm(self, *, looking: bool = False) -> None:
+        """From here on passes are looked at, the first one that goes through a module after this.
+
+        Those of the training: where gradients are wanted and the model trains. With `looking`, any.
+        """
         self.disarm()
+        self._looking = looking
         self._found, self._start, self._last = {}, None, None
         for site in self.sites.sites:
             self._pre(site.enter, site, self._entered)
@@ -121,19 +127,26 @@ class Gauges:
         while self._modes:
             self._modes.pop().leave()
 
-    def read(self, optimizer: torch.optim.Optimizer | None, *, gradients: bool = True) -> Figures:
-        """All figures of the passes since `arm`, and of gradients and weights as they are, in one move to the host."""
+    def read(self, optimizer: torch.optim.Optimizer | None, clip: float | None = None) -> Figures:
+        """All figures of the passes since `arm`, and of gradients and weights as they are, in one move to the host.
+
+        With `clip`, the gradient's norm is still to be cut to that, and what Adam will see is.
+        """
         self.disarm()
         found, self._found = self._found, {}
         self._heads_of_model(found)
-        if gradients:
-            inside, outside = own_parameters(self.sites)
-            for k, parameters in enumerate(inside):
-                found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
-            found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
-            found.update(self.updates.figures([*inside, outside], optimizer))
+        inside, outside = own_parameters(self.sites)
+        for k, parameters in enumerate(inside):
+            found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
+        found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
+        found.update(self.updates.figures([*inside, outside], optimizer, None if clip is None else self._cut(found, clip)))
         self._start = self._last = None
         return self._figures(_to_host(found))
+
+    def _cut(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
+        """What all gradients will be multiplied with so that their norm is at most `clip`."""
+        parts = [found["gradient", k] for k in range(len(self.sites.sites))]
+        return (clip / length(torch.stack([*parts, found["gradient_outside", 0].to(parts[0])])).clamp(min=TINY)).clamp(max=1.0)
 
     def sample_weights(self) -> None:
         """Remembers entries of the weights, so that the next `read` knows what one step of the optimiser does to them."""
@@ -159,8 +172,9 @@ class Gauges:
         self._handles.append(module.register_forward_hook(hook, always_call=always))
 
     def _new(self, name: str, place: int) -> bool:
-        """Whether this is the first such figure of a pass of the training: where gradients are wanted and the model trains."""
-        return torch.is_grad_enabled() and self.sites.root.training and (name, place) not in self._found
+        """Whether this is the first such figure of a pass that is looked at."""
+        wanted = self._looking or (torch.is_grad_enabled() and self.sites.root.training)
+        return wanted and (name, place) not in self._found
 
     def _entered(self, site: Site, x: Tensor) -> None:
         k = site.k
@@ -190,6 +204,8 @@ class Gauges:
             norm = length(r)
             self._found["velocity", k] = norm / math.sqrt(r.numel())
             self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
+            rows = _rows(r)
+            self._found["spread", k] = length(rows - rows.mean(0)) / length(rows).clamp(min=TINY)
             longest = torch.linalg.vector_norm(r, dim=-1, dtype=_wide(r)).max()
             self._found["bound_share", k] = longest / self._bound(site).to(longest)
             if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:

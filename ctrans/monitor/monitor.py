@@ -41,8 +41,10 @@ class Monitor:
     - `react`: names of `REACTIONS`; none by default. `save` is called with the alarm in place of writing the weights to `out`
     - `told`: functions that get every report, for another logger; `tensorboard` writes its files to `out`
     - `start`, `total`: the step that the training goes on from, and how many it will have
+    - `clip`: the norm to which gradients are cut after `step` is told, where they are: Adam's second moments are of cut ones
     - `compiled`: whether the model's passes are compiled. A compiler's graph has no hooks: `step` is then to be given the `batch` that
-      the model was called with, its arguments, and it is looked at once more, uncompiled, forward only. None finds out
+      the model was called with, its arguments, and a quarter of its sequences is looked at once more, uncompiled, forward only. None
+      finds out
 
     It changes no bit of the training: random numbers, modes and gradients are as without it. In several processes each one makes a
     monitor; the first one writes. Raises ConfigError for what cannot be opened or is no number.
@@ -64,6 +66,7 @@ class Monitor:
         start: int = 0,
         total: int | None = None,
         compiled: bool | None = None,
+        clip: float | None = None,
         **opening: Any,
     ):
         self.every, self.probe_every = check_count("every", every), probe_every
@@ -71,7 +74,7 @@ class Monitor:
             check_count("probe_every", probe_every)
             if held is None:
                 raise ConfigError("probe_every needs a batch to walk on: give held=(tokens, targets)")
-        self.watch = Watch(limits)
+        self.watch, self.clip = Watch(limits), clip
         self.sites = sites_of(model, **opening)
         self.compiled = is_compiled(model) if compiled is None else compiled
         self.gauges = Gauges(self.sites)
@@ -153,7 +156,7 @@ class Monitor:
         self.gauges.disarm()
         if not self.gauges.seen and batch is not None:
             self._look(batch)
-        figures = self.gauges.read(optimizer)
+        figures = self.gauges.read(optimizer, self.clip)
         figures.update(self._run_figures(step, optimizer, figures))
         self._know_heads(figures)
         self.past.half = self.gauges.half
@@ -197,17 +200,14 @@ class Monitor:
             self._skips.append((step, norm))
 
     def _look(self, batch: Any) -> None:
-        """One more pass, uncompiled and forward only, of what the model was called with."""
+        """One more pass, uncompiled and forward only, of a quarter of what the model was called with."""
         root = self.sites.root
-        self.gauges.arm()
+        self.gauges.arm(looking=True)
         try:
-            with as_it_was(root), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-                for part in root.modules():  # no dropout, but as a model that trains
-                    part.training = part is root
-                if isinstance(batch, Mapping):
-                    root(**batch)
-                else:
-                    root(*(batch if isinstance(batch, (tuple, list)) else (batch,)))
+            with as_it_was(root), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                root.eval()
+                args, kwargs = _part(batch)
+                root(*args, **kwargs)
         finally:
             self.gauges.disarm()
 
@@ -269,6 +269,19 @@ def summarised(figures: Figures) -> dict[str, float]:
         if known:
             found |= {f"{name}/least": known[0], f"{name}/median": known[len(known) // 2], f"{name}/largest": known[-1]}
     return found
+
+
+def _part(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The first quarter of a batch's sequences, as arguments: of every tensor that has as many rows as the first one."""
+    args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    kwargs = dict(batch) if isinstance(batch, Mapping) else {}
+    count = next((len(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.dim()), 0)
+
+    def cut(each: Any) -> Any:
+        fits = isinstance(each, Tensor) and each.dim() > 0 and len(each) == count
+        return each[: max(1, count // 4)] if fits else each
+
+    return tuple(map(cut, args)), {name: cut(each) for name, each in kwargs.items()}
 
 
 def _tensorboard(directory: Path, start: int) -> Told:

@@ -28,8 +28,13 @@ class Updates:
         self._before = [[sample.clone() for sample in _samples(group)] for group in groups]
 
     @torch.no_grad()
-    def figures(self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None) -> Found:
-        """`update` where the weights before a step are known, `surprise` where the optimiser keeps Adam's second moments."""
+    def figures(
+        self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
+    ) -> Found:
+        """`update` where the weights before a step are known, `surprise` where the optimiser keeps Adam's second moments.
+
+        `cut` is what gradients are still to be multiplied with.
+        """
         found: Found = {}
         before, self._before = self._before, None
         for k, group in enumerate(groups):
@@ -39,13 +44,13 @@ class Updates:
                 changed = torch._foreach_sub(now, before[k]) if _match(now, before[k]) else []
                 if changed:
                     found["update" + end[0], end[1]] = _length(changed) / _length(before[k]).clamp(min=1e-30)
-            surprise = None if optimizer is None else _surprise(group, optimizer)
+            surprise = None if optimizer is None else _surprise(group, optimizer, cut)
             if surprise is not None:
                 found["surprise" + end[0], end[1]] = surprise
         return found
 
 
-def _surprise(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> Tensor | None:
+def _surprise(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, cut: Tensor | None) -> Tensor | None:
     """rms of g/sqrt(nu): g this step's gradient, nu = (beta_2 nu' + (1 - beta_2) g^2) without the bias of its start.
 
     1 where gradients are as they were; above 1/sqrt(1 - beta_2) it cannot be. Wortsman et al. (arXiv 2304.13013, section 3.4).
@@ -59,6 +64,7 @@ def _surprise(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -
         beta = float(options[id(parameter)]["betas"][1])
         steps = float(state["step"]) + 1 if not isinstance(state["step"], Tensor) else state["step"].to(parameter.device) + 1
         g, nu = (_local(part).reshape(-1)[::stride].float() for part in (parameter.grad, state["exp_avg_sq"]))
+        g = g if cut is None else g * cut.to(g)
         moment = (beta * nu + (1 - beta) * g.square()) / (1 - beta**steps)
         squares.append((g.square() / moment.clamp(min=1e-30)).sum())
         count += g.numel()

@@ -25,6 +25,7 @@ def well(i):
         "largest": [1.0] * 7,
         "costate": [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, math.nan],
         "velocity": [1.0] * 6,
+        "spread": [0.9] * 6,
         "step_share": [0.5] * 6,
         "gradient": [0.3] * 6,
         "update": [1e-3] * 6,
@@ -51,15 +52,15 @@ def run(name, value):
 FAULTS = {
     "near the end of float16": at("largest", 3, lambda i: 10.0 * 1.6**i),
     "attention logits grow": at("logit", 3, lambda i: 2.0 * 1.3**i),
-    "output logits adrift": run("log_z", lambda i: 3.7 + 0.5 * 1.4**i),
-    "embedding grows": at("rms", 0, lambda i: 0.1 * 1.4**i),
-    "hidden states outrun their law": at("rms", 5, lambda i: 0.6 * 1.4**i),
+    "output logits adrift": run("log_z", lambda i: 3.7 + 0.5 * 1.5**i),
+    "embedding grows": at("rms", 0, lambda i: 0.1 * 1.5**i),
+    "hidden states outrun their law": at("rms", 5, lambda i: 0.6 * 1.7**i),
     "gradients explode by depth": at("costate", 0, lambda i: 1.0 * 2.5**i),
     "gradients die by depth": at("costate", 0, lambda i: 0.5**i),
     "gradient spike": run("gradient_norm", lambda i: 30.0 if i == 12 else 1.0),
     "loss spike": run("loss", lambda i: 9.0 if i == 12 else 5.0 * 0.99**i),
-    "updates too large": at("update", 2, lambda i: 0.4),
-    "second moments lag": at("surprise", 0, lambda i: 4.0),
+    "updates too large": lambda i, figures: {"update": [0.4] * 6},
+    "second moments lag": lambda i, figures: {"surprise": [4.0] * 6},
     "second moments remember too long": lambda i, figures: {"surprise": [0.05] * 6},
     "attention collapsed": at("entropy", 1, lambda i: 0.8 * 0.5**i),
     "discrete step far from the ODE's": lambda i, figures: {"step_share": [3.0] * 6},
@@ -122,7 +123,7 @@ def test_an_alarm_is_told_again_when_it_was_quiet():
     spikes = {6, 7, 14}
     alarms = told(run("gradient_norm", lambda i: 30.0 if i in spikes else 1.0), reports=15)
     assert len(alarms) == 1  # within the recent ones that are looked at it is the same spike
-    other = told(at("update", 2, lambda i: 0.4 if i in (3, 12) else 1e-3))
+    other = told(lambda i, figures: {"update": [0.4 if i in (3, 12) else 1e-3] * 6})
     assert [alarm.step for alarm in other] == [200, 650]
 
 
@@ -131,6 +132,7 @@ def test_limits_are_options():
         return {"update": [0.05] * 6}
 
     assert told(change) == []
+    assert told(at("spread", 4, lambda i: 0.0))[0].rule == "dead layer"
     watch = Watch({"updates too large": {"limit": 0.01}})
     past = Past(PLACES, [2, 0, 2, 0, 2, 0], 40)
     past.add(1, well(0) | change(0, {}))
