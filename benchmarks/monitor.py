@@ -84,7 +84,8 @@ def overhead(given: argparse.Namespace, *, compiled: bool) -> str:
     said = ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in middle.items())
     over = ", ".join(f"{name} {value:.3f}" for name, value in ratio.items() if name != "without")
     what = "compiled" if compiled else "not compiled"
-    return f"{what}: {said}; over the step without: {over}; overhead at every = {EVERY}: {100 * share:.2f}% ({100 * busy:.2f}% with idle steps as without)"
+    total = f"{100 * share:.2f}% ({100 * busy:.2f}% with idle steps as without)"
+    return f"{what}: {said}; over the step without: {over}; overhead at every = {EVERY}: {total}"
 
 
 def memory(given: argparse.Namespace) -> str:
@@ -155,9 +156,8 @@ def main() -> None:
     if given.peak:
         print(peak(given))
         return
-    lines = [
-        f"GPT of {given.depth} blocks, width {given.width}, batch {given.batch} x {given.context}, {given.threads} thread(s), {given.device}"
-    ]
+    size = f"{given.depth} blocks, width {given.width}, batch {given.batch} x {given.context}"
+    lines = [f"GPT of {size}, {given.threads} thread(s), {given.device}"]
     lines.append(overhead(given, compiled=False))
     print(lines[-1], flush=True)
     if not given.eager_only:

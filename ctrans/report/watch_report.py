@@ -41,7 +41,7 @@ def page(log: MonitorLog) -> Group:
 
 def heading(log: MonitorLog) -> str:
     blocks = len(log.header.places)
-    return f"{log.header.model}: {blocks} sublayers, reported every {log.header.every} steps"
+    return f"{log.header.model.split(',')[0]}: {blocks} sublayers, reported every {log.header.every} steps"
 
 
 def progress_line(log: MonitorLog) -> str:
