@@ -71,7 +71,7 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 LEFT, BEHIND, MARGIN, AHEAD = 0.3, 0.25, 0.15, 20
-BASELINES = {"loss spike": 8.0, "gradient spike": 6.0}
+BASELINES = {"loss spike": 8.0, "gradient spike": 20.0}
 OUT = Path("out/warnings")
 
 

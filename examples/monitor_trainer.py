@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from ctrans.model.text import default_text
 from ctrans.monitor import TrainerCallback
 
-STEPS = int(os.environ.get("STEPS", "240"))
+STEPS = int(os.environ.get("STEPS", "200"))
 
 
 class Windows(torch.utils.data.Dataset):
@@ -33,15 +33,14 @@ class Windows(torch.utils.data.Dataset):
 def main(out="out/trainer"):
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=256, n_positions=64))
-    watching = TrainerCallback(every=5)
+    watching = TrainerCallback(every=10)
     arguments = TrainingArguments(
         output_dir=out,
         max_steps=STEPS,
         per_device_train_batch_size=8,
-        learning_rate=0.12,
+        learning_rate=0.3,
         warmup_steps=STEPS,
-        logging_steps=5,
-        max_grad_norm=0.0,
+        logging_steps=10,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,

@@ -29,6 +29,7 @@ COMMANDS = {
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "watch": "Show a training that is watched while it runs: progress, figures by depth, alarms.",
     "generate": "Continue a text with a trained model.",
+    "report": "Put results that were kept as JSON side by side on one page.",
 }
 
 

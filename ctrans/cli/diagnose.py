@@ -14,7 +14,7 @@ from rich.table import Table
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
-from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
+from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.depth import check_count
 from ctrans.model.checkpoint import load_config
@@ -30,15 +30,17 @@ MOST_SEEDS = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest(ModelRequest):
-    """What `diagnose` is asked: `named` is the model as an argument, `weight_decay` that of its training, `seeds` how many walks."""
+    """What `diagnose` is asked: `named` are models as arguments, `weight_decay` that of their training, `seeds` how many walks."""
 
-    named: Path | None
+    named: tuple[Path, ...]
     weight_decay: float | None
     seeds: int
 
+    compares = True
+
 
 @click.command("diagnose")
-@click.argument("named", metavar="[MODEL]", required=False, type=click.Path(path_type=Path))
+@click.argument("named", metavar="[MODEL]...", nargs=-1, type=click.Path(path_type=Path))
 @options.placements_option("peri")
 @options.architecture_options
 @click.option("--weight-decay", type=float, metavar="LAM", help="The training's weight decay, to be compared with dt lam*.")
@@ -57,7 +59,8 @@ class DiagnoseRequest(ModelRequest):
 def command(request: DiagnoseRequest) -> None:
     """Say what is wrong with a model, the most severe first, in plain words: place, figure, what it does and what helps.
 
-    MODEL is a local Hugging Face directory, nanoGPT's ckpt.pt, or what ctrans saved; without one, a seeded GPT. One walk of a
+    MODEL is a local Hugging Face directory, nanoGPT's ckpt.pt, or what ctrans saved; without one, a seeded GPT. Several, such as
+    checkpoints of one training, are diagnosed on the same text, one after the other. One walk of a
     text looks for dead gains, saturated heads, massive activations, huge sensitivities, tokens that collapse, blocks that do nothing,
     a weight decay that does not hold the weights, grown output norms, logits adrift, tied weights that fight, and whatever is
     not finite. A healthy model is said to be one. The directory gets diagnose.json and diagnose.png.
@@ -74,11 +77,11 @@ def command(request: DiagnoseRequest) -> None:
     found = find(request)
     text = read(request, found)
     batch = check_count("batch", request.batch)
-    opened = found[0].opened
+    opened, length = found[0].opened, min(subject.context for subject in found)
     if opened is None or opened.predicts:
-        tokens, targets = (part.to(device) for part in text.pairs(batch * seeds, found[0].context))
+        tokens, targets = (part.to(device) for part in text.pairs(batch * seeds, length))
     else:  # no head of logits: all that needs no loss is looked at
-        tokens, targets = text.sequences(batch * seeds, found[0].context).to(device), None
+        tokens, targets = text.sequences(batch * seeds, length).to(device), None
     settle_threads(found, tokens[::seeds], dtype)
     directory = directory_of(request)
     results: dict[str, Diagnosis] = {}
@@ -95,24 +98,30 @@ def command(request: DiagnoseRequest) -> None:
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
         findings={"ailments": AILMENTS, "placements": results},
-        files={"diagnose.png": lambda: png(diagnosis_figure(results, found[0].title))},
+        files={"diagnose.png": lambda: png(diagnosis_figure(results, _title(found)))},
         page=[part for name, diagnosis in results.items() for part in _page(name, diagnosis)],
     )
     end(request, directory, ending)
 
 
 def _with_model(request: DiagnoseRequest) -> DiagnoseRequest:
-    """The request with its argument as what it is: a checkpoint of ours, or somebody else's model."""
-    if request.named is None:
-        return request
-    given = [f"--{name}" for name in ("checkpoint", "model", "architecture") if getattr(request, name)]
-    if given:
-        raise ConfigError(f"the argument {str(request.named)!r} and {given[0]} are two models: choose one")
+    """The request with its arguments as what they are: checkpoints of ours, or somebody else's models."""
+    given = [(option, getattr(request, option)) for option in MODEL_OPTIONS if getattr(request, option) is not None]
+    named = (*((_kind(path), path) for path in request.named), *given, *request.several)
+    alone: dict[str, Any] = dict(named) if len(named) < 2 else dict.fromkeys(MODEL_OPTIONS)
+    return dataclasses.replace(request, several=named if len(named) > 1 else (), **alone)
+
+
+def _kind(path: Path) -> str:
     try:
-        load_config(request.named)
-        return dataclasses.replace(request, checkpoint=request.named)
+        load_config(path)
+        return "checkpoint"
     except ConfigError:  # nothing of ours: whoever opens it says what it is
-        return dataclasses.replace(request, model=request.named)
+        return "model"
+
+
+def _title(found: Sequence[Subject]) -> str:
+    return found[0].title if found[0].label is None else f"{len(found)} models"
 
 
 def _drawn_anew(request: DiagnoseRequest, subject: Subject, i: int, s: int) -> Subject:

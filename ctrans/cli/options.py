@@ -151,35 +151,54 @@ device_options = stack(
     device_option,
 )
 
-json_option = click.option(
+json_alone = click.option(
     "--json", "json_path", metavar="PATH", help="Write the result as one JSON object there; - is stdout, with nothing else on it."
+)
+json_option = stack(
+    json_alone,
+    click.option(
+        "--html",
+        "html_path",
+        metavar="PATH",
+        help="Write the result as a page too: one file with pictures that can be asked and tables that sort, which needs no network "
+        "(pip install 'ctrans[report]').",
+    ),
 )
 
 
-def once(context: click.Context, parameter: click.Parameter, values: Sequence[Any]) -> Any:
-    """The one value of an option that is a model; ConfigError for several, of which the last would win unsaid, and for an empty one."""
-    flag = parameter.opts[0]
-    if len(values) > 1:
-        given = ", ".join(repr(str(value)) for value in values)
-        raise ConfigError(f"{flag} is given {len(values)} times, {given}, and one model is looked at: choose one")
+def each(context: click.Context, parameter: click.Parameter, values: Sequence[Any]) -> Any:
+    """The values of an option that is a model: None, the only one, or a tuple. Raises ConfigError for an empty one."""
     if "" in values:
-        raise ConfigError(f"{flag} '' names nothing: give a value, or leave the option out")
-    return values[0] if values else None
+        raise ConfigError(f"{parameter.opts[0]} '' names nothing: give a value, or leave the option out")
+    return tuple(values) if len(values) > 1 else values[0] if values else None
+
+
+def once(context: click.Context, parameter: click.Parameter, values: Sequence[Any]) -> Any:
+    """`each` where one model is looked at; ConfigError for several, of which the last would win unsaid."""
+    if len(values) > 1:
+        raise one_alone([(parameter.opts[0], value) for value in values])
+    return each(context, parameter, values)
+
+
+def one_alone(given: Sequence[tuple[str, Any]]) -> ConfigError:
+    """What a command says that looks at one model and is given these, as flags and values."""
+    words = ", ".join(f"{flag} {str(value)!r}" for flag, value in given)
+    return ConfigError(f"{len(given)} models are given, {words}, and one is looked at: choose one")
 
 
 checkpoint_option = click.option(
     "--checkpoint",
     multiple=True,
-    callback=once,
+    callback=each,
     type=click.Path(path_type=Path),
     help="Directory of a model that ctrans saved (config.json, model.safetensors), or of a training run, in place of a seeded one; "
-    "--context may shorten its sequences.",
+    "--context may shorten its sequences. This and the options below are repeatable where models are compared: screen, diagnose.",
 )
 
 model_option = click.option(
     "--model",
     multiple=True,
-    callback=once,
+    callback=each,
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="Somebody else's model in place of a seeded one: a local Hugging Face directory (GPT-2, BERT, Llama, Qwen, Gemma, OLMo and "
@@ -190,9 +209,9 @@ model_option = click.option(
 )
 
 
-def _in_single_precision(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> str | None:
-    """`once`, and what it does to the default of --dtype."""
-    value: str | None = once(context, parameter, values)
+def _in_single_precision(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> Any:
+    """`each`, and what it does to the default of --dtype."""
+    value = each(context, parameter, values)
     if value is not None:
         context.default_map = {**(context.default_map or {}), "dtype": "float32"}
     return value
@@ -220,7 +239,7 @@ python_option = click.option(
     "--python",
     "python",
     multiple=True,
-    callback=once,
+    callback=each,
     metavar="MODULE:FUNCTION",
     help="What that function of yours returns, an nn.Module of token ids, in place of a seeded model. This runs the code of the module "
     "(installed, in this directory, or a .py file), which no other option does but --plugin.",

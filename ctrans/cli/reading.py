@@ -49,13 +49,38 @@ class Text:
 def read(request: ModelRequest, found: Sequence[Subject]) -> Text:
     """The text that the request names, as tokens of those models."""
     subject = found[0]
+    for other in found[1:]:
+        _check_alike(subject, other)
     if request.ids is not None:
         if request.file is not None or request.text is not None:
             raise ConfigError("--ids gives token ids, and --file or --text a text: choose one")
         return Text(read_ids(request.ids), subject.vocabulary, f"token ids of {request.ids}", opened=subject.opened)
     tokeniser = BYTES if subject.opened is None else subject.opened.tokeniser()
-    ids = tokeniser.encode(read_text(request.file, request.text))
+    words = read_text(request.file, request.text)
+    ids = tokeniser.encode(words)
+    for other in found[1:]:
+        own = tokeniser if other.opened is None else other.opened.tokeniser()
+        if not np.array_equal(own.encode(words), ids):
+            raise ConfigError(
+                f"{subject.name} and {other.name} make other tokens of the text, and models are compared on the same ones: give "
+                "token ids by --ids FILE"
+            )
     return Text(ids, subject.vocabulary, tokeniser.said, tokeniser.mask, subject.opened)
+
+
+def _check_alike(one: Subject, other: Subject) -> None:
+    """Raises ConfigError unless both can be asked the same: the same tokens, and the same kind of prediction of them."""
+    if other.vocabulary != one.vocabulary:
+        raise ConfigError(
+            f"{one.name} has {one.vocabulary} tokens and {other.name} {other.vocabulary}, and models are compared on the same tokens: "
+            "compare models of one vocabulary"
+        )
+    tasks = [(True, True) if each.opened is None else (each.opened.causal, each.opened.predicts) for each in (one, other)]
+    if tasks[0] != tasks[1]:
+        words = ["predicts the next token" if task == (True, True) else "does not" for task in tasks]
+        if words[0] == words[1]:
+            words = ["has a head of logits" if predicts else "has none" for _, predicts in tasks]
+        raise ConfigError(f"{one.name} {words[0]} and {other.name} {words[1]}: compare models that were trained alike")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,18 +94,24 @@ class LookedAt:
 
     @property
     def words(self) -> str | None:
-        """What was recognised in an imported model, how it reads, and how much it read; None for our own models."""
-        subject = self.found[0]
-        if subject.opened is None:
+        """What was recognised in imported models, how they read, and how much they read; None for our own models."""
+        imported = {subject.name: subject.opened.described for subject in self.found if subject.opened is not None}
+        if not imported:
             return None
         count, length = self.tokens.shape
-        much = f"{count} sequence{'s' * (count > 1)} of {length} tokens{self._cut(subject)}"
-        return f"{subject.opened.described}\nText: {self.text.said}; {much}\n"
+        much = f"{count} sequence{'s' * (count > 1)} of {length} tokens{self._cut(self.found[0])}"
+        recognised = [words if len(self.found) == 1 else f"{name}: {words}" for name, words in imported.items()]
+        return "\n".join([*recognised, f"Text: {self.text.said}; {much}\n"])
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The same for JSON."""
-        opened = self.found[0].opened
+        """The same for JSON; of several models, by name."""
+        if any(subject.label is not None for subject in self.found):
+            return {"several": {subject.name: self._of(subject) for subject in self.found}}
+        return self._of(self.found[0])
+
+    def _of(self, subject: Subject) -> dict[str, Any] | None:
+        opened = subject.opened
         if opened is None:
             return None
         return {

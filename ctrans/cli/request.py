@@ -16,6 +16,8 @@ from click.core import ParameterSource
 from solvers import ConfigError
 from solvers.errors import look_up
 
+MODEL_OPTIONS = ("checkpoint", "model", "architecture", "python")
+"""Options that name a model, in place of a seeded one."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -27,14 +29,16 @@ class Request:
     - `options`: every option's value by name, in the order in which click has them: what results show
     - `typed`: the names of the options that the user typed, and did not leave at their defaults
     - `json_path`: where the result goes as one JSON object; "-" is stdout
+    - `html_path`: where it goes as a page
     """
 
     command: str
     options: Mapping[str, Any]
     typed: frozenset[str]
     json_path: str | None
+    html_path: str | None = None
 
-    unshown: ClassVar[frozenset[str]] = frozenset({"json_path"})
+    unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path"})
     """Options that no result shows."""
 
     @classmethod
@@ -50,7 +54,7 @@ class Request:
     def shown(self, **resolved: Any) -> dict[str, Any]:
         """The options for JSON, with what became of some of them in their place, or at the end where they were none."""
         values = {name: value for name, value in self.options.items() if name not in self.unshown}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in (values | resolved).items()}
+        return {name: _in_words(value) for name, value in (values | resolved).items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,7 @@ class ModelRequest(WrittenRequest):
       are made on demand, None where that is left to their size
     - `anatomy`, `loss`: the file that names the parts of such a model, and what its output is compared with
     - `file`, `text`, `ids`, `batch`: what it reads
+    - `several`: option and value of every model that is named, where these are more than one; the options' own fields are then None
     """
 
     placements: tuple[str, ...]
@@ -109,13 +114,28 @@ class ModelRequest(WrittenRequest):
     batch: int
     dtype: str
     device: str
+    several: tuple[tuple[str, Any], ...]
 
+    compares: ClassVar[bool] = False
+    """Whether several models may be named."""
     unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"placements", "norms"}
 
     @classmethod
     def read(cls, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         # most commands take one norm, by an option of that name
-        return {**parameters, "norms": (parameters["norm"],)} if "norm" in parameters else parameters
+        norms = {"norms": (parameters["norm"],)} if "norm" in parameters else {}
+        named = [(option, value) for option in MODEL_OPTIONS for value in _values(parameters[option])]
+        several = {"several": tuple(named) if len(named) > 1 else ()}
+        return {**parameters, **norms, **several, **(dict.fromkeys(MODEL_OPTIONS) if several["several"] else {})}
+
+
+def _in_words(value: Any) -> Any:
+    """Paths, alone or in a tuple, as text."""
+    return [_in_words(each) for each in value] if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
+def _values(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 Asked = TypeVar("Asked", bound=Request)

@@ -40,7 +40,9 @@ OPTIONS = described(
 )
 ENVIRONMENT = described("What the result depends on beside the options: versions, device, threads, plugins.", {"type": "object"})
 MODEL = described(
-    "What was recognised in an imported model, and what it read; null for a seeded one.", {"type": ["object", "null"]}
+    "What was recognised in an imported model, and what it read; null for one of ours. Where several were named, `several` has each by "
+    "name.",
+    {"type": ["object", "null"]},
 )
 EVIDENCE = a_map(
     "The weakest evidence of all segments; null where it does not apply. gap: (H - best)/|H| of the ascent over velocities. weights: of "
@@ -146,6 +148,10 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
         "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),
         "prompt": schema_of(list[int]),
         "samples": described("A continuation for each seed.", {"type": "array"}),
+    },
+    "report": lambda: {
+        "results": a_map("By what tells the files apart: whose result it is.", {"type": "object"}),
+        "chapters": described("The page's headings.", WORDS),
     },
 }
 """The keys of each command's result after those that all begin with."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, Text, read
-from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
+from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.depth import check_count
 from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, POSITIONS, QK_NORMS
@@ -106,6 +106,7 @@ class ScreenRequest(ModelRequest):
     compare: tuple[str, ...]
     quick: bool
 
+    compares = True
     unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"compare", "quick"}
 
 
@@ -141,6 +142,7 @@ def command(request: ScreenRequest) -> None:
     ctrans screen --placement pre --quick
     ctrans screen --placement all --compare dt=1,0.1 --quick
     ctrans screen --checkpoint out/train --file book.txt
+    ctrans screen --model run/step-1000 --model run/step-2000 --quick
     ctrans screen --model models/gpt2 --quick --dtype float32
     ctrans screen --architecture llama-70b --depth 8 --tokens 32 --quick
     """
@@ -198,14 +200,13 @@ def _under_way(advance: Bar, name: str, piece: str) -> None:
 def _jobs(request: ScreenRequest) -> dict[str, Subject]:
     """Every model by name: whatever can be wrong is said before anything is computed."""
     axes = _axes(request.compare)
-    saved = next((name for name in ("checkpoint", "model", "architecture") if getattr(request, name) is not None), None)
+    saved = _named(request)
     if axes and saved is not None:
         raise ConfigError(f"--{saved} brings its own architecture: leave out --compare, or leave out --{saved}")
     if "placements" in request.typed and "placement" in axes:
         raise ConfigError("placements are given twice: choose one of --placement and --compare placement=...")
     if saved is not None:
-        (subject,) = find(request)
-        return {subject.name: subject}
+        return {subject.name: subject for subject in find(request)}
     axes = {"placement": options.expand_placements(request.placements), **axes}
     jobs = {}
     for values in itertools.product(*axes.values()):
@@ -218,6 +219,11 @@ def _jobs(request: ScreenRequest) -> dict[str, Subject]:
             )
         (jobs[label(changes)],) = found
     return jobs
+
+
+def _named(request: ScreenRequest) -> str | None:
+    """The option that names a model, or the first of several."""
+    return request.several[0][0] if request.several else next((o for o in MODEL_OPTIONS if getattr(request, o) is not None), None)
 
 
 def _placements(found: Sequence[Subject]) -> list[str]:
@@ -248,6 +254,8 @@ def _parts(text: Text, request: ScreenRequest, found: Sequence[Subject]) -> tupl
 
 
 def _title(found: Sequence[Subject]) -> str:
+    if any(subject.label is not None for subject in found):
+        return f"Screening: {len(found)} models"
     return f"Screening, width {found[0].width}" if len(found) > 1 else f"Screening: {found[0].title}"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ctrans.cli import options
 from ctrans.cli.plugins import called
-from ctrans.cli.request import ModelRequest, get_dtype
+from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_dtype
 from ctrans.depth import check_dt
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
@@ -51,6 +51,7 @@ class Subject:
     - `opened`: the model of `--model` or `--architecture`, which has to be there before anything is known of it
     - `streamed`: whether its weights are made on demand
     - `trained`: whether its weights may be others than an initialisation's
+    - `label`: what it is called among several that were named
     """
 
     config: Described
@@ -66,11 +67,12 @@ class Subject:
     opened: Opened | None = None
     streamed: bool = False
     trained: bool = False
+    label: str | None = None
 
     @property
     def name(self) -> str:
-        """The model's placement, by which results name it."""
-        return self.config.placement
+        """What results call the model: its placement, or among several that were named its label."""
+        return self.config.placement if self.label is None else self.label
 
     @property
     def title(self) -> str:
@@ -85,23 +87,50 @@ class Subject:
 
 
 def find(request: ModelRequest) -> list[Subject]:
-    """Every norm with every placement asked for, or the one model of an option in `SOURCES`.
+    """Every norm with every placement asked for, the one model of an option in `SOURCES`, or several that were named.
 
     Raises ConfigError for what cannot be, and for options that contradict the model.
     """
-    given = [name for name in SOURCES if name is not None and getattr(request, name) is not None]
+    if request.several:
+        return _each_named(request)
+    given = [name for name in MODEL_OPTIONS if getattr(request, name) is not None]
     foreign = bool(given) and given[0] != "checkpoint"
     for name, value in (("anatomy", request.anatomy), ("loss", request.loss)):
         if value is not None and not foreign:
             raise ConfigError(f"--{name} is for somebody else's model: leave it out, or add --model, --architecture or --python")
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(f'--{name}' for name in given)} are given, and each is a model: choose one")
     return SOURCES[given[0] if given else None](request)
 
 
 def resolved(found: Sequence[Subject]) -> dict[str, Any]:
     """What became of options that a model or its size decided, by name."""
-    return {**found[0].brought, "stream": any(subject.streamed for subject in found)}
+    first, *others = (subject.brought for subject in found)
+    agreed = {name: value if all(each.get(name) == value for each in others) else None for name, value in first.items()}
+    return {**agreed, "stream": any(subject.streamed for subject in found)}
+
+
+def _each_named(request: ModelRequest) -> list[Subject]:
+    """The models that were named, each by what tells it from the others."""
+    if not request.compares:
+        raise options.one_alone([(f"--{option}", value) for option, value in request.several])
+    if len(set(request.several)) < len(request.several):
+        twice = next(value for option, value in request.several if request.several.count((option, value)) > 1)
+        raise ConfigError(f"{str(twice)!r} is named twice: name each model once")
+    found = []
+    for (option, value), label in zip(request.several, labels([str(value) for _, value in request.several]), strict=True):
+        (subject,) = find(dataclasses.replace(request, several=(), **{option: value}))
+        found.append(dataclasses.replace(subject, label=label))
+    return found
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Different paths without the directories that all of them begin with, and the file name that all of them end in."""
+    parts = [Path(name).parts for name in names]
+    while all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) == 1:
+        parts = [part[1:] for part in parts]
+    while all(len(part) > 1 for part in parts) and len({part[-1] for part in parts}) == 1:
+        parts = [part[:-1] for part in parts]
+    short = ["/".join(part) for part in parts]
+    return short if len(set(short)) == len(names) else list(names)
 
 
 def _seeded(request: ModelRequest) -> list[Subject]:

@@ -125,9 +125,9 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
     """A sublayer whose velocity or gradient is below `limit` of the median sublayer's, or says the same of all tokens (`same`)."""
     steps, spread = past.of("spread")
     count = int(limits.get("reports", 2))
-    same = np.flatnonzero((spread < limits["same"])[-count:].all(0)) if len(steps) >= count else []
-    if len(same):
-        place = int(same[0])
+    alike = (spread < limits["same"])[-count:]
+    if len(steps) >= count and alike.all(0).any():
+        place = int(np.flatnonzero(alike.all(0))[0])
         return Sighting(past.place("spread", place), float(spread[-1, place]), limits["same"], int(steps[-count]))
     for name in ("velocity", "gradient"):
         steps, values = past.of(name)

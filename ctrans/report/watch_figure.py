@@ -33,7 +33,9 @@ def watch_figure(log: MonitorLog) -> Figure:
     _losses(figure.add_subplot(grid[0, :]), log)
     for i, name in enumerate(shown):
         _by_depth(figure, figure.add_subplot(grid[1 + i // 3, i % 3]), log, name)
-    figure.suptitle(f"{log.header.model.split(',')[0]}: {len(log.header.places)} sublayers" + (f"; {log.ended}" if log.ended else ""))
+    figure.suptitle(
+        f"{log.header.model.split(',')[0]}: {len(log.header.places)} sublayers" + (f"; {log.ended}" if log.ended else "")
+    )
     return figure
 
 

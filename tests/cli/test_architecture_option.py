@@ -111,11 +111,17 @@ def test_without_a_reference_there_are_no_distances(config):
     [
         (["simulate", "--architecture", "llama-7"], "did you mean 'llama-70b'|did you mean 'llama-7b'"),
         (["simulate", "--architecture", "gpt2", "--placement", "peri"], "--architecture brings its own placements"),
-        (["simulate", "--architecture", "gpt2", "--model", "x"], "--model and --architecture are given"),
+        (
+            ["simulate", "--architecture", "gpt2", "--model", "x"],
+            "2 models are given, --model 'x', --architecture 'gpt2', and one is looked at: choose one",
+        ),
         (["screen", "--architecture", "gpt2", "--compare", "dt=1,2"], "--architecture brings its own architecture"),
         (["screen", "--architecture", "gpt2", "--depth", "0"], "blocks = 0"),
         (["simulate", "--checkpoint", "x", "--stream"], "can only be read whole"),
-        (["simulate", "--architecture", "gpt2", "--architecture", "gpt2"], "--architecture is given 2 times, 'gpt2', 'gpt2'"),
+        (
+            ["simulate", "--architecture", "gpt2", "--architecture", "gpt2"],
+            "2 models are given, --architecture 'gpt2', --architecture 'gpt2'",
+        ),
         (["control", "--architecture", ""], "--architecture '' names nothing"),
     ],
 )

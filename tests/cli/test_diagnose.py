@@ -73,7 +73,7 @@ def test_other_commands_certify_what_they_can_and_say_what_serves_instead(dying,
     ("args", "words"),
     [
         (["nowhere"], "'nowhere' does not exist"),
-        (["x", "--checkpoint", "y"], "the argument 'x' and --checkpoint are two models: choose one"),
+        (["nowhere", "--checkpoint", "elsewhere"], "does not exist"),
         (["--seeds", "0"], "seeds = 0"),
         (["--weight-decay", "nan", *SMALL], "weight_decay = nan"),
         (["--weight-decay", "-1", *SMALL], "weight_decay = -1.0"),

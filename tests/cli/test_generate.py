@@ -176,7 +176,7 @@ def test_text_appears_as_it_is_made(spoken):
         (["--seed", str(2**63 - 1), "--samples", "2"], f"seed = {2**63}"),
         (["--tokens", "many"], "'many' is not a valid integer"),
         (["--device", "tpu9"], "device 'tpu9' is not available"),
-        (["--checkpoint", "nowhere"], "--checkpoint is given 2 times, 'model', 'nowhere'"),
+        (["--checkpoint", "nowhere"], "2 models are given, --checkpoint 'model', --checkpoint 'nowhere'"),
         (["--json", "/proc/nothing/a.json"], "there is no directory '/proc/nothing'"),
     ],
 )

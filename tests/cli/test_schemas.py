@@ -12,6 +12,7 @@ from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.monitor import Monitor
+from ctrans.report.page import page_of, render
 from ctrans.report.schema import schema_of
 from ctrans.stability.screening.screen import STEPS
 from tests.cli.test_commands import run, strict
@@ -31,6 +32,7 @@ RUNS = {
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
     "watch": [["watch", "WATCHED"]],
+    "report": [["report", "KEPT"]],
     "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
 }
 
@@ -50,7 +52,13 @@ def places(tmp_path_factory):
         monitor.step(loss, torch.optim.SGD(model.parameters(), lr=0.1))
         model.token_embedding.weight.data *= 1.1
     monitor.close()
-    return {"DYING": str(place / "model"), "RUN": str(place / "run"), "WATCHED": str(place / "watched")}
+    (place / "kept.json").write_text('{"command": "simulate", "placements": {}}')
+    return {
+        "DYING": str(place / "model"),
+        "RUN": str(place / "run"),
+        "KEPT": str(place / "kept.json"),
+        "WATCHED": str(place / "watched"),
+    }
 
 
 def test_every_command_and_step_has_one():
@@ -67,6 +75,7 @@ def test_a_result_is_as_its_schema_says(name, places):
         assert result.exit_code == 0, result.output
         found = strict(result.stdout)
         checker.validate(found)
+        assert f"ctrans {name}" in render(page_of({name: found})), "it has a page"
         with pytest.raises(jsonschema.ValidationError):
             checker.validate({**found, "more": 1})
 
