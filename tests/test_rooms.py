@@ -28,6 +28,7 @@ ROOMS = [
     "training",
     "study",
     "interop",
+    "monitor",
     "verify",
     "report",
     "cli",

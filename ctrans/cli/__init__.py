@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "export": "Write a trained model as Hugging Face or nanoGPT read it.",
+    "watch": "Show a training that is watched while it runs: progress, figures by depth, alarms.",
     "generate": "Continue a text with a trained model.",
     "study": "Carry out many trainings, kept in one file, and see what they show together.",
     "report": "Put results that were kept as JSON side by side on one page.",

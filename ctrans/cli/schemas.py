@@ -17,6 +17,8 @@ from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.control.model_check import ModelCheck
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
+from ctrans.monitor.alarms import Alarm
+from ctrans.monitor.log import Header
 from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
 from ctrans.stability.diagnosis.ailments import Ailment
 from ctrans.stability.diagnosis.diagnose import Diagnosis
@@ -153,6 +155,17 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
         "family": described("What it is there: a family of transformers, or nanoGPT.", WORD),
         "directory": WORD,
         "files": WORDS,
+    },
+    "watch": lambda: {
+        "log": schema_of(Header),
+        "ended": described("How the run ended; empty for one that goes on or was killed.", WORD),
+        "steps": described("Of the reports.", schema_of(list[int])),
+        "loss": schema_of(list[float]),
+        "last": a_map("The last report's figures by gauge; lists are by depth.", one_of(float, list[float])),
+        "alarms": described("In the order in which they were told.", {"type": "array", "items": schema_of(Alarm)}),
+        "probes": described(
+            "Figures of each walk on the held batch, with its step.", {"type": "array", "items": {"type": "object"}}
+        ),
     },
     "generate": lambda: {
         "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),

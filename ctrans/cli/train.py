@@ -13,6 +13,7 @@ from typing import Any
 import click
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from ctrans.cli import options
 from ctrans.cli.ending import check_json, result_of, save_json, write_json
@@ -20,6 +21,7 @@ from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import get_device, takes
 from ctrans.cli.train_options import DEFAULTS, TrainRequest, data_options, model_options, run_options, setting_options
 from ctrans.depth import check_count
+from ctrans.monitor import Monitor
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
@@ -37,6 +39,8 @@ SIGNALLED = 128
 """Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and not finished."""
 MOST_THREADS = 256
 """Threads of a run where there are fewer processors; too many of them cannot be made, and end the process."""
+HELD = 2
+"""So many windows of the validation text are the monitor's held batch."""
 ADVICE = {
     (True, Ending.INTERRUPTED): "go on with --resume",
     (True, Ending.DIVERGED): "go on from its last good checkpoint with --resume and a lower --learning-rate, as {rate:g},",
@@ -75,8 +79,8 @@ def command(request: TrainRequest) -> None:
         first = run.processes.first
         if first and progress.step and not request.quiet:
             _say(_going_on(progress.step, run.config.iterations))
-        with _observer(request, run, progress) as observe:
-            outcome = carry_out(dataclasses.replace(run, observe=observe), progress)
+        with _observer(request, run, progress) as observe, _watched(request, run, progress) as watched:
+            outcome = carry_out(dataclasses.replace(watched, observe=observe), progress)
         if first:
             result = _result(request, run, outcome, time.perf_counter() - started)
             _show(request, result, run, outcome)
@@ -97,6 +101,11 @@ def _check_places(request: TrainRequest) -> None:
         check_count("threads", request.threads, max(MOST_THREADS, os.cpu_count() or 1))
     if request.use_tensorboard:
         check_tensorboard()
+    check_count("every", request.every)
+    if request.probe_every is not None:
+        check_count("probe_every", request.probe_every)
+        if not request.monitor:
+            raise ConfigError("--probe-every is the monitor's: give --monitor too, or leave it out")
     check_json(request, request.out)
 
 
@@ -146,6 +155,35 @@ def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> It
                 _say(evaluation_line(row, iterations))
 
         yield observe
+
+
+@contextlib.contextmanager
+def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Iterator[TrainingRun]:
+    """The run with a monitor, where one is asked for; its alarms are said as they come."""
+    if not request.monitor:
+        yield run
+        return
+    monitor = Monitor(
+        run.model,
+        every=request.every,
+        out=run.store.directory,
+        probe_every=request.probe_every,
+        held=tuple(part.to(run.processes.device) for part in run.data.validation_windows(HELD)),  # type: ignore[arg-type]
+        start=progress.step,
+        total=run.config.iterations,
+        compiled=run.config.compile,
+        clip=run.config.clip,
+        tensorboard=request.use_tensorboard,
+    )
+
+    def watch(loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> None:
+        batch = tokens.to(run.processes.device) if run.config.compile else None
+        for alarm in monitor.step(loss, optimiser, gradient_norm=norm, batch=batch):
+            if run.processes.first and not request.quiet:
+                _say(str(alarm))
+
+    with monitor:
+        yield dataclasses.replace(run, watch=watch)
 
 
 def _say(words: str) -> None:

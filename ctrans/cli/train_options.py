@@ -79,7 +79,7 @@ class TrainRequest(WrittenRequest):
     - `resume`, `overwrite`, `out`: which run it is
     - `task`, `file`, `bin`, `vocab_size`: what it is trained on
     - `parallel`, `threads`, `device`: on what
-    - `eval_depth`, `use_tensorboard`: what is done beside
+    - `eval_depth`, `use_tensorboard`: what is done beside; `monitor`, `every`, `probe_every`: and watched
     """
 
     out: Path
@@ -94,6 +94,9 @@ class TrainRequest(WrittenRequest):
     device: str
     eval_depth: tuple[int, ...]
     use_tensorboard: bool
+    monitor: bool
+    every: int
+    probe_every: int | None
 
     unshown: ClassVar[frozenset[str]] = Request.unshown
 
@@ -224,5 +227,8 @@ run_options = options.stack(
     click.option("--threads", type=int, help="Threads on the CPU.  [default: OMP_NUM_THREADS, or by the model's size]"),
     click.option("--eval-depth", type=int, multiple=True, help="Repeatable: evaluate at this depth too, at the same depth-time."),
     click.option("--tensorboard", "use_tensorboard", is_flag=True, help="Write TensorBoard's files too, in --out."),
+    click.option("--monitor", is_flag=True, help="Watch the run: figures by depth and alarms, in --out, for ctrans watch."),
+    click.option("--every", default=50, show_default=True, help="Iterations between the monitor's reports."),
+    click.option("--probe-every", type=int, help="Iterations between its walks on a held batch.  [default: none]"),
     options.device_option,
 )

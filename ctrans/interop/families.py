@@ -323,7 +323,7 @@ def found_family(family: str) -> FoundFamily:
         return FoundFamily(**about, supported=False, refused=str(error))
     config, maps = imported.config, [part.field for part in imported.depth.sublayers]
     heads = [each for each in maps if isinstance(each, ShowsHeads)]
-    attentions = sum(part.kind == "attention" for part in imported.depth.sublayers)
+    attentions = sum(part.kind != "ffn" for part in imported.depth.sublayers)
     return FoundFamily(
         **about,
         supported=True,

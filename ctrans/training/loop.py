@@ -30,10 +30,16 @@ from solvers import ConfigError, SolveError
 
 COMPILER = ("torch._dynamo", "torch._inductor")
 Observer = Callable[[log.Row], None]
+Watcher = Callable[[torch.Tensor, torch.Tensor, torch.optim.Optimizer, torch.Tensor], None]
+"""Told of every iteration before the optimiser's step: the loss, the gradient's norm, the optimiser, and its last tokens."""
 
 
 def unobserved(row: log.Row) -> None:
     """Shows a row to nobody."""
+
+
+def unwatched(loss: torch.Tensor, norm: torch.Tensor, optimiser: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
+    """Lets an iteration pass."""
 
 
 class Ending(enum.Enum):
@@ -68,6 +74,7 @@ class TrainingRun:
     parallel: Parallel
     processes: Processes
     observe: Observer = unobserved
+    watch: Watcher = unwatched
 
     def iterate(self, step: int) -> log.Row:
         """One update from `accumulate` micro-batches; none where the loss or the gradient is not finite."""
@@ -92,7 +99,11 @@ class TrainingRun:
             for name, value in losses.auxiliary:
                 terms[name] = terms.get(name, 0.0) + value / config.accumulate
             loads = [a + b for a, b in zip(loads, losses.loads, strict=True)] if loads else list(losses.loads)
-        norm = self.parallel.whole(nn.utils.clip_grad_norm_(self.module.parameters(), config.clip))
+        weights = list(self.module.parameters())
+        total = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+        norm = self.parallel.whole(total)
+        self.watch(loss, norm, self.optimiser, tokens)  # gradients as they are, before they are clipped
+        nn.utils.clip_grads_with_norm_(weights, config.clip, total)
         row = {
             "step": step + 1,
             "loss": float(self.processes.sum(loss)) / self.processes.world,

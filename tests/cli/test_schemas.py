@@ -4,12 +4,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 
 from ctrans.cli import COMMANDS
 from ctrans.cli.schemas import FINDINGS, RESULTS, as_text, schema
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.monitor import Monitor
 from ctrans.report.page import page_of, render
 from ctrans.report.schema import schema_of
 from ctrans.stability.screening.screen import STEPS
@@ -32,6 +34,7 @@ RUNS = {
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
     "study": [["study", "STUDY", "--workers", "1", "--out", "STUDIED"], ["study", "STUDY", "--dry-run"]],
+    "watch": [["watch", "WATCHED"]],
     "report": [["report", "KEPT"]],
     "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
 }
@@ -49,7 +52,16 @@ def places(tmp_path_factory):
         "[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 2\neval_windows = 1\n[vary]\ndt = [1.0, 0.1]\n"
     )
     (place / "kept.json").write_text('{"command": "simulate", "placements": {}}')
-    made = {name: str(place / name.lower()) for name in ("LLAMA", "EXPORTED", "RUN", "STUDIED")}
+    monitor = Monitor(model, every=1, out=place / "watched", limits={"updates too large": {"limit": 0.0}})
+    for _ in range(3):
+        tokens = torch.randint(256, (2, 9))
+        model.zero_grad()
+        loss = model(tokens[:, :-1], tokens[:, 1:])[1]
+        loss.backward()
+        monitor.step(loss, torch.optim.SGD(model.parameters(), lr=0.1))
+        model.token_embedding.weight.data *= 1.1
+    monitor.close()
+    made = {name: str(place / name.lower()) for name in ("LLAMA", "EXPORTED", "RUN", "STUDIED", "WATCHED")}
     return made | {"DYING": str(place / "model"), "KEPT": str(place / "kept.json"), "STUDY": str(place / "study.toml")}
 
 

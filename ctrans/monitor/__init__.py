@@ -1,0 +1,40 @@
+"""A training watched while it runs: gauges from its own passes, probes on a held batch, alarms with what helps, a log.
+
+`TrainerCallback` (transformers) and `LightningCallback` (lightning) are imported when first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ctrans.monitor.alarms import ALARMS, Alarm, Rule
+from ctrans.monitor.gauges import GAUGES
+from ctrans.monitor.log import MonitorLog, read_log
+from ctrans.monitor.monitor import Monitor
+from ctrans.monitor.reactions import REACTIONS
+
+if TYPE_CHECKING:
+    from ctrans.monitor.lightning import LightningCallback
+    from ctrans.monitor.trainer import TrainerCallback
+
+__all__ = [
+    "ALARMS",
+    "GAUGES",
+    "REACTIONS",
+    "Alarm",
+    "LightningCallback",
+    "Monitor",
+    "MonitorLog",
+    "Rule",
+    "TrainerCallback",
+    "read_log",
+]
+_HOMES = {"LightningCallback": "ctrans.monitor.lightning", "TrainerCallback": "ctrans.monitor.trainer"}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'ctrans.monitor' has no attribute {name!r}")
+        return getattr(importlib.import_module(_HOMES[name]), name)

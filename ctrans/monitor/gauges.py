@@ -1,0 +1,364 @@
+"""Cheap figures of a training from its own passes: hooks on steps that report, none on the others.
+
+What hooks find stays on the device, as numbers; `Gauges.read` moves all of a report to the host at once. Hooks only look: the training
+has the bits that it has without them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.interop.calls import first_tensor
+from ctrans.monitor.scores import ScoresSeen
+from ctrans.monitor.sites import Site, Sites, own_parameters
+from ctrans.monitor.updates import Updates
+
+Scope = Literal["run", "state", "sublayer", "head"]
+SAMPLE = 256
+"""Of so many tokens of a batch the growth since X_0 and the logits are looked at."""
+MEDIAN_OF = 4096
+"""A median is that of at most so many entries."""
+TINY = 1e-30
+
+
+@dataclasses.dataclass(frozen=True)
+class Gauge:
+    """A figure: what it is, as a formula, and of what there is one: the run, each state X_0 .. X_K, each sublayer, each head."""
+
+    says: str
+    scope: Scope
+
+
+GAUGES: dict[str, Gauge] = {
+    "loss": Gauge("the loss that `step` is given", "run"),
+    "highest_loss": Gauge("the largest loss since the last report", "run"),
+    "learning_rate": Gauge("the largest of the optimiser's groups", "run"),
+    "gradient_norm": Gauge("|dL/dW| over all weights, as `step` is given it or finds it", "run"),
+    "highest_gradient_norm": Gauge("the largest gradient norm since the last report, where `step` is given each", "run"),
+    "gradient_outside": Gauge("|dL/dW| over the weights outside of the depth: embeddings, final norm, head", "run"),
+    "update_outside": Gauge("|W' - W|/|W| of one step, over the weights outside of the depth", "run"),
+    "surprise_outside": Gauge("rms of dL/dW over the root of Adam's second moment, outside of the depth", "run"),
+    "log_z": Gauge("mean over tokens of log sum exp(logits)", "run"),
+    "largest_logit": Gauge("largest |logit|", "run"),
+    "growth": Gauge("p of |X_k - X_0| ~ k^p from the middle of the depth to its end", "run"),
+    "seconds": Gauge("time of a step since the last report", "run"),
+    "rms": Gauge("|X_k|/sqrt(number of entries)", "state"),
+    "mean_abs": Gauge("mean of |x| over the entries x of X_k", "state"),
+    "largest": Gauge("largest |x| over the entries x of X_k", "state"),
+    "peak": Gauge("largest over median |x|", "state"),
+    "costate": Gauge("|dL/dX_k|", "state"),
+    "velocity": Gauge("|r_k|/sqrt(number of entries), r_k the raw velocity", "sublayer"),
+    "spread": Gauge("how much of |r_k| differs between tokens: |r_k - mean over tokens|/|r_k|", "sublayer"),
+    "bound_share": Gauge("the longest token of r_k over what its norm, or its weights, allow", "sublayer"),
+    "step_share": Gauge("|h r_k|/|X_k|: how far a discrete step goes", "sublayer"),
+    "gradient": Gauge("|dL/dW_k|", "sublayer"),
+    "update": Gauge("|W_k' - W_k|/|W_k| of one step of the optimiser, of sampled entries", "sublayer"),
+    "surprise": Gauge("rms of dL/dW_k over the root of Adam's second moment, of sampled entries", "sublayer"),
+    "routing": Gauge("exp(entropy of the shares of tokens by first choice of expert)/number of experts", "sublayer"),
+    "logit": Gauge("largest |attention score| before the softmax", "head"),
+    "entropy": Gauge("mean entropy of attention's rows over log(tokens that may be read)", "head"),
+}
+"""Everything that a report may have. A new gauge is an entry here and what measures it."""
+
+Figures = dict[str, float | list[float]]
+"""A report's figures by gauge: a number for the run, a list for the others, nan where nothing was seen."""
+
+
+class Gauges:
+    """The hooks of one model and what they found. `arm` puts them in place, `disarm` takes them away, `read` gives the figures."""
+
+    def __init__(self, sites: Sites):
+        self.sites = sites
+        self.updates = Updates()
+        self.token_bounds: list[float] = [math.nan] * len(sites.sites)
+        """Of sublayers that no norm bounds: how long a token of r_k can be, where a probe has found it."""
+        self._handles: list[Any] = []
+        self._found: dict[tuple[str, int], Tensor] = {}
+        self._modes: list[ScoresSeen] = []
+        self._looking = False
+        self._start: Tensor | None = None
+        self._last: Tensor | None = None
+        self.half = False
+        self.heads: list[int] | None = None
+        """How many heads each sublayer has, as its scores show; None before any were seen."""
+        self.broken: list[tuple[str, int]] = []
+        """What the last `read` measured and found not finite, in the order of a pass: gauges and places."""
+
+    @property
+    def armed(self) -> bool:
+        return bool(self._handles)
+
+    @property
+    def seen(self) -> bool:
+        """Whether a pass went through the depth since it was armed."""
+        return ("rms", 0) in self._found
+
+    def arm(self, *, looking: bool = False) -> None:
+        """From here on passes are looked at, the first one that goes through a module after this.
+
+        Those of the training: where gradients are wanted and the model trains. With `looking`, any.
+        """
+        self.disarm()
+        self._looking = looking
+        self._found, self._start, self._last = {}, None, None
+        for site in self.sites.sites:
+            self._pre(site.enter, site, self._entered)
+            self._post(site.leave, site, self._left)
+            if site.state_norm is not None:
+                self._post(site.state_norm, site, self._ended)
+            if site.attention is not None:
+                self._pre(site.attention, site, self._attending)
+                self._post(site.attention, site, self._attended, always=True)
+            if site.router is not None:
+                self._post(site.router, site, self._routed)
+        root = self.sites.root
+        self._handles.append(root.register_forward_hook(lambda _, __, output: self._returned(output)))
+
+    def disarm(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        while self._modes:
+            self._modes.pop().leave()
+
+    def read(self, optimizer: torch.optim.Optimizer | None, clip: float | None = None) -> Figures:
+        """All figures of the passes since `arm`, and of gradients and weights as they are, in one move to the host.
+
+        With `clip`, the gradient's norm is still to be cut to that, and what Adam will see is.
+        """
+        self.disarm()
+        found, self._found = self._found, {}
+        self._heads_of_model(found)
+        inside, outside = own_parameters(self.sites)
+        for k, parameters in enumerate(inside):
+            found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
+        found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
+        found.update(self.updates.figures([*inside, outside], optimizer, None if clip is None else self._cut(found, clip)))
+        self._start = self._last = None
+        return self._figures(_to_host(found))
+
+    def _cut(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
+        """What all gradients will be multiplied with so that their norm is at most `clip`."""
+        parts = [found["gradient", k] for k in range(len(self.sites.sites))]
+        return (clip / length(torch.stack([*parts, found["gradient_outside", 0].to(parts[0])])).clamp(min=TINY)).clamp(max=1.0)
+
+    def sample_weights(self) -> None:
+        """Remembers entries of the weights, so that the next `read` knows what one step of the optimiser does to them."""
+        inside, outside = own_parameters(self.sites)
+        self.updates.remember([*inside, outside])
+
+    def _pre(self, module: nn.Module, site: Site, told: Callable[[Site, Tensor], None]) -> None:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            x = None if torch.compiler.is_compiling() else _state((*args, *kwargs.values()))
+            if x is not None:
+                told(site, x)
+
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _post(self, module: nn.Module, site: Site, told: Callable[[Site, Tensor], None], *, always: bool = False) -> None:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
+            y = first_tensor(output)
+            if isinstance(y, Tensor) or always:
+                told(site, y)
+
+        self._handles.append(module.register_forward_hook(hook, always_call=always))
+
+    def _new(self, name: str, place: int) -> bool:
+        """Whether this is the first such figure of a pass that is looked at."""
+        wanted = self._looking or (torch.is_grad_enabled() and self.sites.root.training)
+        return wanted and (name, place) not in self._found
+
+    def _entered(self, site: Site, x: Tensor) -> None:
+        k = site.k
+        if not self._new("rms", k):
+            return
+        with torch.no_grad():
+            self._state(k, x.detach())
+            rows = _rows(x)
+            if k == 0:
+                self._start = rows.clone()
+            elif self._start is not None and rows.shape == self._start.shape:
+                self._found["added", k] = torch.linalg.vector_norm(rows.float() - self._start)
+        if x.requires_grad:
+            x.register_hook(lambda p: self._returns(k, p))
+        self._last = x
+
+    def _returns(self, k: int, p: Tensor) -> None:
+        """dL/dX_k, on the way back; nothing is put in its place."""
+        self._found.setdefault(("costate", k), length(p.detach()))
+
+    def _left(self, site: Site, y: Tensor) -> None:
+        k = site.k
+        if not self._new("velocity", k) or ("rms", k) not in self._found:
+            return
+        with torch.no_grad():
+            r = site.tail(y.detach())
+            norm = length(r)
+            self._found["velocity", k] = norm / math.sqrt(r.numel())
+            self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
+            rows = _rows(r)
+            self._found["spread", k] = length(rows - rows.mean(0)) / length(rows).clamp(min=TINY)
+            longest = torch.linalg.vector_norm(r, dim=-1, dtype=_wide(r)).max()
+            self._found["bound_share", k] = longest / self._bound(site).to(longest)
+            if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
+                self._arrived(self._last.detach().reshape(r.shape) + site.length * r)
+
+    def _ended(self, site: Site, y: Tensor) -> None:
+        if site.k + 1 == len(self.sites.sites) and self._new("rms", site.k + 1):
+            with torch.no_grad():
+                self._arrived(y.detach())
+
+    def _arrived(self, x: Tensor) -> None:
+        """X_K."""
+        k = len(self.sites.sites)
+        self._state(k, x)
+        rows = _rows(x)
+        if self._start is not None and rows.shape == self._start.shape:
+            self._found["added", k] = torch.linalg.vector_norm(rows.float() - self._start)
+        self._last = x[:1, :SAMPLE] if x.dim() > 2 else x[:SAMPLE].unsqueeze(0)
+
+    def _state(self, k: int, x: Tensor) -> None:
+        self.half = x.dtype == torch.float16
+        norm, size, largest = (length(x, order) for order in (2, 1, math.inf))
+        self._found["rms", k], self._found["mean_abs", k] = norm / math.sqrt(x.numel()), size / x.numel()
+        self._found["largest", k] = largest
+        flat = x.flatten()
+        median = flat[:: max(1, flat.numel() // MEDIAN_OF)].abs().median().float()
+        self._found["peak", k] = largest / median.clamp(min=TINY)
+
+    def _bound(self, site: Site) -> Tensor:
+        """How long a token of r_k can be: sqrt(d) max|gamma| + |beta| behind an output norm, else what a probe has found."""
+        norm = site.sublayer.output_norm
+        if norm is None or hasattr(norm.gamma, "full_tensor"):
+            return torch.tensor(self.token_bounds[site.k])
+        length = math.sqrt(norm.width) * norm.gamma.detach().abs().max() + torch.linalg.vector_norm(norm.beta.detach())
+        found: Tensor = (site.sublayer.gain * length).float()
+        return found
+
+    def _attending(self, site: Site, x: Tensor) -> None:
+        if self._new("logit", site.k) and not self._modes:
+            self._modes.append(ScoresSeen(lambda logit, entropy: self._scored(site.k, logit, entropy)))
+            self._modes[-1].enter()
+
+    def _attended(self, site: Site, y: Any) -> None:
+        if self._modes:
+            self._modes.pop().leave()
+
+    def _scored(self, k: int, logit: Tensor, entropy: Tensor) -> None:
+        self._found.setdefault(("logit", k), logit)
+        self._found.setdefault(("entropy", k), entropy)
+
+    def _routed(self, site: Site, y: Tensor) -> None:
+        if self._new("routing", site.k) and y.is_floating_point() and y.shape[-1] > 1:
+            with torch.no_grad():
+                chosen = y.detach().reshape(-1, y.shape[-1]).argmax(-1)
+                shares = torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen)
+                self._found["routing", site.k] = torch.special.entr(shares).sum().exp() / y.shape[-1]
+
+    def _returned(self, output: Any) -> None:
+        if torch.compiler.is_compiling() or not self._new("log_z", 0):
+            return
+        logits = self.sites.logits(output)
+        if logits is not None:
+            with torch.no_grad():
+                self._logits(self._found, logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
+
+    def _heads_of_model(self, found: dict[tuple[str, int], Tensor]) -> None:
+        """Logits of our own models, whose objective calls their parts: of the last state's sampled tokens, once more."""
+        model, whole = self.sites.model, ("rms", len(self.sites.sites)) in found
+        if ("log_z", 0) in found or not whole or self._last is None or not self.sites.own or not self.sites.vocabulary:
+            return
+        if any(hasattr(p, "full_tensor") for p in self.sites.root.parameters()):
+            return  # sharded: nobody has the head whole outside of a pass
+        with torch.no_grad():
+            weight = next(self.sites.root.parameters())
+            self._logits(found, model.head(self._last.to(weight.dtype)).flatten(0, -2))
+
+    def _logits(self, found: dict[tuple[str, int], Tensor], logits: Tensor) -> None:
+        found["log_z", 0] = logits.float().logsumexp(-1).mean()
+        found["largest_logit", 0] = length(logits, math.inf)
+
+    def _figures(self, values: Mapping[tuple[str, int], list[float]]) -> Figures:
+        count = len(self.sites.sites)
+        order = [(name, k) for k in range(count + 1) for name in ("rms", "logit", "velocity")]
+        order += [("log_z", 0), *(("costate", k) for k in range(count, -1, -1))]
+        order += [*(("gradient", k) for k in range(count)), ("gradient_outside", 0)]
+        self.broken = [key for key in order if not all(map(math.isfinite, values.get(key, [])))]
+        figures: Figures = {}
+        if any(name == "logit" for name, _ in values):
+            self.heads = [len(values.get(("logit", k), [])) for k in range(count)]
+        for name, gauge in GAUGES.items():
+            if not any(key[0] == name for key in values):
+                continue
+            if gauge.scope == "run":
+                figures[name] = values[name, 0][0]
+            elif gauge.scope == "head":
+                figures[name] = [number for k in range(count) for number in values.get((name, k), [])]
+            else:
+                places = count + (gauge.scope == "state")
+                figures[name] = [values.get((name, k), [math.nan])[0] for k in range(places)]
+        added = [values.get(("added", k), [math.nan])[0] for k in range(1, count + 1)]
+        if (exponent := growth_exponent(added)) is not None:
+            figures["growth"] = exponent
+        if "gradient" in figures and "gradient_outside" in figures:
+            figures["gradient_norm"] = math.hypot(*figures["gradient"], figures["gradient_outside"])  # type: ignore[misc,arg-type]
+        return figures
+
+
+def growth_exponent(added: Sequence[float]) -> float | None:
+    """p of |X_k - X_0| ~ k^p: least squares of the logarithms from the middle of the depth to its end; None of fewer than two."""
+    half = range(max(1, len(added) // 2), len(added) + 1)
+    points = [(math.log(k), math.log(added[k - 1])) for k in half if 0 < added[k - 1] < math.inf]
+    if len(points) < 2:
+        return None
+    mean_s, mean_a = (sum(axis) / len(points) for axis in zip(*points, strict=True))
+    slope: float = sum((s - mean_s) * (a - mean_a) for s, a in points) / sum((s - mean_s) ** 2 for s, _ in points)
+    return slope
+
+
+def length(x: Tensor, order: float = 2) -> Tensor:
+    """The norm of all its entries, computed in float32 at least, without a copy of x."""
+    found: Tensor = torch.linalg.vector_norm(x, order, dtype=_wide(x))
+    return found
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def norm_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The length of all of them together, on their device; every process has to ask where they are sharded."""
+    if not tensors:
+        return torch.zeros(())
+    norms = torch._foreach_norm(list(tensors))
+    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    return length(torch.stack([norm.float() for norm in whole]))
+
+
+def _to_host(found: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], list[float]]:
+    """All numbers, by one transfer from each device: in practice from one."""
+    parts = {key: value.detach().float().reshape(-1) for key, value in found.items()}
+    values: dict[tuple[str, int], list[float]] = {}
+    for device in {part.device for part in parts.values()}:
+        here = {key: part for key, part in parts.items() if part.device == device}
+        numbers = torch.cat(list(here.values())).tolist()
+        for key, part in here.items():
+            values[key], numbers = numbers[: part.numel()], numbers[part.numel() :]
+    return values
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The first tokens of a batch, (tokens, width)."""
+    return x.detach().reshape(-1, x.shape[-1])[:SAMPLE].float()
+
+
+def _state(given: Sequence[Any]) -> Tensor | None:
+    return next((x for x in given if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1), None)

@@ -1,0 +1,100 @@
+"""What a training has done so far, as alarms look at it: the last reports, and the loss of every step."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctrans.monitor.gauges import GAUGES, Figures
+
+Array = NDArray[np.float64]
+REPORTS = 64
+"""So many of the last reports are looked at."""
+STEPS = 1024
+"""So many of the last losses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend:
+    """log value = a + rate * step over some reports: `doubling` in steps (inf where it does not grow), and R^2 of the line."""
+
+    rate: float
+    fit: float
+
+    @property
+    def doubling(self) -> float:
+        return math.log(2) / self.rate if self.rate > 0 else math.inf
+
+    def crossing(self, step: int, value: float, limit: float) -> float:
+        """The step at which it passes the limit if it goes on; inf where it does not grow, `step` where it has."""
+        if value >= limit:
+            return step
+        return step + math.log(limit / value) / self.rate if self.rate > 0 and value > 0 else math.inf
+
+
+class Past:
+    """The last `REPORTS` reports of a run, its first one, and the loss and gradient norm of every one of the last `STEPS` steps."""
+
+    def __init__(self, places: Sequence[str], heads: Sequence[int], vocabulary: int):
+        self.places, self.heads, self.vocabulary = list(places), list(heads), vocabulary
+        self.half = False
+        self.broken: list[tuple[str, int]] = []
+        """Gauges of the last report, and their places, that were measured and are not finite, in the order of a pass."""
+        self.first: Figures = {}
+        self.reports: collections.deque[tuple[int, Figures]] = collections.deque(maxlen=REPORTS)
+        self.losses: collections.deque[tuple[int, float]] = collections.deque(maxlen=STEPS)
+        self.norms: collections.deque[tuple[int, float]] = collections.deque(maxlen=STEPS)
+        self.probes: list[tuple[int, dict[str, float]]] = []
+
+    @property
+    def step(self) -> int:
+        return self.reports[-1][0]
+
+    def add(self, step: int, figures: Figures, broken: Sequence[tuple[str, int]] = ()) -> None:
+        self.broken = list(broken)
+        for name, value in figures.items():
+            known = self.first.get(name)
+            if known is None or (isinstance(known, list) and any(map(math.isnan, known))):
+                self.first[name] = value
+        self.reports.append((step, figures))
+
+    def of(self, name: str) -> tuple[Array, Array]:
+        """Steps (reports,) and values (reports, places) of the reports that have the gauge; one place for the run's."""
+        rows = [(step, figures[name]) for step, figures in self.reports if name in figures]
+        if not rows:
+            return np.zeros(0), np.zeros((0, 0))
+        values = [row if isinstance(row, list) else [row] for _, row in rows]
+        width = len(values[-1])
+        fitting = [(step, each) for (step, _), each in zip(rows, values, strict=True) if len(each) == width]
+        return np.array([step for step, _ in fitting], dtype=float), np.array([each for _, each in fitting], dtype=float)
+
+    def place(self, name: str, index: int) -> str:
+        """What stands for that entry of a gauge, in words."""
+        scope = GAUGES[name].scope
+        if scope == "run":
+            return "the model"
+        if scope == "state":
+            return f"the state before {self.places[index]}" if index < len(self.places) else "the last state"
+        if scope == "sublayer":
+            return self.places[index]
+        for k, count in enumerate(self.heads):
+            if index < count:
+                return f"{self.places[k]}, head {index}"
+            index -= count
+        return f"head {index}"
+
+
+def trend(steps: Array, values: Array) -> Trend:
+    """Least squares of log values against steps; no trend where a value is not positive and finite, or there are fewer than three."""
+    if len(steps) < 3 or not (np.isfinite(values).all() and (values > 0).all()):
+        return Trend(0.0, 0.0)
+    s, log = steps - steps.mean(), np.log(values)
+    log = log - log.mean()
+    rate = float((s * log).sum() / (s * s).sum())
+    total = float((log * log).sum())
+    return Trend(rate, 1 - float(((log - rate * s) ** 2).sum()) / total if total > 0 else 0.0)

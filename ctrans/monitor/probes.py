@@ -1,0 +1,127 @@
+"""Probes: walks with instruments on a held batch that is always the same, rarer than reports. A new probe is one entry of `PROBES`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctrans.control.costate import costate
+from ctrans.control.maximum_principle import maximum_principle
+from ctrans.monitor.sharpness import over_edge
+from ctrans.monitor.sites import Sites, as_it_was
+from ctrans.stability.attention.by_depth import AttentionByDepth
+from ctrans.stability.backward.lyapunov import LyapunovExponents
+from ctrans.stability.diagnosis.down import VelocitySensitivities
+from ctrans.stability.forward.bounds import map_bound, needs_map_bound
+from ctrans.training.attention_theta import MeanTheta
+from ctrans.walk import Attempt, Model, walk
+from solvers import ConfigError, SolveError
+
+TOKENS = 32
+"""Jacobians are of so many tokens of the held batch's first sequence."""
+EXPONENTS = 2
+TOLERANCE = 0.05
+"""Relative error at which a Jacobian's norm is known well enough while a training waits."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Held:
+    """A small batch that is always the same: tokens, and the targets of the model's loss."""
+
+    tokens: Tensor
+    targets: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Probed:
+    """What a probe is given: the model, the held batch, the optimiser, and the first sequence's first tokens."""
+
+    sites: Sites
+    model: Model
+    held: Held
+    optimizer: torch.optim.Optimizer | None
+    few: Tensor
+
+
+def attention(at: Probed) -> Mapping[str, Any]:
+    """theta, the balanced mass factor over all rows; log S of the first attention sublayer and of the last (Emadi)."""
+    places = [site.k for site in at.sites.sites if site.kind == "attention"]
+    theta, layers = Attempt(MeanTheta()), Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
+    found = walk(at.model, at.few, instruments=[theta, layers])
+    named: dict[str, Any] = {} if found[0] is None else {"theta": float(found[0])}
+    for word, layer in zip(("first", "last"), (found[1] or [None])[:: max(1, len(found[1] or [None]) - 1)], strict=False):
+        if layer is not None and layer.finite:
+            named[f"log_sensitivity_{word}"] = float(sum(layer.log_sensitivity.values()))
+    return named
+
+
+def jacobians(at: Probed) -> Mapping[str, Any]:
+    """|dv_k/dX| of every sublayer, and the largest Lyapunov exponents per unit of depth-time."""
+    each, lyapunov = walk(
+        at.model, at.few, instruments=[VelocitySensitivities(TOLERANCE), Attempt(LyapunovExponents(count=EXPONENTS))]
+    )
+    found: dict[str, Any] = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in each]}
+    if lyapunov is not None:
+        found["lyapunov"] = [float(exponent) for exponent in lyapunov.exponents]
+    return found
+
+
+def principle(at: Probed) -> Mapping[str, Any]:
+    """H and the gap g = H + <P, v> of every sublayer (inf where H is, nan where there is no answer), and its alignment."""
+    found = maximum_principle(at.model.depth, costate(at.model, at.held.tokens, at.held.targets))
+    return {
+        name: [math.nan if value is None else float(value) for value in getattr(found, name)]
+        for name in ("hamiltonian", "gap", "alignment")
+    }
+
+
+def curvature(at: Probed) -> Mapping[str, Any]:
+    """The loss's sharpness, and as the optimiser sees it over its edge of stability."""
+    weights = [weight for weight in at.sites.root.parameters() if weight.is_floating_point()]
+    return over_edge(at.model, weights, at.held.tokens, at.held.targets, at.optimizer)
+
+
+def bounds(at: Probed) -> Mapping[str, Any]:
+    """How long a token of r_k can be, by the norms of the weights, where a norm stands before the map and none behind it."""
+    found = []
+    for sublayer in at.model.depth.sublayers:
+        norm, bound = sublayer.input_norm, math.nan
+        if norm is not None and needs_map_bound(sublayer):
+            level = float(norm.gamma.detach().abs().max() + norm.beta.detach().abs().max())
+            try:
+                bound = sublayer.gain * map_bound(sublayer).at(level * math.sqrt(norm.width))
+            except ConfigError:
+                bound = math.nan
+        found.append(bound)
+    return {"token_bounds": found}
+
+
+PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
+    "attention": attention,
+    "jacobians": jacobians,
+    "principle": principle,
+    "curvature": curvature,
+    "bounds": bounds,
+}
+"""Each gives figures by name, numbers or lists by sublayer. What one cannot say of a model is left out, with why under `unknown`."""
+
+
+def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """All probes' figures. The model is in evaluation mode while it is walked, and afterwards as it was."""
+    few = held.tokens[:1, :TOKENS] if sites.vocabulary else held.tokens[:1]
+    found: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+    with as_it_was(sites.root):
+        sites.root.eval()
+        at = Probed(sites, sites.model, held, optimizer, few)
+        for name, look in PROBES.items():
+            try:
+                found.update(look(at))
+            except (ConfigError, SolveError) as error:
+                unknown[name] = str(error)
+    return {**found, "unknown": unknown} if unknown else found

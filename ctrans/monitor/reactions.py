@@ -1,0 +1,92 @@
+"""What a monitor may do about an alarm, where it is asked to: nothing by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_model
+from torch import nn
+
+from ctrans.monitor.alarms import Alarm
+from solvers import ConfigError
+from solvers.errors import unknown
+
+LOWERED = 0.5
+"""What a learning rate is multiplied with at each danger."""
+LOWEST = 1 / 64
+SPIKES = ("gradient spike", "not finite")
+
+REACTIONS: dict[str, str] = {
+    "skip": "leave out a step whose gradient spikes or is not finite: its gradients become None. Looks at every step's gradient norm",
+    "save": "save the weights when a danger is told, before the step is made",
+    "lower": "halve the learning rate at each danger, inside the optimiser's step, so that schedules go on as they were",
+    "stop": "ask for the end of the training: `monitor.stopped`",
+}
+
+
+def check_reactions(react: Collection[str]) -> frozenset[str]:
+    """Raises ConfigError with the nearest name for a reaction that is none."""
+    if isinstance(react, str):
+        raise ConfigError(f"react = {react!r}: give a list of names, as [{react!r}]")
+    for name in react:
+        if name not in REACTIONS:
+            raise unknown("reaction", name, REACTIONS)
+    return frozenset(react)
+
+
+class Reactions:
+    """Those that are asked for, of one run."""
+
+    def __init__(self, react: Collection[str], root: nn.Module, out: Path | None, save: Callable[[Alarm], object] | None):
+        self.asked = check_reactions(react)
+        if "save" in self.asked and save is None and out is None:
+            raise ConfigError("react = 'save' needs a place: give out=DIR, or save=FUNCTION of the alarm")
+        self.root, self.out, self.save = root, out, save
+        self.factor, self.stopped, self.skipped = 1.0, False, list[int]()
+        self._lowered: dict[int, Any] = {}
+
+    def to(self, alarms: Collection[Alarm], step: int, optimizer: torch.optim.Optimizer | None) -> None:
+        """Does what is asked for, before the optimiser's step."""
+        dangers = [alarm for alarm in alarms if alarm.grade == "danger"]
+        if not dangers:
+            return
+        if "save" in self.asked:
+            self._save(dangers[0], step)
+        if "lower" in self.asked and optimizer is not None:
+            self.factor = max(LOWEST, self.factor * LOWERED)
+            self._lower(optimizer)
+        self.stopped = self.stopped or "stop" in self.asked
+
+    def skip(self, step: int) -> None:
+        """No gradient is left for the optimiser to step by."""
+        self.skipped.append(step)
+        for parameter in self.root.parameters():
+            parameter.grad = None
+
+    def _save(self, alarm: Alarm, step: int) -> None:
+        if self.save is not None:
+            self.save(alarm)
+        elif self.out is not None:
+            save_model(self.root, str(self.out / f"before-step-{step:08d}.safetensors"))
+
+    def _lower(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) in self._lowered:
+            return
+        rates: list[Any] = []
+
+        def before(*_: object) -> None:
+            rates[:] = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * self.factor
+
+        def after(*_: object) -> None:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+        self._lowered[id(optimizer)] = (
+            optimizer.register_step_pre_hook(before),
+            optimizer.register_step_post_hook(after),
+        )

@@ -1,0 +1,148 @@
+"""Attention's scores as the training computes them, whoever wrote the model: seen where torch is asked for them.
+
+While an attention module runs, torch's functions that weigh by scores are noticed: `scaled_dot_product_attention`, a softmax over
+scores (.., heads, tokens, tokens), and torch's own multi-head attention. They are called as they were asked for; of the first sequence,
+and of `ROWS` of its rows, scores are computed once more beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+ROWS = 64
+"""So many rows of the first sequence's scores are looked at, evenly spread."""
+HIDDEN = -6e4
+"""A mask that is added to scores hides by no larger a number."""
+Seen = Callable[[Tensor, Tensor], None]
+"""Told the largest |score| and the mean share of the largest possible entropy, each (heads,), on the device."""
+
+
+class ScoresSeen(TorchFunctionMode):
+    """Inside, tells `seen` of every attention that torch is asked for: of each head max |s_ij| and the mean over rows of H(a_i)/log n_i.
+
+    s are the scores before the softmax, H the entropy of row i's weights and n_i how many tokens it may read; both over what is not
+    masked. Rows that may read one token have no entropy and are left out.
+    """
+
+    def __init__(self, seen: Seen):
+        super().__init__()
+        self.seen = seen
+
+    def enter(self) -> None:
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self) -> None:
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        look = LOOKS.get(function)
+        if look is not None:
+            with torch.no_grad():
+                scores = look(*args, **kwargs)
+                if scores is not None:
+                    self.seen(*figures_of(scores))
+        return function(*args, **kwargs)
+
+
+def figures_of(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Both figures by head, of scores (heads, rows, tokens) that are -inf where a row may not read."""
+    shown = scores > -math.inf
+    largest = scores.masked_fill(~shown, 0.0).abs().amax((-2, -1))
+    count = shown.sum(-1)
+    entropy = torch.special.entr(scores.softmax(-1)).sum(-1)
+    several = count > 1
+    share = torch.where(several, entropy / count.clamp(min=2).log(), 0.0)
+    return largest, share.sum(-1) / several.sum(-1).clamp(min=1)
+
+
+def _of_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    if query.dim() < 3:
+        return None
+    q, k = (_first(part) for part in (query, key))
+    if len(q) > len(k):
+        k = k.repeat_interleave(len(q) // len(k), 0)
+    rows = _rows(q.shape[-2], q.device)
+    scores = (q[:, rows] @ k.mT).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        later = torch.arange(k.shape[-2], device=q.device) > rows.unsqueeze(-1)
+        return scores.masked_fill(later, -math.inf)
+    if attn_mask is None:
+        return scores
+    mask = attn_mask
+    while mask.dim() > 3:
+        mask = mask[0]
+    mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2])[..., rows, :]
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, -math.inf)
+    return _without_hidden(scores + mask.float())
+
+
+def _of_softmax(scores: Tensor, *_: Any, **__: Any) -> Tensor | None:
+    if scores.dim() < 4 or scores.shape[-1] < scores.shape[-2]:
+        return None
+    first = _first(scores)
+    return _without_hidden(first[:, _rows(first.shape[-2], first.device)].float())
+
+
+def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    """torch's own attention, tokens first: (tokens, batch, width), its queries and keys of one matrix."""
+    named = dict(zip(MULTIHEAD, args, strict=False)) | kwargs
+    heads, weight, bias = named["num_heads"], named["in_proj_weight"], named["in_proj_bias"]
+    if weight is None or query.dim() != 3:
+        return None
+    width = query.shape[-1]
+    parts = []
+    for i, x in enumerate((query, key)):
+        part = F.linear(x[:, 0], weight[i * width : (i + 1) * width], None if bias is None else bias[i * width : (i + 1) * width])
+        parts.append(part.unflatten(-1, (heads, -1)).transpose(0, 1))
+    mask = named.get("attn_mask")
+    if mask is not None:
+        mask = ~mask if mask.dtype == torch.bool else mask
+        mask = mask[:heads] if mask.dim() == 3 else mask
+    return _of_kernel(parts[0], parts[1], parts[1], attn_mask=mask)
+
+
+MULTIHEAD = (
+    *("embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn", "dropout_p"),
+    *("out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights", "attn_mask"),
+)
+LOOKS: dict[Any, Callable[..., Tensor | None]] = {
+    F.scaled_dot_product_attention: _of_kernel,
+    F.softmax: _of_softmax,
+    torch.softmax: _of_softmax,
+    Tensor.softmax: _of_softmax,
+    F.multi_head_attention_forward: _of_multihead,
+}
+"""By torch's function: the scores (heads, rows, tokens) of its first sequence, None where it is asked for something else."""
+
+
+def _first(x: Tensor) -> Tensor:
+    """(heads, tokens, ..) of the first sequence."""
+    return x.reshape(-1, *x.shape[-3:])[0]
+
+
+def _rows(tokens: int, device: torch.device) -> Tensor:
+    return torch.linspace(0, tokens - 1, min(ROWS, tokens), device=device).round().long()
+
+
+def _without_hidden(scores: Tensor) -> Tensor:
+    return scores.masked_fill(scores < HIDDEN, -math.inf)

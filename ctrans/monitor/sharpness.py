@@ -1,0 +1,116 @@
+"""Sharpness: the largest eigenvalue of the loss's Hessian, plain and as Adam sees it, by Lanczos' method on products with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.fields import plain_attention
+from ctrans.stability.backward.curvature import edge
+from ctrans.stability.backward.parameter_gradients import requiring_gradients
+from ctrans.stability.backward.singular_values import second_derivatives
+from ctrans.walk import Model, terminal_loss
+
+STEPS = 40
+"""Products at most."""
+TOLERANCE = 0.02
+"""Relative error of an eigenvalue, by the residual of its vector, at which it is known well enough."""
+
+
+def sharpness(
+    model: Model, weights: Sequence[nn.Parameter], tokens: Tensor, targets: Any, scales: Sequence[Tensor] | None = None
+) -> float:
+    """lambda_max of H = d^2 L/dW^2 at these tokens, or of S H S with S = diag(scales): Rayleigh-Ritz in the Krylov space.
+
+    A bound from below, to `TOLERANCE` or after `STEPS` products. Each is a gradient of a gradient, on one graph of the whole model.
+    """
+    assert isinstance(model, nn.Module), "a model that trains is one"
+    with requiring_gradients(weights), plain_attention(model), second_derivatives(), torch.enable_grad():
+        loss = terminal_loss(model, model.depth(model.embed(tokens)), targets)
+        gradients = torch.autograd.grad(loss, list(weights), create_graph=True, materialize_grads=True)
+
+        def product(v: Tensor) -> Tensor:
+            parts = _split(v, weights)
+            parts = parts if scales is None else [part * scale for part, scale in zip(parts, scales, strict=True)]
+            total = sum(((g * p).sum() for g, p in zip(gradients, parts, strict=True)), torch.zeros((), device=v.device))
+            found = torch.autograd.grad(total, list(weights), retain_graph=True, materialize_grads=True)
+            found = found if scales is None else tuple(part * scale for part, scale in zip(found, scales, strict=True))
+            return torch.cat([part.detach().flatten() for part in found])
+
+        size = sum(weight.numel() for weight in weights)
+        start = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(gradients[0])
+        return _largest(product, start)
+
+
+def adam_scales(weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
+    """P^-1/2, P = (1 - beta_1^t)(sqrt(nu) + eps), nu Adam's second moments without the bias of their start, by weight.
+
+    None for an optimiser that keeps none, or before its first step. Cohen et al. 2022 (arXiv 2207.14484, section 2).
+    """
+    options = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    scales = []
+    for weight in weights:
+        state: Any = optimizer.state.get(weight, {})
+        if "exp_avg_sq" not in state or id(weight) not in options:
+            return None
+        steps, (beta_1, beta_2) = float(state["step"]), options[id(weight)]["betas"]
+        root = (state["exp_avg_sq"] / (1 - beta_2**steps)).sqrt() + options[id(weight)]["eps"]
+        scales.append(((1 - beta_1**steps) * root).rsqrt())
+    return scales
+
+
+def over_edge(
+    model: Model, weights: Sequence[nn.Parameter], tokens: Tensor, targets: Any, optimizer: torch.optim.Optimizer | None
+) -> dict[str, float]:
+    """`sharpness`, and over what a step of this optimiser stays stable at: 2 (1 + b)/((1 - b) lr) preconditioned for Adam with
+    b = beta_1 (38/lr at 0.9), 2 (1 + b)/lr for gradient descent with momentum b.
+    """
+    plain = sharpness(model, weights, tokens, targets)
+    found = {"sharpness": plain}
+    if optimizer is None:
+        return found
+    group = optimizer.param_groups[0]
+    rate = max(float(each["lr"]) for each in optimizer.param_groups)
+    scales = adam_scales(weights, optimizer)
+    if rate > 0 and scales is not None:
+        seen = sharpness(model, weights, tokens, targets, scales)
+        limit = edge(rate, float(group["betas"][0]))
+        found |= {"preconditioned": seen, "edge": limit, "preconditioned_over_edge": seen / limit}
+    elif rate > 0 and "betas" not in group:
+        limit = 2 * (1 + float(group.get("momentum", 0.0))) / rate
+        found |= {"edge": limit, "preconditioned_over_edge": plain / limit}
+    return found
+
+
+def _largest(product: Any, start: Tensor) -> float:
+    """The largest Ritz value, all vectors made orthogonal to each other twice."""
+    basis, diagonal, beside = [start / start.norm()], list[float](), list[float]()
+    for _ in range(min(STEPS, len(start))):
+        w = product(basis[-1])
+        diagonal.append(float(w @ basis[-1]))
+        for _ in range(2):
+            for q in basis:
+                w = w - (w @ q) * q
+        residual = float(w.norm())
+        matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+        if beside:
+            off = torch.diag(torch.tensor(beside, dtype=torch.float64), 1)
+            matrix = matrix + off + off.mT
+        if not torch.isfinite(matrix).all() or not math.isfinite(residual):
+            return math.nan
+        values, vectors = torch.linalg.eigh(matrix)
+        found = float(values[-1])
+        if residual * abs(float(vectors[-1, -1])) <= TOLERANCE * abs(found) or residual == 0:
+            break
+        beside.append(residual)
+        basis.append(w / residual)
+    return found
+
+
+def _split(v: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    parts = v.split([weight.numel() for weight in weights])
+    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]

@@ -1,0 +1,96 @@
+"""What one step of the optimiser does to the weights, from a sample of their entries: |W' - W|/|W|, and how Adam is surprised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ENTRIES = 8192
+"""Of so many entries of a group of weights a step is looked at."""
+Found = dict[tuple[str, int], Tensor]
+
+
+class Updates:
+    """Entries of the weights before a step of the optimiser, to be compared with those after it.
+
+    The last group is what is outside of the depth. A sharded weight's entries are those that this process has.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[list[Tensor]] | None = None
+
+    @torch.no_grad()
+    def remember(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        self._before = [[sample.clone() for sample in _samples(group)] for group in groups]
+
+    @torch.no_grad()
+    def figures(
+        self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
+    ) -> Found:
+        """`update` where the weights before a step are known, `surprise` where the optimiser keeps Adam's second moments.
+
+        `cut` is what gradients are still to be multiplied with.
+        """
+        found: Found = {}
+        before, self._before = self._before, None
+        for k, group in enumerate(groups):
+            end = ("_outside", 0) if k + 1 == len(groups) else ("", k)
+            if before is not None and before[k]:
+                now = list(_samples(group))
+                changed = torch._foreach_sub(now, before[k]) if _match(now, before[k]) else []
+                if changed:
+                    found["update" + end[0], end[1]] = _length(changed) / _length(before[k]).clamp(min=1e-30)
+            surprise = None if optimizer is None else _surprise(group, optimizer, cut)
+            if surprise is not None:
+                found["surprise" + end[0], end[1]] = surprise
+        return found
+
+
+def _surprise(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, cut: Tensor | None) -> Tensor | None:
+    """rms of g/sqrt(nu): g this step's gradient, nu = (beta_2 nu' + (1 - beta_2) g^2) without the bias of its start.
+
+    1 where gradients are as they were; above 1/sqrt(1 - beta_2) it cannot be. Wortsman et al. (arXiv 2304.13013, section 3.4).
+    """
+    options = {id(p): each for each in optimizer.param_groups for p in each["params"]}
+    squares, count = [], 0
+    for parameter, stride in _strides(group):
+        state: Any = optimizer.state.get(parameter, {})
+        if parameter.grad is None or "exp_avg_sq" not in state or id(parameter) not in options:
+            continue
+        beta = float(options[id(parameter)]["betas"][1])
+        steps = float(state["step"]) + 1 if not isinstance(state["step"], Tensor) else state["step"].to(parameter.device) + 1
+        g, nu = (_local(part).reshape(-1)[::stride].float() for part in (parameter.grad, state["exp_avg_sq"]))
+        g = g if cut is None else g * cut.to(g)
+        moment = (beta * nu + (1 - beta) * g.square()) / (1 - beta**steps)
+        squares.append((g.square() / moment.clamp(min=1e-30)).sum())
+        count += g.numel()
+    return torch.stack(squares).sum().div(count).sqrt() if squares else None
+
+
+def _samples(group: Sequence[nn.Parameter]) -> Iterator[Tensor]:
+    for parameter, stride in _strides(group):
+        yield _local(parameter.detach()).reshape(-1)[::stride].float()
+
+
+def _strides(group: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
+    """Each weight with the distance of its entries that are looked at: all of small ones, at most `ENTRIES` of a group."""
+    total = sum(parameter.numel() for parameter in group)
+    return [(p, max(1, math.ceil(total / ENTRIES)) if p.dim() > 1 else 1) for p in group]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def _match(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    return [part.shape for part in now] == [part.shape for part in before]
+
+
+def _length(parts: Sequence[Tensor]) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(torch.stack([norm.float() for norm in torch._foreach_norm(list(parts))]))
+    return found

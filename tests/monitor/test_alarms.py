@@ -1,0 +1,151 @@
+"""Alarms on made-up pasts: each rule sees what it is for, and nothing in a training that is well."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from ctrans import GPT, GPTConfig
+from ctrans.monitor import ALARMS, Monitor
+from ctrans.monitor.alarms import Watch
+from ctrans.monitor.past import Past, trend
+from ctrans.report.files import to_json
+
+PLACES = [f"block {k // 2}, {'ffn' if k % 2 else 'attention'}" for k in range(6)]
+
+
+def well(i):
+    """A report of a training that is well."""
+    return {
+        "loss": 5.0 * 0.99**i,
+        "gradient_norm": 1.0 + 0.1 * math.sin(i),
+        "log_z": 3.7,
+        "rms": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
+        "largest": [1.0] * 7,
+        "costate": [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, math.nan],
+        "velocity": [1.0] * 6,
+        "spread": [0.9] * 6,
+        "step_share": [0.5] * 6,
+        "gradient": [0.3] * 6,
+        "update": [1e-3] * 6,
+        "surprise": [1.0] * 6,
+        "routing": [math.nan, 0.9] * 3,
+        "logit": [2.0] * 6,
+        "entropy": [0.8] * 6,
+    }
+
+
+def at(name, place, value):
+    def change(i, figures):
+        row = list(figures[name])
+        row[place] = value(i)
+        return {name: row}
+
+    return change
+
+
+def run(name, value):
+    return lambda i, figures: {name: value(i)}
+
+
+FAULTS = {
+    "near the end of float16": at("largest", 3, lambda i: 10.0 * 1.6**i),
+    "attention logits grow": at("logit", 3, lambda i: 2.0 * 1.3**i),
+    "output logits adrift": run("log_z", lambda i: 3.7 + 0.5 * 1.5**i),
+    "embedding grows": at("rms", 0, lambda i: 0.1 * 1.5**i),
+    "hidden states outrun their law": at("rms", 5, lambda i: 0.6 * 1.7**i),
+    "gradients explode by depth": at("costate", 0, lambda i: 1.0 * 2.5**i),
+    "gradients die by depth": at("costate", 0, lambda i: 0.5**i),
+    "gradient spike": run("gradient_norm", lambda i: 30.0 if i == 12 else 1.0),
+    "loss spike": run("loss", lambda i: 9.0 if i == 12 else 5.0 * 0.99**i),
+    "updates too large": lambda i, figures: {"update": [0.4] * 6},
+    "second moments lag": lambda i, figures: {"surprise": [4.0] * 6},
+    "second moments remember too long": lambda i, figures: {"surprise": [0.05] * 6},
+    "attention collapsed": at("entropy", 1, lambda i: 0.8 * 0.5**i),
+    "discrete step far from the ODE's": lambda i, figures: {"step_share": [3.0] * 6},
+    "dead layer": at("velocity", 4, lambda i: 0.0),
+    "frozen layer": at("update", 4, lambda i: 0.0),
+    "router collapse": at("routing", 3, lambda i: 0.13),
+}
+
+
+def told(change=None, half=False, reports=16):
+    past, watch, alarms = Past(PLACES, [2, 0, 2, 0, 2, 0], 40), Watch(), []
+    past.half = half
+    for i in range(reports):
+        figures = well(i)
+        if change is not None:
+            figures |= change(i, figures)
+        step = 50 * (i + 1)
+        past.losses.append((step, figures["loss"]))
+        past.add(step, figures)
+        alarms.extend(watch.look(past))
+    return alarms
+
+
+def test_nothing_is_said_of_a_training_that_is_well():
+    assert told() == []
+    assert told(half=True) == []
+
+
+@pytest.mark.parametrize("rule", FAULTS)
+def test_each_rule_sees_what_it_is_for_first(rule):
+    alarms = told(FAULTS[rule], half=rule == "near the end of float16")
+    assert alarms[0].rule == rule
+    assert [alarm.rule for alarm in alarms].count(rule) == 1  # told once
+    assert to_json(dataclasses.asdict(alarms[0]))
+    assert ALARMS[rule].helps in str(alarms[0])
+
+
+def test_every_rule_is_tried():
+    assert {*FAULTS, "not finite", "edge of stability left"} == ALARMS.keys()
+
+
+def test_a_growing_figure_is_told_of_before_it_passes_with_when_it_will():
+    alarm = told(FAULTS["attention logits grow"])[0]
+    assert alarm.value < alarm.limit
+    assert alarm.place == "block 2, attention, head 1" or alarm.place == "block 1, attention, head 1"
+    assert alarm.doubling == pytest.approx(50 * math.log(2) / math.log(1.3), rel=0.05)
+    passes = next(50 * (i + 1) for i in range(99) if 2.0 * 1.3**i >= alarm.limit)
+    assert abs(alarm.crossing - passes) <= 50
+    assert "doubles every" in str(alarm)
+    assert "at about step" in str(alarm)
+
+
+def test_a_trend_is_the_line_through_the_logarithms():
+    steps = torch.arange(5).numpy() * 10.0
+    assert trend(steps, 3.0 * 2 ** (steps / 20)).doubling == pytest.approx(20)
+    assert trend(steps, -steps).doubling == math.inf
+
+
+def test_an_alarm_is_told_again_when_it_was_quiet():
+    spikes = {6, 7, 14}
+    alarms = told(run("gradient_norm", lambda i: 30.0 if i in spikes else 1.0), reports=15)
+    assert len(alarms) == 1  # within the recent ones that are looked at it is the same spike
+    other = told(lambda i, figures: {"update": [0.4 if i in (3, 12) else 1e-3] * 6})
+    assert [alarm.step for alarm in other] == [200, 650]
+
+
+def test_limits_are_options():
+    def change(i, figures):
+        return {"update": [0.05] * 6}
+
+    assert told(change) == []
+    assert told(at("spread", 4, lambda i: 0.0))[0].rule == "dead layer"
+    watch = Watch({"updates too large": {"limit": 0.01}})
+    past = Past(PLACES, [2, 0, 2, 0, 2, 0], 40)
+    past.add(1, well(0) | change(0, {}))
+    assert [alarm.rule for alarm in watch.look(past)] == ["updates too large"]
+
+
+def test_a_figure_that_is_not_finite_is_told_where_it_is_first():
+    model = GPT(GPTConfig(vocab_size=32, context=8, depth=3, width=16, heads=2))
+    model.depth.sublayers[3].field.last.weight.data[0, 0] = math.inf
+    monitor = Monitor(model, every=1)
+    tokens = torch.randint(32, (2, 9))
+    loss = model(tokens[:, :-1], tokens[:, 1:])[1]
+    loss.backward()
+    alarm = monitor.step(loss)[0]
+    assert alarm.rule == "not finite"
+    assert alarm.place.startswith("block 1, ffn")

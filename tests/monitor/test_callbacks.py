@@ -1,0 +1,116 @@
+"""The monitor in real trainings of Hugging Face's and of Lightning's Trainer, offline."""
+
+import logging
+import os
+
+import pytest
+import torch
+
+from ctrans import GPT, GPTConfig
+from ctrans.monitor import read_log
+
+STEPS = 12
+
+
+class Windows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.rows = torch.randint(32, (64, 8), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.rows[i], "labels": self.rows[i]}
+
+
+def trained(tmp_path, callbacks, **arguments):
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=8)
+    model = transformers.GPT2LMHeadModel(config)
+    plain = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "seed": 1}
+    given = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=STEPS, per_device_train_batch_size=2, **{**plain, **arguments}
+    )
+    trainer = transformers.Trainer(model=model, args=given, train_dataset=Windows(), callbacks=callbacks)
+    for callback in callbacks:
+        callback.logs_to(trainer)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("arguments", [{}, {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True}])
+def test_a_trainer_with_the_callback_has_the_weights_of_one_without(tmp_path, arguments):
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+
+    callback = TrainerCallback(every=4)
+    without = trained(tmp_path / "without", [], **arguments).model.state_dict()
+    trainer = trained(tmp_path / "with", [callback], **arguments)
+    weights = trainer.model.state_dict()
+    assert all(torch.equal(weights[name], without[name]) for name in without)
+    log = read_log(tmp_path / "with")
+    assert log.steps == [1, 4, 8, 12]
+    assert (log.ended, log.header.total) == ("finished", STEPS)
+    assert {"rms", "gradient", "update", "logit", "log_z", "learning_rate"} <= log.reports[-1].figures.keys()
+    said = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+    for report in log.reports:
+        assert report.figures["loss"] == pytest.approx(said[report.step], abs=2e-3)
+    assert any("monitor/rms/largest" in row for row in trainer.state.log_history)
+    norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
+    assert [norm for _, norm in callback.monitor.past.norms] == pytest.approx(norms)
+
+
+def test_a_trainers_alarms_are_warnings_and_may_stop_it_and_save(tmp_path, caplog):
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+
+    limits = {"updates too large": {"limit": 0.0}}
+    callback = TrainerCallback(every=3, limits=limits, react=["stop", "save"], out=tmp_path / "log")
+    with caplog.at_level(logging.WARNING, "ctrans.monitor"):
+        trainer = trained(tmp_path, [callback])
+    assert "updates too large" in caplog.text
+    assert trainer.state.global_step == 3
+    assert read_log(tmp_path / "log").ended == "stopped at step 3"
+    assert any(name.startswith("checkpoint") for name in os.listdir(tmp_path))
+
+
+def test_lightning_with_the_callback_has_the_weights_of_one_without(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from ctrans.monitor import LightningCallback
+
+    class Language(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2))
+
+        def training_step(self, rows, index):
+            return self.model(rows["input_ids"][:, :-1], rows["labels"][:, 1:])[1]
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def weights(callbacks):
+        loader = torch.utils.data.DataLoader(Windows(), batch_size=2)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(
+            max_steps=STEPS,
+            accelerator="cpu",
+            accumulate_grad_batches=2,
+            gradient_clip_val=0.5,
+            callbacks=callbacks,
+            default_root_dir=tmp_path,
+            **quiet,
+        )
+        language = Language()
+        trainer.fit(language, loader)
+        return language.state_dict()
+
+    without, watched = weights([]), weights([LightningCallback(every=4, out=tmp_path / "log")])
+    assert all(torch.equal(watched[name], without[name]) for name in without)
+    log = read_log(tmp_path / "log")
+    assert log.steps == [1, 4, 8, 12]
+    assert log.ended == "finished"
+    assert log.reports[-1].figures["loss"] == pytest.approx(3.5, abs=0.3)

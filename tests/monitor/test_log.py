@@ -1,0 +1,117 @@
+"""The log: what is read is what was written, to three digits; a killed run's is readable; a long one's is small."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ctrans import ConfigError
+from ctrans.monitor.log import DENSE, KEPT, LOG, Header, LogWriter, Report, decoded, encoded, read_log
+
+ROOT = Path(__file__).parents[2]
+HEADER = Header("a model", ["block 0, attention", "block 0, ffn"], ["attention", "ffn"], [2, 0], 50)
+
+
+def test_numbers_are_rounded_to_bfloat16_as_torch_rounds_them():
+    values = torch.randn(2000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-40, 38, 2000)
+    values = torch.cat([values, torch.tensor([0.0, math.inf, -math.inf, 3.39e38, 1e-45])])
+    assert decoded(encoded(values.tolist())) == values.bfloat16().tolist()
+    assert math.isnan(decoded(encoded([math.nan]))[0])
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    writer = LogWriter(tmp_path, HEADER)
+    writer.report(Report(1, {"loss": 2.5, "rms": [1.0, 2.0, math.nan], "log_z": math.inf}))
+    writer.alarm(1, {"rule": "loss spike", "value": math.inf})
+    writer.probe(1, {"sharpness": 3.0})
+    writer.end(1, "finished")
+    log = read_log(tmp_path)
+    assert log.header == HEADER
+    assert log.reports[0].figures["loss"] == 2.5
+    assert log.reports[0].figures["log_z"] == math.inf
+    np.testing.assert_equal(log.series("rms"), [[1.0, 2.0, math.nan]])
+    assert log.alarms == [{"step": 1, "rule": "loss spike", "value": "inf"}]
+    assert log.ended == "finished"
+    assert all(json.loads(line) for line in (tmp_path / LOG).read_text().splitlines())
+
+
+def test_a_line_that_was_not_finished_is_left_out(tmp_path):
+    writer = LogWriter(tmp_path, HEADER)
+    for step in range(1, 5):
+        writer.report(Report(step, {"loss": float(step), "rms": [1.0]}))
+    whole = (tmp_path / LOG).read_bytes()
+    last = whole.rstrip(b"\n").rindex(b"\n") + 1
+    for cut in range(last, len(whole)):
+        (tmp_path / LOG).write_bytes(whole[:cut])
+        assert read_log(tmp_path).steps == [1, 2, 3]
+
+
+def test_a_run_that_goes_on_keeps_what_led_to_where_it_goes_on_from(tmp_path):
+    writer = LogWriter(tmp_path, HEADER)
+    for step in (50, 100, 150):
+        writer.report(Report(step, {"loss": 1.0}))
+    writer.end(150, "killed")
+    LogWriter(tmp_path, HEADER, start=100).report(Report(101, {"loss": 1.0}))
+    assert read_log(tmp_path).steps == [50, 100, 101]
+    assert read_log(tmp_path).ended == ""
+    LogWriter(tmp_path, HEADER)
+    assert read_log(tmp_path).steps == []
+
+
+def test_older_reports_are_thinned_and_leave_their_peaks(tmp_path):
+    writer = LogWriter(tmp_path, dataclasses.replace(HEADER, every=1))
+    count = 3 * KEPT
+    for step in range(1, count + 1):
+        writer.report(Report(step, {"loss": 1.0, "highest_loss": 9.0 if step == 11 else 1.0, "rms": [1.0, 2.0, 3.0]}))
+    log = read_log(tmp_path)
+    assert len(log.reports) < KEPT
+    assert log.steps[-DENSE:] == list(range(count - DENSE + 1, count + 1))
+    gaps = np.diff(log.steps)
+    assert (np.diff(gaps) <= 0).mean() > 0.9  # ever sparser towards the start
+    assert max(log.series("highest_loss")) == 9.0
+
+
+def test_a_directory_without_a_log_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no log"):
+        read_log(tmp_path)
+
+
+TRAINING = """
+import sys, torch
+from ctrans import GPT, GPTConfig
+from ctrans.monitor import Monitor
+model = GPT(GPTConfig(vocab_size=32, context=8, depth=1, width=16, heads=2))
+optimiser = torch.optim.AdamW(model.parameters())
+monitor = Monitor(model, every=1, out=sys.argv[1])
+while True:
+    tokens = torch.randint(32, (2, 9))
+    loss = model(tokens[:, :-1], tokens[:, 1:])[1]
+    loss.backward()
+    monitor.step(loss, optimiser)
+    optimiser.step()
+    optimiser.zero_grad()
+    print("step", flush=True)
+"""
+
+
+@pytest.mark.core
+def test_a_run_that_is_killed_leaves_a_log_that_can_be_read(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen([sys.executable, "-c", TRAINING, str(tmp_path)], stdout=subprocess.PIPE, env=environment, text=True)
+    for _ in range(20):
+        run.stdout.readline()
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    log = read_log(tmp_path)
+    assert log.steps[:19] == list(range(1, 20))
+    assert log.ended == ""
+    assert time.time() > os.path.getmtime(tmp_path / LOG) - 60

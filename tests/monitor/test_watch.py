@@ -1,0 +1,106 @@
+"""`ctrans watch` and `ctrans train --monitor` as users type them; pictures and tables of a log."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from ctrans.model.checkpoint import load
+from ctrans.monitor.log import Header, LogWriter, Report, read_log
+from ctrans.report.watch_figure import watch_figure
+from ctrans.report.watch_report import BARS, sparkline
+from tests.cli.test_commands import run, strict
+from tests.cli.test_train import TINY
+
+PLACES = ["block 0, attention", "block 0, ffn"]
+
+
+def write(directory, end="finished"):
+    writer = LogWriter(directory, Header("GPT", PLACES, ["attention", "ffn"], [2, 0], 10, total=100))
+    for i in range(6):
+        figures = {"loss": 5.0 - i, "highest_loss": 5.0, "gradient_norm": 1.0, "learning_rate": 1e-3, "seconds": 0.5}
+        by_depth = {"rms": [1.0, 2.0, math.nan], "gradient": [1.0, 0.5], "logit": [1.0 * 2**i, 3.0]}
+        writer.report(Report(10 * (i + 1), {**figures, **by_depth}))
+    alarm = {"rule": "attention logits grow", "grade": "danger", "place": "block 0, attention, head 0", "value": 32.0}
+    writer.alarm(60, {**alarm, "step": 60, "doubling": 10.0, "crossing": 67, "limit": 50.0, "helps": "QK-norm"})
+    if end:
+        writer.end(60, end)
+
+
+def test_a_sparkline_goes_from_the_least_to_the_largest():
+    assert sparkline([0.0, 1.0, 2.0], 3) == BARS[0] + BARS[4] + BARS[-1]
+    assert sparkline([1.0, 10.0, 100.0], 3) == BARS[0] + BARS[4] + BARS[-1]  # logarithmic
+    assert sparkline([1.0, math.inf], 2) == BARS[0] + "x"
+    assert sparkline([math.nan], 4) == "x"
+    assert len(sparkline(list(range(1000)), 32)) == 32
+    assert sparkline([], 3) == ""
+
+
+def test_watch_shows_a_run_and_writes_picture_and_json(tmp_path):
+    write(tmp_path)
+    result = run("watch", tmp_path)
+    assert result.exit_code == 0, result.output
+    for word in (
+        "step 60 of 100 (60%)",
+        "2 steps/s",
+        "attention logits grow (danger)",
+        "doubles every 10 steps",
+        "QK-norm",
+        "rms",
+    ):
+        assert word in " ".join(result.stdout.split()), word
+    assert (tmp_path / "watch.png").read_bytes().startswith(b"\x89PNG")
+    found = strict((tmp_path / "watch.json").read_text())
+    assert (found["command"], found["ended"], found["steps"][-1]) == ("watch", "finished", 60)
+
+
+def test_watch_of_a_run_that_goes_on_says_so_and_how_long(tmp_path):
+    write(tmp_path, end="")
+    result = run("watch", tmp_path, "--once")
+    assert "goes on, or was killed" in result.stdout
+    assert "to go" in result.stdout
+
+
+def test_watch_of_what_is_no_log_is_one_line(tmp_path):
+    for args in ([tmp_path / "missing"], [tmp_path]):
+        result = run("watch", *args)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("ctrans: ")
+    write(tmp_path)
+    assert run("watch", tmp_path, "--refresh", "0").exit_code == 2
+
+
+def test_a_log_without_reports_has_no_picture(tmp_path):
+    LogWriter(tmp_path, Header("GPT", PLACES, ["attention", "ffn"], [2, 0], 10))
+    result = run("watch", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "no report yet" in result.stdout
+
+
+@pytest.mark.core
+def test_train_with_a_monitor_has_the_weights_of_one_without(tmp_path):
+    for name, more in (("without", []), ("with", ["--monitor", "--every", "2", "--probe-every", "4"])):
+        result = run("train", *TINY, "--out", tmp_path / name, *more)
+        assert result.exit_code == 0, result.output
+    weights = [load(tmp_path / name / "last").state_dict() for name in ("without", "with")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    log = read_log(tmp_path / "with")
+    assert log.steps == [1, 2, 4, 6, 8, 10, 12]
+    assert log.ended == "finished"
+    assert watch_figure(log).axes
+    rows = [json.loads(line) for line in (tmp_path / "with" / "log.jsonl").read_text().splitlines()]
+    assert log.reports[-1].figures["gradient_norm"] == pytest.approx(rows[-1]["gradient_norm"], rel=1e-5)
+
+
+def test_a_resumed_run_goes_on_with_its_log(tmp_path):
+    run("train", *TINY, "--out", tmp_path, "--monitor", "--every", "3")
+    result = run("train", "--resume", "--iterations", "18", "--out", tmp_path, "--monitor", "--every", "3")
+    assert result.exit_code == 0, result.output
+    assert read_log(tmp_path).steps == [1, 3, 6, 9, 12, 13, 15, 18]
+
+
+def test_probes_without_a_monitor_are_refused(tmp_path):
+    result = run("train", *TINY, "--out", tmp_path, "--probe-every", "4")
+    assert result.exit_code == 2
+    assert "--monitor" in result.stderr
