@@ -38,6 +38,8 @@ QUICK = {
     "verify": ["--cases", "1", "--only", "lemma-1"],
     "train": [*SMALL, "--iterations", "1", "--eval-windows", "1"],
     "generate": ["--tokens", "1", "--checkpoint", "/proc/none"],
+    "study": ["kim-growth", "--report", "--out", "/proc/none"],
+    "report": ["/proc/none.json"],
 }
 """What keeps the answer to a request that is right after all short."""
 SLOW = {"convergence", "verify", "hjb-check", "control", "screen", "diagnose"}

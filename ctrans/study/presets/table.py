@@ -137,6 +137,7 @@ PRESETS: dict[str, Preset] = {
         XL,
         {"placement": ["pre", "peri"], "dt": [1.0, 0.1]},
         measure=["moments"],
+        notes="the paper says that a tuned weight decay keeps Pre-LN below exponential growth; exponents are of the second half",
     ),
     "kim-learning-rate": Preset(
         "over learning rates Peri-LN's best loss is below Pre-LN's and its loss depends on the rate less; Post-LN ends above both",

@@ -1,0 +1,117 @@
+"""`ctrans study` as users type it, on stores whose runs are made up, so that nothing is trained but what must be."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from ctrans.study.carry_out import prospect
+from ctrans.study.prediction import architectures, protocol
+from ctrans.study.prediction.architectures import prediction_study
+from ctrans.study.presets.table import get_preset
+from ctrans.study.store import open_store
+from ctrans.study.training import Result
+from tests.cli.test_commands import run, strict
+from tests.study.test_prediction import figures_of
+
+TOML = """
+learning_rates = [1e-3, 1e-2]
+[base]
+depth = 1
+width = 16
+heads = 2
+context = 8
+iterations = 2
+eval_windows = 1
+[vary]
+placement = ["pre", "peri"]
+"""
+
+
+def kept(directory, study, loss, trained=None):
+    """A store with every run of the study, ended at the loss that `loss(run)` says."""
+    with open_store(directory) as store:
+        plan = prospect(study, store)
+        done = []
+        for key, each in plan.runs.items():
+            curve = [{"step": 0, "validation_loss": 5.0}, {"step": 20, "loss": 4.0}, {"step": 40, "validation_loss": loss(each)}]
+            done.append((key, each, Result("finished", "", curve, 1.0, {}, trained or {})))
+        store.add(done, "")
+        store.tell("name", study.name)
+
+
+@pytest.mark.slow
+def test_a_file_is_carried_out_kept_and_shown_again(tmp_path):
+    (tmp_path / "mine.toml").write_text(TOML)
+    out = tmp_path / "out"
+    result = run("study", tmp_path / "mine.toml", "--workers", 1, "--out", out, "--export", "csv")
+    assert result.exit_code == 0, result.output
+    assert "4 of 4 runs are done" in result.output
+    first = strict((out / "study.json").read_text())
+    assert len(first["outcomes"]) == 2
+    assert (out / "runs.csv").read_text().count(",finished,") == 4
+    assert (out / "study.png").read_bytes().startswith(b"\x89PNG")
+    again = run("study", tmp_path / "mine.toml", "--report", "--out", out, "--json", "-")
+    assert strict(again.stdout)["outcomes"] == first["outcomes"]
+
+
+def test_a_preset_says_claim_effects_and_verdict(tmp_path):
+    study = get_preset("xiong-warmup").study("xiong-warmup", "small")
+    needs = lambda each: 4.0 if (each.model.placement, each.training.warmup) == ("post", 0) else 2.5 + 0.01 * each.training.seed  # noqa: E731
+    kept(tmp_path, study, needs)
+    result = run("study", "xiong-warmup", "--report", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    verdict = strict((tmp_path / "study.json").read_text())["verdict"]
+    assert verdict["verdict"] == "reproduced"
+    assert verdict["effects"][0]["mean"] == pytest.approx(4.0 - 2.51)
+    assert "Xiong et al., ICML 2020" in result.output.replace("\n", " ")
+    assert (tmp_path / "study.png").stat().st_size > 10_000
+
+
+def test_prediction_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, monkeypatch):
+    few = {family: each[:2] for family, each in architectures.families().items() if family.startswith(("placement", "option"))}
+    for module in (architectures, protocol):
+        monkeypatch.setattr(module, "families", lambda: few)
+    generator = np.random.default_rng(0)
+    study = prediction_study("adamw", seal=False)
+    figures = {each.case: figures_of(generator) for each in study.runs()}
+
+    def loss(each):
+        return 2.0 + max(0.0, math.log10(each.training.learning_rate * figures[each.case]["Adam Hessian"] / 0.01))
+
+    kept(tmp_path, study, loss)
+    with open_store(tmp_path) as store:
+        for case, each in figures.items():
+            store.put_predictors(case, each)
+    result = run("study", "predict", "--report", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "The third is sealed" in result.output
+    found = strict((tmp_path / "study.json").read_text())["prediction"]
+    assert found["sealed"] is found["seal"] is None
+    assert found["predictor"]["architectures"] == len(figures)
+    assert {point["case"] for point in found["build"]["points"]} == set(figures)
+    assert json.loads((tmp_path / "predictor.json").read_text()) == found["predictor"]
+    assert (tmp_path / "study.png").stat().st_size > 10_000
+
+
+WRONG = {
+    ("nope",): "unknown study 'nope'",
+    ("kim-growth", "--scale", "tiny"): "small or paper",
+    ("kim-growth", "--dry-run", "--report"): "exclude each other",
+    ("kim-growth", "--workers", "0"): "workers = 0",
+    ("kim-growth", "--export", "xls"): "csv",
+    ("kim-growth", "--stage", "build"): "--stage is for ctrans study predict",
+    ("predict", "--stage", "all"): "unknown stage",
+    ("predict", "--regime", "adam"): "adamw",
+    ("kim-growth", "--file", "a", "--bin", "b"): "exclude each other",
+    ("kim-growth", "--report", "--out", "/proc/none"): "give the --out of a study",
+}
+
+
+@pytest.mark.parametrize("args", WRONG, ids=" ".join)
+def test_a_wrong_request_gets_one_line(args):
+    result = run("study", *args)
+    assert result.exit_code == 2
+    assert WRONG[args] in result.stderr
+    assert result.stderr.count("\n") == 1
