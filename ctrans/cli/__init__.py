@@ -25,8 +25,10 @@ COMMANDS = {
     "control": "See by depth what a model leaves of the maximum principle.",
     "diagnose": "Say what is out of the ordinary in a model, most severe first: place, figure, what may help.",
     "screen": "Screen an architecture before training it: what it does, with limits on both sides.",
+    "families": "List other libraries' models that are known: their placement, and what is not known of them.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
+    "export": "Write a trained model as Hugging Face or nanoGPT read it.",
     "generate": "Continue a text with a trained model.",
 }
 

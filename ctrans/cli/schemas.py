@@ -15,6 +15,7 @@ from ctrans.control.attained import Attained
 from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.control.model_check import ModelCheck
+from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
 from ctrans.stability.diagnosis.ailments import Ailment
@@ -129,8 +130,14 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
         "placements": a_map("By placement.", schema_of(Diagnosis)),
     },
     "screen": _screenings,
+    "families": lambda: {"families": a_map("By the name in a config's model_type.", schema_of(FoundFamily))},
     "verify": _statements,
     "train": _trained,
+    "export": lambda: {
+        "family": described("What it is there: a family of transformers, or nanoGPT.", WORD),
+        "directory": WORD,
+        "files": WORDS,
+    },
     "generate": lambda: {
         "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),
         "prompt": schema_of(list[int]),

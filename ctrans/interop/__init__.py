@@ -8,6 +8,7 @@ from ctrans.interop.imported import Architecture, Imported
 from ctrans.interop.nanogpt import from_nanogpt, to_nanogpt
 from ctrans.interop.open_model import Opened, open_model
 from ctrans.interop.ot_transformer import OTTransformer
+from ctrans.interop.to_transformers import to_gpt, to_transformers, write_transformers
 
 __all__ = [
     "PRESETS",
@@ -22,5 +23,8 @@ __all__ = [
     "from_nanogpt",
     "from_transformers",
     "open_model",
+    "to_gpt",
     "to_nanogpt",
+    "to_transformers",
+    "write_transformers",
 ]

@@ -84,11 +84,10 @@ def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Map
 
 
 def rows_of(output: Any) -> Tensor | None:
-    """The attention rows (batch, heads, tokens, tokens) among what a module returns, if they are."""
+    """The attention rows (batch, heads, tokens, tokens) among what a module returns, if they are: at least 0 (T5 returns biases too)."""
     returned = output[1:] if isinstance(output, tuple) else ()
-    return next(
-        (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3]), None
-    )
+    square = (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3])
+    return next((each for each in square if bool((each >= 0).all())), None)
 
 
 @contextlib.contextmanager
@@ -211,7 +210,7 @@ class _Scores:
         said = [getattr(own_module(self.chain.stages[0]), name, None) for name in SCALES]
         factors = [float(each) for each in said if isinstance(each, (int, float)) and not isinstance(each, bool)]
         stretch = 1.0
-        if ROTARY in self.context:
+        if isinstance(self.context.get(ROTARY), tuple):
             cosines, sines = self.context[ROTARY]
             lengths = float((cosines.double().square() + sines.double().square()).max())
             stretch = 1.0 if abs(lengths - 1) <= tolerance(cosines.dtype) else lengths
@@ -253,7 +252,9 @@ def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
     """The same with the last token's rotary position for all tokens."""
     if ROTARY not in context:
         return context
-    return context | {ROTARY: tuple(part[..., -1:, :].expand_as(part) for part in context[ROTARY])}
+    given = context[ROTARY]
+    last = [part[..., -1:, :].expand_as(part) for part in ([given] if isinstance(given, Tensor) else given)]
+    return context | {ROTARY: last[0] if isinstance(given, Tensor) else tuple(last)}
 
 
 def _other_parameters(chain: nn.Module) -> bool:

@@ -43,10 +43,14 @@ def is_state(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class StateForm:
-    """How a block hands on its state: alone or as a part of what it returns, and whether tokens come before sequences in it."""
+    """How a block hands on its state: alone or as a part of what it returns, and whether tokens come before sequences in it.
+
+    `others` says that it returns a tuple of that length in which there is nothing else.
+    """
 
     part: int | str | None = None
     tokens_first: bool = False
+    others: int | None = None
 
     def turned(self, x: Tensor) -> Tensor:
         """Between the model's order of axes and (batch, tokens, width), either way."""
@@ -61,6 +65,8 @@ class StateForm:
         """What a block returned, with that state in it."""
         if self.part is None:
             return self.turned(x)
+        if self.others is not None:
+            return tuple(self.turned(x) if i == self.part else None for i in range(self.others))
         if isinstance(output, (tuple, list)):
             return type(output)(self.turned(x) if i == self.part else each for i, each in enumerate(output))
         return {**output, self.part: self.turned(x)}
@@ -72,7 +78,10 @@ def form_of(output: Any, x: Tensor) -> StateForm | None:
         return StateForm() if output.shape == x.shape else None
     parts = dict(enumerate(output)) if isinstance(output, (tuple, list)) else dict(output) if isinstance(output, dict) else {}
     fitting = [key for key, value in parts.items() if is_state(value) and value.shape == x.shape]
-    return StateForm(fitting[0]) if len(fitting) == 1 else None
+    if len(fitting) != 1:
+        return None
+    alone = isinstance(output, tuple) and all(value is None for key, value in parts.items() if key != fitting[0])
+    return StateForm(fitting[0], others=len(parts) if alone else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +130,7 @@ def intercepted(
             call = bind(type(block), args, kwargs)
             x = instead(i, dataclasses.replace(call, x=form.turned(call.x) if isinstance(call.x, Tensor) else call.x))
             output = None
-            if form.part is not None:  # what a block returns beside the state is its own
+            if form.part is not None and form.others is None:  # what a block returns beside the state is its own
                 with torch.no_grad():
                     output = type(block).forward(block, *args, **kwargs)
             return form.put(output, x)

@@ -2,7 +2,7 @@
 
 Attention is the smallest module in which a token's output depends on other tokens. What acts on its output alone (dropout, a scale by
 channel) belongs to it. The FFN is the smallest module that holds the linear maps that act after it, or, where the block itself holds
-them, these maps one after the other, with what stands between them: an activation, or a gate.
+them, these maps one after the other, with what stands between them: an activation, or a gate. There may be none (Mamba).
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The two maps of a block, and what attention is given besides the state: keyword arguments of its chain."""
+    """The maps of a block, and what attention is given besides the state: keyword arguments of its chain. `ffn` is None for a block of
+    one map. `own_calls` says whether attention is called as the block calls it, or with what the block is.
+    """
 
     attention: Part
-    ffn: Part
+    ffn: Part | None
     context: dict[str, Any]
+    own_calls: bool
 
 
 def named_parts(block: nn.Module, anatomy: Anatomy, context: dict[str, Any]) -> Parts | None:
@@ -53,7 +56,7 @@ def named_parts(block: nn.Module, anatomy: Anatomy, context: dict[str, Any]) -> 
     if None in maps:
         return None
     attention, ffn = (Part(ModuleChain(modules), tuple(modules)) for modules in maps if modules is not None)
-    return Parts(attention, ffn, context)
+    return Parts(attention, ffn, context, own_calls=False)
 
 
 def seen_parts(running: Running, x: Tensor, anatomy: Anatomy, *, own_calls: bool) -> Parts:
@@ -71,13 +74,15 @@ def seen_parts(running: Running, x: Tensor, anatomy: Anatomy, *, own_calls: bool
             raise ConfigError(
                 f"no {what} found in {type(block).__name__}, which has {parts_of(block)}: it has nothing at {path!r}"
             )
-    if named[0] is None or own_calls:
+    own_calls = own_calls or named[0] is None
+    if own_calls:
         attention, context = _attention(block, acts, running, None if anatomy.attention is None else named[0])
     else:
+        assert named[0] is not None, "or it is called as seen"
         attention, context = Part(ModuleChain(named[0]), tuple(named[0])), running.call.context
     _check_one_sequence(block, [*acts], attention, x)
     ffn = _ffn(block, acts, attention) if anatomy.ffn is None or named[1] is None else _given_ffn(block, acts, named[1])
-    return Parts(attention, ffn, context)
+    return Parts(attention, ffn, context, own_calls)
 
 
 def _check_one_sequence(block: nn.Module, acts: Sequence[Act], attention: Part, x: Tensor) -> None:
@@ -112,7 +117,7 @@ def _attention(
     first: nn.Module = CalledAs(act.module, tokens_first)
     if unfolds(act.module, act.template):
         first = UnfoldedAttention(act.module, tokens_first)  # type: ignore[arg-type]  # it is of that class
-    return Part(ModuleChain([first, *stages[1:]]), tuple(own)), {"call": act.template}
+    return Part(ModuleChain([first, *stages[1:]]), tuple(own)), {"call": act.template.alone(act.x)}
 
 
 def _no_attention(block: nn.Module, mixing: Sequence[Act]) -> str:
@@ -138,13 +143,14 @@ def _mixes(act: Act, running: Running) -> bool:
     if changed.shape[1] < 2:
         return False
     changed[:, 0] = -changed[:, 0] + 1
-    args, kwargs = act.template.with_state(form.turned(changed))
-    try:
-        output = first_tensor(act.module(*args, **kwargs))
+    outputs = []
+    try:  # what it gave then may have been changed in its place since
+        for x in (act.x, form.turned(changed)):
+            args, kwargs = act.template.with_state(x)
+            outputs.append(first_tensor(act.module(*args, **kwargs)))
     except OWN_ERRORS:
         return False
-    same = form.turned(act.y)[:, 1:]
-    found = form.turned(output)[:, 1:]
+    same, found = (form.turned(output)[:, 1:] for output in outputs)
     return float((found - same).norm()) > 64 * unit(same.dtype) * float(same.norm())
 
 
@@ -171,15 +177,13 @@ def _leaves(acts: Sequence[Act]) -> list[Act]:
     return [act for act in acts if next(act.module.children(), None) is None]
 
 
-def _ffn(block: nn.Module, acts: Sequence[Act], attention: Part) -> Part:
+def _ffn(block: nn.Module, acts: Sequence[Act], attention: Part) -> Part | None:
     kind = type(block).__name__
     start = next(i for i, act in enumerate(acts) if act.module is attention.own[0])
     leaves = [act for act in _leaves(acts) if act.module not in attention.inside]
     weighty = [act for act in leaves if _has_matrix(act.module) and as_norm(act.module) is None]
     if not weighty:
-        raise ConfigError(
-            f"ffn=: nothing in {kind} acts beside attention and norms: blocks of one attention and one FFN are known"
-        )
+        return None
     early = next((act for act in weighty if acts.index(act) < start), None)
     if early is not None:
         raise ConfigError(
@@ -188,7 +192,9 @@ def _ffn(block: nn.Module, acts: Sequence[Act], attention: Part) -> Part:
     holder = _holder(block, acts, [act.path for act in weighty], attention)
     if holder is not None:
         stages, own = _extended([holder], acts)
-        return Part(ModuleChain(stages), tuple(own))
+        call = holder.template.alone(holder.x)
+        first = CalledAs(holder.module, always=call) if call.adds else holder.module
+        return Part(ModuleChain([first, *stages[1:]]), tuple(own))
     return _line(kind, leaves, weighty, acts)
 
 

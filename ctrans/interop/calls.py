@@ -14,6 +14,8 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Arguments that carry keys and values of an earlier call, and must not be filled by the calls here."""
 STATE = object()
 """Stands where the state was in a call."""
+RESIDUAL = object()
+"""Stands where another state was, to which a part adds what it computes (Bloom): nothing, so that the map is what it adds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,9 +29,23 @@ class Template:
         """The arguments of that call with x for the state."""
 
         def filled(value: Any) -> Any:
-            return x if value is STATE else value
+            return x if value is STATE else torch.zeros_like(x) if value is RESIDUAL else value
 
         return tuple(map(filled, self.args)), {name: filled(value) for name, value in self.kwargs.items()}
+
+    def alone(self, state: Tensor) -> Template:
+        """The same call with nothing in the place of other states of that one's shape."""
+
+        def freed(value: Any) -> Any:
+            other = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3 and value.shape == state.shape
+            return RESIDUAL if other else value
+
+        return Template(tuple(map(freed, self.args)), {name: freed(value) for name, value in self.kwargs.items()})
+
+    @property
+    def adds(self) -> bool:
+        """Whether it has a state besides the one that the map acts on."""
+        return any(value is RESIDUAL for value in (*self.args, *self.kwargs.values()))
 
 
 class Act(NamedTuple):
@@ -95,12 +111,13 @@ def first_tensor(output: Any) -> Any:
 class CalledAs(nn.Module):
     """f(x): a model's module, called as the model calls it, with x (batch, tokens, width) for its state."""
 
-    def __init__(self, module: nn.Module, tokens_first: bool = False):
+    def __init__(self, module: nn.Module, tokens_first: bool = False, always: Template | None = None):
         super().__init__()
-        self.module, self.tokens_first = module, tokens_first
+        self.module, self.tokens_first, self.always = module, tokens_first, always
 
     def forward(self, x: Tensor, call: Template | None = None) -> Any:
         x = x.transpose(0, 1) if self.tokens_first else x
+        call = self.always if call is None else call
         args, kwargs = ((x,), {}) if call is None else call.with_state(x)
         output = self.module(*args, **kwargs)
         if not self.tokens_first:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.interop.anatomy import Anatomy, find_blocks
-from ctrans.interop.block_calls import recorded_until
+from ctrans.interop.block_calls import StateForm, recorded_until
+from ctrans.interop.calls import watched
 from ctrans.interop.inputs import stand_in
 
 REMEMBERED = 8
@@ -34,10 +35,10 @@ class Contexts(Protocol):
 
 
 class LibraryContexts:
-    """Those of a model of `transformers`."""
+    """Those of a model of `transformers`: what each block is given, or at `paths` what the block itself gives its attention there."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy):
-        self.model, self.anatomy = model, anatomy
+    def __init__(self, model: nn.Module, anatomy: Anatomy, form: StateForm, paths: tuple[str | None, ...]):
+        self.model, self.anatomy, self.form, self.paths = model, anatomy, form, paths
         self._known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
 
     def of(self, block: int, x: Tensor) -> dict[str, Any]:
@@ -48,15 +49,30 @@ class LibraryContexts:
             blocks = find_blocks(self.model, self.anatomy)
             like = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
             with torch.no_grad():
-                calls = recorded_until(blocks, len(blocks) - 1, lambda: self.model(**stand_in(self.model, like)))
+                found = self._seen(blocks, stand_in(self.model, like))
             if len(self._known) == REMEMBERED:
                 del self._known[next(iter(self._known))]
-            self._known[key] = [call.context for call in calls]
+            self._known[key] = found
         return self._known[key][block]
+
+    def _seen(self, blocks: list[nn.Module], inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every block's context in a forward pass on these inputs."""
+        called = {i: block.get_submodule(path) for i, (block, path) in enumerate(zip(blocks, self.paths, strict=True)) if path}
+        calls: list[dict[str, Any]] = [{} for _ in blocks]
+        if called:
+            with watched({str(i): part for i, part in called.items()}) as acts:
+                self.model(**inputs)
+            for act in acts:
+                calls[int(act.path)] = {"call": act.template.alone(act.x)}
+        if len(called) < len(blocks):
+            last = len(blocks) - 1
+            of_blocks = recorded_until(blocks, last, lambda: self.model(**inputs), self.form)
+            calls = [own or call.context for own, call in zip(calls, of_blocks, strict=True)]
+        return calls
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LibraryContexts:
         model = memo.get(id(self.model))
-        return self if model is None else LibraryContexts(model, self.anatomy)
+        return self if model is None else LibraryContexts(model, self.anatomy, self.form, self.paths)
 
 
 @contextlib.contextmanager

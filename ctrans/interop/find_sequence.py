@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -25,7 +26,7 @@ def find_sequence(model: nn.Module, run: Callable[[], object], path: str | None)
         raise ConfigError(f"blocks=: the model has no list of modules {path!r}: it has {described(lists)}")
     wanted = lists if path is None else {path: lists[path]}
     calls = _calls({part for blocks in wanted.values() for part in blocks}, run)
-    found = {name: _form(blocks, calls) for name, blocks in wanted.items()}
+    found = {name: _form(list(blocks), calls) for name, blocks in wanted.items()}
     forms = {name: form for name, form in found.items() if isinstance(form, StateForm)}
     if path is not None:
         if path not in forms:
@@ -41,13 +42,20 @@ def find_sequence(model: nn.Module, run: Callable[[], object], path: str | None)
     return name, forms[name]
 
 
+def form_of_blocks(run: Callable[[], object], blocks: Sequence[nn.Module]) -> StateForm | str:
+    """How these blocks hand on their state; or why they are no sequence of blocks. The model is to be in eval mode."""
+    return _form(blocks, _calls(set(blocks), run))
+
+
 def _calls(parts: set[nn.Module], run: Callable[[], object]) -> Mapping[nn.Module, list[tuple[Tensor | None, object]]]:
     """The state that each was given, and what it returned, for every call."""
     calls: dict[nn.Module, list[tuple[Tensor | None, object]]] = {part: [] for part in parts}
 
     def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
-        x = bind(type(part), args, kwargs).x if args or kwargs else None
-        calls[part].append((x if is_state(x) else None, output))
+        first = next(iter((*args, *kwargs.values())), None)
+        streams = isinstance(first, Tensor) and first.is_floating_point() and first.dim() == 4
+        x = first if streams else bind(type(part), args, kwargs).x if args or kwargs else None
+        calls[part].append((x if isinstance(x, Tensor) else None, output))
 
     handles = [part.register_forward_hook(note, with_kwargs=True) for part in parts]
     try:
@@ -58,7 +66,7 @@ def _calls(parts: set[nn.Module], run: Callable[[], object]) -> Mapping[nn.Modul
     return calls
 
 
-def _form(blocks: Blocks, calls: Mapping[nn.Module, Sequence[tuple[Tensor | None, object]]]) -> StateForm | str:
+def _form(blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[Tensor | None, object]]]) -> StateForm | str:
     """How they hand on their state; or why they are no sequence of blocks."""
     state: Tensor | None = None
     form: StateForm | None = None
@@ -67,13 +75,19 @@ def _form(blocks: Blocks, calls: Mapping[nn.Module, Sequence[tuple[Tensor | None
         if len(seen) != 1:
             return f"module {i} is called {len(seen)} times in a forward pass"
         x, output = seen[0]
-        if x is None:
+        if x is None or not is_state(x):
+            if x is not None and x.dim() == 4 and x.is_floating_point():
+                return (
+                    f"module {i} is given {tuple(x.shape)}, several streams of states that it mixes, and a segment carries one state "
+                    "(batch, tokens, width)"
+                )
             return f"module {i} is given no state (batch, tokens, width) of real numbers"
         if state is not None and not (x.shape == state.shape and torch.equal(x, state)):
             return f"the state is changed before module {i}"
-        form = form_of(output, x)
-        if form is None:
+        found = form_of(output, x)
+        if found is None:
             return f"module {i} gives no state of the shape {tuple(x.shape)} that it was given"
+        form = found if form is None or form == found else dataclasses.replace(found, others=None)
         state = output if isinstance(output, Tensor) else output[form.part]  # type: ignore[index]  # as its form says
     return "it is empty" if form is None else form
 

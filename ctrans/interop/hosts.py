@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy, find_blocks
-from ctrans.interop.block_calls import intercepted, recorded, recorded_until
+from ctrans.interop.block_calls import StateForm, intercepted, recorded, recorded_until
 from ctrans.interop.contexts import Contexts, LibraryContexts
-from ctrans.interop.inputs import example_of, main_input, stand_in
-from ctrans.interop.recognise import Structure, alike, make_of, recognise
+from ctrans.interop.find_sequence import find_sequence, form_of_blocks
+from ctrans.interop.inputs import example_of, main_input, reads_tokens, stand_in
+from ctrans.interop.recognise import Structure, alike, make_of, recognise_by_any
 from ctrans.weights.on_demand import has_weights_on_demand
+from solvers import ConfigError
 
 OUTPUTS = ("logits", "prediction_logits", "last_hidden_state")
 """What a head's output is called, in order of preference."""
@@ -81,8 +84,10 @@ def tensor_in(output: Any) -> Tensor | None:
 
 def seen(structure: Structure, x: Tensor) -> Structure:
     """The structure, its maps knowing which linear maps they end in, as seen at that state."""
-    structure.attention.field.find_last(x, **structure.context)
-    structure.ffn.field.find_last(x)
+    attention, *others = structure.chains
+    attention.find_last(x, **structure.context)
+    for ffn in others:
+        ffn.find_last(x)
     return structure
 
 
@@ -91,7 +96,7 @@ class LibraryHost:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.model: Any = model
-        self.anatomy = anatomy
+        self.anatomy, self.form = anatomy, StateForm()
 
     @property
     def family(self) -> str:
@@ -105,7 +110,7 @@ class LibraryHost:
 
     @property
     def vocabulary(self) -> int:
-        if main_input(self.model) == "pixel_values":
+        if not reads_tokens(self.model):
             return 0
         count: int = self.model.get_input_embeddings().num_embeddings
         return count
@@ -120,8 +125,8 @@ class LibraryHost:
         return find_blocks(self.model, self.anatomy)
 
     def structures(self) -> tuple[list[Structure], Tensor]:
-        blocks = self.blocks()
-        calls = recorded(blocks, lambda: self.model(**example_of(self.model)))
+        blocks = self._found()
+        calls = recorded(blocks, self._run, self.form)
         self._like = torch.zeros_like(calls[0].x[0])
         known: dict[object, tuple[nn.Module, Structure]] = {}
         structures = []
@@ -129,22 +134,48 @@ class LibraryHost:
         for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
             key = i if each else make_of(block)
             if key not in known:
-                known[key] = block, seen(recognise(block, call, self.anatomy), call.x)
+                known[key] = block, seen(recognise_by_any(block, call, self.anatomy, self.form), call.x)
             structures.append(known[key][1] if known[key][0] is block else alike(*known[key], block, self.anatomy))
         return structures, calls[0].x
 
+    def _run(self) -> Any:
+        return self.model(**example_of(self.model))
+
+    def _found(self) -> list[nn.Module]:
+        """The blocks: of names that are known, or seen to act one after the other on one state; and how they hand it on."""
+        try:
+            blocks = self.blocks()
+        except ConfigError as by_name:
+            if self.anatomy.blocks is not None:
+                raise
+            try:
+                path, self.form = find_sequence(self.model, self._run, None)
+            except ConfigError:
+                raise by_name from None
+            self.anatomy = dataclasses.replace(self.anatomy, blocks=path)
+            return self.blocks()
+        if not has_weights_on_demand(self.model):
+            form = form_of_blocks(self._run, blocks)
+            if isinstance(form, str):
+                raise ConfigError(f"{type(self.model).__name__}'s blocks are no sequence of blocks: {form}")
+            self.form = form
+        return blocks
+
     def contexts(self, structures: Sequence[Structure]) -> Contexts:
-        return LibraryContexts(self.model, self.anatomy)
+        paths: list[str | None] = []
+        for block, structure in zip(self.blocks(), structures, strict=True):
+            names = {part: path for path, part in block.named_modules()}
+            paths.append(names[structure.called] if structure.own_calls and structure.called is not None else None)
+        return LibraryContexts(self.model, self.anatomy, self.form, tuple(paths))
 
     def embed(self, tokens: Tensor) -> Tensor:
         name, lead = main_input(self.model), tokens.shape[:-1]
-        if name != "pixel_values":
-            tokens = tokens.reshape(-1, tokens.shape[-1])
-        call = recorded_until(self.blocks(), 0, lambda: self.model(**{name: tokens}))[0]
-        return call.x if name == "pixel_values" else call.x.reshape(*lead, *call.x.shape[-2:])
+        tokens = tokens.reshape(-1, tokens.shape[-1]) if reads_tokens(self.model) else tokens
+        call = recorded_until(self.blocks(), 0, lambda: self.model(**{name: tokens}), self.form)[0]
+        return call.x.reshape(*lead, *call.x.shape[-2:]) if reads_tokens(self.model) else call.x
 
     def outputs(self, x: Tensor) -> Any:
-        with intercepted(self.blocks(), lambda i, call: x if i == 0 else call.x):
+        with intercepted(self.blocks(), lambda i, call: x if i == 0 else call.x, self.form):
             return self.model(**stand_in(self.model, x.detach()), return_dict=True)
 
     def tensor(self, output: Any) -> Tensor | None:

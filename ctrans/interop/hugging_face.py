@@ -15,6 +15,7 @@ from torch import nn
 
 from ctrans.given_files import check_file, read_json
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.families import FAMILIES
 from ctrans.interop.imported import Imported
 from ctrans.interop.limits import check_settings, check_size
 from ctrans.interop.streamed import put_model_on_demand, read, stored_dtype, stored_weights
@@ -24,6 +25,8 @@ from solvers.errors import unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 
+TOWERS = ("vision_model", "text_model")
+"""Attributes of models that compare images and texts."""
 LOADING_ERRORS = (
     *(OSError, ValueError, RuntimeError, ImportError, LookupError),
     *(TypeError, AttributeError, ArithmeticError, AssertionError),
@@ -41,7 +44,8 @@ def from_transformers(
     """A Hugging Face model, or the one saved in a local directory, as an object with `depth`, `embed`, `head`, `trajectory`.
 
     The weights are the model's own, not copies. What surrounds each attention and FFN is read from what the blocks compute and
-    said by `str(result.config)`; `anatomy` names the parts of models whose names are not known. `dtype` is the one to load in,
+    said by `str(result.config)`; `anatomy` names the parts of models whose names are not known. Of an encoder with a decoder the encoder
+    is taken. `dtype` is the one to load in,
     by default the config's, or that of the files. With `on_demand`, the matrices of a directory's model are read when they are
     used, by memory map, and dropped after: the same numbers, in the memory of one sublayer (see `ctrans.weights.on_demand`).
 
@@ -57,7 +61,26 @@ def from_transformers(
             "model.to(dtype)"
         )
     check_not_quantised(model)
-    return Imported(model, dt=dt, anatomy=anatomy)
+    return Imported(one_stack(model), dt=dt, anatomy=anatomy)
+
+
+def one_stack(model: nn.Module, *, images: bool | None = None) -> nn.Module:
+    """The encoder of a model that has a decoder behind it, as T5, BART and Whisper; any other model as it is.
+
+    Of a model with two towers (CLIP, SigLIP) it is the one that reads `images`, or text: ConfigError unless that is said.
+    """
+    base: Any = getattr(model, getattr(model, "base_model_prefix", "") or "-", model)
+    if all(isinstance(getattr(base, name, None), nn.Module) for name in TOWERS):
+        if images is None:
+            raise ConfigError(f"{type(model).__name__} has two towers: give one of them, its {' or its '.join(TOWERS)}")
+        tower: nn.Module = getattr(base, TOWERS[not images])
+        return tower
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and isinstance(
+        getattr(base, "decoder", None), nn.Module
+    ):
+        encoder: nn.Module = base.encoder
+        return encoder
+    return model
 
 
 def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
@@ -211,12 +234,8 @@ def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> No
     if family not in transformers.CONFIG_MAPPING:
         if "auto_map" in config:
             raise ConfigError(f"{where} brings its own code, which is never run: its family {family!r} is not built in")
-        raise unknown(f"model_type of {where}", family, FAMILIES)
+        raise unknown(f"model_type of {where}", family, list(FAMILIES))
     check_settings(where, config)
-
-
-FAMILIES = ("bert", "gemma2", "gemma3_text", "gpt2", "llama", "olmo2", "qwen2", "qwen3", "vit")
-"""Families that are tested. Others of the library are recognised by their structure, or not."""
 
 
 def weight_files(directory: Path) -> list[str]:

@@ -25,6 +25,7 @@ from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.hosts import OUTPUTS, Host, LibraryHost
 from ctrans.interop.norms import AdaptedNorm
+from ctrans.interop.parallel_maps import BothMaps, WithoutGain, both_in_model
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.scheme import trajectory
@@ -41,10 +42,10 @@ class Architecture:
     """What was seen in a model: printing it says so in a line.
 
     `dt` is the length of a segment in depth-time, how much the model adds of each map; where sublayers differ in it, `lengths` are
-    the lengths that there are, and `dt` their unit. `norm` is "layernorm" or "rmsnorm" by what the norms compute, `norms`
-    describes them. `context` is the longest sequence, None where the model does not say. How the weights were once drawn, no model
-    says: `initialisation` is None. `unread` says what of its attention and FFN could not be read, so that some instruments cannot
-    speak of it.
+    the lengths that there are, and `dt` their unit. `parallel` says that attention and FFN of a block act at once, as one map.
+    `norm` is "layernorm" or "rmsnorm" by what the norms compute, `norms` describes them. `context` is the longest sequence, None
+    where the model does not say. How the weights were once drawn, no model says: `initialisation` is None. `unread` says what of
+    its attention and FFN could not be read, so that some instruments cannot speak of it.
     """
 
     model: str
@@ -59,13 +60,15 @@ class Architecture:
     context: int | None
     dt: float
     lengths: tuple[float, ...] = (1.0,)
+    parallel: bool = False
     initialisation: None = None
     unread: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return (
             f"{self.model} ({self.family}): {self.blocks} block{'s' * (self.blocks != 1)} of width {self.width}, "
-            f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}, norms "
+            f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}"
+            f"{' at once, one segment for both' if self.parallel else ''}, norms "
             f"{', '.join(self.norms) or 'none'}"
             f"{''.join(f'; {said}' for said in self.unread)}"
         )
@@ -170,23 +173,30 @@ def _say_what_they_are(
     known: dict[object, tuple[AttentionReading | str, FeedForwardReading | str]] = {}
     x = random_states(like)
     for i, (block, structure) in enumerate(zip(blocks, structures, strict=True)):
-        attention, ffn, key = structure.attention, structure.ffn, i if each else make_of(block)
+        chains, key = structure.chains, i if each else make_of(block)
         if key not in known:
-            ffn_seen = read_ffn(ffn.field, x)  # first, as its weights are still there where they come on demand
-            output = attention.field(x, **contexts.of(i, x))
+            ffn_seen = (
+                read_ffn(chains[1], x) if len(chains) > 1 else ""
+            )  # first, as its weights are still there where they come on demand
+            output = chains[0](x, **contexts.of(i, x))
             with showing_rows(contexts.model):
-                known[key] = read_attention(attention.field, x, output, contexts.of(i, x)), ffn_seen
+                known[key] = read_attention(chains[0], x, output, contexts.of(i, x)), ffn_seen
         read_as, ffn_read_as = known[key]
-        attention.field = attention_in_model(attention.field, i, contexts, read_as)
-        ffn.field = ffn_in_model(ffn.field, ffn_read_as)
+        attention = attention_in_model(chains[0], i, contexts, read_as)
+        if len(chains) == 1:
+            structure.sublayers[0].field = attention
+            continue
+        ffn, first = ffn_in_model(chains[1], ffn_read_as), structure.sublayers[0]
+        if isinstance(first.field, BothMaps):
+            first.field = both_in_model(first.field, attention, ffn)
+        else:
+            first.field, structure.sublayers[1].field = attention, ffn
 
 
 def _architecture(host: Host, structures: list[Structure], width: int, depth: Depth) -> Architecture:
     norms = list(dict.fromkeys(norm for s in structures for part in s.sublayers for norm in _norms(part)))
     kinds = sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms})
-    first = structures[0]
-    chains = first.attention.field.attention, first.ffn.field
-    attention, ffn = ("+".join(_said(stage) for stage in chain.stages) for chain in chains)
+    attention, *ffn = ("+".join(map(_said, _stages(each))) for each in _maps(structures[0]))
     placements = ", ".join(dict.fromkeys(structure.placement for structure in structures))
     return Architecture(
         model=type(host.model).__name__,
@@ -195,14 +205,26 @@ def _architecture(host: Host, structures: list[Structure], width: int, depth: De
         norm="/".join(kinds) or "none",
         norms=tuple(sorted({_described(norm) for norm in norms})),
         attention=attention,
-        ffn=ffn,
+        ffn=ffn[0] if ffn else "none",
         blocks=len(structures),
         width=width,
         context=host.context,
         dt=depth.dt,
         lengths=tuple(dict.fromkeys(depth.lengths)),
+        parallel=isinstance(structures[0].sublayers[0].field, BothMaps),
         unread=(*_by_channel(structures), *_unread(structures)),
     )
+
+
+def _maps(structure: Structure) -> list[Any]:
+    """Its attention and its FFN, if it has one, as maps that say what they are."""
+    fields = [part.field for part in structure.sublayers]
+    return [fields[0].attention, fields[0].ffn] if isinstance(fields[0], BothMaps) else fields
+
+
+def _stages(map_: Any) -> nn.ModuleList:
+    stages: nn.ModuleList = getattr(map_, "attention", map_).stages
+    return stages
 
 
 def _said(stage: nn.Module) -> str:
@@ -224,19 +246,21 @@ def _by_channel(structures: list[Structure]) -> tuple[str, ...]:
 
 def _unread(structures: list[Structure]) -> tuple[str, ...]:
     """What of attention and FFN is not shown and why, each said once."""
-    said = (
-        f"{name}: {part.field.why_not}"
+    said = [
+        f"{name}: {part.why_not}"
         for structure in structures
-        for name, part in (("attention", structure.attention), ("FFN", structure.ffn))
-        if part.field.why_not
-    )
+        for name, part in zip(("attention", "FFN"), _maps(structure), strict=False)
+        if part.why_not
+    ]
+    said += [part.field.why_not for s in structures for part in s.sublayers if isinstance(part.field, BothMaps)]
     return tuple(dict.fromkeys(said))
 
 
-def _norms(sublayer: Sublayer) -> list[AdaptedNorm]:
+def _norms(sublayer: Sublayer) -> list[AdaptedNorm | WithoutGain]:
     return [norm for role in ROLES if (norm := getattr(sublayer, role)) is not None]
 
 
-def _described(norm: AdaptedNorm) -> str:
+def _described(norm: AdaptedNorm | WithoutGain) -> str:
     kind = "centred" if norm.centred else "not centred"
-    return f"{type(norm.module).__name__} ({kind}, gamma = {'1 + ' if norm.shift else ''}weight, eps = {norm.eps:g})"
+    gain = "of the maps" if isinstance(norm, WithoutGain) else "1 + weight" if norm.shift else "weight"
+    return f"{type(norm.module).__name__} ({kind}, gamma = {gain}, eps = {norm.eps:g})"

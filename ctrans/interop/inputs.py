@@ -26,7 +26,10 @@ def example_of(model: nn.Module) -> dict[str, Any]:
             f"{type(model).__name__} takes {name!r} first, and inputs known here are {known}: give example=dict(...), "
             "the keyword arguments of one forward pass"
         )
-    return {name: EXAMPLES[name](model).to(next(model.parameters()).device)}
+    weight = next(model.parameters())
+    made = EXAMPLES[name](model).to(weight.device)
+    # images are converted by the models themselves
+    return {name: made.to(weight.dtype) if name == "input_features" else made}
 
 
 def images(model: nn.Module, batch: int = 1) -> Tensor:
@@ -43,7 +46,23 @@ def _tokens(model: nn.Module) -> Tensor:
     return (torch.arange(1, 5) % count).unsqueeze(0)  # 0 is often padding
 
 
-EXAMPLES: Mapping[str, Callable[[nn.Module], Tensor]] = {"input_ids": _tokens, "idx": _tokens, "pixel_values": images}
+def sounds(model: nn.Module, batch: int = 1) -> Tensor:
+    """Silent spectrograms (batch, frequencies, frames) of the size that the model's config says: two frames make a state."""
+    config: Any = model.config
+    return torch.zeros(batch, config.num_mel_bins, 2 * config.max_source_positions)
+
+
+def reads_tokens(model: nn.Module) -> bool:
+    """Whether its main input is token ids."""
+    return main_input(model) in ("input_ids", "idx")
+
+
+EXAMPLES: Mapping[str, Callable[[nn.Module], Tensor]] = {
+    "input_ids": _tokens,
+    "idx": _tokens,
+    "pixel_values": images,
+    "input_features": sounds,
+}
 
 
 def stand_in(model: nn.Module, x: Tensor) -> dict[str, Any]:
@@ -51,12 +70,24 @@ def stand_in(model: nn.Module, x: Tensor) -> dict[str, Any]:
     return STAND_INS[main_input(model)](model, x)
 
 
-def _embedded(model: nn.Module, x: Tensor) -> dict[str, Any]:
-    return {"inputs_embeds": torch.zeros_like(x), "use_cache": False}
+def _embedded(model: Any, x: Tensor) -> dict[str, Any]:
+    table = model.get_input_embeddings()
+    if "inputs_embeds" not in inspect.signature(model.forward).parameters:
+        return {"input_ids": torch.ones(x.shape[:2], dtype=torch.int64, device=x.device)}
+    width = getattr(table, "embedding_dim", x.shape[-1])  # a map may act between the table and the blocks
+    return {"inputs_embeds": x.new_zeros(*x.shape[:2], width), "use_cache": False}
 
 
 def _blank(model: nn.Module, x: Tensor) -> dict[str, Any]:
     return {"pixel_values": images(model, x.shape[0]).to(x)}
 
 
-STAND_INS: Mapping[str, Callable[[nn.Module, Tensor], dict[str, Any]]] = {"input_ids": _embedded, "pixel_values": _blank}
+def _silent(model: nn.Module, x: Tensor) -> dict[str, Any]:
+    return {"input_features": sounds(model, x.shape[0]).to(x)}
+
+
+STAND_INS: Mapping[str, Callable[[nn.Module, Tensor], dict[str, Any]]] = {
+    "input_ids": _embedded,
+    "pixel_values": _blank,
+    "input_features": _silent,
+}

@@ -43,10 +43,11 @@ class ModuleChain(nn.Module):
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         first, *others = self.stages
-        x = _first(first(x, **context))
+        y = _first(first(x, **context))
         for stage in others:
-            x = _first(stage(x))
-        return x
+            y = _first(stage(y))
+        # experts may return their tokens in a row
+        return y.view(x.shape) if y.numel() == x.numel() and y.dim() == 2 else y
 
     @property
     def last(self) -> nn.Linear:

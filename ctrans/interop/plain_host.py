@@ -269,7 +269,7 @@ class SeenContexts:
         }
         with torch.no_grad(), plain_kernels(), watched(parts) as acts:
             self.host.run(self.host.shaped(x))
-        return [act.template for act in acts]
+        return [act.template.alone(act.x) for act in acts]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SeenContexts:
         model = memo.get(id(self.host.model))

@@ -2,6 +2,7 @@
 
 The block is run once and its norms noted in the order in which they act. That order leaves a few ways to put them into the
 equation X <- N_state(X + N_out f(N_in X)) of attention and then of the FFN; the one that gives the block's output is its structure.
+So do blocks of one map: attention and FFN at once, whose map is their sum, or a mixer of tokens alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import combinations
+from itertools import chain, combinations, pairwise, product
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +20,12 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.fields import Kind
 from ctrans.interop.anatomy import Anatomy, fields
-from ctrans.interop.block_calls import Call, Running, StateForm
+from ctrans.interop.block_calls import OWN_ERRORS, Call, Running, StateForm
 from ctrans.interop.block_parts import Parts, named_parts, seen_parts
 from ctrans.interop.calls import watched
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, as_norm
+from ctrans.interop.parallel_maps import BothMaps, Gained, WithoutGain
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
 from ctrans.interop.rounding import tolerance
 from ctrans.ode_block import in_context
@@ -32,34 +34,36 @@ from solvers import ConfigError
 
 ROLES = ("input_norm", "output_norm", "state_norm")
 """What a norm can be to a sublayer, in the order in which they act."""
-PLACES = tuple((sublayer, role) for sublayer in (0, 1) for role in ROLES)
 Roles = dict[str, Any]
 """The norms of a sublayer by role."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """A block as two sublayers whose fields are its own modules, to be called with the context of a forward pass.
+    """A block as sublayers whose fields are its own modules, to be called with the context of a forward pass.
 
+    They are attention and FFN; or one, of kind attention: the sum of the two (`BothMaps`), or a map that is alone in its block.
     `lengths` are the numbers s in X + s f(N X), for how much depth-time each acts: 1 but for blocks that scale what they add.
-    `context` is what attention is given besides the state, as seen, and `called` the block's own module that is.
+    `context` is what attention is given besides the state, as seen, and `called` the block's own module that is. `own_calls` says
+    whether that is called as it was seen to be, or with what the block is.
     """
 
-    attention: Sublayer
-    ffn: Sublayer
-    lengths: tuple[float, float] = (1.0, 1.0)
+    sublayers: tuple[Sublayer, ...]
+    lengths: tuple[float, ...]
     context: dict[str, Any] = dataclasses.field(default_factory=dict)
     called: nn.Module | None = None
+    own_calls: bool = False
 
     @property
     def placement(self) -> str:
         """The placement's name; the two names, as "pre/output", where attention and FFN differ."""
-        first, second = _placement(self.attention), _placement(self.ffn)
-        return first if first == second else f"{first}/{second}"
+        return "/".join(dict.fromkeys(_placement(part) for part in self.sublayers))
 
     @property
-    def sublayers(self) -> list[Sublayer]:
-        return [self.attention, self.ffn]
+    def chains(self) -> tuple[ModuleChain, ...]:
+        """The modules of its attention and of its FFN, where it has one."""
+        fields = [part.field for part in self.sublayers]
+        return fields[0].chains if isinstance(fields[0], BothMaps) else tuple(fields)
 
     def depth(self, dt: float = 1.0) -> Depth:
         """The block alone; the block itself at dt = 1."""
@@ -70,9 +74,12 @@ def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
     """All blocks one after the other, dt times as long as they are: with one length, that is the step, and dt times it."""
     lengths = [length for structure in structures for length in structure.lengths]
     parts = [part for structure in structures for part in structure.sublayers]
+    each = {len(structure.sublayers) for structure in structures}
+    if len(each) > 1:
+        raise ConfigError("some blocks are attention and then an FFN, and others one map: only blocks of one kind are known")
     if len(set(lengths)) == 1:
-        return Depth(parts, dt * lengths[0] if lengths[0] != 1 else dt)
-    return Depth(parts, dt, spans=[Fraction(length) for length in lengths])
+        return Depth(parts, dt * lengths[0] if lengths[0] != 1 else dt, per_block=each.pop())
+    return Depth(parts, dt, spans=[Fraction(length) for length in lengths], per_block=each.pop())
 
 
 def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm | None = None) -> Structure:
@@ -80,7 +87,7 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm | 
 
     Where a `form` says how the block hands on its state, its parts are seen in what it does (`seen_parts`); otherwise it returns the
     state, and its parts go by the names that are known, the FFN by what it does if it has none. Raises ConfigError that lists what
-    acts where if no structure does (parallel attention and FFN, cross-attention).
+    acts where if no structure does (cross-attention, streams of states).
     """
     if "flow" in vars(block):
         raise ConfigError(f"a {type(block).__name__} is an ODE already: call discretize(model) first")
@@ -88,16 +95,37 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm | 
     x = _telling_state(running)
     named = named_parts(block, anatomy, call.context) if form is None else None
     parts = seen_parts(running, x, anatomy, own_calls=form is not None) if named is None else named
+    return _fitting(block, running, x, parts)
+
+
+def recognise_by_any(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm) -> Structure:
+    """`recognise` by known names, for a block that hands on its state in that form; by what it does where that is none.
+
+    Raises ConfigError as `recognise`, of the names where both fail.
+    """
+    x = _telling_state(running := Running(block, call, form))
+    named = named_parts(block, anatomy, call.context)
+    try:
+        parts = named if named is not None else seen_parts(running, x, anatomy, own_calls=False)
+        return _fitting(block, running, x, parts)
+    except OWN_ERRORS as first:
+        try:
+            return _fitting(block, running, x, seen_parts(running, x, anatomy, own_calls=True))
+        except OWN_ERRORS as second:
+            error = first if isinstance(first, ConfigError) else second
+            if isinstance(error, ConfigError):
+                raise error from None
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ConfigError(f"a {type(block).__name__} cannot be run alone on another state ({said})") from None
+
+
+def _fitting(block: nn.Module, running: Running, x: Tensor, parts: Parts) -> Structure:
+    """The structure of those parts that gives the block's output at x."""
     acting = _order(parts, running, x)
     expected = running(x)
+    of_block: dict[str, Any] = {"context": parts.context, "called": parts.attention.own[0], "own_calls": parts.own_calls}
     structures = [
-        Structure(
-            Sublayer(parts.attention.chain, "attention", **first),
-            Sublayer(parts.ffn.chain, "ffn", **second),
-            context=parts.context,
-            called=parts.attention.own[0],
-        )
-        for first, second in _assignments([entry.role for entry in acting])
+        Structure(sublayers, (1.0,) * len(sublayers), **of_block) for sublayers in _candidates(parts, acting, _parallel(acting))
     ]
     misses = _by_miss(structures, x, expected)
     if misses and misses[0][0] <= tolerance(x.dtype):
@@ -108,8 +136,8 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm | 
         return scaled_misses[0][1]
     nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g}" for miss, structure in misses[:2])
     raise ConfigError(
-        f"{type(block).__name__} {_parallel(acting)}is no attention and FFN with norms in any known placement: in it act, in this "
-        f"order, {', '.join(entry.name for entry in acting)}{'; ' if nearest else ''}{nearest}"
+        f"{type(block).__name__} is no attention and FFN, one after the other or at once, with norms in any known placement: in it act, "
+        f"in this order, {', '.join(entry.name for entry in acting)}{'; ' if nearest else ''}{nearest}"
     )
 
 
@@ -123,8 +151,10 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
         field.ending = sublayer.field.ending
         return Sublayer(field, sublayer.kind, **own)
 
-    attention, ffn = fields(block, anatomy)
-    return dataclasses.replace(structure, attention=same(structure.attention, attention), ffn=same(structure.ffn, ffn))
+    if len(structure.sublayers) != 2 or structure.own_calls:
+        raise ConfigError(f"blocks as {type(block).__name__} are not read on demand: load the model whole")
+    pairs = zip(structure.sublayers, fields(block, anatomy), strict=True)
+    return dataclasses.replace(structure, sublayers=tuple(same(*pair) for pair in pairs))
 
 
 def make_of(block: nn.Module) -> tuple[object, ...]:
@@ -187,8 +217,11 @@ class _Acting(NamedTuple):
 
 def _order(parts: Parts, running: Running, x: Tensor) -> list[_Acting]:
     """What acts in the block outside attention and FFN, and these, in order."""
-    kinds: dict[nn.Module, Kind] = {parts.attention.own[0]: "attention", parts.ffn.own[0]: "ffn"}
-    inside = parts.attention.inside | parts.ffn.inside
+    kinds: dict[nn.Module, Kind] = {parts.attention.own[0]: "attention"}
+    inside = parts.attention.inside
+    if parts.ffn is not None:
+        kinds[parts.ffn.own[0]] = "ffn"
+        inside |= parts.ffn.inside
     order: list[_Acting] = []
     roles: dict[str, AdaptedNorm | Kind | None] = {}
     watching: dict[str, nn.Module] = {}
@@ -219,19 +252,37 @@ def _may_act(part: nn.Module) -> bool:
     return next(part.parameters(), None) is not None or as_norm(part) is not None
 
 
-def _parallel(acting: Sequence[_Acting]) -> str:
-    """Words for a block whose FFN does not act on what attention gave."""
+def _parallel(acting: Sequence[_Acting]) -> bool:
+    """Whether the FFN does not act on what attention gave: both act on one state, or their norms do."""
     states = {entry.role: entry.x for entry in acting if isinstance(entry.role, str)}
-    if not acting:
-        return ""
-    first = acting[0].x
-    together = len(states) == 2 and torch.equal(states["attention"], states["ffn"])
-    apart = [
-        entry for entry in acting if isinstance(entry.role, AdaptedNorm) and entry.x is not first and torch.equal(entry.x, first)
-    ]
-    if together or apart:
-        return "computes attention and FFN in parallel, from one state, which no step of one after the other is; it "
-    return ""
+    if len(states) < 2:
+        return False
+    if torch.equal(states["attention"], states["ffn"]):
+        return True
+    first, *others = acting
+    return any(isinstance(each.role, AdaptedNorm) and torch.equal(each.x, first.x) for each in others)
+
+
+def _candidates(parts: Parts, acting: Sequence[_Acting], parallel: bool) -> Iterator[tuple[Sublayer, ...]]:
+    """The sublayers that a block of those parts may be, by the order in which things act."""
+    roles = [entry.role for entry in acting]
+    if None in roles:
+        return
+    if parts.ffn is None:
+        for (own,) in _assignments(roles, "attention"):
+            yield (Sublayer(parts.attention.chain, "attention", **own),)
+        return
+    for first, second in _assignments(roles, "attention", "ffn"):
+        yield Sublayer(parts.attention.chain, "attention", **first), Sublayer(parts.ffn.chain, "ffn", **second)
+    if parallel:
+        norms = [role for role in roles if isinstance(role, AdaptedNorm)]
+        if len(norms) <= 1:
+            roles_of_both: Roles = dict(zip(ROLES, norms, strict=False))
+            yield (Sublayer(BothMaps(parts.attention.chain, parts.ffn.chain), "attention", **roles_of_both),)
+        elif len(norms) == 2 and (norms[0].centred, norms[0].eps) == (norms[1].centred, norms[1].eps):
+            for one, other in (norms, norms[::-1]):
+                both = BothMaps(parts.attention.chain, parts.ffn.chain, (Gained(one), Gained(other)))
+                yield (Sublayer(both, "attention", input_norm=WithoutGain(one)),)
 
 
 def _scaled(structure: Structure, block: nn.Module, acting: Sequence[_Acting], x: Tensor, output: Tensor) -> Structure | None:
@@ -241,7 +292,7 @@ def _scaled(structure: Structure, block: nn.Module, acting: Sequence[_Acting], x
     starts = [part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers]
     state, lengths, parts = x, [], []
     for i, (part, own) in enumerate(zip(around.sublayers, structure.sublayers, strict=True)):
-        after = output if i == 1 else seen[starts[1]]
+        after = output if i == len(starts) - 1 else seen[starts[i + 1]]
         whole = seen[own.state_norm] if own.state_norm is not None else after
         scale = fitted_scale(block, whole - state, part(state))
         if scale is None:
@@ -249,28 +300,32 @@ def _scaled(structure: Structure, block: nn.Module, acting: Sequence[_Acting], x
         if isinstance(scale, float) and scale > 0:
             lengths.append(scale)
         else:
-            if own.output_norm is not None:
+            if own.output_norm is not None or not isinstance(own.field, ModuleChain):
                 return None  # what a norm puts out is no map's last stage
             own = own.with_field(ModuleChain([*own.field.stages, ScaledOutput(scale)]))
             lengths.append(1.0)
         parts.append(own)
         state = after
-    return dataclasses.replace(structure, attention=parts[0], ffn=parts[1], lengths=(lengths[0], lengths[1]))
+    return dataclasses.replace(structure, sublayers=tuple(parts), lengths=tuple(lengths))
 
 
-def _assignments(acting: Sequence[AdaptedNorm | Kind | None]) -> Iterator[tuple[Roles, Roles]]:
-    """Every way to give the norms their roles that keeps the order in which they act."""
-    if acting.count("attention") != 1 or acting.count("ffn") != 1 or None in acting:
+def _assignments(acting: Sequence[AdaptedNorm | Kind | None], *kinds: Kind) -> Iterator[tuple[Roles, ...]]:
+    """Every way to give the norms their roles around maps of these kinds that keeps the order in which they act."""
+    if any(acting.count(kind) != 1 for kind in kinds):
         return
-    first, second = acting.index("attention"), acting.index("ffn")
-    before, between, after = acting[:first], acting[first + 1 : second], acting[second + 1 :]
-    for own in combinations(PLACES[:1], len(before)):
-        for middle in combinations(PLACES[1:4], len(between)):
-            for last in combinations(PLACES[4:], len(after)):
-                roles: tuple[Roles, Roles] = ({}, {})
-                for (sublayer, role), norm in zip([*own, *middle, *last], [*before, *between, *after], strict=True):
-                    roles[sublayer][role] = norm
-                yield roles
+    ends = [acting.index(kind) for kind in kinds]
+    if ends != sorted(ends):
+        return
+    stretches = [acting[start + 1 : end] for start, end in zip([-1, *ends], [*ends, len(acting)], strict=True)]
+    places = [(i, role) for i in range(len(kinds)) for role in ROLES]
+    # before the first map only its input norm acts; between two, what is behind the one and before the other
+    cuts = [0, *range(1, len(places), len(ROLES)), len(places)]
+    free = [combinations(places[start:end], len(part)) for part, (start, end) in zip(stretches, pairwise(cuts), strict=True)]
+    for chosen in product(*free):
+        roles: tuple[Roles, ...] = tuple({} for _ in kinds)
+        for (sublayer, role), norm in zip(chain(*chosen), chain(*stretches), strict=True):
+            roles[sublayer][role] = norm
+        yield roles
 
 
 def _placement(sublayer: Sublayer) -> str:

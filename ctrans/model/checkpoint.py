@@ -60,8 +60,8 @@ def save(model: GPT, directory: str | Path) -> None:
 
 
 def _settings(config: GPTConfig) -> dict[str, Any]:
-    """Every choice, of attention's options only those that were made: a model without them is read by versions that lack them."""
-    idle = dataclasses.asdict(AttentionOptions())
+    """Every choice, of options that came later only those that were made: a model without them is read by versions that lack them."""
+    idle = dataclasses.asdict(AttentionOptions()) | {"tied": True}
     settings = dataclasses.asdict(config)
     return {name: value for name, value in settings.items() if name not in idle or value != idle[name]}
 

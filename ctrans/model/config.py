@@ -44,6 +44,7 @@ class GPTConfig:
       name of `QK_NORMS` (True is "rms")
     - `positions`, `rotary_base`, `rotary_fraction`, `kv_heads`, `window`, `softcap`, `sinks`, `gated_output`: see
       `ctrans.fields.AttentionOptions`; an option that the attention has no use for is refused
+    - `tied`: whether the head shares the token embedding's weights, or has its own
     - `initialisation`, `embedding_std`: a name of `INITIALISATIONS`, and the standard deviation of the embeddings' entries
     - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
     - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
@@ -80,6 +81,7 @@ class GPTConfig:
     softcap: float | None = None
     sinks: bool = False
     gated_output: bool = False
+    tied: bool = True
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -97,7 +99,7 @@ class GPTConfig:
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
-        for name in ("bias", "causal"):
+        for name in ("bias", "causal", "tied"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
         check_temperature(self.temperature)

@@ -1,5 +1,5 @@
-"""The language model: embeddings, a `Depth` of attention and FFN sublayers, a final norm where the placement needs one, a tied
-head.
+"""The language model: embeddings, a `Depth` of attention and FFN sublayers, a final norm where the placement needs one, a head,
+tied or not.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class GPT(nn.Module):
     """A decoder-only Transformer of any placement and dt: logits = head(N_final(depth(embed(tokens)))), weights drawn from
     `seed`.
 
-    Positions are known as `config.positions` says; the head shares the token embedding's weights. `model.depth` is the `Depth`. With
-    `on_demand`, each attention's and FFN's weights are drawn when they are used and dropped when the next one's are: the same
-    weights, in the memory of one sublayer (see `ctrans.weights.on_demand`).
+    Positions are known as `config.positions` says; the head shares the token embedding's weights unless `config.tied` is False.
+    `model.depth` is the `Depth`. With `on_demand`, each attention's and FFN's weights are drawn when they are used and dropped when
+    the next one's are: the same weights, in the memory of one sublayer (see `ctrans.weights.on_demand`).
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0, on_demand: bool = False):
@@ -50,9 +50,12 @@ class GPT(nn.Module):
             for embedding in (self.token_embedding, self.position_embedding):
                 if embedding is not None:
                     embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
+        self.unembedding = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         last = config.placements[-1].ffn
         self.final_norm = make_norm(config) if last.final_norm else nn.Identity()
+        if self.unembedding is not None:
+            nn.init.normal_(self.unembedding.weight, 0.0, config.embedding_std, generator=generator)
 
     def forward(
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
@@ -97,7 +100,7 @@ class GPT(nn.Module):
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state."""
-        return F.linear(self.final_norm(x), self.token_embedding.weight)
+        return F.linear(self.final_norm(x), (self.token_embedding if self.unembedding is None else self.unembedding).weight)
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
         """X at depth-time 0 and at every segment's end, 2 depth + 1 states, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose
@@ -207,7 +210,7 @@ class _Draws:
 
 def number_of_weights(config: GPTConfig) -> int:
     """The number of entries of all weight matrices: embeddings, and those of every block."""
-    embedded = config.vocab_size + (config.context if places(config).embedding else 0)
+    embedded = config.vocab_size * (1 if config.tied else 2) + (config.context if places(config).embedding else 0)
     return embedded * config.width + config.weights_in_depth * weights_of_block(config)
 
 

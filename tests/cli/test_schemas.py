@@ -26,6 +26,8 @@ RUNS = {
     "control": [["control", "--placement", "pre", "--placement", "peri", *SMALL], ["control", "--checkpoint", "DYING"]],
     "diagnose": [["diagnose", "--checkpoint", "DYING", "--seeds", "2"], ["diagnose", "--weight-decay", "1e-9", *SMALL]],
     "screen": [["screen", "--quick", *SMALL], ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"]],
+    "export": [["export", "--checkpoint", "LLAMA", "--out", "EXPORTED"]],
+    "families": [["families", "llama", "gptj", "albert"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
     "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
@@ -38,7 +40,9 @@ def places(tmp_path_factory):
     model.depth.sublayers[1].state_norm.weight.data[5] = 4.8e-33
     place = tmp_path_factory.mktemp("schemas")
     save(model, place / "model")
-    return {"DYING": str(place / "model"), "RUN": str(place / "run")}
+    llama = GPTConfig(depth=1, width=16, heads=2, placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
+    save(GPT(llama), place / "llama")
+    return {name: str(place / name.lower()) for name in ("LLAMA", "EXPORTED", "RUN")} | {"DYING": str(place / "model")}
 
 
 def test_every_command_and_step_has_one():

@@ -9,7 +9,7 @@ import transformers
 from ctrans.interop import Anatomy, continuize, discretize, from_transformers
 from solvers import ConfigError
 from tests.helpers import learned
-from tests.interop.models import FAMILIES, TEXT, VOCABULARY, inputs, made, without_dropout
+from tests.interop.models import FAMILIES, VOCABULARY, inputs, made, without_dropout
 from tests.interop.plain_nanogpt import NanoGPT
 
 each_family = pytest.mark.parametrize("name", FAMILIES)
@@ -196,28 +196,35 @@ def test_training_mode_of_every_module_is_kept():
     assert [part.training for part in continuize(model).modules()] == before
 
 
-UNKNOWN = {
-    "parallel attention and FFN": (
-        lambda: transformers.GPTNeoXForCausalLM(
-            transformers.GPTNeoXConfig(**{k: TEXT[k] for k in TEXT if k != "num_key_value_heads"})
-        ),
-        "input_layernorm .*, attention .*, post_attention_layernorm .*, mlp",
-    ),
-    "an encoder and a decoder": (
-        lambda: transformers.T5ForConditionalGeneration(
-            transformers.T5Config(vocab_size=31, d_model=32, num_layers=2, num_heads=4, d_kv=8, d_ff=48)
-        ),
-        "encoder.block: 2 T5Block",
-    ),
-}
+def test_an_encoder_with_a_decoder_is_opened_at_its_encoder():
+    config = transformers.T5Config(vocab_size=31, d_model=32, num_layers=2, num_heads=4, d_kv=8, d_ff=48, pad_token_id=0)
+    model = learned(transformers.T5ForConditionalGeneration(config).eval())
+    tokens = torch.arange(1, 6).unsqueeze(0)
+    with torch.no_grad():
+        expected = model.get_encoder()(tokens).last_hidden_state
+        assert torch.allclose(from_transformers(model)(tokens)[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", UNKNOWN)
-def test_structures_that_are_not_known_are_refused_with_what_was_found(kind):
-    make, words = UNKNOWN[kind]
-    with pytest.raises(ConfigError, match=words) as caught:
-        from_transformers(make().eval())
-    assert "\n" not in str(caught.value)
+def test_two_towers_are_opened_one_at_a_time():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    model = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={**sizes, "vocab_size": 31, "max_position_embeddings": 16, "eos_token_id": 2},
+            vision_config={**sizes, "image_size": 8, "patch_size": 4},
+        )
+    ).eval()
+    with pytest.raises(ConfigError, match="two towers: give one of them, its vision_model or its text_model"):
+        from_transformers(model)
+    assert from_transformers(model.vision_model).depth.blocks == from_transformers(model.text_model).depth.blocks == 2
+
+
+def test_blocks_of_attention_and_ffn_at_once_are_continuized():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 31}
+    model = learned(transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes)).eval())
+    tokens = torch.arange(1, 6).unsqueeze(0)
+    with torch.no_grad():
+        expected = model(tokens).logits
+        assert torch.allclose(continuize(model)(tokens).logits, expected, atol=1e-5)
 
 
 def tupled():
@@ -226,12 +233,11 @@ def tupled():
     return transformers.GPTJForCausalLM(transformers.GPTJConfig(**config, bos_token_id=1, eos_token_id=2)).eval()
 
 
-@pytest.mark.parametrize("read", [from_transformers, continuize])
-def test_models_that_take_no_plain_state_from_a_block_are_refused_and_stay_as_they_were(read):
+def test_models_that_take_no_plain_state_from_a_block_are_refused_and_stay_as_they_were():
     model = tupled()
     words = r"cannot be run with blocks that pass on the state alone: its GPTJBlocks return tuples.*\(RuntimeError: shape"
     with pytest.raises(ConfigError, match=words) as caught:
-        read(model)
+        continuize(model)
     assert "\n" not in str(caught.value)
     assert model(torch.arange(1, 5).unsqueeze(0)).logits.isfinite().all()
 

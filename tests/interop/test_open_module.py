@@ -293,7 +293,6 @@ class TwoStacks(nn.Module):
 @pytest.mark.parametrize(
     ("module", "options", "words"),
     [
-        (Of(Parallel), {}, "computes attention and FFN in parallel"),
         (Of(TwoAttentions), {}, r"attention=: several modules of TwoAttentions mix tokens, again \(FusedAttention\), mix"),
         (Of(InTheBlock), {}, r"attention=: no module of InTheBlock mixes tokens by itself.*q \(Linear\)"),
         (Of(OddActivation), {}, "ffn=: between grow and shrink of OddActivation stands none of gelu"),
@@ -318,6 +317,14 @@ def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words
     with pytest.raises(ConfigError, match=words) as caught:
         ctrans.open_model(module.eval(), **options)
     assert "\n" not in str(caught.value)
+
+
+def test_attention_and_ffn_at_once_are_one_segment():
+    module = Of(Parallel).eval()
+    opened = ctrans.open_model(module)
+    assert (opened.config.parallel, opened.config.placement, opened.depth.per_block) == (True, "pre", 1)
+    tokens = torch.arange(1, 7).unsqueeze(0)
+    assert torch.allclose(opened(tokens)[0], module(tokens), atol=1e-5)
 
 
 def test_names_lead_where_several_lists_could_be():

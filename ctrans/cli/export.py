@@ -1,0 +1,90 @@
+"""`ctrans export`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import torch
+from rich.markup import escape
+
+from ctrans.cli import options
+from ctrans.cli.ending import CommandEnding, check_json, end
+from ctrans.cli.request import Request, takes
+from ctrans.interop.nanogpt import CHECKPOINT, to_nanogpt
+from ctrans.interop.to_transformers import target_of, write_transformers
+from ctrans.model.checkpoint import load, load_config
+from ctrans.model.gpt import GPT
+from solvers import ConfigError
+from solvers.errors import look_up
+
+
+def _to_nanogpt(model: GPT, directory: Path) -> str:
+    checkpoint = to_nanogpt(model)
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = directory / f".{CHECKPOINT}.{os.getpid()}"
+    try:
+        torch.save(checkpoint, temporary)
+        os.replace(temporary, directory / CHECKPOINT)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return "nanoGPT"
+
+
+FORMATS: dict[str, Callable[[GPT, Path], str]] = {"hf": write_transformers, "nanogpt": _to_nanogpt}
+"""What a model can be written as: each writes it into a directory, and says what it is there."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportRequest(Request):
+    """What `export` is asked."""
+
+    checkpoint: Path | None
+    form: str
+    out: Path
+
+    unshown = Request.unshown | {"out"}
+
+
+@click.command("export")
+@options.checkpoint_option
+@click.option(
+    "--to",
+    "form",
+    default="hf",
+    show_default=True,
+    metavar="NAME",
+    help="hf: config.json and model.safetensors, as AutoModelForCausalLM.from_pretrained reads them; nanogpt: ckpt.pt.",
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The directory to write.")
+@options.json_option
+@takes(ExportRequest)
+def command(request: ExportRequest) -> None:
+    """Write a model that ctrans saved as other libraries read it.
+
+    Hugging Face has a family for: pre-LN blocks with RMSNorm, rotary positions, SwiGLU and no bias (Llama; with dt other than 1
+    Granite, whose residual multiplier it is), and for pre-LN blocks with LayerNorm, learned positions, GELU and bias (GPT-2). What has no
+    counterpart is refused by name. Files are whole or not there.
+
+    \b
+    ctrans train --placement pre --norm rmsnorm --positions rotary --ffn swiglu --no-bias --out out/llama
+    ctrans export --checkpoint out/llama --out models/llama
+    ctrans screen --model models/llama --quick
+    """
+    write = look_up("form", request.form, FORMATS)
+    if request.checkpoint is None:
+        raise ConfigError("which model? Give --checkpoint, a directory that ctrans saved or a training run")
+    check_json(request, request.out)
+    if request.form == "hf":
+        target_of(load_config(request.checkpoint))
+    family = write(load(request.checkpoint), request.out)
+    files = sorted(path.name for path in request.out.iterdir() if path.name in ("config.json", "model.safetensors", CHECKPOINT))
+    ending = CommandEnding(
+        options={"out": str(request.out)},
+        findings={"family": family, "directory": str(request.out), "files": files},
+        page=[escape(f"{family}, of {request.checkpoint}. Written: {', '.join(f'{request.out}/{name}' for name in files)}")],
+    )
+    end(request, None, ending)

@@ -1,0 +1,355 @@
+"""Families of other libraries' models that are known to work, or known not to: one entry each, with a configuration so small that a
+test, or `ctrans families`, builds it at once. What is claimed of a family is what was found in that model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctrans.fields import EndsLinear, HasBound, ShowsHeads, ShowsMatrices
+from ctrans.interop.imported import Imported
+from solvers import ConfigError
+from solvers.errors import look_up
+
+VOCABULARY, WIDTH, WINDOW, IMAGE = 31, 32, 4, 8
+"""Sizes of the small models: tokens, channels, what a sliding window sees, pixels on a side."""
+SIZES: Mapping[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+TEXT: Mapping[str, Any] = {**SIZES, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
+CAUSAL: Mapping[str, Any] = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+IMAGES: Mapping[str, Any] = {**SIZES, "image_size": IMAGE, "patch_size": 4}
+GPT: Mapping[str, Any] = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": 3, "n_head": 4, "n_positions": 32}
+ENDS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
+ENCODER: Mapping[str, Any] = {
+    "d_model": WIDTH,
+    "encoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 48,
+    "vocab_size": VOCABULARY,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 1,
+    **ENDS,
+}
+FOUR_EXPERTS: Mapping[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+ALTERNATING = ["sliding_attention", "full_attention"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A family of models: its class and its configuration's class in `transformers`, and a small configuration.
+
+    `part` is the attribute of the model that is opened, where that is not the whole; `refused` what is said of a family whose sublayers
+    are no segments, as found in the message.
+    """
+
+    model: str
+    config: str
+    settings: Mapping[str, Any]
+    part: str = ""
+    refused: str = ""
+
+
+def _gemma(**more: Any) -> dict[str, Any]:
+    layers = {"num_hidden_layers": 4, "layer_types": ALTERNATING * 2}
+    return {**CAUSAL, "head_dim": 12, "sliding_window": WINDOW, "query_pre_attn_scalar": 12, **layers, **more}
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", {**GPT, **ENDS}),
+    "gpt_neo": Family(
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "num_layers": 2,
+            "num_heads": 4,
+            "window_size": WINDOW,
+            "attention_types": [[["global", "local"], 1]],
+            "max_position_embeddings": 32,
+            **ENDS,
+        },
+    ),
+    "gptj": Family("GPTJForCausalLM", "GPTJConfig", {**GPT, "rotary_dim": 4, **ENDS}),
+    "gpt_neox": Family("GPTNeoXForCausalLM", "GPTNeoXConfig", {**TEXT, **ENDS}),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {
+            **CAUSAL,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "layer_types": [*ALTERNATING, ALTERNATING[0]],
+        },
+    ),
+    "opt": Family(
+        "OPTForCausalLM",
+        "OPTConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "ffn_dim": 48,
+            "word_embed_proj_dim": WIDTH,
+            "max_position_embeddings": 32,
+        },
+    ),
+    "bloom": Family(
+        "BloomForCausalLM", "BloomConfig", {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "n_layer": 3, "n_head": 4, **ENDS}
+    ),
+    "falcon": Family("FalconForCausalLM", "FalconConfig", {**TEXT, **ENDS}),
+    "mpt": Family("MptForCausalLM", "MptConfig", {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_layers": 3, "n_heads": 4}),
+    "llama": Family("LlamaForCausalLM", "LlamaConfig", CAUSAL),
+    "mistral": Family("MistralForCausalLM", "MistralConfig", {**CAUSAL, "sliding_window": WINDOW}),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        {**CAUSAL, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW},
+    ),
+    "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", {**CAUSAL, "head_dim": 12}),
+    "smollm3": Family("SmolLM3ForCausalLM", "SmolLM3Config", CAUSAL),
+    "gemma2": Family("Gemma2ForCausalLM", "Gemma2Config", _gemma()),
+    "gemma3_text": Family("Gemma3ForCausalLM", "Gemma3TextConfig", _gemma()),
+    "gemma3n_text": Family(
+        "Gemma3nForCausalLM",
+        "Gemma3nTextConfig",
+        {
+            **_gemma(head_dim=8),
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 8,
+            "num_kv_shared_layers": 0,
+            "activation_sparsity_pattern": [0.0] * 4,
+        },
+        refused="several streams of states that it mixes",
+    ),
+    "llama4_text": Family(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        {
+            **CAUSAL,
+            "intermediate_size_mlp": 48,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": WINDOW,
+        },
+    ),
+    "olmo": Family("OlmoForCausalLM", "OlmoConfig", CAUSAL),
+    "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", CAUSAL),
+    "olmo3": Family("Olmo3ForCausalLM", "Olmo3Config", {**CAUSAL, "sliding_window": WINDOW}),
+    "glm4": Family("Glm4ForCausalLM", "Glm4Config", {**CAUSAL, "head_dim": 8}),
+    "granite": Family("GraniteForCausalLM", "GraniteConfig", {**CAUSAL, "residual_multiplier": 0.22}),
+    "nemotron": Family("NemotronForCausalLM", "NemotronConfig", CAUSAL),
+    "starcoder2": Family("Starcoder2ForCausalLM", "Starcoder2Config", CAUSAL),
+    "phi": Family("PhiForCausalLM", "PhiConfig", CAUSAL),
+    "phi3": Family("Phi3ForCausalLM", "Phi3Config", CAUSAL),
+    "stablelm": Family("StableLmForCausalLM", "StableLmConfig", CAUSAL),
+    "cohere": Family("CohereForCausalLM", "CohereConfig", CAUSAL),
+    "cohere2": Family("Cohere2ForCausalLM", "Cohere2Config", {**CAUSAL, "sliding_window": WINDOW}),
+    "mixtral": Family("MixtralForCausalLM", "MixtralConfig", {**CAUSAL, "num_local_experts": 4}),
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM", "GraniteMoeConfig", {**CAUSAL, "residual_multiplier": 0.22, "num_local_experts": 4}
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {**CAUSAL, **FOUR_EXPERTS, "moe_intermediate_size": 24, "head_dim": 8, "mlp_only_layers": [1]},
+    ),
+    "olmoe": Family("OlmoeForCausalLM", "OlmoeConfig", {**CAUSAL, **FOUR_EXPERTS}),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            **CAUSAL,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "mamba": Family(
+        "MambaForCausalLM",
+        "MambaConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 3, "state_size": 4},
+    ),
+    "bert": Family("BertForMaskedLM", "BertConfig", TEXT),
+    "minilm": Family("BertModel", "BertConfig", {**TEXT, "hidden_act": "gelu"}),
+    "roberta": Family("RobertaForMaskedLM", "RobertaConfig", TEXT),
+    "electra": Family("ElectraForMaskedLM", "ElectraConfig", {**TEXT, "embedding_size": 16}),
+    "distilbert": Family(
+        "DistilBertForMaskedLM",
+        "DistilBertConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "dim": WIDTH,
+            "n_layers": 3,
+            "n_heads": 4,
+            "hidden_dim": 48,
+            "max_position_embeddings": 32,
+        },
+    ),
+    "mpnet": Family("MPNetForMaskedLM", "MPNetConfig", TEXT),
+    "deberta": Family(
+        "DebertaForMaskedLM", "DebertaConfig", {**TEXT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    ),
+    "deberta-v2": Family(
+        "DebertaV2ForMaskedLM",
+        "DebertaV2Config",
+        {
+            **TEXT,
+            "relative_attention": True,
+            "position_buckets": 8,
+            "pos_att_type": ["c2p", "p2c"],
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "position_biased_input": False,
+        },
+    ),
+    "modernbert": Family(
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        {**TEXT, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "local_attention": WINDOW, **ENDS},
+    ),
+    "albert": Family("AlbertForMaskedLM", "AlbertConfig", {**TEXT, "embedding_size": 16}, refused="is called 3 times"),
+    "t5": Family(
+        "T5EncoderModel",
+        "T5Config",
+        {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4},
+    ),
+    "bart": Family("BartModel", "BartConfig", {**ENCODER, "max_position_embeddings": 32}, part="encoder"),
+    "whisper": Family(
+        "WhisperModel",
+        "WhisperConfig",
+        {**ENCODER, "num_mel_bins": 8, "max_source_positions": 6, "max_target_positions": 8},
+        part="encoder",
+    ),
+    "vit": Family("ViTForImageClassification", "ViTConfig", {**IMAGES, "num_labels": 5}),
+    "deit": Family("DeiTForImageClassification", "DeiTConfig", {**IMAGES, "num_labels": 5}),
+    "beit": Family("BeitForImageClassification", "BeitConfig", {**IMAGES, "num_labels": 5}),
+    "dinov2": Family("Dinov2ForImageClassification", "Dinov2Config", {**IMAGES, "num_labels": 5}),
+    "siglip_vision_model": Family("SiglipVisionModel", "SiglipVisionConfig", IMAGES),
+    "siglip_text_model": Family("SiglipTextModel", "SiglipTextConfig", TEXT),
+    "clip_vision_model": Family("CLIPVisionModel", "CLIPVisionConfig", IMAGES),
+    "clip_text_model": Family("CLIPTextModel", "CLIPTextConfig", {**TEXT, "eos_token_id": 2}),
+}
+"""By the name in a config's `model_type`, but for MiniLM, which is a BERT without a head."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundFamily:
+    """What was found in the small model of a family.
+
+    - `model`, `opened`: its class, and that of the part that was opened
+    - `reads`: what it reads
+    - `supported`, `refused`: whether it has a `depth`; if not, why
+    - `placement`, `norm`, `attention`, `ffn`, `parallel`, `lengths`: as `Architecture`
+    - `theta`: whether attention's matrices by head, its temperature and its rows are known, of which theta and Emadi's bounds are
+    - `bounds`: whether it is known of every map how large it can be
+    - `matrices`: whether every map's matrices are known, of which statements on initialisation are
+    - `last`: whether every map names its last linear map, of which Hamiltonians over weights are
+    - `unread`: why not
+    """
+
+    family: str
+    model: str
+    opened: str
+    reads: str
+    supported: bool
+    refused: str | None = None
+    placement: str | None = None
+    norm: str | None = None
+    attention: str | None = None
+    ffn: str | None = None
+    parallel: bool = False
+    lengths: tuple[float, ...] = ()
+    theta: bool = False
+    bounds: bool = False
+    matrices: bool = False
+    last: bool = False
+    unread: tuple[str, ...] = ()
+
+
+def small_model(family: str, seed: int = 0) -> nn.Module:
+    """The family's small model, freshly drawn as the library does, in eval mode. Raises ConfigError for a family without an entry."""
+    from ctrans.interop.hugging_face import import_transformers
+
+    entry, transformers = look_up("family", family, FAMILIES), import_transformers()
+    config = getattr(transformers, entry.config)(**entry.settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = getattr(transformers, entry.model)(config).eval()
+    if hasattr(model, "set_experts_implementation"):  # fused kernels of experts know no float64
+        model.set_experts_implementation("eager")
+    part: nn.Module = getattr(model, entry.part) if entry.part else model
+    return part
+
+
+def found_family(family: str) -> FoundFamily:
+    """What is found in the family's small model; weights and sizes do not matter to it."""
+    from ctrans.interop.inputs import main_input
+
+    entry, model = FAMILIES[family], _moved(small_model(family))
+    about: dict[str, Any] = {
+        "family": family,
+        "model": entry.model,
+        "opened": type(model).__name__,
+        "reads": READS.get(main_input(model), main_input(model)),
+    }
+    try:
+        imported = Imported(model)
+    except ConfigError as error:
+        return FoundFamily(**about, supported=False, refused=str(error))
+    config, maps = imported.config, [part.field for part in imported.depth.sublayers]
+    heads = [each for each in maps if isinstance(each, ShowsHeads)]
+    attentions = sum(part.kind == "attention" for part in imported.depth.sublayers)
+    return FoundFamily(
+        **about,
+        supported=True,
+        **{name: getattr(config, name) for name in ("placement", "norm", "attention", "ffn", "parallel", "lengths", "unread")},
+        theta=len(heads) == attentions and not any(each.normalised_scores for each in heads),
+        bounds=all(isinstance(each, HasBound) for each in maps),
+        matrices=all(isinstance(each, ShowsMatrices) for each in maps),
+        last=all(_has_last(each) for each in maps),
+    )
+
+
+READS = {"input_ids": "tokens", "pixel_values": "images", "input_features": "audio"}
+"""What a model reads, by the name of its main argument."""
+
+
+def _has_last(map_: object) -> bool:
+    try:
+        return isinstance(map_, EndsLinear)
+    except ConfigError:  # it says why it does not
+        return False
+
+
+def _moved(model: nn.Module) -> nn.Module:
+    """The model with every weight off its initial value, at which scales may be 1 and offsets 0."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    return model
