@@ -101,6 +101,13 @@ class Imported(nn.Module):
         self.depth = depth_of(structures, check_dt(dt))
         self.config = _architecture(self.host, structures, like.shape[-1], self.depth)
 
+    def forget(self) -> None:
+        """Masks and the like are asked of the model again, whose weights are others than they were."""
+        for part in self.depth.modules():
+            contexts = getattr(part, "contexts", None)
+            if isinstance(contexts, Contexts):
+                contexts.forget()
+
     def forward(self, tokens: Tensor, targets: Int[Tensor, "*batch tokens"] | None = None) -> tuple[Tensor, Tensor | None]:
         """The logits, and with `targets` their mean cross-entropy in nats (targets of -1 are left out). Raises ConfigError
         where there are none.
