@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_dt
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.block_calls import OWN_ERRORS
 from ctrans.interop.hugging_face import (
     CONFIG,
     from_transformers,
@@ -102,6 +103,27 @@ class Opened(nn.Module):
     def tokeniser(self) -> Tokeniser:
         """How text becomes its tokens; byte by byte for a model without a directory. Errors as `find_tokeniser`."""
         return find_tokeniser(self.directory, self.vocabulary)
+
+    def longest(self, wanted: int) -> int:
+        """The most tokens, up to as many as wanted, that it reads: what it says, or found by trying."""
+        said: int | None = self.config.context
+        most = wanted if said is None else min(wanted, said)
+        if said is not None or not self.vocabulary or self._reads(most):
+            return most
+        low, high = 1, most  # it reads low and not high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._reads(middle) else (low, middle)
+        return low
+
+    def _reads(self, length: int) -> bool:
+        like = next((weight for weight in self.parameters()), torch.empty(0))
+        try:
+            with torch.no_grad():
+                self(torch.zeros(1, length, dtype=torch.int64, device=like.device))
+        except (*OWN_ERRORS, AssertionError):
+            return False
+        return True
 
     def pairs(self, windows: Int[Tensor, "batch longer"], mask: int | None = None) -> tuple[Tensor, Tensor]:
         """Tokens and their targets, of its `loss`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
@@ -39,11 +40,14 @@ def telling_weights(model: nn.Module) -> Iterator[list[str]]:
         yield broken
     finally:
         with torch.no_grad():
-            for weight, own in before:
-                weight.copy_(own)
+            for changed, own in before:
+                changed.copy_(own)
 
 
 def _drawn(weight: Tensor, generator: torch.Generator) -> Tensor:
+    drawn: Tensor
     if weight.dim() == 1:
-        return (0.25 + 0.5 * torch.rand(weight.shape, generator=generator)).to(weight)
-    return (torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5).to(weight)
+        drawn = 0.25 + 0.5 * torch.rand(weight.shape, generator=generator)
+    else:
+        drawn = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[-1])
+    return drawn.to(weight)

@@ -282,7 +282,8 @@ AILMENTS: dict[str, Ailment] = {
         "the weight decay given over dt lam*, the penalty of all matrices below which the best velocity is infinite on this text",
         "note",
         f"{OURS}: a factor of 10. dt lam* is exact for attention's values and outputs, and found by ascent for an FFN",
-        "no fault: most models are trained so. A decay of this size does not hold the weights in this control problem: growing them pays more than it costs",
+        "no fault: most models are trained so. A decay of this size does not hold the weights in this control problem: growing them pays "
+        "more than it costs",
         "a norm behind each sublayer (placement peri or output) with decay on its gains, a kinetic cost, or a larger decay; AdamW's "
         "decoupled decay is no penalty in the loss, so take this as an order of magnitude",
         low=0.1,

@@ -39,6 +39,7 @@ from ctrans.stability.diagnosis.proportions import (
     weights_of_zeros,
 )
 from ctrans.stability.diagnosis.reading import Reading
+from ctrans.stability.diagnosis.words import in_words
 from ctrans.stability.screening.case import cut
 from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
@@ -100,6 +101,10 @@ class Diagnosis:
     def examined(self) -> list[str]:
         """The ailments whose quantity has a reading."""
         return [name for name, ailment in AILMENTS.items() if self.readings.get(ailment.quantity)]
+
+    def __str__(self) -> str:
+        """What `ctrans diagnose` prints."""
+        return in_words(self)
 
     @property
     def unexamined(self) -> list[str]:

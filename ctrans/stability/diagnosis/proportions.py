@@ -1,4 +1,4 @@
-"""What a diagnosis holds beside each other on the way down: weights and 0, eps and states, embedding and depth, sublayers and neighbours."""
+"""What a diagnosis holds beside each other: weights and 0, eps and states, embedding and depth, sublayers and neighbours."""
 
 from __future__ import annotations
 
