@@ -31,7 +31,7 @@ def test_a_plain_module_is_opened_and_what_is_found_has_its_own_names():
     assert by_name["dead gain outside the depth"].worst.place == "ln"
     text = str(found)
     assert max(map(len, text.splitlines())) <= 80
-    assert "1. zero weight (serious)" in text
+    assert "zero weight (serious)" in text
     assert "stack.1.mix.proj.weight" in text
     assert f"of {len(ctrans.diagnose(model, *pair()).examined) + len(found.unexamined)} kinds" in text
 
