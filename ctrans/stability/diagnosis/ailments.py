@@ -244,7 +244,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: at 0.05 nats one token has 99% of the weight. Zhai et al. 2023 saw entropy collapse before trainings diverged",
         "each token reads one other alone: the softmax passes next to no gradient to queries and keys, which then hardly learn",
         "norms on queries and keys, a higher temperature or its warm-up (ctrans train --temperature-start), a lower learning rate, or "
-        "weight decay on W_Q and W_K",
+        "weight decay on W_Q and W_K; in a trained model that is only used, nothing",
         low=0.05,
         near=2.0,
     ),

@@ -38,7 +38,7 @@ from ctrans.stability.diagnosis.proportions import (
     parameter_places,
     weights_of_zeros,
 )
-from ctrans.stability.diagnosis.reading import Reading
+from ctrans.stability.diagnosis.reading import Reading, place_of
 from ctrans.stability.diagnosis.words import in_words
 from ctrans.stability.screening.case import cut
 from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
@@ -151,9 +151,17 @@ class Examination:
         _join(readings, own)
         each = self.sensitivities()
         _join(readings, sensitivity_readings(self.model.depth, list(each or [])))
-        refused = next((s.note for s in each or [] if s.value is None and s.note != NOT_FINITE), None)
-        if refused is not None or each is None:
-            unknown["sensitivities"] = refused or "left out"
+        refused = [(k, s.note) for k, s in enumerate(each or []) if s.value is None and s.note != NOT_FINITE]
+        if each is None:
+            unknown["sensitivities"] = "left out"
+        elif refused:
+            (k, note), count = refused[0], len(self.model.depth.sublayers)
+            place = place_of(self.model.depth, k)
+            unknown["sensitivities"] = (
+                f"of {len(refused)} of {count} sublayers, the first {place}: {note}; those of the others are known"
+            )
+            if len(refused) == count:
+                unknown["sensitivities"] = note
         if not readings.get("least entropy of a head"):
             unknown["heads"] = "this model's attention does not show the rows of its heads"
         return Diagnosis(judge(readings), readings, unknown)
