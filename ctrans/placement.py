@@ -44,15 +44,18 @@ class Placement:
         return not self.state_norm
 
 
+# colours that readers with any colour vision tell apart: Paul Tol's vibrant scheme, and his olive
 PLACEMENTS: dict[str, Placement] = {
     placement.name: placement
     for placement in (
-        Placement("none", False, False, False, "f(X)", "X + dt v", "no normalisation", "C0", "o"),
-        Placement("pre", True, False, False, "f(N_in X)", "X + dt v", "GPT-2, Llama", "C1", "s"),
-        Placement("peri", True, True, False, "N_out f(N_in X)", "X + dt v", "Gemma 2 and 3", "C2", "D"),
-        Placement("output", False, True, False, "N_out f(X)", "X + dt v", "OLMo 2", "C3", "^"),
-        Placement("post", False, False, True, "tangent part of f(X)", "N(X + dt f(X))", "original Transformer, BERT", "C4", "v"),
-        Placement("pre_post", True, False, True, "tangent part of f(N_in X)", "N(X + dt f(N_in X))", "Kim's A+C", "C5", "P"),
+        Placement("none", False, False, False, "f(X)", "X + dt v", "no normalisation", "#999933", "o"),
+        Placement("pre", True, False, False, "f(N_in X)", "X + dt v", "GPT-2, Llama", "#0077bb", "s"),
+        Placement("peri", True, True, False, "N_out f(N_in X)", "X + dt v", "Gemma 2 and 3", "#009988", "D"),
+        Placement("output", False, True, False, "N_out f(X)", "X + dt v", "OLMo 2", "#ee7733", "^"),
+        Placement(
+            "post", False, False, True, "tangent part of f(X)", "N(X + dt f(X))", "original Transformer, BERT", "#cc3311", "v"
+        ),
+        Placement("pre_post", True, False, True, "tangent part of f(N_in X)", "N(X + dt f(N_in X))", "Kim's A+C", "#ee3377", "P"),
         Placement(
             "deepnorm",
             False,
@@ -61,7 +64,7 @@ PLACEMENTS: dict[str, Placement] = {
             "tangent part of f(X)/alpha",
             "N(X + dt f(X)/alpha)",
             "DeepNet",
-            "C6",
+            "#33bbee",
             "X",
             residual_gain=True,
         ),

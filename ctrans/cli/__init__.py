@@ -30,6 +30,7 @@ COMMANDS = {
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "export": "Write a trained model as Hugging Face or nanoGPT read it.",
     "generate": "Continue a text with a trained model.",
+    "report": "Put results that were kept as JSON side by side on one page.",
 }
 
 

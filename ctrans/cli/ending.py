@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from ctrans.cli.request import Request, WrittenRequest
 from ctrans.cli.subjects import resolved
 from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.report.fit import fitted
+from ctrans.report.page import page_of, render
+from ctrans.report.page.html import check_libraries
 from solvers import ConfigError
 
 CPU = torch.device("cpu")
@@ -62,21 +65,24 @@ def directory_of(request: WrittenRequest) -> Path | None:
 
 
 def check_json(request: Request, made: Path | None = None) -> None:
-    """Raises ConfigError unless the JSON can be written where it was asked for: a file, in a directory that is there.
+    """Raises ConfigError unless JSON and page can be written where they were asked for: files, in directories that are there.
 
     Only the directory of --out, which is the command's own, is `made` where it is missing.
     """
-    if request.json_path is None or request.quiet:
-        return
-    path = Path(request.json_path)
+    if request.json_path is not None and not request.quiet:
+        _check_file("json", Path(request.json_path), request.command, made)
+    if request.html_path is not None:
+        _check_file("html", Path(request.html_path), request.command, made)
+        check_libraries()
+
+
+def _check_file(kind: str, path: Path, command: str, made: Path | None) -> None:
     if path.is_dir():
-        raise ConfigError(
-            f"--json {str(path)!r} is a directory: give a file in it, as {str(path / (request.command + '.json'))!r}"
-        )
+        raise ConfigError(f"--{kind} {str(path)!r} is a directory: give a file in it, as {str(path / f'{command}.{kind}')!r}")
     if made is not None and path.parent.absolute() == made.absolute():
         return
     if not path.parent.is_dir():
-        raise ConfigError(f"--json {str(path)!r}: there is no directory {str(path.parent)!r}; make it, or choose another place")
+        raise ConfigError(f"--{kind} {str(path)!r}: there is no directory {str(path.parent)!r}; make it, or choose another place")
     check_writable(path.parent)
 
 
@@ -113,8 +119,11 @@ def write_json(request: Request, directory: Path | None, result: Mapping[str, An
 
 
 def save_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> str:
-    """The same, but not to stdout; gives the text."""
+    """The same, and the page, but not to stdout; gives the text."""
     text = to_json(result) + "\n"
+    if request.html_path is not None:
+        page = page_of({request.command: json.loads(text)})
+        write_atomic(Path(request.html_path), render(page).encode())
     if directory is not None:
         write_atomic(directory / f"{request.command}.json", text.encode())
     if request.json_path is not None and not request.quiet:
@@ -130,5 +139,6 @@ def _show(request: Request, directory: Path | None, ending: CommandEnding) -> No
         for piece in fitted(part, console.width) if isinstance(part, Table) else [part]:
             console.print(piece, highlight=False)
     if directory is not None:
-        names = (f"{request.command}.json", *ending.files)
-        console.print(escape(ending.said + "Written: " + ", ".join(f"{directory}/{name}" for name in names)), soft_wrap=True)
+        names = [f"{directory}/{name}" for name in (f"{request.command}.json", *ending.files)]
+        names += [] if request.html_path is None else [request.html_path]
+        console.print(escape(ending.said + "Written: " + ", ".join(names)), soft_wrap=True)

@@ -141,6 +141,14 @@ text_options = stack(
         metavar="FILE",
         help="Read token ids instead of text: nanoGPT's val.bin (two bytes each), or a row of integers in an .npy file.",
     ),
+    click.option(
+        "--images",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="For a model of images: a folder of them (PNG, JPEG, BMP, WebP), scaled to the model's size and by its "
+        "preprocessor_config.json; or an .npy array (count, channels, height, width), bytes or numbers as the model reads them; for a "
+        "model of audio (count, frequencies, frames). Of a model with two towers, the one for images is looked at.",
+    ),
     click.option("--batch", default=4, show_default=True, help="Sequences, spread evenly over the text."),
 )
 
@@ -151,8 +159,18 @@ device_options = stack(
     device_option,
 )
 
-json_option = click.option(
+json_alone = click.option(
     "--json", "json_path", metavar="PATH", help="Write the result as one JSON object there; - is stdout, with nothing else on it."
+)
+json_option = stack(
+    json_alone,
+    click.option(
+        "--html",
+        "html_path",
+        metavar="PATH",
+        help="Write the result as a page too: one file with pictures that can be asked and tables that sort, which needs no network "
+        "(pip install 'ctrans[report]').",
+    ),
 )
 
 

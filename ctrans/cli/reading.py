@@ -1,4 +1,4 @@
-"""What the models that a command looks at are given to read: a text, as tokens of theirs."""
+"""What the models that a command looks at are given to read: a text, as tokens of theirs, or images."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Integer
 from torch import Tensor
 
 from ctrans.cli.request import ModelRequest
-from ctrans.cli.subjects import Subject
+from ctrans.cli.subjects import Subject, tokens_of
 from ctrans.depth import check_count
+from ctrans.interop.images import Images, images_for
 from ctrans.interop.open_model import Opened
 from ctrans.interop.tokens import BYTES, read_ids
 from ctrans.model.text import read_text, windows
@@ -46,9 +48,32 @@ class Text:
         return (longer[:, :-1], longer[:, 1:]) if self.opened is None else self.opened.pairs(longer, self.mask)
 
 
-def read(request: ModelRequest, found: Sequence[Subject]) -> Text:
-    """The text that the request names, as tokens of those models."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pictures:
+    """The same of images, or of other arrays, of which there are no targets."""
+
+    images: Images
+    loss: str
+
+    @property
+    def said(self) -> str:
+        return self.images.said
+
+    def sequences(self, count: int, length: int) -> Tensor:
+        """So many images; their number of tokens is the model's."""
+        return self.images.batch(count)
+
+    def pairs(self, count: int, length: int) -> tuple[Tensor, Tensor]:
+        """Images, and targets that no loss looks at: -1 for each number where there is to be no loss."""
+        x = self.sequences(count, length)
+        return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
+
+
+def read(request: ModelRequest, found: Sequence[Subject]) -> Text | Pictures:
+    """The text that the request names, as tokens of those models; or its images."""
     subject = found[0]
+    if subject.vocabulary == 0 or request.images is not None:
+        return _pictures(request, found)
     for other in found[1:]:
         _check_alike(subject, other)
     if request.ids is not None:
@@ -66,6 +91,22 @@ def read(request: ModelRequest, found: Sequence[Subject]) -> Text:
                 "token ids by --ids FILE"
             )
     return Text(ids, subject.vocabulary, tokeniser.said, tokeniser.mask, subject.opened)
+
+
+def _pictures(request: ModelRequest, found: Sequence[Subject]) -> Pictures:
+    opened = found[0].opened
+    if opened is None or opened.vocabulary:
+        raise ConfigError(f"--images is for a model of images, and {found[0].name} reads token ids: leave it out")
+    if request.images is None:
+        raise ConfigError(f"{opened.config.model} reads no text: give --images PATH, a folder of images or an .npy array")
+    others = [name for name in ("file", "text", "ids") if getattr(request, name) is not None]
+    if others:
+        raise ConfigError(f"--images and --{others[0]} are given, and each is what the model reads: choose one")
+    shapes = {each.opened.reads for each in found if each.opened is not None}
+    if len(shapes) > 1:
+        raise ConfigError(f"the models read images of {len(shapes)} sizes: compare models of one size")
+    dtype = next(opened.parameters()).dtype
+    return Pictures(images_for(request.images, shapes.pop(), dtype, opened.directory), opened.loss)
 
 
 def _check_alike(one: Subject, other: Subject) -> None:
@@ -89,7 +130,7 @@ class LookedAt:
 
     request: ModelRequest
     found: Sequence[Subject]
-    text: Text
+    text: Text | Pictures
     tokens: Tensor
 
     @property
@@ -98,10 +139,11 @@ class LookedAt:
         imported = {subject.name: subject.opened.described for subject in self.found if subject.opened is not None}
         if not imported:
             return None
-        count, length = self.tokens.shape
+        count, length = len(self.tokens), tokens_of(self.found[0], self.tokens)
         much = f"{count} sequence{'s' * (count > 1)} of {length} tokens{self._cut(self.found[0])}"
         recognised = [words if len(self.found) == 1 else f"{name}: {words}" for name, words in imported.items()]
-        return "\n".join([*recognised, f"Text: {self.text.said}; {much}\n"])
+        read = "Text" if isinstance(self.text, Text) else "Input"
+        return "\n".join([*recognised, f"{read}: {self.text.said}; {much}\n"])
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -121,7 +163,7 @@ class LookedAt:
             "vocabulary": opened.vocabulary,
             "text": self.text.said,
             "sequences": self.tokens.shape[0],
-            "tokens": self.tokens.shape[1],
+            "tokens": tokens_of(subject, self.tokens),
         }
 
     def _cut(self, subject: Subject) -> str:

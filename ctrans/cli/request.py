@@ -29,14 +29,16 @@ class Request:
     - `options`: every option's value by name, in the order in which click has them: what results show
     - `typed`: the names of the options that the user typed, and did not leave at their defaults
     - `json_path`: where the result goes as one JSON object; "-" is stdout
+    - `html_path`: where it goes as a page
     """
 
     command: str
     options: Mapping[str, Any]
     typed: frozenset[str]
     json_path: str | None
+    html_path: str | None = None
 
-    unshown: ClassVar[frozenset[str]] = frozenset({"json_path"})
+    unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path"})
     """Options that no result shows."""
 
     @classmethod
@@ -73,7 +75,7 @@ class ModelRequest(WrittenRequest):
     - `checkpoint`, `model`, `architecture`, `python`: where a model comes from that is not one of these; `stream` is whether weights
       are made on demand, None where that is left to their size
     - `anatomy`, `loss`: the file that names the parts of such a model, and what its output is compared with
-    - `file`, `text`, `ids`, `batch`: what it reads
+    - `file`, `text`, `ids`, `images`, `batch`: what it reads
     - `several`: option and value of every model that is named, where these are more than one; the options' own fields are then None
     """
 
@@ -109,6 +111,7 @@ class ModelRequest(WrittenRequest):
     file: Path | None
     text: str | None
     ids: Path | None
+    images: Path | None
     batch: int
     dtype: str
     device: str

@@ -111,6 +111,7 @@ def _trained() -> dict[str, Schema]:
         "validation_loss": schema_of(float | None),
         "best_validation_loss": schema_of(float | None),
         "best_step": schema_of(int | None),
+        "accuracy": described("The share of held-out answers that are right, of a task with answers.", schema_of(float | None)),
         "other_depths": a_map("Validation loss by number of blocks.", NUMBER),
         "seconds": NUMBER,
     }
@@ -142,6 +143,10 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
         "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),
         "prompt": schema_of(list[int]),
         "samples": described("A continuation for each seed.", {"type": "array"}),
+    },
+    "report": lambda: {
+        "results": a_map("By what tells the files apart: whose result it is.", {"type": "object"}),
+        "chapters": described("The page's headings.", WORDS),
     },
 }
 """The keys of each command's result after those that all begin with."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.reading import LookedAt, Text, read
+from ctrans.cli.reading import LookedAt, Pictures, Text, read
 from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.depth import check_count
@@ -246,7 +246,7 @@ def _check_dtype(name: str) -> None:
         raise ConfigError("dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or float64")
 
 
-def _parts(text: Text, request: ScreenRequest, found: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(text: Text | Pictures, request: ScreenRequest, found: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, targets, and as many tokens of another text: every second sequence."""
     shortest = min(subject.context for subject in found)
     tokens, targets = text.pairs(2 * check_count("batch", request.batch), shortest)

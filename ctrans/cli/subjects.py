@@ -19,6 +19,7 @@ from ctrans.depth import check_dt
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.hugging_face import import_transformers
+from ctrans.interop.images import read_array
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.interop.open_model import Opened, open_imported, open_model
 from ctrans.interop.tokens import quiet
@@ -197,6 +198,7 @@ def _foreign(request: ModelRequest) -> list[Subject]:
         on_demand=request.stream,
         loss=request.loss,
         heads=request.heads if "heads" in request.typed else None,
+        images=request.images is not None,
         **_named_parts(request),
     )
     return [_of_opened(opened, request, f"weights of {request.model}", trained=True)]
@@ -213,11 +215,14 @@ def _made(request: ModelRequest) -> list[Subject]:
         raise ConfigError(f"{request.python!r} returns what open_model gives: return the module itself")
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{request.python!r} returns a {type(made).__name__}: return an nn.Module")
-    opened = open_model(made, dtype, dt=check_dt(request.dt), loss=request.loss, **_named_parts(request))
-    if not opened.vocabulary:
-        raise ConfigError(
-            f"{opened.config.model} reads no token ids, and commands read text: open it in Python by ctrans.open_model"
-        )
+    example = None
+    if request.images is not None and not hasattr(getattr(made, "config", None), "model_type"):
+        if request.images.suffix != ".npy":
+            raise ConfigError(
+                f"{request.python!r} does not say of which size its images are: give --images an .npy array of them"
+            )
+        example = torch.from_numpy(read_array(request.images)[:2].copy()).to(dtype)
+    opened = open_model(made, dtype, dt=check_dt(request.dt), loss=request.loss, example=example, **_named_parts(request))
     return [_of_opened(opened, request, f"weights of {request.python}", trained=True)]
 
 
@@ -292,4 +297,13 @@ def _check_alone(option: str, brought: Sequence[str], request: ModelRequest) -> 
 def settle_threads(found: Sequence[Subject], tokens: Tensor, dtype: torch.dtype) -> None:
     """As many threads as the largest of these models is worth on these tokens, where the processor computes (`ctrans.threads`)."""
     if tokens.device.type == "cpu":
-        choose_threads(max(flops(subject.width, *tokens.shape) for subject in found), dtype.itemsize)
+        sizes = (flops(subject.width, len(tokens), tokens_of(subject, tokens)) for subject in found)
+        choose_threads(max(sizes), dtype.itemsize)
+
+
+def tokens_of(subject: Subject, inputs: Tensor) -> int:
+    """How many tokens the model makes of each of these sequences or images."""
+    if subject.opened is None or subject.opened.vocabulary:
+        return inputs.shape[1]
+    with torch.no_grad():
+        return subject.opened.embed(inputs[:1].cpu()).shape[-2]

@@ -63,6 +63,7 @@ def command(request: TrainRequest) -> None:
     ctrans train
     ctrans train --placement pre --dt 0.1 --file book.txt --iterations 5000 --out out/book
     ctrans train --resume --out out/book
+    ctrans train --task digits --placement post --iterations 300 --out out/digits
     ctrans train --method rk4 --gradient checkpoint --kinetic 0.01
     torchrun --nproc-per-node 2 -m ctrans train --parallel ddp --batch 32
     """
@@ -102,7 +103,7 @@ def _check_places(request: TrainRequest) -> None:
 def _plan(request: TrainRequest) -> Plan:
     """The run that the options ask for, new or taken up again."""
     if request.resume and (RunDirectory(request.out).exists or not restarts()):
-        moved = request.source if {"file", "bin"} & request.typed else None
+        moved = request.source if {"file", "bin", "task"} & request.typed else None
         flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
         planned = plan_to_resume(request.out, request.given, moved, parallel=request.parallel, flags=flags)
         check_depths(request.eval_depth, planned.architecture, planned.config)
@@ -175,6 +176,7 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
         "validation_loss": evaluations[-1]["validation_loss"] if evaluations else None,
         "best_validation_loss": progress.best,
         "best_step": progress.best_step,
+        "accuracy": evaluations[-1].get("accuracy") if evaluations else None,
         "other_depths": {},
         "seconds": seconds,
     }

@@ -13,6 +13,7 @@ from ctrans.interop.anatomy import Anatomy, find_blocks
 from ctrans.interop.block_calls import StateForm, recorded_until
 from ctrans.interop.calls import watched
 from ctrans.interop.inputs import stand_in
+from solvers import ConfigError
 
 REMEMBERED = 8
 """For how many shapes of the state the contexts are kept."""
@@ -37,22 +38,44 @@ class Contexts(Protocol):
         """What is remembered of calls with other weights is seen again."""
 
 
+class Padding:
+    """Which tokens of the sequences that are looked at are padding, if any: set by a model, and read wherever a forward pass is run."""
+
+    def __init__(self) -> None:
+        self.mask: Tensor | None = None
+
+    def given(self, x: Tensor) -> dict[str, Tensor]:
+        """The library's argument for states or token ids x of these sequences, or of several copies of all of them, one after the other.
+
+        Raises ConfigError where x is of other sequences.
+        """
+        if self.mask is None:
+            return {}
+        copies, rest = divmod(len(x), len(self.mask))
+        if rest or x.shape[1] != self.mask.shape[1]:
+            raise ConfigError(
+                f"the padding mask is of {len(self.mask)} sequences of {self.mask.shape[1]} tokens, and {len(x)} of {x.shape[1]} are "
+                "looked at: give one row for each"
+            )
+        return {"attention_mask": self.mask.to(x.device).repeat(copies, 1)}
+
+
 class LibraryContexts:
     """Those of a model of `transformers`: what each block is given, or at `paths` what the block itself gives its attention there."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, form: StateForm, paths: tuple[str | None, ...]):
-        self.model, self.anatomy, self.form, self.paths = model, anatomy, form, paths
+    def __init__(self, model: nn.Module, anatomy: Anatomy, form: StateForm, paths: tuple[str | None, ...], padding: Padding):
+        self.model, self.anatomy, self.form, self.paths, self.padding = model, anatomy, form, paths, padding
         self._known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
 
     def of(self, block: int, x: Tensor) -> dict[str, Any]:
         """The context of that block for the state x (batch, tokens, width)."""
         # kernels differ in what masks they are given
-        key = (x.shape, x.dtype, x.device, getattr(self.model.config, IMPLEMENTATION, None))
+        key = (x.shape, x.dtype, x.device, getattr(self.model.config, IMPLEMENTATION, None), self.padding.mask)
         if key not in self._known:
             blocks = find_blocks(self.model, self.anatomy)
             like = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
             with torch.no_grad():
-                found = self._seen(blocks, stand_in(self.model, like))
+                found = self._seen(blocks, {**stand_in(self.model, like), **self.padding.given(like)})
             if len(self._known) == REMEMBERED:
                 del self._known[next(iter(self._known))]
             self._known[key] = found
@@ -78,7 +101,7 @@ class LibraryContexts:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LibraryContexts:
         model = memo.get(id(self.model))
-        return self if model is None else LibraryContexts(model, self.anatomy, self.form, self.paths)
+        return self if model is None else LibraryContexts(model, self.anatomy, self.form, self.paths, self.padding)
 
 
 @contextlib.contextmanager

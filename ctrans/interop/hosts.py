@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy, find_blocks
 from ctrans.interop.block_calls import StateForm, intercepted, recorded, recorded_until
-from ctrans.interop.contexts import Contexts, LibraryContexts
+from ctrans.interop.contexts import Contexts, LibraryContexts, Padding
 from ctrans.interop.find_sequence import find_sequence, form_of_blocks
 from ctrans.interop.inputs import example_of, main_input, reads_tokens, stand_in
 from ctrans.interop.recognise import Structure, alike, make_of, recognise_by_any
@@ -42,6 +42,10 @@ class Host(Protocol):
     @property
     def vocabulary(self) -> int:
         """How many tokens it embeds; 0 where it reads something else."""
+
+    @property
+    def reads(self) -> Sequence[int]:
+        """The shape of one of its inputs, as in the example by which it was seen."""
 
     def predicts(self) -> bool:
         """Whether its output is logits of tokens, one row for each."""
@@ -96,7 +100,7 @@ class LibraryHost:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.model: Any = model
-        self.anatomy, self.form = anatomy, StateForm()
+        self.anatomy, self.form, self.padding = anatomy, StateForm(), Padding()
 
     @property
     def family(self) -> str:
@@ -114,6 +118,11 @@ class LibraryHost:
             return 0
         count: int = self.model.get_input_embeddings().num_embeddings
         return count
+
+    @property
+    def reads(self) -> Sequence[int]:
+        shape: Sequence[int] = next(iter(example_of(self.model).values())).shape[1:]
+        return shape
 
     def predicts(self) -> bool:
         return self.model.get_output_embeddings() is not None
@@ -166,17 +175,18 @@ class LibraryHost:
         for block, structure in zip(self.blocks(), structures, strict=True):
             names = {part: path for path, part in block.named_modules()}
             paths.append(names[structure.called] if structure.own_calls and structure.called is not None else None)
-        return LibraryContexts(self.model, self.anatomy, self.form, tuple(paths))
+        return LibraryContexts(self.model, self.anatomy, self.form, tuple(paths), self.padding)
 
     def embed(self, tokens: Tensor) -> Tensor:
         name, lead = main_input(self.model), tokens.shape[:-1]
         tokens = tokens.reshape(-1, tokens.shape[-1]) if reads_tokens(self.model) else tokens
-        call = recorded_until(self.blocks(), 0, lambda: self.model(**{name: tokens}), self.form)[0]
+        inputs = {name: tokens, **self.padding.given(tokens)}
+        call = recorded_until(self.blocks(), 0, lambda: self.model(**inputs), self.form)[0]
         return call.x.reshape(*lead, *call.x.shape[-2:]) if reads_tokens(self.model) else call.x
 
     def outputs(self, x: Tensor) -> Any:
         with intercepted(self.blocks(), lambda i, call: x if i == 0 else call.x, self.form):
-            return self.model(**stand_in(self.model, x.detach()), return_dict=True)
+            return self.model(**stand_in(self.model, x.detach()), **self.padding.given(x), return_dict=True)
 
     def tensor(self, output: Any) -> Tensor | None:
         return tensor_in(output)

@@ -6,8 +6,9 @@ head) is the model itself, run with its blocks passing their state on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -154,6 +155,25 @@ class Imported(nn.Module):
         with one step is the model itself.
         """
         return trajectory(self.depth, self.embed(tokens), **options)
+
+    @contextlib.contextmanager
+    def padded(self, mask: Tensor) -> Iterator[None]:
+        """Inside, tokens at which the mask (batch, tokens) is 0 are padding, as the library's `attention_mask` has it.
+
+        Every map, and so every instrument, is of these sequences alone: no token reads padding. Give targets of -1 there. Raises
+        ConfigError for a model that is not of `transformers`, and for masks that are none.
+        """
+        if not isinstance(self.host, LibraryHost) or not self.vocabulary:
+            raise ConfigError(
+                f"{self.config.model} takes no padding mask here: give it in example=, with the other arguments of its forward"
+            )
+        if mask.dim() != 2 or not bool(((mask == 0) | (mask == 1)).all()) or not bool(mask.any(1).all()):
+            raise ConfigError("a padding mask is (batch, tokens) of 1 for tokens and 0 for padding, a token in each row")
+        before, self.host.padding.mask = self.host.padding.mask, mask.long()
+        try:
+            yield
+        finally:
+            self.host.padding.mask = before
 
     @property
     def vocabulary(self) -> int:

@@ -26,10 +26,8 @@ def example_of(model: nn.Module) -> dict[str, Any]:
             f"{type(model).__name__} takes {name!r} first, and inputs known here are {known}: give example=dict(...), "
             "the keyword arguments of one forward pass"
         )
-    weight = next(model.parameters())
-    made = EXAMPLES[name](model).to(weight.device)
-    # images are converted by the models themselves
-    return {name: made.to(weight.dtype) if name == "input_features" else made}
+    weight, made = next(model.parameters()), EXAMPLES[name](model)
+    return {name: made.to(weight.device, weight.dtype if made.is_floating_point() else made.dtype)}
 
 
 def images(model: nn.Module, batch: int = 1) -> Tensor:

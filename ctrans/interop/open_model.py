@@ -24,6 +24,7 @@ from ctrans.interop.hugging_face import (
     import_transformers,
     load_local,
     one_line,
+    one_stack,
     open_local,
     read_settings,
     weight_files,
@@ -76,6 +77,12 @@ class Opened(nn.Module):
         """What the head gives, and with `targets` the loss."""
         found: tuple[Tensor, Tensor | None] = self.model(tokens, targets)
         return found
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The shape of what it reads, without the first axis: that of the example by which it was seen."""
+        imported = self.model.model if isinstance(self.model, ModelWithLoss) else self.model
+        return tuple(imported.host.reads) if isinstance(imported, Imported) else (1,)
 
     @property
     def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
@@ -158,6 +165,7 @@ def open_model(
     loss: str | Loss | None = None,
     example: Example | None = None,
     heads: int | None = None,
+    images: bool = False,
 ) -> Opened:
     """A model as instruments look at it: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the directory with one), or any module.
 
@@ -171,6 +179,7 @@ def open_model(
     - `loss`: a name of `LOSS_NAMES`, or a function of the module's output and targets
     - `example`: what the module reads, a batch (tokens, images, features), or the keyword arguments of its forward; sequences of
       token ids where it has an embedding and none is given
+    - `images`: of a directory's model with two towers (CLIP, SigLIP), whether the one that reads images is opened, or that of texts
     - `heads`: how many a nanoGPT model has whose file is a state dict alone
 
     The module is put into eval mode and its weights need no gradients afterwards; `described` says so where it was training. States
@@ -197,7 +206,7 @@ def open_model(
         raise ConfigError(f"{', '.join(refused)} given for {str(model)!r}: these are for modules, and here the files say them")
     kept = torch.float64 if dtype is None else dtype
     if foreign:
-        return _from_transformers(found, kept, dt, on_demand, Anatomy(blocks, attention, ffn), loss)
+        return _from_transformers(found, kept, dt, on_demand, Anatomy(blocks, attention, ffn), loss, images)
     return _from_nanogpt(found, kept, dt, on_demand, loss, heads)
 
 
@@ -305,7 +314,13 @@ def _from_nanogpt(
 
 
 def _from_transformers(
-    directory: Path, dtype: torch.dtype, dt: float, on_demand: bool | None, anatomy: Anatomy, loss: str | Loss | None
+    directory: Path,
+    dtype: torch.dtype,
+    dt: float,
+    on_demand: bool | None,
+    anatomy: Anatomy,
+    loss: str | Loss | None,
+    images: bool,
 ) -> Opened:
     _check_foreign(directory)
     size = _entries(directory) * dtype.itemsize
@@ -318,12 +333,7 @@ def _from_transformers(
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts know no float64
                 loaded.set_experts_implementation("eager")
             with telling_weights(loaded) as broken:
-                imported = from_transformers(loaded, dt=dt, anatomy=anatomy)
-                if not imported.vocabulary:
-                    where = f"{imported.config.model} at {str(directory)!r}"
-                    raise ConfigError(
-                        f"{where} takes images, and this reads text: give a language model, or in Python the module itself"
-                    )
+                imported = from_transformers(one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
                 opened = open_imported(imported, directory, loss)
             opened.described += _not_finite(broken)
             return opened

@@ -61,6 +61,10 @@ class PlainHost:
     def family(self) -> str:
         return "module"
 
+    @property
+    def reads(self) -> Sequence[int]:
+        return self.example.shape[1:]
+
     def like(self) -> Tensor:
         return self._like
 

@@ -96,7 +96,7 @@ def _llama_weights(model: GPT) -> dict[str, Tensor]:
             "mlp.down_proj": ffn.field.down.weight,
         }
         weights |= {f"model.layers.{i}.{name}.weight": weight for name, weight in own.items()}
-    weights["model.norm.weight"] = model.final_norm.gamma  # type: ignore[union-attr, assignment]
+    weights["model.norm.weight"] = model.final_norm.gamma  # type: ignore[assignment]
     if model.unembedding is not None:
         weights["lm_head.weight"] = model.unembedding.weight
     return weights

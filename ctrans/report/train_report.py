@@ -23,6 +23,8 @@ def evaluation_line(row: dict[str, Any], iterations: int) -> str:
     if "loss" in row:
         parts += [f"loss {row['loss']:.4f}", f"|gradient| {row['gradient_norm']:.2g}", f"lr {row['learning_rate']:.1e}"]
     parts.append(f"rms X_T/X_0 {row['growth']:.3g}")
+    if "accuracy" in row:
+        parts.insert(2, f"accuracy {100 * row['accuracy']:.1f} %")
     if "theta" in row:
         parts.append(f"theta {row['theta']:.4f}")
     return ", ".join(parts)

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from ctrans.given_files import cannot_read, check_file
 from ctrans.model.text import read_text
 from solvers import ConfigError
+from solvers.errors import look_up
 
 SHARE = 10
 """The last tenth of a text is for validation."""
@@ -62,7 +63,7 @@ class Data:
         share = share_of(batch, world)
         # raw words, since numpy promises the same ones in every version, and not the same integers() or random()
         words = np.random.Philox(key=seed, counter=[0, 0, micro, step]).random_raw(batch)
-        starts = ((words >> 11) * 2.0**-53 * (len(self.train) - self.context)).astype(np.int64)
+        starts = self._starts((words >> 11) * 2.0**-53)
         return self._windows(self.train, starts[rank * share : (rank + 1) * share])
 
     def validation_windows(self, count: int) -> tuple[Int[Tensor, "windows context"], Int[Tensor, "windows context"]]:
@@ -99,6 +100,10 @@ class Data:
             for start in np.linspace(0, max(0, len(tokens) - LENGTH), PLACES).astype(int):
                 digest.update(tokens[start : start + LENGTH].tobytes())
         return digest.hexdigest()
+
+    def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:
+        """Where sequences begin, for numbers in [0, 1)."""
+        return (u * (len(self.train) - self.context)).astype(np.int64)
 
     def _windows(self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]) -> tuple[Tensor, Tensor]:
         windows = torch.from_numpy(np.stack([tokens[start : start + self.context + 1] for start in starts]).astype(np.int64))
@@ -148,7 +153,12 @@ def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
 
 
 def read_source(source: Source, context: int) -> Data:
-    """nanoGPT's files in the directory `bin`, or the bytes of `file`, or of the default text. Raises ConfigError as they do."""
+    """The task's own; nanoGPT's files in the directory `bin`, or the bytes of `file`, or of the default text. Errors as they raise."""
+    if source.get("task") is not None:
+        from ctrans.training.tasks import TASKS
+
+        made = look_up("task", str(source["task"]), TASKS)
+        return made.data()
     if not source:
         raise ConfigError("the run was given its data by a program: give them again, --file or --bin if they are in files")
     if source["bin"] is not None:

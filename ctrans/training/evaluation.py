@@ -15,30 +15,33 @@ from ctrans.training.processes import Processes
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Over the validation windows: mean cross-entropy in nats per token, rms X_T / rms X_0, and the largest entry of any X_k."""
+    """Over the validation windows: mean cross-entropy in nats per token, rms X_T / rms X_0, the largest entry of any X_k, and the share
+    of targets that have the largest logit.
+    """
 
     loss: float
     growth: float
     largest: float
+    accuracy: float
 
 
 @torch.no_grad()
 def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: Processes) -> Evaluation:
     """Evaluates on fixed windows, `size` at a time over all processes. Every process makes the same number of calls."""
     tokens, targets = data.validation_windows(windows)
-    sums = torch.zeros(4, dtype=torch.float64, device=processes.device)
+    sums = torch.zeros(5, dtype=torch.float64, device=processes.device)
     largest = torch.zeros((), dtype=torch.float64, device=processes.device)
     module.eval()
     for mine in shares(len(tokens), max(1, size // processes.world), processes.rank, processes.world):
         # a process with nothing left still takes part in what the others compute together
         rows = mine or [0]
         losses = module(tokens[rows].to(processes.device), targets[rows].to(processes.device))
-        means = [losses.cross_entropy, losses.first_square, losses.last_square, torch.ones_like(losses.cross_entropy)]
-        sums += len(mine) * torch.stack(means).double()
+        means = [losses.cross_entropy, losses.first_square, losses.last_square, losses.accuracy]
+        sums += len(mine) * torch.stack([each.double() for each in (*means, torch.ones_like(losses.cross_entropy))])
         largest = torch.maximum(largest, losses.largest.double())
     module.train()
-    loss, first, last, count = processes.sum(sums).tolist()
-    return Evaluation(loss / count, math.sqrt(last / first), float(processes.max(largest)))
+    loss, first, last, right, count = processes.sum(sums).tolist()
+    return Evaluation(loss / count, math.sqrt(last / first), float(processes.max(largest)), right / count)
 
 
 def shares(count: int, size: int, rank: int, world: int) -> Iterator[list[int]]:

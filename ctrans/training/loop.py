@@ -17,6 +17,7 @@ from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.attention_theta import mean_theta
 from ctrans.training.data import Data
+from ctrans.training.digits import Labelled
 from ctrans.training.evaluation import evaluate
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
@@ -105,6 +106,8 @@ class TrainingRun:
         with self.precision():
             result = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
         row = {"validation_loss": result.loss, "growth": result.growth, "largest": result.largest}
+        if isinstance(self.data, Labelled):
+            row["accuracy"] = result.accuracy
         if self.config.theta:
             row["theta"] = mean_theta(self.model, self.data.validation_windows(1)[0].to(self.processes.device))
         return progress.evaluated(result.loss, self.config.margin), row

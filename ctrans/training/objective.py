@@ -17,7 +17,7 @@ from solvers.segment import Map
 
 class Losses(NamedTuple):
     """`total` is what is minimised. The rest is reported: the cross-entropy in nats; and in evaluation mode the mean squares of the
-    hidden state's entries at both ends of depth, and its largest entry anywhere.
+    hidden state's entries at both ends of depth, its largest entry anywhere, and the share of targets that have the largest logit.
     """
 
     total: Float[Tensor, ""]
@@ -25,6 +25,7 @@ class Losses(NamedTuple):
     first_square: Float[Tensor, ""] | None = None
     last_square: Float[Tensor, ""] | None = None
     largest: Float[Tensor, ""] | None = None
+    accuracy: Float[Tensor, ""] | None = None
 
 
 class Objective(nn.Module):
@@ -45,12 +46,16 @@ class Objective(nn.Module):
         """The losses of these sequences. Errors are those of `GPT.embed` and `solve`."""
         x = self.model.embed(tokens)
         states, cost = self._flow(x)
-        cross_entropy = F.cross_entropy(self.model.head(states[-1]).flatten(0, -2), targets.flatten(), ignore_index=-1)
+        logits = self.model.head(states[-1]).flatten(0, -2)
+        cross_entropy = F.cross_entropy(logits, targets.flatten(), ignore_index=-1)
         total = cross_entropy if cost is None else cross_entropy + self.config.kinetic * cost
         if self.training:
             return Losses(total, cross_entropy.detach())
         first, last = (state.square().mean() for state in (x, states[-1]))
-        return Losses(total, cross_entropy, first, last, torch.stack([state.abs().max() for state in states]).max())
+        largest = torch.stack([state.abs().max() for state in states]).max()
+        told = targets.flatten() != -1
+        right = (logits.argmax(-1) == targets.flatten()) & told
+        return Losses(total, cross_entropy, first, last, largest, right.sum() / told.sum())
 
     def _flow(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """The states that are looked at, the last one X_T, and the mean over tokens of int |v|^2/2 dt if it has a price."""

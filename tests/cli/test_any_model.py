@@ -125,7 +125,7 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
         (["--python", "mine.py:number"], "returns a int: return an nn.Module"),
         (["--python", "mine.py:broken"], "ValueError: no weights here"),
         (["--python", "mine.py:images"], "what does ImageClassifier read"),
-        (["--python", "mine.py:model", "--model", "llama"], "--model and --python are given, and each is a model"),
+        (["--python", "mine.py:model", "--model", "llama"], "2 models are given, --model"),
         (["--python", "mine.py:model", "--placement", "pre"], "--python brings its own placements"),
     ],
 )

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from ctrans.cli import main
 from ctrans.interop import to_nanogpt
+from ctrans.interop.families import small_model
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from tests.helpers import learned
 from tests.interop.models import TEXT, VOCABULARY, made
-from tests.interop.test_continuous import tupled
 from tests.interop.test_hugging_face import index_alone
 from tests.interop.test_open_model import save_tokenizer
 
@@ -45,7 +45,7 @@ def models(tmp_path_factory):
     # experts, whose maps show no bound
     experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**TEXT, num_local_experts=4))
     learned(experts.eval(), 0.1).save_pretrained(root / "mixtral")
-    tupled().save_pretrained(root / "gptj")
+    small_model("albert").save_pretrained(root / "albert")
     save_tokenizer(root / "gpt2")
     config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
     (root / "nanogpt").mkdir()
@@ -205,7 +205,7 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
         (["--model", "gpt2/model.safetensors"], "is no checkpoint: give a directory with config.json"),
         (["--model", "."], "holds neither config.json nor ckpt.pt"),
         (["--model", "own"], "is a checkpoint of ctrans: give it by --checkpoint"),
-        (["--model", "vit"], "takes images, and this reads text"),
+        (["--model", "vit"], "ViTForImageClassification reads no text: give --images PATH"),
         (["--model", "gpt2", "--checkpoint", "own"], "2 models are given, --checkpoint 'own', --model 'gpt2'"),
         (["--model", "gpt2", "--placement", "pre", "--width", "8"], "--model brings its own placements and width"),
         (["--model", "gpt2", "--norm", "rmsnorm"], "--model brings its own norm"),
@@ -220,7 +220,7 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
             "2 models are given, --model 'gpt2', --model 'bert', and one is looked at: choose one",
         ),
         (["--checkpoint", "own", "--checkpoint", "own"], "2 models are given, --checkpoint"),
-        (["--model", "gptj", "--ids", "ids.npy"], "cannot be run with blocks that pass on the state alone: its GPTJBlocks"),
+        (["--model", "albert", "--ids", "ids.npy"], "blocks are no sequence of blocks: module 0 is called 3 times"),
         (["--model", "gpt2", "--ids", "large.npy"], "they run from 0 to 99, and the model's vocabulary from 0 to 30"),
         (["--model", "gpt2", "--file", "ids.npy"], "is no UTF-8"),
         (["--ids", "large.bin"], "they run from 0 to 999, and the model's vocabulary from 0 to 255"),

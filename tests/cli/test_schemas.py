@@ -10,6 +10,7 @@ from ctrans.cli.schemas import FINDINGS, RESULTS, as_text, schema
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.report.page import page_of, render
 from ctrans.report.schema import schema_of
 from ctrans.stability.screening.screen import STEPS
 from tests.cli.test_commands import run, strict
@@ -30,6 +31,7 @@ RUNS = {
     "families": [["families", "llama", "gptj", "albert"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
+    "report": [["report", "KEPT"]],
     "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
 }
 
@@ -42,7 +44,9 @@ def places(tmp_path_factory):
     save(model, place / "model")
     llama = GPTConfig(depth=1, width=16, heads=2, placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
     save(GPT(llama), place / "llama")
-    return {name: str(place / name.lower()) for name in ("LLAMA", "EXPORTED", "RUN")} | {"DYING": str(place / "model")}
+    (place / "kept.json").write_text('{"command": "simulate", "placements": {}}')
+    made = {name: str(place / name.lower()) for name in ("LLAMA", "EXPORTED", "RUN")}
+    return made | {"DYING": str(place / "model"), "KEPT": str(place / "kept.json")}
 
 
 def test_every_command_and_step_has_one():
@@ -59,6 +63,7 @@ def test_a_result_is_as_its_schema_says(name, places):
         assert result.exit_code == 0, result.output
         found = strict(result.stdout)
         checker.validate(found)
+        assert f"ctrans {name}" in render(page_of({name: found})), "it has a page"
         with pytest.raises(jsonschema.ValidationError):
             checker.validate({**found, "more": 1})
 

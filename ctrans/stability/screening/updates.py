@@ -27,7 +27,7 @@ def plan_updates(case: Case) -> StepPlan:
     """
     chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
     response = UpdateResponse(case.graphs, chosen)
-    curvature = Attempt(GaussNewton(tolerance=case.effort.tolerance, seed=case.seed)) if case.effort.curvature else None
+    curvature = Attempt(GaussNewton()) if case.effort.curvature else None
     instruments = [response] if curvature is None else [response, curvature]
     return StepPlan({"part": instruments}, lambda: _conclude(response.figures(), curvature))
 

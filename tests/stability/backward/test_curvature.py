@@ -47,7 +47,7 @@ def gauss_newton(J, p):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["pre", "peri", "post"])
-def test_largest_eigenvalues_and_traces_are_the_dense_matrix(name, masked):
+def test_largest_eigenvalues_are_the_dense_matrix(name, masked):
     model, text, targets = setting(name, masked)
     found = curvature(model, text, targets, tolerance=1e-6)
     J, p, wanted = dense(model, text, targets)
@@ -60,8 +60,6 @@ def test_largest_eigenvalues_and_traces_are_the_dense_matrix(name, masked):
         exact = torch.linalg.eigvalsh(matrix)
         assert seen.largest == pytest.approx(float(exact[-1]), rel=1e-5)
         assert seen.learning_rate == pytest.approx(allowed / float(exact[-1]), rel=1e-5)
-        trace = float(exact.sum())
-        assert abs(seen.trace - trace) <= 4 * seen.trace_error * trace + 1e-9 * trace
 
 
 @pytest.mark.parametrize("name", ["pre", "peri"])

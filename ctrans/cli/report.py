@@ -1,0 +1,70 @@
+"""`ctrans report`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ctrans.cli import options
+from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.request import WrittenRequest, takes
+from ctrans.cli.subjects import labels
+from ctrans.given_files import read_json
+from ctrans.report.page import page_of, render
+from ctrans.report.page.html import check_libraries
+from solvers import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportRequest(WrittenRequest):
+    """What `report` is asked: `results` are files of JSON."""
+
+    results: tuple[Path, ...]
+
+
+@click.command("report")
+@click.argument("results", metavar="RESULT.json...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Directory for report.html and report.json.  [default: out/report]")
+@options.json_alone
+@takes(ReportRequest)
+def command(request: ReportRequest) -> None:
+    """Put results side by side on one page, from the JSON that commands keep.
+
+    Results of one command, such as screenings of two architectures or of one model before and after a change, share their tables and
+    pictures; those of different commands follow each other. The page is one file that needs no network: pictures can be asked,
+    hidden and put on another scale, tables sort, and the JSON is inside. Needs plotly and jinja2 (pip install 'ctrans[report]').
+
+    \b
+    ctrans report out/screen/screen.json
+    ctrans report before/screen.json after/screen.json --out out/compared
+    ctrans screen --compare dt=1,0.1 --quick --html screen.html
+    """
+    check_libraries()
+    kept = _read(request.results)
+    page = page_of(kept)
+    directory = directory_of(request)
+    ending = CommandEnding(
+        findings={
+            "results": {name: _about(result) for name, result in kept.items()},
+            "chapters": [c.title for c in page.chapters],
+        },
+        files={"report.html": lambda: render(page).encode()},
+        page=[f"{len(kept)} result{'s' * (len(kept) > 1)} on one page."],
+    )
+    end(request, directory, ending)
+
+
+def _read(paths: Sequence[Path]) -> dict[str, Any]:
+    """The results by what tells their paths apart. Raises ConfigError for a file named twice, and for what cannot be read."""
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise ConfigError(f"{str(twice)!r} is named twice: name each result once")
+    return dict(zip(labels([str(path) for path in paths]), map(read_json, paths), strict=True))
+
+
+def _about(result: Any) -> dict[str, Any]:
+    return {"command": result.get("command"), "environment": result.get("environment")}

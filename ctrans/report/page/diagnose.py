@@ -1,0 +1,76 @@
+"""The page of `ctrans diagnose`: findings in words, the most severe first, and readings by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, number
+
+MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
+COLUMNS = (
+    Column("finding"),
+    Column("severity", "broken: the model cannot work so; serious: it costs training or quality; note: worth knowing"),
+    Column("where", "the place where it is worst"),
+    Column("figure"),
+    Column("limit", "beyond which it is a finding, and where that limit is from"),
+    Column("what it does"),
+    Column("what helps"),
+)
+
+
+def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+    """Findings by model, readings by segment, what was not looked at."""
+    unknown = [
+        Words(f"{name}: {what}: {why}") for name, model in models.items() for what, why in (model["unknown"] or {}).items()
+    ]
+    return [
+        *findings(models),
+        Chapter("By depth", _charts(models, result.get("ailments") or {})),
+        *([Chapter("Not looked at", unknown, folded=True)] if unknown else []),
+    ]
+
+
+def findings(models: Mapping[str, Any]) -> list[Chapter]:
+    """What is wrong with each model, or that nothing was found."""
+    if not models:
+        return []
+    rows = [_row(name, symptom) for name, model in models.items() for symptom in model["symptoms"]]
+    healthy = [name for name, model in models.items() if not model["symptoms"]]
+    said = [Words(f"Nothing found in {', '.join(healthy)}, of the kinds of finding that were looked for.")] if healthy else []
+    return [
+        Chapter("Diagnosis, the most severe first", [*said, *([Sheet("", [Column("model"), *COLUMNS], rows)] if rows else [])])
+    ]
+
+
+def _row(name: str, symptom: Mapping[str, Any]) -> list[Cell]:
+    worst, more = symptom["readings"][0], len(symptom["readings"]) - 1
+    place = worst["place"] + (f", and {more} more place{'s' * (more > 1)}" if more else "")
+    severity = list(MARKS).index(symptom["severity"]) if symptom["severity"] in MARKS else len(MARKS)
+    return [
+        cell(name),
+        Cell(symptom["ailment"]),
+        Cell(symptom["severity"], float(severity), MARKS.get(symptom["severity"], "")),
+        Cell(place),
+        Cell(worst["said"], number(worst["value"])),
+        Cell(f"{symptom['limit']} ({symptom['source']})"),
+        Cell(symptom["does"]),
+        Cell(symptom["helps"]),
+    ]
+
+
+def _charts(models: Mapping[str, Any], ailments: Mapping[str, Any]) -> list[Diagram]:
+    says = {each["quantity"]: each["says"] for each in ailments.values()}
+    quantities = dict.fromkeys(quantity for model in models.values() for quantity in model["readings"])
+    charts = []
+    for quantity in quantities:
+        lines = []
+        for name, model in models.items():
+            known = [each for each in model["readings"].get(quantity, []) if each["segment"] is not None]
+            if len({each["segment"] for each in known}) > 1:
+                worst: dict[int, float | None] = {each["segment"]: number(each["value"]) for each in known}
+                at = sorted(worst)
+                lines.append(Line(name, [float(k) for k in at], [worst[k] for k in at], name))
+        if lines:
+            charts.append(Diagram(quantity, "segment", quantity, lines, says.get(quantity, "")))
+    return charts

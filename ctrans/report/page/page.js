@@ -1,0 +1,169 @@
+"use strict";
+(async () => {
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const charts = read("charts"), looks = read("looks");
+  // the pictures' library is packed; without it, in a browser of before 2023, the tables still stand
+  async function unpack() {
+    const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
+    const script = document.createElement("script");
+    script.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    document.head.append(script);
+  }
+  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+  const MOST_LINES = 7;
+  const text = (value) => String(value).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const root = document.documentElement;
+
+  // a model's look: its placement's colour and mark; models of one placement are told apart by their dashes
+  const models = new Map();
+  const seen = new Map();
+  for (const chart of charts) {
+    for (const line of chart.lines) {
+      if (models.has(line.model)) continue;
+      const key = Object.hasOwn(looks, line.placement ?? "") ? line.placement ?? "" : "";
+      const count = seen.get(key) ?? 0;
+      seen.set(key, count + 1);
+      models.set(line.model, { colour: looks[key][0], symbol: looks[key][1], dash: DASHES[count % DASHES.length], shown: true });
+    }
+  }
+
+  const theme = () => getComputedStyle(root);
+  const axis = (title, log) => {
+    const style = theme();
+    return {
+      title: { text: title, standoff: 8 }, type: log ? "log" : "linear", automargin: true, zeroline: false,
+      gridcolor: style.getPropertyValue("--line").trim(), linecolor: style.getPropertyValue("--line").trim(), exponentformat: "power",
+    };
+  };
+
+  function lineTraces(chart, lines, log) {
+    return lines.filter((line) => models.get(line.model).shown).map((line) => {
+      const look = models.get(line.model);
+      return {
+        type: "scatter", mode: line.bound ? "lines" : "lines+markers", name: text(line.model), x: line.x, y: log ? line.y.map((v) => (v > 0 ? v : null)) : line.y,
+        line: { color: look.colour, dash: line.bound ? "5px 3px" : look.dash === "solid" ? "solid" : look.dash, width: line.bound ? 1 : 2 },
+        opacity: line.bound ? 0.75 : 1, marker: { symbol: look.symbol, size: line.x.length > 30 ? 4 : 7 },
+        hovertemplate: `${text(line.model)}${line.bound ? ", bound" : ""}<br>${text(chart.x)} %{x}<br>%{y:.4g}<extra></extra>`,
+      };
+    });
+  }
+
+  function mapTraces(chart, lines, log) {
+    const shown = lines.filter((line) => !line.bound && models.get(line.model).shown);
+    const at = [...new Set(shown.flatMap((line) => line.x))].sort((a, b) => a - b);
+    const raw = shown.map((line) => at.map((x) => { const i = line.x.indexOf(x); return i < 0 ? null : line.y[i]; }));
+    const z = raw.map((row) => row.map((v) => (v === null ? null : log ? (v > 0 ? Math.log10(v) : null) : v)));
+    return [{
+      type: "heatmap", x: at, y: shown.map((line) => text(line.model)), z, customdata: raw, colorscale: "Cividis",
+      colorbar: { title: { text: (log ? "log10 of " : "") + text(chart.y), side: "right" }, thickness: 12 },
+      hovertemplate: `%{y}<br>${text(chart.x)} %{x}<br>%{customdata:.4g}<extra></extra>`,
+    }];
+  }
+
+  function draw(figure) {
+    const chart = charts[Number(figure.dataset.chart)];
+    const slider = figure.querySelector(".moment");
+    const moments = Object.entries(chart.frames);
+    const [name, lines] = slider ? moments[Number(slider.value)] : ["", chart.lines];
+    if (slider) figure.querySelector("output").textContent = name;
+    const log = figure.querySelector(".scale").getAttribute("aria-pressed") === "true";
+    const measured = new Set(lines.filter((line) => !line.bound && models.get(line.model).shown).map((line) => line.model));
+    const style = theme(), ink = style.getPropertyValue("--ink").trim();
+    const asMap = measured.size > MOST_LINES;
+    const plot = figure.querySelector(".plot");
+    figure.classList.toggle("map", asMap);
+    const at = lines.flatMap((line) => line.x), span = Math.max(...at) - Math.min(...at);
+    const counted = at.every(Number.isInteger) ? { tick0: 0, dtick: Math.max(1, Math.ceil(span / 8)) } : {};
+    plot.style.height = asMap ? `${Math.max(22, 6 + 1.3 * measured.size)}rem` : "";
+    const layout = {
+      margin: { l: 8, r: 8, t: 8, b: 8 }, showlegend: false, hovermode: "closest",
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13 },
+      xaxis: { ...axis(text(chart.x), false), ...counted }, yaxis: asMap ? { automargin: true, autorange: "reversed" } : axis(text(chart.y), log),
+    };
+    return Plotly.react(plot, asMap ? mapTraces(chart, lines, log) : lineTraces(chart, lines, log), layout, { responsive: true, displaylogo: false, displayModeBar: "hover" });
+  }
+  let drawable = true;
+  try {
+    if (charts.length) await unpack();
+  } catch (error) {
+    drawable = false;
+    const trouble = document.getElementById("trouble");
+    trouble.textContent = `No picture can be drawn in this browser (${error.message}); the tables are whole.`;
+    trouble.hidden = false;
+  }
+  const figures = [...document.querySelectorAll("figure.chart")];
+  const drawn = new Set();
+  const ready = (figure) => drawable && !figure.closest("details:not([open])");
+  function redraw() {
+    return Promise.all(figures.filter(ready).map((figure) => draw(figure).then(() => drawn.add(figure)))).then(() => { root.dataset.drawn = drawn.size; });
+  }
+
+  // choices of models: a swatch, a name, a box that hides it everywhere
+  const box = document.getElementById("models"), choices = document.getElementById("choices");
+  const DASH = { solid: "", dash: "6 3", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 3", longdashdot: "10 3 2 3" };
+  for (const [name, look] of models) {
+    const label = document.createElement("label"), input = document.createElement("input");
+    input.type = "checkbox";
+    input.checked = true;
+    input.addEventListener("change", () => { look.shown = input.checked; redraw(); });
+    label.append(input);
+    label.insertAdjacentHTML("beforeend", `<svg width="28" height="10" aria-hidden="true"><line x1="0" y1="5" x2="28" y2="5" stroke="${look.colour}" stroke-width="3" stroke-dasharray="${DASH[look.dash]}"/></svg>`);
+    label.append(name === "" ? "this" : name);
+    choices.append(label);
+  }
+  box.hidden = models.size < 2;
+  const setAll = (shown) => () => {
+    for (const look of models.values()) look.shown = shown;
+    for (const input of choices.querySelectorAll("input")) input.checked = shown;
+    redraw();
+  };
+  document.getElementById("all").addEventListener("click", setAll(true));
+  document.getElementById("none").addEventListener("click", setAll(false));
+
+  for (const figure of figures) {
+    figure.querySelector(".scale").addEventListener("click", (event) => {
+      event.target.setAttribute("aria-pressed", String(event.target.getAttribute("aria-pressed") !== "true"));
+      if (drawable) draw(figure);
+    });
+    figure.querySelector(".moment")?.addEventListener("input", () => drawable && draw(figure));
+  }
+  for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", redraw);
+
+  // sorting: numbers by value, empty cells last
+  for (const table of document.querySelectorAll("table")) {
+    const body = table.tBodies[0];
+    table.querySelectorAll("th").forEach((head, column) => head.firstElementChild.addEventListener("click", () => {
+      const up = head.getAttribute("aria-sort") !== "ascending";
+      for (const other of table.querySelectorAll("th")) other.setAttribute("aria-sort", "none");
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const rank = (row) => {
+        const cell = row.cells[column];
+        if (cell.dataset.v !== undefined) return [0, cell.dataset.v === "inf" ? Infinity : cell.dataset.v === "-inf" ? -Infinity : Number(cell.dataset.v)];
+        return cell.textContent === "–" ? [2, ""] : [1, cell.textContent];
+      };
+      const rows = [...body.rows].map((row) => [rank(row), row]);
+      rows.sort(([[a, x]], [[b, y]]) => a - b || (x === y ? 0 : typeof x === "number" ? (x < y ? -1 : 1) * (up ? 1 : -1) : x.localeCompare(y, undefined, { numeric: true }) * (up ? 1 : -1)));
+      body.append(...rows.map(([, row]) => row));
+    }));
+  }
+
+  document.getElementById("download").addEventListener("click", () => {
+    const results = read("results"), names = Object.keys(results);
+    const kept = names.length === 1 ? results[names[0]] : results;
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([JSON.stringify(kept, null, 1) + "\n"], { type: "application/json" }));
+    link.download = names.length === 1 ? `${kept.command}.json` : "results.json";
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+
+  const theming = document.getElementById("theme");
+  function setTheme(dark) {
+    root.dataset.theme = dark ? "dark" : "light";
+    root.style.colorScheme = dark ? "dark" : "light";
+    theming.setAttribute("aria-pressed", String(dark));
+    return redraw();
+  }
+  theming.addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));
+  setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
+})();

@@ -1,0 +1,213 @@
+"""The page of `ctrans screen`: verdicts, quantities with their limits, and what every step measures by depth."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ctrans.report.page import diagnose
+from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, digits, number, numbers
+
+Series = tuple[Sequence[Any], Sequence[Any]]
+
+
+def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+    """Verdicts by step, findings of the diagnosis, quantities, charts, reasons."""
+    quantities = result["quantities"]
+    found = {name: model["diagnosis"] for name, model in models.items() if model.get("diagnosis")}
+    return [
+        Chapter(
+            "Verdicts",
+            [
+                _verdicts(models),
+                Words(
+                    "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights. Inside of them "
+                    "nothing is said of which of two models is better."
+                ),
+            ],
+        ),
+        *diagnose.findings(found),
+        Chapter("Quantities", [_quantities(models, quantities)]),
+        Chapter("What the quantities mean, and their limits", [_limits(models, quantities)], folded=True),
+        Chapter("By depth", [chart for chart in _charts(models) if chart.lines]),
+        Chapter("Reasons", [_reasons(name, model) for name, model in models.items()], folded=True),
+    ]
+
+
+def _verdicts(models: Mapping[str, Any]) -> Sheet:
+    steps = list(dict.fromkeys(step for model in models.values() for step in model["findings"]))
+    rows = []
+    for name, model in models.items():
+        row = [cell(name)]
+        for step in steps:
+            finding = model["findings"].get(step)
+            row.append(cell(None) if finding is None else Cell(finding["verdict"], mark="bad" if finding["flags"] else ""))
+        rows.append([*row, Cell(str(len(model["flags"])), float(len(model["flags"])), "bad" if model["flags"] else "")])
+    columns = [
+        Column("model"),
+        *(Column(step) for step in steps),
+        Column("outside", "how many quantities are outside of their limits"),
+    ]
+    return Sheet("", columns, rows)
+
+
+def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet:
+    named = _measured(models, quantities)
+    rows = []
+    for name, model in models.items():
+        values = {key: value for finding in model["findings"].values() for key, value in finding["quantities"].items()}
+        row = [cell(name)]
+        for quantity in named:
+            shown = cell(values.get(quantity))
+            word = model["flags"].get(quantity)
+            row.append(Cell(f"{shown.text} ({word})" if word else shown.text, shown.value, "bad" if word else ""))
+        rows.append(row)
+    return Sheet("", [Column("model"), *(Column(q, quantities[q]["says"]) for q in named)], rows)
+
+
+def _limits(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet:
+    rows = []
+    for name in _measured(models, quantities):
+        quantity = quantities[name]
+        sides = [
+            f"{sign} {digits(limit)}: {quantity[word]}"
+            for sign, side, word in (("below", "low", "below"), ("above", "high", "above"))
+            if (limit := number(quantity[side])) is not None
+        ]
+        rows.append([cell(name), cell(quantity["says"]), cell("; ".join(sides) or None), cell(quantity["gauge"])])
+    columns = [Column("quantity"), Column("what it is"), Column("limits"), Column("why equal functions may differ in it")]
+    return Sheet("", columns, rows)
+
+
+def _measured(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[str]:
+    values = [key for model in models.values() for finding in model["findings"].values() for key in finding["quantities"]]
+    return [name for name in quantities if name in values]
+
+
+def _result(model: Mapping[str, Any], step: str) -> Mapping[str, Any]:
+    return (model["findings"].get(step) or {}).get("result") or {}
+
+
+def _counted(values: Sequence[Any]) -> Series:
+    return range(len(values)), values
+
+
+def _growth(model: Mapping[str, Any]) -> Series:
+    return _counted(_result(model, "forward").get("mean_abs", ()))
+
+
+def _bound(model: Mapping[str, Any]) -> Series:
+    return _counted((_result(model, "forward").get("bounds") or {}).get("mean_abs", ()))
+
+
+def _added(model: Mapping[str, Any]) -> Series:
+    return _counted((_result(model, "forward").get("share") or {}).get("added", ()))
+
+
+def _apart(model: Mapping[str, Any]) -> Series:
+    similarity = numbers((_result(model, "forward").get("share") or {}).get("similarity", ()))
+    return _counted([None if value is None else 1 - value for value in similarity])
+
+
+def _sensitivity(model: Mapping[str, Any]) -> Series:
+    return _counted([each.get("value") for each in (_result(model, "backward").get("sensitivity") or {}).get("sublayers", ())])
+
+
+def _condition(model: Mapping[str, Any]) -> Series:
+    return _counted(_result(model, "backward").get("condition", ()))
+
+
+def _gradients(model: Mapping[str, Any]) -> Series:
+    return _counted([each["total"] for each in (_result(model, "backward").get("gradients") or {}).get("sublayers", ())])
+
+
+def _updates(model: Mapping[str, Any]) -> Series:
+    adam = (_result(model, "updates").get("updates") or {}).get("adam") or {"segments": (), "values": ()}
+    return adam["segments"], adam["values"]
+
+
+def _attention(model: Mapping[str, Any]) -> Series:
+    layers = _result(model, "attention").get("layers", ())
+    known = [(layer["index"], layer["path"]) for layer in layers if layer.get("path") is not None]
+    return [k for k, _ in known], [path for _, path in known]
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A chart: axes in words, what is meant, and what finds the measured line, and its bound, in a model's screening."""
+
+    title: str
+    x: str
+    y: str
+    meaning: str
+    measured: Callable[[Mapping[str, Any]], Series]
+    bound: Callable[[Mapping[str, Any]], Series] | None = None
+
+
+PANELS = (
+    Panel("Hidden states", "segments done", "mean |x|", "Dashed: what the placement's theorem allows at most.", _growth, _bound),
+    Panel(
+        "Added by the depth",
+        "segments done",
+        "|X_k − Y_k| / |X_k|",
+        "Y is the state without any sublayer: what is left of the embedded text.",
+        _added,
+    ),
+    Panel(
+        "Tokens apart",
+        "segments done",
+        "1 − mean cosine of two tokens",
+        "Towards 0 all tokens of a sequence become one and the same vector.",
+        _apart,
+    ),
+    Panel(
+        "Sensitivity of a sublayer",
+        "segment",
+        "|dv/dX|",
+        "Largest singular value of a velocity's Jacobian: what a small change of the state can become in a step of length 1.",
+        _sensitivity,
+    ),
+    Panel("Gradients", "segment", "|dL/dW|", "Norm of the loss's gradient by the weights of each sublayer.", _gradients),
+    Panel(
+        "Rest of the model",
+        "block looked at",
+        "|J_i:D| |X_i| / |X_D|",
+        "How much a relative change of the state at block i can grow up to the end.",
+        _condition,
+    ),
+    Panel(
+        "One step of Adam",
+        "segment",
+        "|dX_D/dW dW| / |X_D|",
+        "By how much of itself one step at learning rate 0.001 on this sublayer's weights moves the state at the end.",
+        _updates,
+    ),
+    Panel(
+        "Attention's rows",
+        "segment",
+        "relative gain",
+        "How much a relative change of the state grows through the attention rows (softmax) alone.",
+        _attention,
+    ),
+)
+
+
+def _charts(models: Mapping[str, Any]) -> list[Diagram]:
+    charts = []
+    for panel in PANELS:
+        lines = []
+        for name, model in models.items():
+            for series, is_bound in ((panel.measured, False), (panel.bound, True)):
+                at, values = ((), ()) if series is None else series(model)
+                if len(values):
+                    lines.append(Line(name, [float(k) for k in at], numbers(values), model["placement"], is_bound))
+        charts.append(Diagram(panel.title, panel.x, panel.y, lines, panel.meaning))
+    return charts
+
+
+def _reasons(name: str, model: Mapping[str, Any]) -> Words:
+    lines = []
+    for step, finding in model["findings"].items():
+        lines += [f"{step}: {finding['verdict']}. {finding['why']}", *(f"    {note}" for note in finding["notes"])]
+    return Words(name, lines)

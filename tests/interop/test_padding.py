@@ -1,0 +1,82 @@
+"""Padding masks reach every map: states are the library's, nobody reads padding, and costates there are zero."""
+
+import pytest
+import torch
+
+from ctrans.control import costate
+from ctrans.fields import ShowsHeads
+from ctrans.interop import from_transformers, open_model
+from ctrans.interop.families import FAMILIES, small_model
+from ctrans.interop.inputs import reads_tokens
+from solvers import ConfigError
+from tests.helpers import learned
+from tests.interop.plain_modules import plain
+from tests.interop.test_all_families import SUPPORTED, batch, own_states
+
+MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
+KEPT = MASK.bool()
+TEXT = [name for name in SUPPORTED if not FAMILIES[name].part and not name.endswith("vision_model")]
+
+
+def made(name):
+    model = learned(small_model(name), 0.1)
+    return model if reads_tokens(model) else None
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_states_of_padded_sequences_are_the_librarys(name):
+    model = made(name)
+    if model is None:
+        return
+    x, imported = batch(model), from_transformers(model)
+    masked = lambda **inputs: model.__class__.forward(model, **inputs, attention_mask=MASK)  # noqa: E731
+    with torch.no_grad():
+        model.forward, own = masked, model.forward
+        expected, _ = own_states(model, imported.host.blocks(), x)
+        del model.forward
+        assert model.forward == own
+        with imported.padded(MASK):
+            states = imported.trajectory(x).states[imported.depth.per_block :: imported.depth.per_block]
+    for mine, theirs in zip(states, expected, strict=True):
+        assert torch.allclose(mine[KEPT], theirs[KEPT], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt_neox", "bloom", "t5", "deberta", "mixtral"])
+def test_no_map_reads_padding(name):
+    imported = from_transformers(made(name))
+    x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
+    moved = torch.where(KEPT.unsqueeze(-1), x, x + 1)
+    with torch.no_grad(), imported.padded(MASK):
+        for part in imported.depth.sublayers:
+            assert torch.allclose(part(moved)[KEPT], part(x)[KEPT], atol=1e-5)
+            lanes = part(torch.stack([x, moved]))  # several copies of all sequences
+            assert torch.allclose(lanes[0], part(x), atol=1e-5)
+            if isinstance(part.field, ShowsHeads):
+                rows = part.field.probabilities(x)
+                assert float(rows[1, :, :6, 6:].abs().max()) < 1e-6
+    with torch.no_grad():
+        open_again = imported.depth.sublayers[0]
+        assert open_again(moved).shape == x.shape  # and outside the mask is gone
+
+
+def test_costates_of_padding_are_zero():
+    imported = from_transformers(made("bert"))
+    tokens = torch.randint(3, 31, (2, 9), generator=torch.Generator().manual_seed(1))
+    targets = torch.where(KEPT, tokens, -1)
+    with imported.padded(MASK):
+        found = costate(imported, tokens, targets)
+    for p in found.costates:
+        assert float(p[~KEPT].abs().max()) == 0
+        assert float(p[KEPT].abs().max()) > 0
+
+
+def test_wrong_masks_get_a_line():
+    imported = from_transformers(made("llama"))
+    tokens = torch.ones(2, 5, dtype=torch.long)
+    with imported.padded(MASK), pytest.raises(ConfigError, match="2 sequences of 9 tokens, and 2 of 5 are looked at"):
+        imported(tokens)
+    for mask in (torch.ones(3), torch.full((2, 9), 2), torch.zeros(2, 9)):
+        with pytest.raises(ConfigError, match="a padding mask is"), imported.padded(mask):
+            pass
+    with pytest.raises(ConfigError, match="takes no padding mask here"), open_model(plain("language")).model.padded(MASK):
+        pass

@@ -1,0 +1,245 @@
+"""Pages: made of a command's JSON alone, whole without a network, and safe whatever models and files are called."""
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from click.testing import CliRunner
+
+from ctrans.cli import COMMANDS, main
+from ctrans.placement import PLACEMENTS
+from ctrans.report.page import CONTENTS, html, page_of, render
+from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell
+from solvers import ConfigError
+
+TINY = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]
+CALLS = {
+    "simulate": ["--placement", "pre", "--placement", "post", *TINY],
+    "screen": ["--placement", "peri", "--quick", *TINY],
+    "diagnose": [*TINY],
+    "hjb-check": ["--placement", "peri", *TINY],
+    "control": ["--placement", "peri", *TINY],
+    "verify": ["--only", "theorem-4", "--cases", "3"],
+}
+LARGEST = 6_000_000
+"""Bytes of a page."""
+
+
+class Reader(HTMLParser):
+    """Everything that a page refers to, its ids, and its words outside of scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.references, self.ids, self.words, self.tags, self._inside = [], [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        for name, value in attrs:
+            if name in ("src", "href") and not value.startswith("#"):
+                self.references.append(value)
+            if name == "id":
+                self.ids.append(value)
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside not in ("script", "style"):
+            self.words.append(data)
+
+
+def run(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args], prog_name="ctrans")
+
+
+def data(text, name):
+    return json.loads(re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', text, re.DOTALL)[1])
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A command's result and its page, made once."""
+    root, made = tmp_path_factory.mktemp("pages"), {}
+
+    def of(name):
+        if name not in made:
+            out = [] if name == "verify" else ["--out", root / name]
+            result = run(name, *CALLS[name], "--json", root / f"{name}.json", "--html", root / f"{name}.html", *out)
+            assert result.exit_code == 0, result.output
+            made[name] = (json.loads((root / f"{name}.json").read_text()), (root / f"{name}.html").read_text())
+        return made[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_a_commands_page_is_whole_and_holds_its_json(name, results):
+    found, text = results(name)
+    page = Reader(text)
+    assert data(text, "results") == {name: found}
+    assert page.references == ["data:,"]
+    assert len(set(page.ids)) == len(page.ids)
+    assert len(text.encode()) < LARGEST
+    drawn = [attributes["data-chart"] for tag, attributes in page.tags if tag == "figure"]
+    assert drawn == [str(i) for i in range(len(data(text, "charts")))]
+    assert f"ctrans {name}" in page.words
+    assert render(page_of({name: found})) == text, "the page of kept JSON is the command's own"
+
+
+def test_a_pages_figures_are_the_jsons():
+    measured = {
+        "status": "success",
+        "message": "",
+        "placement": "pre",
+        "times": [0.0, 1.0],
+        "mean_abs": [0.5, 2.0],
+        "variance": [1.0, 3.0],
+    }
+    rest = {
+        "bounds": {"mean_abs": [0.5, 4.0], "variance": [1.0, 9.0]},
+        "used": [1.0, 0.5],
+        "drift": None,
+        "discrete_distance": [0.0, 0.25],
+    }
+    page = page_of({"a": {"command": "simulate", "placements": {"pre": measured | rest}}})
+    charts = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Diagram)]
+    assert [(line.bound, list(line.y)) for line in charts[0].lines] == [(False, [0.5, 2.0]), (True, [0.5, 4.0])]
+    (sheet,) = page.chapters[0].parts
+    assert [each.text for each in sheet.rows[0]] == ["pre", "at the end", "2", "100%", "–", "0.25"]
+
+
+def test_results_of_one_command_share_a_page_and_others_follow(results):
+    found, other = results("screen")[0], results("simulate")[0]
+    page = page_of({"before": found, "after": found, "b": other})
+    sheet = page.chapters[0].parts[0]
+    assert [row[0].text for row in sheet.rows] == ["before: peri", "after: peri"]
+    assert {"Verdicts", "What was found"} <= {chapter.title for chapter in page.chapters}
+
+
+NAMES = ["<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "<b>&amp;\"quoted'", "{{ 7 * 7 }}", "a\u2028b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_is_markup_is_a_name(name, results):
+    found, _ = results("screen")
+    text = render(page_of({name: {**found, "models": {name: found["models"]["peri"]}}}))
+    page, plain = Reader(text), Reader(render(page_of({"screen": found})))
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
+    assert name in page.words
+    assert list(data(text, "results")[name]["models"]) == [name]
+
+
+def test_every_result_has_a_page_known_or_not():
+    page = page_of(
+        {"x": {"command": "families", "count": 3, "families": {"gpt2": {"placement": "pre", "theta": True}}, "empty": []}}
+    )
+    assert {"gpt2", "pre", "yes", "count", "3"} <= set(Reader(render(page)).words)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ({}, "at least one"),
+        ({"a": {"no": "command"}}, "no result of a ctrans command"),
+        ({"a": []}, "no result of a ctrans command"),
+        ({"a": {"command": "screen"}}, "not what ctrans screen writes"),
+        ({"a": {"command": "simulate", "placements": {"pre": 3}}}, "not what ctrans simulate writes"),
+    ],
+)
+def test_what_is_no_result_is_refused(kept, words):
+    with pytest.raises(ConfigError, match=words):
+        page_of(kept)
+
+
+@pytest.mark.parametrize("name", sorted(CONTENTS))
+def test_contents_are_of_commands(name):
+    assert name in COMMANDS
+
+
+def test_report_puts_files_side_by_side(results, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "screen.json").write_text(json.dumps(results("screen")[0]))
+    result = run("report", tmp_path / "a" / "screen.json", tmp_path / "b" / "screen.json", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert {"a: peri", "b: peri"} <= set(Reader(text).words)
+    assert list(json.loads((tmp_path / "out" / "report.json").read_text())["results"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "Missing argument"),
+        (["nowhere.json"], "cannot read 'nowhere.json'"),
+        (["text"], "is no JSON"),
+        (["list"], "no result of a ctrans command"),
+        (["list", "list"], "named twice"),
+    ],
+)
+def test_a_file_that_is_no_result_gets_a_line(args, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "list").write_text("[1]")
+    result = run("report", *args)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert words in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [("no/page.html", "there is no directory"), (".", "is a directory: give a file in it")]
+)
+def test_a_page_that_cannot_be_written_is_said_before_anything_is_computed(place, words, tmp_path):
+    result = run("simulate", *TINY, "--html", tmp_path / place, "--json", "-")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+
+
+def test_without_its_libraries_a_page_is_refused_by_name(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    html._template.cache_clear()
+    result = run("simulate", *TINY, "--html", tmp_path / "page.html", "--json", "-")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "pip install 'ctrans[report]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.23456, "1.23"),
+        (0, "0"),
+        ("inf", "∞"),
+        ("nan", "not a number"),
+        (None, "–"),
+        (True, "yes"),
+        (1e-9, "1.0e-09"),
+        ([1, 2.5], "1, 2.5"),
+        (12345, "12,345"),
+        ("words", "words"),
+    ],
+)
+def test_cells_are_three_digits_or_words(value, text):
+    assert cell(value).text == text
+
+
+def test_placements_have_colours_of_their_own():
+    assert len({placement.colour for placement in PLACEMENTS.values()}) == len(PLACEMENTS)
+
+
+def test_forty_models_make_a_page_that_is_small_enough(results):
+    found, _ = results("screen")
+    many = {**found, "models": {f"model {i}": found["models"]["peri"] for i in range(40)}}
+    assert len(render(page_of({"screen": many})).encode()) < LARGEST
+
+
+def test_a_chart_of_moments_has_a_slider():
+    lines = {str(step): [Line("run", [0.0, 1.0], [1.0, float(step)])] for step in (0, 50, 100)}
+    chart = Diagram("rms", "segment", "rms", lines["0"], frames=lines)
+    page = Page("t", "a", [Chapter("c", [Words("w"), chart, Sheet("s", [Column("x")], [[Cell("1", 1.0)]])])], {})
+    sliders = [attributes for tag, attributes in Reader(render(page)).tags if attributes.get("class") == "moment"]
+    assert [slider["max"] for slider in sliders] == ["2"]

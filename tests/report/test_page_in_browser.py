@@ -1,0 +1,165 @@
+"""Pages in a real browser: every picture is drawn, nothing is complained of, and all of it can be asked, sorted, hidden and read."""
+
+import json
+import shutil
+
+import pytest
+
+from ctrans.report.page import page_of, render
+from ctrans.report.page.parts import Chapter, Diagram, Line, Page
+from tests.report.test_page import CALLS, NAMES, run
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium here: install the distribution's package chromium"),
+]
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install 'ctrans[test]'")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A result of each command."""
+    root, found = tmp_path_factory.mktemp("kept"), {}
+    for name, arguments in CALLS.items():
+        out = [] if name == "verify" else ["--out", root / name]
+        result = run(name, *arguments, "--json", root / f"{name}.json", *out)
+        assert result.exit_code == 0, result.output
+        found[name] = json.loads((root / f"{name}.json").read_text())
+    return found
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens a page at a width; when the test ends, nothing must have been complained of."""
+    contexts, complaints = [], []
+
+    def of(page, width=1200, scheme="light"):
+        path = tmp_path / "page.html"
+        path.write_text(render(page), encoding="utf-8")
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
+        contexts.append(context)
+        shown = context.new_page()
+        shown.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        shown.on("pageerror", lambda error: complaints.append(str(error)))
+        shown.on("dialog", lambda dialog: (complaints.append("a name was run as a script"), dialog.dismiss()))
+        shown.goto(path.as_uri())
+        shown.wait_for_function("document.documentElement.dataset.drawn !== undefined")
+        return shown
+
+    yield of
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def screening(found, names):
+    (model,) = found["models"].values()
+    return {**found, "models": dict.fromkeys(names, model)}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_every_picture_is_drawn_at_every_width_light_and_dark(name, width, scheme, kept, opened):
+    page = opened(page_of({name: kept[name]}), width, scheme)
+    for details in page.locator("details.folded > summary").all():
+        details.click()
+    figures = page.locator("figure.chart").count()
+    page.wait_for_function(f"Number(document.documentElement.dataset.drawn) === {figures}")
+    assert page.locator("figure.chart .main-svg").count() >= figures
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    assert contrast(ink, paper) > 7
+
+
+def contrast(*colours):
+    """WCAG's ratio of relative luminances."""
+
+    def luminance(colour):
+        parts = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+        red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted(map(luminance, colours))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_models_hide_and_scales_change_by_the_keyboard_alone(kept, opened):
+    page = opened(page_of({"simulate": kept["simulate"]}))
+    lines = "document.querySelector('.plot').data.map((line) => line.name)"
+    both = page.evaluate(lines)
+    assert set(both) == {"pre", "post"}
+    page.locator("#choices input").first.focus()
+    page.keyboard.press("Space")
+    page.wait_for_function(f"{lines}.length < {len(both)}")
+    assert set(page.evaluate(lines)) == {"post"}
+    page.locator(".scale").first.focus()
+    scale = "document.querySelector('.plot').layout.yaxis.type"
+    assert page.evaluate(scale) == "log"
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"{scale} === 'linear'")
+    page.locator("#theme").focus()
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.className || document.activeElement.id"))
+    assert {"sort", "scale", "sheet"} <= reached
+
+
+def test_tables_sort_by_value_and_back(kept, opened):
+    page = opened(page_of({"verify": kept["verify"]}))
+    head = page.locator("th", has_text="reached").first
+    column = head.evaluate("(cell) => cell.cellIndex")
+    values = f"[...document.querySelector('tbody').rows].map((row) => Number(row.cells[{column}].dataset.v))"
+    head.locator("button").click()
+    up = page.evaluate(values)
+    assert len(up) > 1
+    assert up == sorted(up)
+    assert head.get_attribute("aria-sort") == "ascending"
+    head.locator("button").click()
+    assert page.evaluate(values) == sorted(up, reverse=True)
+
+
+def test_more_than_seven_models_are_a_map(kept, opened):
+    page = opened(page_of({"screen": screening(kept["screen"], [f"model {i}" for i in range(40)])}))
+    kinds = "[...document.querySelectorAll('.plot')].map((plot) => plot.data[0].type)"
+    assert set(page.evaluate(kinds)) == {"heatmap"}
+    assert page.evaluate("document.querySelector('.plot').data[0].y.length") == 40
+    page.locator("#none").click()
+    for box in page.locator("#choices input").all()[:2]:
+        box.check()
+    page.wait_for_function("document.querySelector('.plot').data[0].type === 'scatter'")
+
+
+def test_names_that_are_markup_are_shown_as_they_are(kept, opened):
+    page = opened(page_of({"screen": screening(kept["screen"], NAMES)}))
+    assert [text.strip() for text in page.locator("#choices label").all_text_contents()] == NAMES
+    assert page.locator("img").count() == 0
+
+
+def test_the_json_comes_back_out(kept, opened):
+    page = opened(page_of({"screen": kept["screen"]}))
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    assert json.loads(download.value.path().read_text()) == kept["screen"]
+    assert download.value.suggested_filename == "screen.json"
+
+
+def test_a_slider_moves_between_moments(opened):
+    frames = {str(step): [Line("run", [0.0, 1.0, 2.0], [1.0, 1.0, float(step)])] for step in (10, 20, 30)}
+    chart = Diagram("rms by depth", "segment", "rms of the state", frames["10"], frames=frames, log=False)
+    page = opened(Page("watch", "a run", [Chapter("By depth", [chart])], {"watch": {}}))
+    page.locator(".moment").focus()
+    page.keyboard.press("End")
+    page.wait_for_function("document.querySelector('.plot').data[0].y[2] === 30")
+    assert page.locator("output").inner_text() == "30"
