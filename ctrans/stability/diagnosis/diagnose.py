@@ -163,7 +163,7 @@ class Examination:
             if len(refused) == count:
                 unknown["sensitivities"] = note
         if not readings.get("least entropy of a head"):
-            unknown["heads"] = "this model's attention does not show the rows of its heads"
+            unknown.setdefault("heads", "this model's attention does not show the rows of its heads")
         return Diagnosis(judge(readings), readings, unknown)
 
     def _of_weights(self) -> Readings:

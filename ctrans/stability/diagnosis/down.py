@@ -16,6 +16,7 @@ from ctrans.stability.diagnosis.ailments import DEAD
 from ctrans.stability.diagnosis.reading import Reading, at_entry, named, place_of
 from ctrans.stability.forward.depth_share import token_similarity
 from ctrans.walk import Instrument, Passage
+from solvers import ConfigError
 from solvers.run import finite
 
 NORMS = {
@@ -136,7 +137,7 @@ class HeadRows(Instrument):
     """The entropy of each head's rows, in the mean over tokens that read more than one. Attention that does not show rows has none."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._found = depth, Readings()
+        self._depth, self._found, self._tokens = depth, Readings(), x0.shape[-2]
 
     def forward(self, at: Passage) -> None:
         field = at.sublayer.field
@@ -161,6 +162,8 @@ class HeadRows(Instrument):
         )
 
     def figures(self) -> Readings:
+        if self._tokens < 2:
+            raise ConfigError("each sequence is one token, which reads itself alone")
         return self._found
 
 

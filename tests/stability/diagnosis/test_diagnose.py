@@ -267,3 +267,8 @@ def test_a_norm_of_another_library_outside_of_the_depth_is_read_by_what_it_compu
 def test_every_word_for_outside_of_limits_has_a_remedy():
     words = {word for quantity in QUANTITIES.values() for word in (quantity.below, quantity.above) if word}
     assert words == REMEDIES.keys()
+
+
+def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
+    tokens, targets = text()
+    assert "one token" in diagnose(healthy("pre"), tokens[:, :1], targets[:, :1]).unknown["heads"]
