@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.depth import Depth
     from ctrans.fields import ATTENTIONS, FFNS, Attention, FeedForward
     from ctrans.interop import from_nanogpt, from_transformers, open_model
+    from ctrans.interop.any_model import diagnose, screen, simulate
     from ctrans.model.checkpoint import load, save
     from ctrans.model.config import GPTConfig
     from ctrans.model.gpt import GPT
@@ -21,9 +22,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.ode_block import ODEBlock
     from ctrans.placement import PLACEMENTS
     from ctrans.scheme import Scheme
-    from ctrans.stability.diagnosis.diagnose import diagnose
-    from ctrans.stability.forward.simulation import simulate
-    from ctrans.stability.screening.screen import screen
     from ctrans.sublayer import Sublayer
     from ctrans.training.settings import TrainConfig
     from ctrans.training.train import resume, train
@@ -48,15 +46,15 @@ _HOMES = {
     "TrainConfig": "ctrans.training.settings",
     "certify": "ctrans.control.certificate",
     "costate": "ctrans.control.costate",
-    "diagnose": "ctrans.stability.diagnosis.diagnose",
+    "diagnose": "ctrans.interop.any_model",
     "from_nanogpt": "ctrans.interop",
     "from_transformers": "ctrans.interop",
     "load": "ctrans.model.checkpoint",
     "open_model": "ctrans.interop",
     "resume": "ctrans.training.train",
     "save": "ctrans.model.checkpoint",
-    "screen": "ctrans.stability.screening.screen",
-    "simulate": "ctrans.stability.forward.simulation",
+    "screen": "ctrans.interop.any_model",
+    "simulate": "ctrans.interop.any_model",
     "train": "ctrans.training.train",
 }
 """Where each name is defined; a test holds it against the imports above."""

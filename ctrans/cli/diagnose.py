@@ -78,9 +78,9 @@ def command(request: DiagnoseRequest) -> None:
     text = read(request, found)
     batch = check_count("batch", request.batch)
     opened, length = found[0].opened, min(subject.context for subject in found)
-    if opened is None or opened.predicts:
+    if opened is None or opened.loss != "none":
         tokens, targets = (part.to(device) for part in text.pairs(batch * seeds, length))
-    else:  # no head of logits: all that needs no loss is looked at
+    else:  # all that needs no loss is looked at
         tokens, targets = text.sequences(batch * seeds, length).to(device), None
     settle_threads(found, tokens[::seeds], dtype)
     directory = directory_of(request)

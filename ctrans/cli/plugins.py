@@ -5,12 +5,13 @@ Nothing is looked for: only what the user names after --plugin is run, in the or
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,7 +44,21 @@ def called(value: str) -> Any:
     function = getattr(import_named(where), name, None)
     if not callable(function):
         raise click.BadParameter(f"{where!r} has no function {name!r}")
-    return _named(value, function)
+    with _beside(where):
+        return _named(value, function)
+
+
+@contextlib.contextmanager
+def _beside(where: str) -> Iterator[None]:
+    """Inside, a file's own folder comes first among those that modules are imported from, as where Python runs it."""
+    folder = str(Path(where).resolve().parent) if where.endswith(".py") else None
+    if folder is not None:
+        sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _named(value: str, act: Callable[[], Any]) -> Any:
@@ -70,7 +85,8 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up while it runs
     try:
-        spec.loader.exec_module(module)
+        with _beside(str(path)):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -272,7 +272,8 @@ def _described(request: ModelRequest) -> list[Subject]:
 def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: bool = False) -> Subject:
     """The one model, whose architecture takes the place of the options'."""
     config, depth = opened.config, opened.model.depth
-    context = request.context if config.context is None else min(request.context, config.context)
+    context = opened.longest(request.context)
+    longest = context if config.context is None and context < request.context else config.context
     unknown = dict.fromkeys(name for name in options.ARCHITECTURE if name not in ("context", "dt"))
     return Subject(
         config=config,
@@ -283,7 +284,7 @@ def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: 
         segments=len(depth.sublayers),
         width=config.width,
         context=context,
-        longest=config.context,
+        longest=longest,
         placements=tuple(dict.fromkeys(sublayer.placement.name for sublayer in depth.sublayers)),
         brought={**unknown, "depth": depth.blocks, "width": config.width, "norm": config.norm, "context": context},
         opened=opened,

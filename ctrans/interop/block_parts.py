@@ -167,7 +167,7 @@ def _extended(chain: list[Act], acts: Sequence[Act]) -> tuple[list[nn.Module], l
     # a branch that others read too, such as a state that goes on, is not handed on by a leaf
     for act in _leaves(acts):
         later = acts.index(act) > acts.index(chain[-1])
-        if later and act.module not in inside and act.x is y and as_norm(act.module) is None:
+        if later and act.module not in inside and act.x is y and as_norm(act.module, act.x.shape[-1]) is None:
             found.append(act.module)
             y = act.y
     return found, found
@@ -181,7 +181,7 @@ def _ffn(block: nn.Module, acts: Sequence[Act], attention: Part) -> Part | None:
     kind = type(block).__name__
     start = next(i for i, act in enumerate(acts) if act.module is attention.own[0])
     leaves = [act for act in _leaves(acts) if act.module not in attention.inside]
-    weighty = [act for act in leaves if _has_matrix(act.module) and as_norm(act.module) is None]
+    weighty = [act for act in leaves if _has_matrix(act.module) and as_norm(act.module, act.x.shape[-1]) is None]
     if not weighty:
         return None
     early = next((act for act in weighty if acts.index(act) < start), None)
@@ -222,13 +222,17 @@ def _holder(block: nn.Module, acts: Sequence[Act], paths: Sequence[str], attenti
     if found is None or attention.own[0] in set(found.module.modules()) or found.y is None or found.y.shape != found.x.shape:
         return None
     first = next((act for act in _leaves(acts) if act.path.startswith(f"{found.path}.")), None)
-    return None if first is not None and first.x is found.x and as_norm(first.module) is not None else found
+    return None if first is not None and first.x is found.x and as_norm(first.module, first.x.shape[-1]) is not None else found
 
 
 def _line(kind: str, leaves: Sequence[Act], weighty: Sequence[Act], acts: Sequence[Act]) -> Part:
     """The maps one after the other, with what the block computes between them by functions."""
     heads = [act for act in weighty if act.x is weighty[0].x]
-    rest = [act for act in leaves if act not in heads and acts.index(act) > acts.index(heads[-1]) and as_norm(act.module) is None]
+    rest = [
+        act
+        for act in leaves
+        if act not in heads and acts.index(act) > acts.index(heads[-1]) and as_norm(act.module, act.x.shape[-1]) is None
+    ]
     own = [act.module for act in heads]
     stages: list[nn.Module]
     if len(heads) == 2 and rest:

@@ -34,6 +34,9 @@ class Contexts(Protocol):
     def of(self, block: int, x: Tensor) -> dict[str, Any]:
         """The context of that block for the state x (batch, tokens, width): keyword arguments of its attention."""
 
+    def forget(self) -> None:
+        """What is remembered of calls with other weights is seen again."""
+
 
 class Padding:
     """Which tokens of the sequences that are looked at are padding, if any: set by a model, and read wherever a forward pass is run."""
@@ -77,6 +80,9 @@ class LibraryContexts:
                 del self._known[next(iter(self._known))]
             self._known[key] = found
         return self._known[key][block]
+
+    def forget(self) -> None:
+        self._known.clear()
 
     def _seen(self, blocks: list[nn.Module], inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """Every block's context in a forward pass on these inputs."""

@@ -25,7 +25,7 @@ from ctrans.interop.calls import own_module
 from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.hosts import OUTPUTS, Host, LibraryHost
-from ctrans.interop.norms import AdaptedNorm
+from ctrans.interop.norms import AdaptedNorm, FreeNorm
 from ctrans.interop.parallel_maps import BothMaps, WithoutGain, both_in_model
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
 from ctrans.interop.residual_scale import ScaledOutput
@@ -101,6 +101,13 @@ class Imported(nn.Module):
             self.host.check(depth_of(structures, 1.0))
         self.depth = depth_of(structures, check_dt(dt))
         self.config = _architecture(self.host, structures, like.shape[-1], self.depth)
+
+    def forget(self) -> None:
+        """Masks and the like are asked of the model again, whose weights are others than they were."""
+        for part in self.depth.modules():
+            contexts = getattr(part, "contexts", None)
+            if isinstance(contexts, Contexts):
+                contexts.forget()
 
     def forward(self, tokens: Tensor, targets: Int[Tensor, "*batch tokens"] | None = None) -> tuple[Tensor, Tensor | None]:
         """The logits, and with `targets` their mean cross-entropy in nats (targets of -1 are left out). Raises ConfigError
@@ -276,11 +283,16 @@ def _unread(structures: list[Structure]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(said))
 
 
-def _norms(sublayer: Sublayer) -> list[AdaptedNorm | WithoutGain]:
+def _norms(sublayer: Sublayer) -> list[AdaptedNorm | FreeNorm | WithoutGain]:
     return [norm for role in ROLES if (norm := getattr(sublayer, role)) is not None]
 
 
-def _described(norm: AdaptedNorm | WithoutGain) -> str:
+def _described(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
     kind = "centred" if norm.centred else "not centred"
-    gain = "of the maps" if isinstance(norm, WithoutGain) else "1 + weight" if norm.shift else "weight"
-    return f"{type(norm.module).__name__} ({kind}, gamma = {gain}, eps = {norm.eps:g})"
+    if isinstance(norm, FreeNorm):
+        return f"of the block's own forward ({kind}, gamma = 1, eps = {norm.eps:g})"
+    form = norm.form if isinstance(norm, AdaptedNorm) else None
+    name = None if form is None else form.gain
+    gain = "of the maps" if form is None else "1" if name is None else f"1 + {name}" if form.shift else name
+    eps = f"eps = {norm.eps:g}" if form is None or not form.added else f"eps = {form.added:g} beside the deviation"
+    return f"{type(norm.module).__name__} ({kind}, gamma = {gain}, {eps})"

@@ -1,13 +1,20 @@
-"""Other libraries' norms as geometry: an adapter that holds the model's own module, told by what it computes."""
+"""Other people's norms as geometry: an adapter that holds the model's own module, told by what it computes.
+
+No name is needed. On a copy whose weights are random numbers the module is tried on states of many sizes: with y(x) = (N(x) - N(-x))/2
+and beta = (N(x) + N(-x))/2 it is a norm if y_i = f (s + w_i) (C x)_i/sigma(x), w one of its weights, C the centring or nothing, and
+sigma^2 = mean((C x)^2) + eps, or sigma = sqrt(mean((C x)^2)) + eps. The smallest states tell eps and the largest f.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -18,75 +25,244 @@ EPS_NAMES = ("eps", "variance_epsilon")
 """Attributes under which norms keep eps."""
 UNSAID_EPS = 1e-5
 """What torch's layer_norm is called with where a module keeps no eps, as nanoGPT's."""
+SIZES = (1e3, 1e-4, 1.0, 1.0, 1e-2)
+"""Of the states on which a module is tried; the first two tell its numbers, and the others whether these are right."""
+EXACT = 2e-9
+"""Up to here a module computes in float64 as it should; one that rounds to float32 on the way is off by more."""
+SHORT = 1e-4
+"""A number found this near to one that the module has, or to one of few digits, is that."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Which norm a module is: whether it centres, and what is added to its weight to make gamma (Gemma: 1 + weight)."""
+    """Which norm a module is: whether it centres, gamma = factor (shift + gain), and eps, in sigma^2 or added to it.
+
+    `gain` and `offset` name the module's weights, None for one that it does not have. Gemma's gain is 1 + weight; a norm by the standard
+    deviation that divides by d - 1 has the factor sqrt((d - 1)/d).
+    """
 
     centred: bool
     shift: float
     eps: float
+    gain: str | None = "weight"
+    offset: str | None = "bias"
+    factor: float = 1.0
+    added: float = 0.0
 
 
 class AdaptedNorm(SphereNorm):
-    """z = (shift + weight) * x_hat + bias, computed by another library's module, whose parameters it shares."""
+    """z = factor (shift + gain) * x_hat + offset, computed by another library's module, whose parameters it shares."""
 
     centred = False  # each object has its own
-    module: Any  # of any library, with a weight
+    module: Any  # of any library
 
-    def __init__(self, module: nn.Module, form: Form):
+    def __init__(self, module: nn.Module, form: Form, width: int | None = None, exact: bool = False):
         super().__init__()
-        self.module, self.form, self.shift = module, form, form.shift
-        self.width, self.eps = check_norm(_width(module) or 0, form.eps)
+        self.module, self.form, self.shift, self.exact = module, form, form.shift, exact
+        self.width, self.eps = check_norm(_width(module) or width or 0, form.eps)
         self.centred = form.centred
-        if getattr(module, "weight", None) is None:
+        if self._own(form.gain) is None:
             self.register_buffer("one", torch.ones(self.width), persistent=False)
+
+    def _own(self, name: str | None) -> Tensor | None:
+        own: Tensor | None = None if name is None else getattr(self.module, name, None)
+        return own
 
     @property
     def gamma(self) -> Float[Tensor, " width"]:
-        weight: Tensor | None = getattr(self.module, "weight", None)
+        weight, form = self._own(self.form.gain), self.form
         if weight is None:
             one: Tensor = self.get_buffer("one")
-            return one
-        return weight if self.shift == 0 else self.shift + weight
+            return one if form.factor == 1 else form.factor * one
+        gain = weight if form.shift == 0 else form.shift + weight
+        gain = gain if form.factor == 1 else form.factor * gain
+        return gain.flatten().expand(self.width)
 
     @property
     def beta(self) -> Float[Tensor, " width"]:
-        bias = getattr(self.module, "bias", None)
-        return torch.zeros_like(self.gamma) if bias is None else bias
+        bias = self._own(self.form.offset)
+        return torch.zeros_like(self.gamma) if bias is None else bias.flatten().expand(self.width)
+
+    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch 1"]:
+        """sqrt(mean((C x)^2) + eps), or sqrt(mean((C x)^2)) + eps where the module adds it so."""
+        return super().sigma(x) + self.form.added if self.form.added else super().sigma(x)
+
+    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+        if not self.form.added:
+            return super().jacobian(x)
+        x_hat, sigma = self.standardize(x), self.sigma(x)
+        eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
+        centring = eye - 1 / self.width if self.centred else eye
+        slope = (sigma / (sigma - self.form.added)).unsqueeze(-1)  # of a sigma that eps is added to
+        inner = centring - slope * x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
+        return self.gamma.unsqueeze(-1) * inner / sigma.unsqueeze(-1)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         # the modules of many models round to float32 on the way: theory's float64 must not
-        return self.gamma * self.standardize(x) + self.beta if x.dtype == torch.float64 else self.module(x)
+        own = self.exact or x.dtype != torch.float64
+        return self.module(x) if own else self.gamma * self.standardize(x) + self.beta
 
 
-def as_norm(module: nn.Module) -> AdaptedNorm | None:
-    """The module as a `Norm`, or None if it is none that the geometry knows: it must compute gamma * x_hat + beta, which is tried
-    on numbers of unit size and on some so small that eps shows.
+class FreeNorm(SphereNorm):
+    """z = x_hat, which a block computes in its own forward without a module, as modded nanoGPTs do."""
+
+    centred = False
+
+    def __init__(self, width: int, eps: float, centred: bool):
+        super().__init__()
+        self.width, self.eps = check_norm(width, eps)
+        self.centred, self.shift = centred, 0.0
+        self.register_buffer("one", torch.ones(width), persistent=False)
+
+    @property
+    def module(self) -> nn.Module:
+        """Itself: no other module computes it."""
+        return self
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        return self.get_buffer("one")
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return torch.zeros_like(self.gamma)
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return (F.layer_norm if self.centred else F.rms_norm)(x, (self.width,), eps=self.eps)
+
+
+def as_norm(module: nn.Module, width: int | None = None) -> AdaptedNorm | None:
+    """The module as a `Norm` of tokens of that width, or None if it is none that the geometry knows: it must compute
+    gamma * x_hat + beta, on states of every size. Without a width it is that of its weights, or what it says.
     """
-    weight, width = getattr(module, "weight", None), _width(module)
-    if width is None or width < 2:
+    width = _width(module) or width
+    if width is None or width < 2 or not all(_vector(weight, width) for weight in module.parameters()):
         return None
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, width, generator=generator) * torch.tensor([[1.0], [1.0], [1e-2], [1e-3]])
-    x = x + 0.3 * x.abs().amax(-1, keepdim=True)  # a mean, which only centring removes
-    x = x if weight is None else x.to(weight)
     with torch.no_grad():
-        z = module(x)
-        if not isinstance(z, Tensor) or z.shape != x.shape:
-            return None
-        norms = [AdaptedNorm(module, form) for form in _forms(module)]
-        nearest = min(norms, key=lambda norm: _miss(norm, x, z))
-        return nearest if _miss(nearest, x, z) <= 64 * unit(z.dtype) else None
+        return _probed(module, width) or _by_attributes(module)
+
+
+def _vector(weight: Tensor, width: int) -> bool:
+    return weight.is_floating_point() and weight.numel() in (1, width) and max(weight.shape, default=1) == weight.numel()
 
 
 def _width(module: nn.Module) -> int | None:
-    """Of how many numbers the module may be a norm: by its weight, or what it says where it has none; None where it is none."""
-    weight, shape = getattr(module, "weight", None), getattr(module, "normalized_shape", None)
-    if isinstance(weight, Tensor):
-        return weight.numel() if weight.dim() == 1 and weight.is_floating_point() else None
-    return int(shape[0]) if weight is None and isinstance(shape, tuple) and len(shape) == 1 else None
+    """Of how many numbers the module may be a norm: by its weights, or what it says where it has none; None where it is none."""
+    found = [weight.numel() for weight in module.parameters(recurse=False) if weight.dim() >= 1]
+    shape = getattr(module, "normalized_shape", None)
+    if found:
+        return max(found)
+    return int(shape[0]) if isinstance(shape, tuple) and len(shape) == 1 else None
+
+
+def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
+    """What a copy with random weights shows it to be; None where it is no norm, or cannot be copied."""
+    generator = torch.Generator().manual_seed(0)
+    try:
+        trial = copy.deepcopy(module).cpu().double()
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+    own = dict(trial.named_parameters(recurse=False))
+    if any(weight.is_meta for weight in own.values()) or len(own) < len(list(trial.parameters())):
+        return None
+    for weight in own.values():
+        weight.copy_(0.5 + torch.rand(weight.shape, generator=generator, dtype=torch.float64))
+    x = torch.randn(len(SIZES), 1, width, generator=generator, dtype=torch.float64)
+    x = (x + 0.3) * x.new_tensor(SIZES).view(-1, 1, 1)  # a mean, which only centring removes
+    try:
+        plus, minus = trial(x), trial(-x)
+        if not isinstance(plus, Tensor) or plus.shape != x.shape or not plus.is_floating_point():
+            return None
+    except Exception:  # whatever a module says that is no function of a state
+        return None
+    odd, even = (plus.double() - minus) / 2, (plus.double() + minus) / 2
+    offset = next((name for name, weight in own.items() if _close(even, weight.expand_as(even))), None)
+    if offset is None and not _close(even, torch.zeros_like(even)):
+        return None
+    gains: list[str | None] = [name for name in own if name != offset] or [None]
+    for gain, shift, centred in product(gains, (0.0, 1.0), (True, False)):
+        w = x.new_ones(()) if gain is None else shift + own[gain]
+        r = x - x.mean(-1, keepdim=True) if centred else x
+        each = (odd * r * w).sum(-1) / (r * w).square().sum(-1)  # f/sigma of every state
+        if not _close(each.unsqueeze(-1) * r * w, odd):
+            continue
+        mean_square = r.square().mean(-1).flatten()
+        for form in _fitted(trial, each.flatten(), mean_square, Form(centred, shift, 0.0, gain, offset)):
+            miss = (_sigma(form, mean_square) * each.flatten() / form.factor - 1).abs()
+            exact = bool(miss[mean_square > 0.1].max() <= EXACT)
+            return _on_its_device(
+                module, AdaptedNorm(module, _in_its_dtype(module, trial, x[1:2], r[1:2] * w, form), width, exact)
+            )
+    return None
+
+
+def _in_its_dtype(module: nn.Module, trial: nn.Module, x: Tensor, scaled: Tensor, form: Form) -> Form:
+    """The form with the eps that the module has in its own type: torch's RMSNorm takes the type's rounding where none is given."""
+    like = next(module.parameters(), None)
+    if like is None or like.dtype == torch.float64 or form.added:
+        return form
+    own = trial.to(like.dtype)
+    y = (own(x.to(like.dtype)) - own(-x.to(like.dtype))).double() / 2
+    square = form.factor**2 * float(scaled.square().sum() / (y * scaled).sum()) ** 2
+    centred = x - x.mean(-1, keepdim=True) if form.centred else x
+    eps = square - float(centred.square().mean())
+    rounding = torch.finfo(like.dtype).eps
+    return (
+        dataclasses.replace(form, eps=rounding) if form.eps < 1e-3 * rounding and abs(eps - rounding) < 0.1 * rounding else form
+    )
+
+
+def _on_its_device(module: nn.Module, norm: AdaptedNorm) -> AdaptedNorm:
+    like = next(module.parameters(), None)
+    return norm if like is None else norm.to(like.device)
+
+
+def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> Iterator[Form]:
+    """The form with the factor f and the eps that give f/sigma of every state, if there are such."""
+    for power in (2, 1):  # sigma^2 = m + eps, or sigma = sqrt(m) + eps
+        high, low = (1 / float(each[i]) ** power for i in (0, 1))
+        m_high, m_low = (float(mean_square[i]) ** (power / 2) for i in (0, 1))
+        slope = (high - low) / (m_high - m_low)  # 1/f^power
+        if not slope > 0:
+            continue
+        factor, eps = slope ** (-1 / power), low / slope - m_low
+        eps = _short(trial, eps) if eps > 1e-6 * m_low else 0.0
+        factor = 1.0 if abs(factor - 1) <= 1e-6 else factor
+        inside, added = (eps, 0.0) if power == 2 else (0.0, eps)
+        found = dataclasses.replace(form, factor=factor, eps=inside, added=added)
+        if bool((_sigma(found, mean_square) * each / factor - 1).abs().max() <= 64 * unit(torch.float32)):
+            yield found
+
+
+def _sigma(form: Form, mean_square: Tensor) -> Tensor:
+    return (mean_square + form.eps).sqrt() + form.added
+
+
+def _short(trial: nn.Module, value: float) -> float:
+    """The module's own number, or one of few digits, that is as near as a value found by fitting is sure."""
+    own = [abs(each) for each in vars(trial).values() if isinstance(each, float)]
+    digits = [float(f"{value:.{n}g}") for n in (1, 2, 3)]
+    return next((each for each in (*own, *digits) if abs(each - value) <= SHORT * value), value)
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    return bool(((found - expected).abs() <= 64 * unit(torch.float32) * (1e-9 + expected.abs().amax(-1, keepdim=True))).all())
+
+
+def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
+    """The norm of a module that keeps its numbers where libraries keep them, tried as it is: weights may come on demand."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, len(weight), generator=generator) * torch.tensor([[1.0], [1.0], [1e-2], [1e-3]])
+    x = (x + 0.3 * x.abs().amax(-1, keepdim=True)).to(weight)
+    z = module(x)
+    if not isinstance(z, Tensor) or z.shape != x.shape:
+        return None
+    norms = [AdaptedNorm(module, form) for form in _forms(module)]
+    nearest = min(norms, key=lambda norm: _miss(norm, x, z))
+    return nearest if _miss(nearest, x, z) <= 64 * unit(z.dtype) else None
 
 
 def _forms(module: nn.Module) -> Iterator[Form]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_dt
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.block_calls import OWN_ERRORS
 from ctrans.interop.hugging_face import (
     CONFIG,
     from_transformers,
@@ -34,6 +35,7 @@ from ctrans.interop.nanogpt import CHECKPOINT, read_nanogpt
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.plain_host import Example, PlainHost
 from ctrans.interop.streamed import stored_weights
+from ctrans.interop.telling_weights import telling_weights
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
 from ctrans.model.gpt import GPT
 from ctrans.walk import own_loss
@@ -108,6 +110,27 @@ class Opened(nn.Module):
     def tokeniser(self) -> Tokeniser:
         """How text becomes its tokens; byte by byte for a model without a directory. Errors as `find_tokeniser`."""
         return find_tokeniser(self.directory, self.vocabulary)
+
+    def longest(self, wanted: int) -> int:
+        """The most tokens, up to as many as wanted, that it reads: what it says, or found by trying."""
+        said: int | None = self.config.context
+        most = wanted if said is None else min(wanted, said)
+        if said is not None or not self.vocabulary or self._reads(most):
+            return most
+        low, high = 1, most  # it reads low and not high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._reads(middle) else (low, middle)
+        return low
+
+    def _reads(self, length: int) -> bool:
+        like = next((weight for weight in self.parameters()), torch.empty(0))
+        try:
+            with torch.no_grad():
+                self(torch.zeros(1, length, dtype=torch.int64, device=like.device))
+        except (*OWN_ERRORS, AssertionError):
+            return False
+        return True
 
     def pairs(self, windows: Int[Tensor, "batch longer"], mask: int | None = None) -> tuple[Tensor, Tensor]:
         """Tokens and their targets, of its `loss`.
@@ -206,18 +229,27 @@ def _from_module(
         raise ConfigError(f"a {type(module).__name__} is a model of ctrans as it is: give it to screen, simulate and the others")
     if isinstance(module, Imported):
         return open_imported(module, loss=loss)
-    if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
-        opened = open_imported(from_transformers(module, dt=dt, anatomy=anatomy), loss=loss)
-    else:
-        host = PlainHost(module, anatomy, _token_example(module) if example is None else example, embed, head)
-        opened = open_imported(Imported(module, dt=dt, host=host), loss=loss)
+    with telling_weights(module) as broken:
+        if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
+            opened = open_imported(from_transformers(module, dt=dt, anatomy=anatomy), loss=loss)
+        else:
+            host = PlainHost(module, anatomy, _token_example(module) if example is None else example, embed, head)
+            opened = open_imported(Imported(module, dt=dt, host=host), loss=loss)
+    opened.described += _not_finite(broken)
     opened.described += "; it was training, and is in evaluation mode now" if training else ""
     return opened
 
 
+def _not_finite(broken: Sequence[str]) -> str:
+    """Words for weights that are not finite; empty where all are."""
+    more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+    return f"; not finite: the weight {broken[0]}{more}" if broken else ""
+
+
 def _token_example(module: nn.Module) -> Tensor:
     """Two sequences of token ids, for a module that embeds tokens. Raises ConfigError for another."""
-    table = next((part for part in module.modules() if isinstance(part, nn.Embedding)), None)
+    tables = [part for part in module.modules() if isinstance(part, nn.Embedding) and part.num_embeddings > 1]
+    table = min(tables, key=lambda part: part.num_embeddings, default=None)  # whichever it is that is asked for tokens
     if table is None:
         raise ConfigError(
             f"example=: what does {type(module).__name__} read? It embeds no tokens: give a batch of its inputs, such as "
@@ -237,6 +269,7 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     like = model.host.like()
     causal = _is_causal(model.depth.sublayers[0].field, like)
     predicts = model.host.predicts()
+    model.forget()
     made, name = with_loss(model, loss, predicts=predicts, causal=causal)
     said = f"; loss: {LOSS_NAMES[name]}" if name in STAND_INS or (not predicts and name in LOSS_NAMES) else ""
     return Opened(made, directory, f"{model.config}{said}", model.vocabulary, causal, predicts, name)
@@ -299,8 +332,11 @@ def _from_transformers(
             loaded: Any = open_local(directory, anatomy, dtype) if on_demand else load_local(directory, dtype)
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts know no float64
                 loaded.set_experts_implementation("eager")
-            imported = from_transformers(one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
-            return open_imported(imported, directory, loss)
+            with telling_weights(loaded) as broken:
+                imported = from_transformers(one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
+                opened = open_imported(imported, directory, loss)
+            opened.described += _not_finite(broken)
+            return opened
         except RuntimeError as error:  # some modules have kernels for some dtypes only
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(f"{str(directory)!r} does not run in {kind}, choose another --dtype: {one_line(error)}") from None

@@ -16,6 +16,7 @@ from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_calls import OWN_ERRORS, Running, StateForm, intercepted, recorded_until, without_cache
 from ctrans.interop.block_parts import token_axis_is_first
 from ctrans.interop.calls import Template, plain_kernels, watched
+from ctrans.interop.contexts import IMPLEMENTATION
 from ctrans.interop.find_sequence import find_sequence
 from ctrans.interop.hosts import seen, tensor_in
 from ctrans.interop.recognise import Structure, recognise
@@ -54,8 +55,7 @@ class PlainHost:
         path, form = self._sequence(anatomy)
         self.anatomy = Anatomy(path, anatomy.attention, anatomy.ffn)
         self.form = self._turned(form)
-        sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
-        self.vocabulary = 0 if main.is_floating_point() else max(sizes, default=0)
+        self.vocabulary = 0 if main.is_floating_point() else self._vocabulary()
 
     @property
     def family(self) -> str:
@@ -202,6 +202,26 @@ class PlainHost:
                     "that it reads"
                 ) from None
 
+    def _vocabulary(self) -> int:
+        """How many rows the table has that is read at the example's ids; of several that change with them, the largest."""
+        seen: list[tuple[nn.Embedding, Tensor]] = []
+        tables = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
+        handles = [part.register_forward_pre_hook(lambda part, args: seen.append((part, args[0].clone()))) for part in tables]
+        try:
+            with torch.no_grad(), plain_kernels():
+                self.run(self.example)
+                first = list(seen)
+                seen.clear()
+                self.run(self.example.roll(1, -1))
+        finally:
+            for handle in handles:
+                handle.remove()
+        ids = self.example.sort(-1).values
+        read = [part for part, given in first if given.shape == ids.shape and torch.equal(given.sort(-1).values.to(ids), ids)]
+        pairs = zip(first, seen, strict=False)
+        changed = [part for (part, one), (_, other) in pairs if one.shape == other.shape and not torch.equal(one, other)]
+        return max((part.num_embeddings for part in [part for part in changed if part in read] or changed or read), default=0)
+
     def _said(self) -> str:
         return f"a tensor {tuple(self.example.shape)} of {str(self.example.dtype).removeprefix('torch.')}"
 
@@ -260,12 +280,16 @@ class SeenContexts:
 
     def of(self, block: int, x: Tensor) -> dict[str, Any]:
         """The call of that block's attention, for the state x (batch, tokens, width)."""
-        key = (x.shape, x.dtype, x.device)
+        # kernels differ in what masks they are given
+        key = (x.shape, x.dtype, x.device, getattr(getattr(self.model, "config", None), IMPLEMENTATION, None))
         if key not in self._known:
             if len(self._known) == KEPT:
                 del self._known[next(iter(self._known))]
             self._known[key] = self._seen(x)
         return {"call": self._known[key][block]}
+
+    def forget(self) -> None:
+        self._known.clear()
 
     def _seen(self, x: Tensor) -> list[Template]:
         parts = {

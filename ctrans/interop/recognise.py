@@ -24,10 +24,10 @@ from ctrans.interop.block_calls import OWN_ERRORS, Call, Running, StateForm
 from ctrans.interop.block_parts import Parts, named_parts, seen_parts
 from ctrans.interop.calls import watched
 from ctrans.interop.module_chain import ModuleChain
-from ctrans.interop.norms import AdaptedNorm, as_norm
+from ctrans.interop.norms import AdaptedNorm, FreeNorm, as_norm
 from ctrans.interop.parallel_maps import BothMaps, Gained, WithoutGain
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
-from ctrans.interop.rounding import tolerance
+from ctrans.interop.rounding import tolerance, unit
 from ctrans.ode_block import in_context
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
@@ -134,6 +134,19 @@ def _fitting(block: nn.Module, running: Running, x: Tensor, parts: Parts) -> Str
     scaled_misses = _by_miss(scaled, x, expected)
     if scaled_misses and scaled_misses[0][0] <= tolerance(x.dtype):
         return scaled_misses[0][1]
+    for order in _with_free_norms(acting, x):
+        free = [Structure(s, (1.0,) * len(s), **of_block) for s in _candidates(parts, order, _parallel(acting))]
+        free_misses = _by_miss(free, x, expected)
+        if free_misses and free_misses[0][0] <= 64 * unit(x.dtype):  # so near that eps is the right one
+            return free_misses[0][1]
+    unknown = [entry.name for entry in acting if entry.role is None]
+    if unknown:
+        raise ConfigError(
+            f"{type(block).__name__}: {', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} neither attention nor FFN, and no norm "
+            f"gamma * x/sqrt(mean(x^2) + eps) + beta, centred or not: in the block act, in this order, "
+            f"{', '.join(entry.name for entry in acting)}; where it belongs to attention or FFN, name them with it: "
+            'attention=("attn", "its.path")'
+        )
     nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g}" for miss, structure in misses[:2])
     raise ConfigError(
         f"{type(block).__name__} is no attention and FFN, one after the other or at once, with norms in any known placement: in it act, "
@@ -147,7 +160,9 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
 
     def same(sublayer: Sublayer, field: ModuleChain) -> Sublayer:
         norms = {role: norm for role in ROLES if (norm := getattr(sublayer, role)) is not None}
-        own: Roles = {role: AdaptedNorm(parts[paths[norm.module]], norm.form) for role, norm in norms.items()}
+        own: Roles = {
+            role: AdaptedNorm(parts[paths[norm.module]], norm.form, norm.width, norm.exact) for role, norm in norms.items()
+        }
         field.ending = sublayer.field.ending
         return Sublayer(field, sublayer.kind, **own)
 
@@ -211,7 +226,7 @@ class _Acting(NamedTuple):
     """What acts in a block, and on which state: a norm, a map of that kind, or, where None, anything else."""
 
     name: str
-    role: AdaptedNorm | Kind | None
+    role: AdaptedNorm | FreeNorm | Kind | None
     x: Tensor
 
 
@@ -228,8 +243,8 @@ def _order(parts: Parts, running: Running, x: Tensor) -> list[_Acting]:
     for name, part in running.block.named_modules():
         if part in kinds:
             roles[name] = kinds[part]
-        elif part not in inside and next(part.children(), None) is None and _may_act(part):
-            roles[name] = as_norm(part)
+        elif part not in inside and next(part.children(), None) is None and _may_act(part, x.shape[-1]):
+            roles[name] = as_norm(part, x.shape[-1])
         else:
             continue
         watching[name] = part
@@ -247,9 +262,9 @@ def _order(parts: Parts, running: Running, x: Tensor) -> list[_Acting]:
     return order
 
 
-def _may_act(part: nn.Module) -> bool:
+def _may_act(part: nn.Module, width: int) -> bool:
     """Whether a part does more than an activation or a dropout: it has weights, or is a norm without."""
-    return next(part.parameters(), None) is not None or as_norm(part) is not None
+    return next(part.parameters(), None) is not None or as_norm(part, width) is not None
 
 
 def _parallel(acting: Sequence[_Acting]) -> bool:
@@ -278,11 +293,11 @@ def _candidates(parts: Parts, acting: Sequence[_Acting], parallel: bool) -> Iter
         norms = [role for role in roles if isinstance(role, AdaptedNorm)]
         if len(norms) <= 1:
             roles_of_both: Roles = dict(zip(ROLES, norms, strict=False))
-            yield (Sublayer(BothMaps(parts.attention.chain, parts.ffn.chain), "parallel", **roles_of_both),)
+            yield (Sublayer(BothMaps(parts.attention.chain, parts.ffn.chain), "attention", **roles_of_both),)
         elif len(norms) == 2 and (norms[0].centred, norms[0].eps) == (norms[1].centred, norms[1].eps):
             for one, other in (norms, norms[::-1]):
                 both = BothMaps(parts.attention.chain, parts.ffn.chain, (Gained(one), Gained(other)))
-                yield (Sublayer(both, "parallel", input_norm=WithoutGain(one)),)
+                yield (Sublayer(both, "attention", input_norm=WithoutGain(one)),)
 
 
 def _scaled(structure: Structure, block: nn.Module, acting: Sequence[_Acting], x: Tensor, output: Tensor) -> Structure | None:
@@ -309,7 +324,26 @@ def _scaled(structure: Structure, block: nn.Module, acting: Sequence[_Acting], x
     return dataclasses.replace(structure, sublayers=tuple(parts), lengths=tuple(lengths))
 
 
-def _assignments(acting: Sequence[AdaptedNorm | Kind | None], *kinds: Kind) -> Iterator[tuple[Roles, ...]]:
+FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.float64).eps)
+"""What functions of norms are called with; the first and the last are what torch's rms_norm takes unasked."""
+
+
+def _with_free_norms(acting: Sequence[_Acting], x: Tensor) -> Iterator[list[_Acting]]:
+    """The order with norms that the block computes by a function, before its maps and behind them: no module shows them."""
+    maps = [i for i, entry in enumerate(acting) if isinstance(entry.role, str)]
+    gaps = [*maps, *maps[1:], len(acting)]  # between the two, one behind the first and one before the second
+    chosen_gaps = dict.fromkeys(tuple(sorted(c)) for n in range(1, len(gaps) + 1) for c in combinations(gaps, n))
+    epsilons = dict.fromkeys((torch.finfo(x.dtype).eps, *FREE_EPS))
+    for eps, centred in product(epsilons, (False, True)):
+        for chosen in chosen_gaps:
+            order = list(acting)
+            for place in reversed(chosen):
+                norm = FreeNorm(x.shape[-1], eps, centred).to(x)
+                order.insert(place, _Acting("a function", norm, x.new_empty(0)))
+            yield order
+
+
+def _assignments(acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds: Kind) -> Iterator[tuple[Roles, ...]]:
     """Every way to give the norms their roles around maps of these kinds that keeps the order in which they act."""
     if any(acting.count(kind) != 1 for kind in kinds):
         return

@@ -14,12 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans.report.axes import count_in_whole_numbers
-from ctrans.report.simulate_report import number
-from ctrans.stability.diagnosis.ailments import AILMENTS, SEVERITIES
+from ctrans.stability.diagnosis import words
+from ctrans.stability.diagnosis.ailments import AILMENTS
 from ctrans.stability.diagnosis.diagnose import Diagnosis, Symptom
 
-PLACES = 6
-"""So many places of one finding are listed; all are in the JSON."""
 FIRST = 3
 """So many findings open the page of a screening."""
 COLOURS = "RdBu_r"
@@ -29,12 +27,7 @@ REACH = 3.0
 
 def summary(name: str, diagnosis: Diagnosis) -> str:
     """How many findings there are, or that there is none."""
-    count, examined = len(diagnosis.symptoms), len(diagnosis.examined)
-    if diagnosis.healthy:
-        return escape(f"{name}: nothing found, of {examined} kinds of finding that were looked for")
-    by_severity = {severity: sum(s.severity == severity for s in diagnosis.symptoms) for severity in SEVERITIES}
-    words = ", ".join(f"{found} {severity}" for severity, found in by_severity.items() if found)
-    return escape(f"{name}: {count} finding{'s' * (count > 1)} ({words}), of {examined} kinds that were looked for")
+    return escape(words.summary(name, diagnosis))
 
 
 def findings_table(diagnosis: Diagnosis) -> Table:
@@ -43,34 +36,22 @@ def findings_table(diagnosis: Diagnosis) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for i, symptom in enumerate(diagnosis.symptoms, 1):
-        ailment = AILMENTS[symptom.ailment]
         table.add_row(f"{i}.", f"[bold]{escape(symptom.ailment)}[/bold] ({symptom.severity})")
-        rows = {
-            "where": symptom.worst.place,
-            "figure": f"{symptom.worst.said}{_spread(symptom)}",
-            "limit": f"{ailment.says}: {symptom.limit} ({symptom.source})",
-            "does": symptom.does,
-            "helps": symptom.helps,
-        }
-        for word, text in rows.items():
+        for word, text in words.rows(symptom).items():
             table.add_row(word, escape(text))
-        others = [reading.place for reading in symptom.readings[1:]]
-        if others:
-            more = f"; and {len(others) - PLACES} more" if len(others) > PLACES else ""
-            table.add_row("also", escape("; ".join(others[:PLACES]) + more))
         table.add_row("", "")
     return table
 
 
 def not_looked_at(diagnosis: Diagnosis) -> str:
-    """What could not be looked at and why, a line each; empty where all was."""
-    return escape("\n".join(f"not looked at: {what}: {why}" for what, why in diagnosis.unknown.items()))
+    """What is close to its limits, and what could not be looked at and why, a line each; empty where there is neither."""
+    return escape("\n".join([*words.close_to_limits(diagnosis), *words.not_looked_at(diagnosis)]))
 
 
 def first_findings(diagnosis: Diagnosis) -> str:
     """The first findings in a line each, with what helps: how the page of a screening opens."""
     if diagnosis.healthy:
-        return escape(f"diagnosis: nothing found, of {len(diagnosis.examined)} kinds of finding that were looked for")
+        return escape(words.summary("diagnosis", diagnosis))
     lines = [
         f"{i}. {s.ailment} ({s.severity}): {s.worst.place}: {s.worst.said}.{_more(s)} Helps: {s.helps}"
         for i, s in enumerate(diagnosis.symptoms[:FIRST], 1)
@@ -83,17 +64,6 @@ def first_findings(diagnosis: Diagnosis) -> str:
 def _more(symptom: Symptom) -> str:
     others = len(symptom.readings) - 1
     return f" So at {others} more place{'s' * (others > 1)}." if others else ""
-
-
-def _spread(symptom: Symptom) -> str:
-    """Over several texts or seeds: how many show it, and the reading that is judged with its deviation."""
-    if symptom.texts == 1:
-        return ""
-    known = [value for value in symptom.values if math.isfinite(value)]
-    mean = sum(known) / len(known) if known else math.nan
-    bar = "" if symptom.deviation is None else f" ± {symptom.deviation:.1g}"
-    quantity = AILMENTS[symptom.ailment].quantity
-    return f"; seen in {symptom.seen} of {symptom.texts} walks, {quantity} {number(mean)}{bar}"
 
 
 def diagnosis_figure(diagnoses: Mapping[str, Diagnosis], title: str) -> Figure:

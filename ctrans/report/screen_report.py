@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich import box
@@ -79,12 +80,21 @@ def overview_table(screenings: Mapping[str, Screening]) -> Table:
 
 
 def said(screening: Screening) -> str:
-    """How many quantities are outside of their limits."""
-    count = sum(len(finding.quantities) for finding in screening.findings.values())
+    """How many quantities were measured and are outside of their limits, how many are not known, and how much was found besides."""
+    values = [value for finding in screening.findings.values() for value in finding.quantities.values()]
+    unknown = sum(map(math.isnan, values))
+    count, findings = len(values) - unknown, len(screening.diagnosis.symptoms)
     outside = len(screening.flags)
     if screening.broken is not None:
         return f"states are not finite from segment {screening.broken} on"
-    return f"{outside} of {count} quantities outside of their limits" if outside else f"all {count} quantities within limits"
+    first = (
+        f"{outside} of {count} measured quantities outside of their limits"
+        if outside
+        else f"{count} of {count} measured quantities within limits"
+    )
+    others = [f"{unknown} unknown"] if unknown else []
+    others += [f"{findings} finding{'s' * (findings > 1)} above"] if findings else []
+    return ", ".join([first, *others])
 
 
 def label(changes: Sequence[tuple[str, object]]) -> str:

@@ -1,6 +1,7 @@
 """--python, --anatomy, --loss and --heads as users type them, and the one line that each mistake gets."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -135,3 +136,17 @@ def test_a_wrong_request_gets_a_line_and_exit_code_2(args, words, there):
     assert words in " ".join(result.stderr.split()), result.stderr
     assert "Traceback" not in result.output
     assert json.dumps(result.stdout) == '""'
+
+
+def test_a_file_imports_what_lies_beside_it_and_its_context_is_found(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "beside_me.py").write_text("from tests.interop.plain_modules import LanguageModel as Made\n")
+    (folder / "model.py").write_text("from beside_me import Made\n\n\ndef build():\n    return Made()\n")
+    np.save(tmp_path / "ids.npy", np.arange(400) % 31)
+    result = run("screen", "--python", f"{folder / 'model.py'}:build", "--ids", tmp_path / "ids.npy", "--quick", "--json", "-")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert list(found["models"]) == ["pre"]
+    assert found["model"]["tokens"] == 16, "its table of positions is that long"
+    assert str(folder) not in sys.path

@@ -217,3 +217,47 @@ def plain(name):
     """That module in eval mode, every parameter moved off its initial value."""
     torch.manual_seed(0)
     return learned(PLAIN[name][0]().eval(), 0.05)
+
+
+class MadeNorm(nn.Module):
+    """A norm as people write it by hand; `kind` is how."""
+
+    def __init__(self, width, kind):
+        super().__init__()
+        self.kind, self.eps = kind, 1e-6
+        for name, value in MADE_NORMS[kind].items():
+            setattr(self, name, nn.Parameter(torch.full((width,), value)))
+
+    def forward(self, x):
+        root = torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if "inline" in self.kind else self.eps))
+        if self.kind == "functional, unit length":
+            return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5 * self.g
+        if self.kind == "annotated":
+            return self.a_2 * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) + self.b_2
+        if self.kind == "one added":
+            return x * root * (1 + self.w)
+        if self.kind == "layer norm, inline":
+            centred = x - x.mean(-1, keepdim=True)
+            return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6) * self.scale + self.shift
+        return x * root if self.kind == "no gain" else x * root * next(iter(self.parameters()))
+
+
+MADE_NORMS = {
+    "g, inline": {"g": 1.0},
+    "gain": {"gain": 1.0},
+    "functional, unit length": {"g": 1.0},
+    "annotated": {"a_2": 1.0, "b_2": 0.0},
+    "one added": {"w": 0.0},
+    "layer norm, inline": {"scale": 1.0, "shift": 0.0},
+    "no gain": {},
+}
+
+
+def with_norms(kind):
+    """The language model with norms of that kind in its blocks and before its head, trained a little."""
+    torch.manual_seed(0)
+    model = LanguageModel()
+    for block in model.stack:
+        block.ln_a, block.ln_b = MadeNorm(WIDTH, kind), MadeNorm(WIDTH, kind)
+    model.ln = MadeNorm(WIDTH, kind)
+    return learned(model.eval(), 0.05)

@@ -82,7 +82,7 @@ class GaussNewton(Instrument):
             raise ConfigError(f"the Gauss-Newton matrix is {ALL_AT_ONCE}")
         if own_loss(model) is not None:
             raise ConfigError(
-                "the Gauss-Newton matrix is that of a cross-entropy of logits, and this model has a loss of its own"
+                "the Gauss-Newton matrix is that of a cross-entropy of logits, and the loss here is a stand-in or one given"
             )
         if not math.isfinite(at.loss):
             raise SolveError("the loss is not finite, so it has no curvature")

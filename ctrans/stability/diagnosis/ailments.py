@@ -26,6 +26,8 @@ class Ailment:
     - `quantity`: which readings it judges; `says` is what that is, as a formula
     - `source`: who set the limit, or that we chose it
     - `does`, `helps`: what it does to the model, and what helps, in plain words
+    - `near`: by what factor a value inside of the limit counts as close to it; None where there is no such ratio
+    - `hides`: ailments that follow from it at the same segment, and are then not said again
     """
 
     quantity: str
@@ -36,6 +38,13 @@ class Ailment:
     helps: str
     low: float = -math.inf
     high: float = math.inf
+    near: float | None = 1.5
+    hides: tuple[str, ...] = ()
+
+    def close(self, value: float) -> bool:
+        """Whether it is inside by less than the factor `near`, and so not far from a finding."""
+        excess = self.excess(value)
+        return self.near is not None and -math.log10(self.near) <= excess <= 0
 
     def excess(self, value: float) -> float:
         """How far outside of its limits a value is, in powers of ten where limit and value have a ratio; below 0 inside.
@@ -81,6 +90,8 @@ AILMENTS: dict[str, Ailment] = {
         "everything after it is inf or nan too, and no gradient comes back",
         "take a wider dtype, a smaller dt or smaller weights; where a weight itself is not finite, an earlier checkpoint",
         high=0.0,
+        near=None,
+        hides=("huge sensitivity",),
     ),
     "dead gain around the state": Ailment(
         "gain around the state",
@@ -128,6 +139,84 @@ AILMENTS: dict[str, Ailment] = {
         "all that passes the norm is its offset: the sublayer behind it sees the same whatever the text says, or moves nothing",
         "set its gains back to 1 and train on with a lower learning rate, or drop the sublayer; keep weight decay off gains",
         low=TINY_NORM,
+        hides=("no sensitivity", "dead sublayer"),
+    ),
+    "zero weight": Ailment(
+        "largest entry of a matrix",
+        "largest |w| of a matrix",
+        "serious",
+        "one of zeros computes nothing",
+        "whatever is read by it is lost; in a product of two matrices of zeros neither gets a gradient",
+        "draw it anew and train on, or drop the part; nothing where a training begins so on purpose (outputs of a block, adapters)",
+        low=1e-30,
+        near=None,
+        hides=("no sensitivity", "dead sublayer", "heads of zeros", "unused block"),
+    ),
+    "heads of zeros": Ailment(
+        "heads of zeros",
+        "heads whose queries, keys, values or outputs are 0 throughout",
+        "serious",
+        "any is too many",
+        "without queries or keys a head reads all tokens alike, without values or outputs it says nothing",
+        "draw that head's weights anew and train on, or prune it; nothing where heads were pruned on purpose",
+        high=0.0,
+        near=None,
+    ),
+    "outsized gain": Ailment(
+        "largest gain over the median",
+        "largest |gamma_i| of a norm over its median |gamma_i|",
+        "note",
+        f"{OURS}: gains of trained models stay within 20 times the median, but for channels of massive activations",
+        "one channel outweighs all others in what the sublayer reads, or in what it adds",
+        "look whether that channel is meant so; else set the gain to the norm's median, or let gains decay",
+        high=50.0,
+    ),
+    "eps drowns the state": Ailment(
+        "eps over mean square",
+        "eps over mean((C x)^2), x what a norm divides by its size, median over tokens",
+        "serious",
+        f"{OURS}: at 1, eps is half of what the norm divides by",
+        "the norm hardly normalises: it passes small states on as they are, or next to nothing of them",
+        "a smaller eps (1e-5, 1e-6), or a larger embedding",
+        high=1.0,
+    ),
+    "embedding drowns the depth": Ailment(
+        "depth beside a large embedding",
+        "the larger of 10 |X_T - Y_T|/|X_T|, Y without any sublayer, in the median over tokens, and 10 over X_0's root mean square",
+        "serious",
+        f"{OURS}: in trained models the depth makes most of the last state, and embeddings have entries of 0.01 to 3",
+        "the state is its embedding from start to end: what attention and FFN add does not count beside it",
+        "scale the embedding down (or what multiplies it), or put a norm behind it",
+        low=1.0,
+    ),
+    "positions drown the text": Ailment(
+        "text in the embedding",
+        "share of X_0's variance that is between sequences at the same position",
+        "serious",
+        f"{OURS}: tables of trained models have 10% to 99%",
+        "tokens at one position look alike whatever they say, so that the blocks see positions and hardly a text",
+        "scale the table of positions down, or what multiplies the tokens' embedding up",
+        low=1e-3,
+    ),
+    "loud sublayer": Ailment(
+        "move over the neighbours'",
+        "what a sublayer adds to the median token, over the most that its neighbours of the same kind add",
+        "serious",
+        f"{OURS}: neighbours in trained and in fresh models differ by less than 10",
+        "one sublayer sets the state, and what the others add does not count beside it",
+        "look at the scale of that sublayer's weights; lower them, its learning rate, or put a norm behind it",
+        high=20.0,
+    ),
+    "dead sublayer": Ailment(
+        "sensitivity",
+        "h |dv/dX|_2 of a sublayer's velocity v over its length h",
+        "serious",
+        "a velocity that depends on nothing",
+        "the sublayer adds the same whatever the text says: its units are all off, or its weights 0, and no gradient passes",
+        "look at its offsets and at the gain before it; draw its weights anew and train on, or drop it",
+        low=1e-12,
+        near=None,
+        hides=("no sensitivity",),
     ),
     "huge sensitivity": Ailment(
         "sensitivity",
@@ -155,8 +244,9 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: at 0.05 nats one token has 99% of the weight. Zhai et al. 2023 saw entropy collapse before trainings diverged",
         "each token reads one other alone: the softmax passes next to no gradient to queries and keys, which then hardly learn",
         "norms on queries and keys, a higher temperature or its warm-up (ctrans train --temperature-start), a lower learning rate, or "
-        "weight decay on W_Q and W_K",
+        "weight decay on W_Q and W_K; in a trained model that is only used, nothing",
         low=0.05,
+        near=2.0,
     ),
     "massive activation": Ailment(
         "massive activation",
@@ -176,6 +266,7 @@ AILMENTS: dict[str, Ailment] = {
         "tokens have become next to one and the same vector, so that no later layer can tell them apart",
         REMEDIES["tokens collapse"],
         high=_COLLAPSE,
+        near=None,
     ),
     "unused block": Ailment(
         "block moves",
@@ -191,10 +282,12 @@ AILMENTS: dict[str, Ailment] = {
         "the weight decay given over dt lam*, the penalty of all matrices below which the best velocity is infinite on this text",
         "note",
         f"{OURS}: a factor of 10. dt lam* is exact for attention's values and outputs, and found by ascent for an FFN",
-        "a decay of this size does not hold the weights in this control problem: growing them pays more than it costs",
+        "no fault: most models are trained so. A decay of this size does not hold the weights in this control problem: growing them pays "
+        "more than it costs",
         "a norm behind each sublayer (placement peri or output) with decay on its gains, a kinetic cost, or a larger decay; AdamW's "
         "decoupled decay is no penalty in the loss, so take this as an order of magnitude",
         low=0.1,
+        near=None,
     ),
     "grown output norm": Ailment(
         "output gain",
@@ -232,6 +325,7 @@ AILMENTS: dict[str, Ailment] = {
         "a step that helps the embedding harms the head as much, so that the matrix learns slowly",
         "untie them, or scale one of the two (as T5 and Gemma do)",
         low=-0.5,
+        near=None,
     ),
 }
 """By name. Within a severity, the one farthest outside of its limits comes first."""

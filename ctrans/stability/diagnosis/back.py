@@ -31,7 +31,9 @@ class Logits(Instrument):
             add(self._found, "entries that are not finite", Reading(1.0, HEAD, f"the loss is {at.loss}", None))
             return
         if own_loss(model) is not None:
-            raise ConfigError("this model has a loss of its own, and log Z and guessing are of a cross-entropy of logits")
+            raise ConfigError(
+                "the loss here is a stand-in or one that was given, and log Z and guessing are of a cross-entropy of logits"
+            )
         logits = model.head(at.x).double()
         guessing = math.log(logits.shape[-1])
         drift = float(torch.logsumexp(logits, -1).mean()) - guessing

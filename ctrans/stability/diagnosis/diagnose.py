@@ -28,7 +28,18 @@ from ctrans.stability.diagnosis.down import (
     sensitivity_readings,
     weights_that_are_not_finite,
 )
-from ctrans.stability.diagnosis.reading import Reading
+from ctrans.stability.diagnosis.proportions import (
+    EmbeddingBesideDepth,
+    EpsBesideStates,
+    LoudSublayers,
+    ZeroHeads,
+    opened,
+    own_parameters,
+    parameter_places,
+    weights_of_zeros,
+)
+from ctrans.stability.diagnosis.reading import Reading, place_of
+from ctrans.stability.diagnosis.words import in_words
 from ctrans.stability.screening.case import cut
 from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
@@ -91,6 +102,29 @@ class Diagnosis:
         """The ailments whose quantity has a reading."""
         return [name for name, ailment in AILMENTS.items() if self.readings.get(ailment.quantity)]
 
+    def __str__(self) -> str:
+        """What `ctrans diagnose` prints."""
+        return in_words(self)
+
+    @property
+    def unexamined(self) -> list[str]:
+        """Those whose quantity has none: the model has no such part, or it could not be looked at (`unknown`)."""
+        return [name for name, ailment in AILMENTS.items() if not self.readings.get(ailment.quantity)]
+
+    @property
+    def near(self) -> dict[str, Reading]:
+        """By ailment, the reading that is nearest to its limit from inside, of those within the factor `Ailment.near` of it; an ailment
+        that is a finding already, or follows from one, is not among them.
+        """
+        found = {symptom.ailment for symptom in self.symptoms}
+        left_out = found | {hidden for name in found for hidden in AILMENTS[name].hides}
+        close = {}
+        for name, ailment in AILMENTS.items():
+            each = [reading for reading in self.readings.get(ailment.quantity, []) if ailment.close(reading.value)]
+            if each and name not in left_out:
+                close[name] = max(each, key=lambda reading: ailment.excess(reading.value))
+        return close
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Examination:
@@ -105,29 +139,43 @@ class Examination:
         """What the instruments found."""
         readings: Readings = {}
         unknown: dict[str, str] = {}
+        own = self._of_weights()
+        broken = own.pop("entries that are not finite", None)
+        if broken:  # what is wrong in the weights themselves comes before what it does to states
+            readings["entries that are not finite"] = broken
         for name, instrument in self.whole.items():
             figures: Mapping[str, Sequence[Reading]] | None = instrument.figures()
             if instrument.note is not None:
                 unknown[name] = instrument.note
             _join(readings, figures or {})
+        _join(readings, own)
         each = self.sensitivities()
         _join(readings, sensitivity_readings(self.model.depth, list(each or [])))
-        refused = next((s.note for s in each or [] if s.value is None and s.note != NOT_FINITE), None)
-        if refused is not None or each is None:
-            unknown["sensitivities"] = refused or "left out"
-        _join(readings, self._of_weights())
+        refused = [(k, s.note) for k, s in enumerate(each or []) if s.value is None and s.note != NOT_FINITE]
+        if each is None:
+            unknown["sensitivities"] = "left out"
+        elif refused:
+            (k, note), count = refused[0], len(self.model.depth.sublayers)
+            place = place_of(self.model.depth, k)
+            unknown["sensitivities"] = (
+                f"of {len(refused)} of {count} sublayers, the first {place}: {note}; those of the others are known"
+            )
+            if len(refused) == count:
+                unknown["sensitivities"] = note
         if not readings.get("least entropy of a head"):
-            unknown["heads"] = "this model's attention does not show the rows of its heads"
+            unknown.setdefault("heads", "this model's attention does not show the rows of its heads")
         return Diagnosis(judge(readings), readings, unknown)
 
     def _of_weights(self) -> Readings:
         if not isinstance(self.model, nn.Module) or self.model.depth.streamed:
             return {}
-        found = weights_that_are_not_finite(self.model)
+        depth = self.model.depth
+        found = weights_that_are_not_finite(own_parameters(self.model), depth, parameter_places(depth))
+        _join(found, weights_of_zeros(self.model, depth))
         sublayer = self.model.depth.sublayers[0]
         norm = next((n for n in (sublayer.input_norm, sublayer.output_norm, sublayer.state_norm) if n is not None), None)
         if norm is not None:
-            _join(found, gains_outside(self.model, self.model.depth, norm.width))
+            _join(found, gains_outside(opened(self.model), depth, norm.width))
         return found
 
 
@@ -142,6 +190,10 @@ INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
     "states": StatesByDepth,
     "what blocks do": BlockMoves,
     "heads": HeadRows,
+    "heads of zeros": ZeroHeads,
+    "eps": EpsBesideStates,
+    "embedding": EmbeddingBesideDepth,
+    "what sublayers add": LoudSublayers,
     "logits and loss": Logits,
     "costates": CostatesByDepth,
     "tied weights": TiedGradients,
@@ -197,10 +249,25 @@ def diagnose(
 
 def judge(readings: Mapping[str, Sequence[Reading]]) -> list[Symptom]:
     """A symptom for each ailment with readings outside of its limits, in the order of severity and then of how far outside."""
-    found = [
-        symptom for name, ailment in AILMENTS.items() if (symptom := _symptom(name, ailment, readings.get(ailment.quantity, [])))
-    ]
-    return sorted(found, key=_order)
+    found = {
+        name: symptom
+        for name, ailment in AILMENTS.items()
+        if (symptom := _symptom(name, ailment, readings.get(ailment.quantity, [])))
+    }
+    for name in list(found):
+        for hidden in AILMENTS[name].hides:
+            if name in found and hidden in found:
+                _hide(found, hidden, {reading.segment for reading in found[name].readings} - {None})
+    return sorted(found.values(), key=_order)
+
+
+def _hide(found: dict[str, Symptom], name: str, segments: set[int | None]) -> None:
+    """Leaves out what is seen at segments where its cause is said already."""
+    left = [reading for reading in found[name].readings if reading.segment not in segments]
+    if left:
+        found[name] = dataclasses.replace(found[name], readings=left, values=[left[0].value])
+    else:
+        del found[name]
 
 
 def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:

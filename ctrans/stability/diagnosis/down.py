@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from ctrans.stability.diagnosis.ailments import DEAD
 from ctrans.stability.diagnosis.reading import Reading, at_entry, named, place_of
 from ctrans.stability.forward.depth_share import token_similarity
 from ctrans.walk import Instrument, Passage
+from solvers import ConfigError
 from solvers.run import finite
 
 NORMS = {
@@ -59,6 +61,10 @@ class GainsByNorm(Instrument):
             largest, rms = float(gains.abs().max()), float(gains.double().square().mean().sqrt())
             add(self._found, quantity, gain_reading(gains, place, at.k))
             add(self._found, "largest gain of a norm", Reading(largest, place, f"its largest |gamma| is {largest:.2g}", at.k))
+            median = float(gains.abs().double().median())
+            if median:
+                said = f"|gamma| = {largest:.3g} in channel {int(gains.abs().argmax())}; the norm's median is {median:.2g}"
+                add(self._found, "largest gain over the median", Reading(largest / median, place, said, at.k))
             if attribute == "output_norm":
                 add(self._found, "output gain", Reading(rms, place, f"the gains' root mean square is {rms:.3g}", at.k))
 
@@ -132,7 +138,7 @@ class HeadRows(Instrument):
     """The entropy of each head's rows, in the mean over tokens that read more than one. Attention that does not show rows has none."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._found = depth, Readings()
+        self._depth, self._found, self._tokens = depth, Readings(), x0.shape[-2]
 
     def forward(self, at: Passage) -> None:
         field = at.sublayer.attention
@@ -149,15 +155,21 @@ class HeadRows(Instrument):
         order = entropy.argsort()
         saturated = [h for h in order.tolist() if entropy[h] < LEAST_ENTROPY] or order[:1].tolist()
         each = [f"head {h}: {float(entropy[h]):.2g} nats, its largest logit up to {_apart(float(apart[h]))}" for h in saturated]
-        said = f"{named(each)} above the next"
+        size = float(x.detach().double().square().mean().sqrt())
+        read = f"; what it reads has a root mean square of {size:.3g}" if size > LARGE_INPUT else ""
+        said = f"{named(each)} above the next{read}"
         self._found.setdefault("least entropy of a head", []).append(
             Reading(float(entropy.min()), place_of(self._depth, at.k), said, at.k)
         )
 
     def figures(self) -> Readings:
+        if self._tokens < 2:
+            raise ConfigError("each sequence is one token, which reads itself alone")
         return self._found
 
 
+LARGE_INPUT = 10.0
+"""Above it attention's input is named where heads are saturated: its scale may be the cause, and not the weights'."""
 LEAST_ENTROPY = 0.05
 """Heads below are named; the table has the same limit."""
 
@@ -196,32 +208,42 @@ def sensitivity_readings(depth: Depth, each: list[Sensitivity]) -> Readings:
 
 @torch.no_grad()
 def gains_outside(model: nn.Module, depth: Depth, width: int) -> Readings:
-    """The smallest gain beside the median of every norm that is in no sublayer, of whatever library.
+    """The smallest gain beside the median of every norm that is in no sublayer, of whatever library, and the largest.
 
-    A norm is a module called so whose only parameters are vectors as long as a token. Its gains are what it makes of a token of signs s,
-    half of them -1, and of its opposite: for an even width (N(s) - N(-s))/2 = gamma s, but for eps.
+    A norm is a module whose only parameters are vectors as long as a token and which gives the same for a large state and for twice
+    that. Its gains are what it makes of a token of signs s, half of them -1, and of its opposite: for an even width
+    (N(s) - N(-s))/2 = gamma s, but for eps.
     """
     inside, found = set(depth.modules()), Readings()
     signs = torch.ones(width)
     signs[1::2] = -1
     for name, part in model.named_modules():
         weights = list(part.parameters())
-        called = "norm" in type(part).__name__.lower()
-        if part in inside or not called or not weights or any(weight.shape != (width,) for weight in weights):
+        if part in inside or not weights or any(weight.shape != (width,) for weight in weights):
             continue
-        s = signs.to(weights[0])
-        gains = (part(s.view(1, 1, width)) - part(-s.view(1, 1, width))).flatten() / 2
-        add(found, "gain outside the depth", gain_reading(gains, name, None))
+        s = signs.to(weights[0]).view(1, 1, width)
+        try:
+            gains, twice = ((part(c * s) - part(-c * s)).flatten().double() / 2 for c in (1e3, 2e3))
+        except Exception:  # a module of something else, which may say anything
+            continue
+        if not torch.allclose(gains, twice, rtol=1e-2, atol=0) or not finite(gains):
+            continue
+        largest = float(gains.abs().max())
+        add(found, "largest gain of a norm", Reading(largest, name, f"its largest |gamma| is {largest:.2g}", None))
+        if largest:
+            add(found, "gain outside the depth", gain_reading(gains, name, None))
     return found
 
 
 @torch.no_grad()
-def weights_that_are_not_finite(model: nn.Module) -> Readings:
-    """Every parameter with entries that are not finite."""
+def weights_that_are_not_finite(parameters: Iterable[tuple[str, Tensor]], depth: Depth, places: Mapping[int, int]) -> Readings:
+    """Every parameter with entries that are not finite, by its name and the segment that it is in."""
     found = Readings()
-    for name, weight in model.named_parameters():
+    for name, weight in parameters:
         bad = int((~weight.isfinite()).sum())
         if bad:
-            said = f"{bad} of {weight.numel()} entries of the weight"
-            add(found, "entries that are not finite", Reading(float(bad), name, said, None))
+            k = places.get(id(weight))
+            said = f"{bad} of {weight.numel()} entries of the weight {name} are inf or nan"
+            place = f"the weight {name}" if k is None else f"{place_of(depth, k)}: the weight {name}"
+            add(found, "entries that are not finite", Reading(float(bad), place, said, k))
     return found

@@ -109,7 +109,9 @@ class LastLayerGradient(Instrument):
 def plan_initialisation(case: Case) -> StepPlan:
     """Kim's proposition 3.1 measured; Xiong's lemma 2 and theorem 1 where they apply (theory, section 10). Not scored."""
     if case.trained:
-        raise ConfigError("these weights come from a file, and the theory of initialisation speaks of freshly drawn ones alone")
+        raise ConfigError(
+            "how these weights were drawn is not known here, and the theory of initialisation speaks of weights as ctrans draws them"
+        )
     config = case.model.config
     if not isinstance(config, GPTConfig):
         raise ConfigError(

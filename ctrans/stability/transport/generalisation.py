@@ -43,7 +43,7 @@ def generalisation_radius(samples: int, tokens: int, width: int, delta: float = 
     vacuous = shrinkage > 0.5
     leave = "1 sample leaves" if samples == 1 else f"{samples} samples leave"
     verdict = (
-        f"vacuous: in {dimension} dimensions {leave} {shrinkage:.1%} of the radius of one, and halving it takes 10^{needed:.4g}"
+        f"vacuous: in {dimension} dimensions {leave} {shrinkage:.1%} of the radius of one, and halving it takes 10^{needed:.4g} samples"
         if vacuous
         else f"informative up to its unknown constant: {leave} {shrinkage:.1%} of the radius of one"
     )

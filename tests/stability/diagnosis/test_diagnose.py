@@ -68,10 +68,22 @@ class Shared(nn.Module):
         return x @ self.matrix.T
 
 
-def zero_block(model, block):
+def zero_block(model, block, factor=0.0):
     for part in model.depth.sublayers[2 * block : 2 * block + 2]:
-        part.field.last.weight.zero_()
-        part.field.last.bias.zero_()
+        part.field.last.weight.mul_(factor)
+        part.field.last.bias.mul_(factor)
+
+
+def zero_head(model, block):
+    head = next(iter(model.depth.sublayers[2 * block].field.head_matrices()))
+    head.value.zero_()
+
+
+def dead_units(model, segment):
+    """Every unit is off whatever it reads: GELU at -100."""
+    up, _ = model.depth.sublayers[segment].field.matrices()
+    bias = next(p for name, p in model.depth.sublayers[segment].field.named_parameters() if p.shape == up.weight.shape[:1])
+    bias.fill_(-100.0)
 
 
 PLANTED = {
@@ -82,7 +94,18 @@ PLANTED = {
     "dead gain outside the depth": (lambda: scaled("pre", lambda m: m.final_norm.weight[4:5].fill_(1e-9)), "final_norm"),
     "dead norm": (lambda: scaled("peri", lambda m: m.depth.sublayers[5].output_norm.weight.mul_(1e-9)), "(segment 5)"),
     "huge sensitivity": (lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e-6), p.mul_(1e-6))), eps=1e-20), "(segment 0)"),
-    "no sensitivity": (lambda: scaled("pre", lambda m: zero_block(m, 1)), "block 1"),
+    "no sensitivity": (lambda: scaled("pre", lambda m: zero_block(m, 1, 1e-8)), "block 1"),
+    "zero weight": (lambda: scaled("pre", lambda m: zero_block(m, 1)), "block 1, FFN (segment 3): the weight depth."),
+    "heads of zeros": (lambda: scaled("pre", lambda m: zero_head(m, 1)), "block 1, attention (segment 2)"),
+    "outsized gain": (lambda: gain("pre", "input_norm", 2, 5, 100.0), "block 1, attention (segment 2), the input norm"),
+    "eps drowns the state": (
+        lambda: scaled("pre", lambda m: setattr(m.depth.sublayers[3].input_norm, "eps", 1e4)),
+        "block 1, FFN (segment 3), the input norm",
+    ),
+    "embedding drowns the depth": (lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e3), p.mul_(1e3)))), "the embedding"),
+    "positions drown the text": (lambda: scaled("pre", _of_all(lambda e, p: p.mul_(300))), "the embedding"),
+    "loud sublayer": (lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.last.weight.mul_(300)), "block 1, FFN"),
+    "dead sublayer": (lambda: scaled("pre", lambda m: dead_units(m, 3)), "block 1, FFN (segment 3)"),
     "saturated heads": (
         lambda: scaled("pre", lambda m: m.depth.sublayers[2].field.matrices().__next__()[0].mul_(1e6)),
         "block 1",
@@ -92,7 +115,7 @@ PLANTED = {
         lambda: scaled("none", _of_all(lambda e, p: (e.copy_(e[:1].expand_as(e)), p.zero_()))),
         "the embedded text",
     ),
-    "unused block": (lambda: scaled("pre", lambda m: zero_block(m, 1)), "block 1 (segments 2 to 3)"),
+    "unused block": (lambda: scaled("pre", lambda m: zero_block(m, 1, 1e-6)), "block 1 (segments 2 to 3)"),
     "decay far below lam*": (lambda: healthy("pre"), "(segment"),
     "grown output norm": (lambda: scaled("peri", lambda m: m.depth.sublayers[1].output_norm.weight.mul_(50)), "block 0, FFN"),
     "logits adrift": (
@@ -244,3 +267,8 @@ def test_a_norm_of_another_library_outside_of_the_depth_is_read_by_what_it_compu
 def test_every_word_for_outside_of_limits_has_a_remedy():
     words = {word for quantity in QUANTITIES.values() for word in (quantity.below, quantity.above) if word}
     assert words == REMEDIES.keys()
+
+
+def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
+    tokens, targets = text()
+    assert "one token" in diagnose(healthy("pre"), tokens[:, :1], targets[:, :1]).unknown["heads"]

@@ -1,0 +1,53 @@
+"""Weights with which a model's structure can be seen, whatever its own are: a map of zeros shows nothing, nor does one of nan."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+SEED = 0
+
+
+@contextlib.contextmanager
+def telling_weights(model: nn.Module) -> Iterator[list[str]]:
+    """Inside, weights that are 0 throughout, offsets aside, and entries that are not finite are random numbers; afterwards all are what
+    they were, bit for bit. Gives the names of weights with entries that are not finite.
+
+    A random matrix has entries of 1/sqrt(n), n the columns; a vector, as LayerScale's, of about 1/2. Numbers alone are left as they are,
+    and so are weights on demand.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    before: list[tuple[Tensor, Tensor]] = []
+    broken = []
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.is_meta or not weight.is_floating_point() or weight.numel() < 2:
+                continue
+            bad = ~weight.isfinite()
+            if bool(bad.any()):
+                broken.append(name)
+            elif "bias" in name.rpartition(".")[2] or bool(weight.any()):
+                continue
+            else:
+                bad = torch.ones_like(bad)
+            before.append((weight, weight.detach().clone()))
+            weight.copy_(torch.where(bad, _drawn(weight, generator), weight))
+    try:
+        yield broken
+    finally:
+        with torch.no_grad():
+            for changed, own in before:
+                changed.copy_(own)
+
+
+def _drawn(weight: Tensor, generator: torch.Generator) -> Tensor:
+    drawn: Tensor
+    if weight.dim() == 1:
+        drawn = 0.25 + 0.5 * torch.rand(weight.shape, generator=generator)
+    else:
+        drawn = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[-1])
+    return drawn.to(weight)

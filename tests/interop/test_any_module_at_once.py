@@ -1,0 +1,67 @@
+"""`ctrans.diagnose` and the others take a module as it is; what they find is said in the user's own names, and as text."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ctrans
+from tests.interop.plain_modules import VOCABULARY, LanguageModel, ids
+
+
+def language():
+    torch.manual_seed(0)
+    return LanguageModel().eval()
+
+
+def pair():
+    tokens = ids(tokens=8)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def test_a_plain_module_is_opened_and_what_is_found_has_its_own_names():
+    model = language()
+    nn.init.zeros_(model.stack[1].mix.proj.weight)
+    model.ln.weight.data[3] = 0
+    found = ctrans.diagnose(model, *pair())
+    by_name = {symptom.ailment: symptom for symptom in found.symptoms}
+    assert by_name["zero weight"].worst.place == "block 1, attention (segment 2): the weight stack.1.mix.proj.weight"
+    assert by_name["dead gain outside the depth"].worst.place == "ln"
+    text = str(found)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "zero weight (serious)" in text
+    assert "stack.1.mix.proj.weight" in text
+    assert f"of {len(ctrans.diagnose(model, *pair()).examined) + len(found.unexamined)} kinds" in text
+
+
+def test_weights_that_are_not_finite_are_the_first_thing_said():
+    model = language()
+    model.stack[1].grow.weight.data[3, 3] = math.nan
+    first = ctrans.diagnose(model, *pair()).symptoms[0]
+    assert first.ailment == "not finite"
+    assert first.worst.place == "block 1, FFN (segment 3): the weight stack.1.grow.weight"
+
+
+def test_a_loss_is_given_beside_the_module():
+    model, (tokens, _) = language(), pair()
+    found = ctrans.diagnose(model, tokens, torch.tensor([1, 2]), loss=lambda out, y: F.cross_entropy(out[:, -1], y))
+    assert "costates" not in found.unknown
+    assert ctrans.simulate(model, tokens, reference=False).placement == "pre"
+
+
+def test_what_is_close_to_a_limit_is_said_and_is_no_finding():
+    model = language()
+    model.stack[0].ln_a.weight.data[5] = 40.0  # a finding above 50
+    found = ctrans.diagnose(model, *pair())
+    assert "outsized gain" not in {symptom.ailment for symptom in found.symptoms}
+    assert found.near["outsized gain"].value == pytest.approx(40)
+    assert "close to a limit: outsized gain: block 0, attention (segment 0), the input norm" in " ".join(str(found).split())
+
+
+def test_the_longest_text_is_found_by_trying():
+    opened = ctrans.open_model(language(), example=ids())
+    assert opened.longest(128) == 16 == language().pos.num_embeddings
+    assert opened.longest(9) == 9
+    assert opened.vocabulary == VOCABULARY

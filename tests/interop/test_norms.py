@@ -1,0 +1,114 @@
+"""Norms that people write by hand: what they compute says what they are, and states stay the module's own to the bit."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ctrans
+from ctrans.interop.norms import as_norm
+from solvers import ConfigError
+from tests.interop.plain_modules import MADE_NORMS, WIDTH, LanguageModel, MadeNorm, PreBlock, ids, with_norms
+
+
+@pytest.mark.parametrize("kind", MADE_NORMS)
+def test_a_norm_written_by_hand_is_opened_and_states_are_equal_to_the_bit(kind):
+    model = with_norms(kind)
+    opened = ctrans.open_model(model, example=ids())
+    assert opened.config.placement == "pre"
+    with torch.no_grad():
+        assert torch.equal(opened.head(opened.depth(opened.embed(ids(seed=3)))), model(ids(seed=3)))
+
+
+@pytest.mark.parametrize("kind", MADE_NORMS)
+def test_gain_offset_centring_and_eps_are_what_the_module_computes(kind):
+    torch.manual_seed(1)
+    module = MadeNorm(WIDTH, kind).double()
+    for weight in module.parameters():
+        nn.init.normal_(weight)
+    norm = as_norm(module, WIDTH)
+    assert norm.centred == (kind in ("annotated", "layer norm, inline"))
+    for size in (1e4, 1.0, 1e-3, 1e-6):  # fresh states, where eps counts and where it does not
+        x = size * torch.randn(3, 5, WIDTH, dtype=torch.float64)
+        formula = norm.gamma * norm.standardize(x) + norm.beta
+        assert torch.allclose(formula, module(x), rtol=1e-7, atol=1e-9)
+        assert torch.equal(norm(x), module(x))
+    x = torch.randn(WIDTH, dtype=torch.float64)
+    jacobian = torch.func.jacrev(module)(x)
+    assert torch.allclose(norm.jacobian(x), jacobian, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.GELU(), nn.Tanh(), nn.Identity(), nn.Softmax(-1), nn.PReLU(WIDTH), nn.BatchNorm1d(WIDTH).eval(), nn.Linear(WIDTH, WIDTH)],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_is_no_norm_is_not_taken_for_one(module):
+    assert as_norm(module, WIDTH) is None
+
+
+def test_a_dead_norm_is_known_by_what_it_would_compute_with_other_gains():
+    module = MadeNorm(WIDTH, "g, inline")
+    module.g.data.zero_()
+    norm = as_norm(module)
+    assert (norm.centred, norm.eps) == (False, 1e-6)
+    assert not norm.gamma.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_eps_that_torch_takes_unasked_is_that_of_the_type(dtype):
+    norm = as_norm(nn.RMSNorm(WIDTH, dtype=dtype))
+    assert norm.eps <= torch.finfo(dtype).eps
+
+
+class Functional(PreBlock):
+    """Norms as functions in the block's own forward."""
+
+    def __init__(self, where):
+        super().__init__(1.0)
+        del self.ln_a, self.ln_b
+        self.where = where
+
+    def forward(self, x):
+        def norm(state):
+            return F.rms_norm(state, (WIDTH,))
+
+        def ffn(state):
+            return self.shrink(F.gelu(self.grow(state)))
+
+        if self.where == "pre":
+            x = x + self.mix(norm(x))
+            return x + ffn(norm(x))
+        if self.where == "peri":
+            x = x + norm(self.mix(norm(x)))
+            return x + norm(ffn(norm(x)))
+        x = norm(x + self.mix(x))
+        return norm(x + ffn(x))
+
+
+@pytest.mark.parametrize("where", ["pre", "peri", "post"])
+def test_norms_that_a_block_computes_itself_are_found(where):
+    torch.manual_seed(0)
+    model = LanguageModel()
+    model.stack = nn.ModuleList([Functional(where) for _ in range(2)])
+    opened = ctrans.open_model(model.eval(), example=ids())
+    assert opened.config.placement == where
+    with torch.no_grad():
+        assert torch.allclose(opened.head(opened.depth(opened.embed(ids(seed=3)))), model(ids(seed=3)), atol=1e-6)
+
+
+class Squash(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.g = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return torch.tanh(x) * self.g
+
+
+def test_the_module_that_is_not_understood_is_named():
+    model = LanguageModel().eval()
+    for block in model.stack:
+        block.ln_a = Squash()
+    with pytest.raises(ConfigError, match=r"ln_a \(Squash\) is neither attention nor FFN, and no norm"):
+        ctrans.open_model(model, example=ids())
