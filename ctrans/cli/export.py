@@ -50,7 +50,13 @@ class ExportRequest(Request):
 
 
 @click.command("export")
-@options.checkpoint_option
+@click.option(
+    "--checkpoint",
+    multiple=True,
+    callback=options.once,
+    type=click.Path(path_type=Path),
+    help="Directory of a model that ctrans saved, or of a training run: its best model, else its last.",
+)
 @click.option(
     "--to",
     "form",

@@ -79,6 +79,11 @@ class SquashNorm(Norm):
         """rms of abs(gamma) + abs(beta), the length of the box's farthest corner over sqrt(d)."""
         return float((self.gamma.detach().abs() + self.beta.detach().abs()).square().mean().sqrt())
 
+    @property
+    def half_diameter(self) -> float:
+        """rms of abs(gamma): the box's diagonal is 2 |gamma|_2."""
+        return float(self.gamma.detach().square().mean().sqrt())
+
     def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """u = phi(alpha x + s)."""
         return self.phi(self.alpha * x + self.shift)

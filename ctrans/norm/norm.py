@@ -121,6 +121,11 @@ class Norm(nn.Module, abc.ABC):
         """g + b = max|gamma| + max|beta|: no token of the image has a larger RMS, and no larger mean absolute value."""
         return float(self.gamma.detach().abs().max()) + float(self.beta.detach().abs().max())
 
+    @property
+    def half_diameter(self) -> float:
+        """max|gamma|: two tokens of the image are at most 2 sqrt(d) times that apart."""
+        return float(self.gamma.detach().abs().max())
+
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return self.gamma * self.standardize(x) + self.beta
 

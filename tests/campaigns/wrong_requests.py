@@ -40,6 +40,9 @@ QUICK = {
     "generate": ["--tokens", "1", "--checkpoint", "/proc/none"],
     "study": ["kim-growth", "--report", "--out", "/proc/none"],
     "report": ["/proc/none.json"],
+    "watch": ["/proc/none", "--once"],
+    "families": ["none-such"],
+    "export": ["--checkpoint", "/proc/none"],
 }
 """What keeps the answer to a request that is right after all short."""
 SLOW = {"convergence", "verify", "hjb-check", "control", "screen", "diagnose"}

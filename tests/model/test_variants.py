@@ -37,9 +37,10 @@ def changed(name, made):
 
 def without_a_switch(made):
     """Tokens whose states stay away from switches, if the map has any, so that what they pass is smooth: the first of those drawn."""
-    mixing = made.depth.sublayers[1]
+    mixing = made.depth.sublayers[-1]
     if not isinstance(mixing.field, Switches):
         return tokens(1, 5)
+    assert len(made.depth.sublayers) == 2, "the second one is looked at"
     for seed in range(100):
         ids = tokens(1, 2, seed=seed)
         passed = made.trajectory(ids, method="rk4", steps=1)

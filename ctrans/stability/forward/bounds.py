@@ -156,15 +156,15 @@ def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = ma
     if sublayer.streams > 1:
         return None
     if sublayer.state_norm is not None:
-        return 2 * math.sqrt(sublayer.state_norm.width) * largest_gain(sublayer.state_norm)
+        return 2 * math.sqrt(sublayer.state_norm.width) * sublayer.state_norm.half_diameter
     if sublayer.output_norm is not None:
-        return 2 * sublayer.largest_gain * largest_gain(sublayer.output_norm) * math.sqrt(sublayer.output_norm.width)
+        return 2 * sublayer.largest_gain * sublayer.output_norm.half_diameter * math.sqrt(sublayer.output_norm.width)
     norm = sublayer.input_norm
     if norm is None or (bound is None and apart == math.inf):
         return None
     s = sublayer.input_scale
     alone = math.inf if bound is None else 2 * bound.at(s * norm.level * math.sqrt(norm.width))
-    return sublayer.largest_gain * min(alone, 2 * s * largest_gain(norm) * math.sqrt(norm.width) * apart)
+    return sublayer.largest_gain * min(alone, 2 * s * norm.half_diameter * math.sqrt(norm.width) * apart)
 
 
 def needs_map_bound(sublayer: Sublayer) -> bool:
