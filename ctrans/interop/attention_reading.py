@@ -267,7 +267,7 @@ def _other_parameters(chain: nn.Module) -> bool:
 
 def _why_not(chain: ModuleChain, sums_to_one: bool, scale: float | None) -> str:
     if not sums_to_one:
-        return "its rows do not sum to 1, as part of each goes to a sink, and theta is of whole rows"
+        return "its rows, as they are read here, do not sum to 1 (a sink takes a part, or a bias is not read), and theta is of whole rows"
     if scale is not None:
         return ""
     norms = [path.rpartition(".")[2] for path, part in chain.named_modules() if as_norm(part) is not None]

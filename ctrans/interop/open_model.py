@@ -272,6 +272,10 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     model.forget()
     made, name = with_loss(model, loss, predicts=predicts, causal=causal)
     said = f"; loss: {LOSS_NAMES[name]}" if name in STAND_INS or (not predicts and name in LOSS_NAMES) else ""
+    both_ways = (
+        "; each token reads those after it too, so its loss is of hidden tokens: a GPT of which this is said lacks its mask"
+    )
+    said += both_ways if name == "mlm" and model.vocabulary else ""
     return Opened(made, directory, f"{model.config}{said}", model.vocabulary, causal, predicts, name)
 
 

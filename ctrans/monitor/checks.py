@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -134,7 +135,7 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
         if len(steps) < count or values.shape[1] < 3:
             continue
         with np.errstate(all="ignore"):
-            share = values / np.nanmedian(values, 1, keepdims=True)
+            share = values / _medians(values)
         outside = share < limits["limit"]
         places = np.flatnonzero(outside[-count:].all(0))
         if len(places):
@@ -196,8 +197,16 @@ def over_first(values: Array, past: Past, name: str) -> Array:
 
 def median_by_depth(values: Array, past: Past) -> Array:
     with np.errstate(all="ignore"):
-        found: Array = np.repeat(np.nanmedian(values, 1, keepdims=True), values.shape[1], 1)
+        found: Array = np.repeat(_medians(values), values.shape[1], 1)
         return found
+
+
+def _medians(values: Array) -> Array:
+    """The median of each report's figures that are numbers, as a column; nan where none is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what all-nan rows are warned of is what is asked for
+        found: Array = np.nanmedian(values, 1, keepdims=True)
+    return found
 
 
 def _values(past: Past, name: str, transform: Callable[[Array, Past], Array] | None) -> tuple[Array, Array]:

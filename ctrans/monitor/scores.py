@@ -56,7 +56,7 @@ class ScoresSeen(TorchFunctionMode):
 
 def figures_of(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Both figures by head, of scores (heads, rows, tokens) that are -inf where a row may not read."""
-    shown = scores > -math.inf
+    shown = scores != -math.inf  # what is no number is no mask, and stays none
     largest = scores.masked_fill(~shown, 0.0).abs().amax((-2, -1))
     count = shown.sum(-1)
     entropy = torch.special.entr(scores.softmax(-1)).sum(-1)

@@ -331,3 +331,20 @@ def test_names_lead_where_several_lists_could_be():
     module = TwoStacks().first.eval()
     opened = ctrans.open_model(module, blocks="stack", attention="mix", ffn=("grow", "shrink"))
     assert opened.config.attention == "FusedAttention"
+
+
+def test_a_gpt_without_its_mask_is_said_to_read_both_ways():
+    class Unmasked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(40, 16)
+            layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, norm_first=True, batch_first=True)
+            self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.head = nn.Linear(16, 40, bias=False)
+
+        def forward(self, ids):
+            return self.head(self.blocks(self.tokens(ids)))
+
+    opened = ctrans.open_model(Unmasked())
+    assert not opened.causal
+    assert "lacks its mask" in opened.described

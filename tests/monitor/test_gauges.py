@@ -9,6 +9,7 @@ from torch import nn
 from ctrans import GPT, ConfigError, GPTConfig
 from ctrans.monitor import GAUGES, Monitor
 from ctrans.monitor.gauges import growth_exponent
+from ctrans.monitor.scores import figures_of
 from ctrans.monitor.sites import sites_of
 from ctrans.placement import PLACEMENTS
 from ctrans.walk import Instrument, States, walk
@@ -221,3 +222,9 @@ def test_wrong_requests_are_said():
         Monitor(gpt(), limits={"loss spike": {"limits": 1}})
     with pytest.raises(ConfigError, match="reaction"):
         Monitor(gpt(), react=["skipp"])
+
+
+def test_scores_that_are_no_numbers_are_not_told_as_zero():
+    scores = torch.tensor([[[1.0, -torch.inf], [torch.nan, 2.0]], [[1.0, -torch.inf], [0.5, 2.0]]])
+    largest, share = figures_of(scores)
+    assert torch.isnan(largest).tolist() == torch.isnan(share).tolist() == [True, False]

@@ -44,7 +44,7 @@ class Ailment:
     def close(self, value: float) -> bool:
         """Whether it is inside by less than the factor `near`, and so not far from a finding."""
         excess = self.excess(value)
-        return self.near is not None and -math.log10(self.near) <= excess <= 0
+        return self.near is not None and math.isfinite(value) and -math.log10(self.near) <= excess <= 0
 
     def excess(self, value: float) -> float:
         """How far outside of its limits a value is, in powers of ten where limit and value have a ratio; below 0 inside.

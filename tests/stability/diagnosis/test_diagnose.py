@@ -272,3 +272,7 @@ def test_every_word_for_outside_of_limits_has_a_remedy():
 def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
     tokens, targets = text()
     assert "one token" in diagnose(healthy("pre"), tokens[:, :1], targets[:, :1]).unknown["heads"]
+
+
+def test_what_is_infinite_is_close_to_no_limit():
+    assert not any(ailment.close(value) for ailment in AILMENTS.values() for value in (math.inf, -math.inf, math.nan))
