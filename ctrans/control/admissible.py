@@ -18,8 +18,9 @@ Verdict = Literal["well-posed", "well-posed for bounded gains", "well-posed, the
 """What is known of H(P), each word saying what it assumes; from the strongest to the weakest.
 
 - `well-posed`: finite for every costate, whatever the weights, gains and offsets are trained to
-- `well-posed for bounded gains`: finite for the output norm's (of a discrete step: the state norm's) gains and offsets as they are;
-  it grows in proportion to them, so that where they are trained without decay or bound the supremum over them is infinite
+- `well-posed for bounded gains`: finite for the output norm's (of a discrete step: the state norm's) gains and offsets, and the
+  residual's gains, as they are; it grows in proportion to them, so that where they are trained without decay or bound the supremum over
+  them is infinite
 - `well-posed, the rest fixed`: finite where only the maps that pay are free, and what feeds them is taken as it is
 - `open`: no ascent found it infinite, and no bound proves it finite
 - `degenerate`: infinite, for almost all costates or (under weight decay) at this one

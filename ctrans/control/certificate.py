@@ -270,7 +270,7 @@ def climb_velocities(
     generator: torch.Generator,
     *,
     steps: int = STEPS,
-) -> tuple[VelocityAscent, Float[Tensor, "tokens width"]]:
+) -> tuple[VelocityAscent, Float[Tensor, "rows width"]]:
     """Ascent over the chart's velocities from pairs of random starts, against H = `value`; and the coordinates of the best.
 
     `steps` are the most, 0 where all tokens tie by themselves: there is nothing to climb but rounding. Where the chart
@@ -291,7 +291,9 @@ def climb_velocities(
     velocities, coordinates = (x.reshape(2 * pairs, -1, x.shape[-1]) for x in (chart.velocity(found.z), found.z))
     rows = torch.arange(velocities.shape[1], device=ties.device)
     top = velocities[first.expand(len(rows)), rows]
-    likely = coordinates[first.expand(len(rows)), rows].reshape(-1, width)
+    # coordinates of weights, as under a decay of the last map, are not by token
+    by_token = coordinates.shape[1] == len(rows)
+    likely = (coordinates[first.expand(len(rows)), rows] if by_token else coordinates[first[0]]).reshape(-1, width)
     apart = torch.where(near, length(velocities - top), 0.0).amax(0)
     # against rounding of a random one, where the best is none at all
     longest = torch.maximum(length(top).amax(), torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax())

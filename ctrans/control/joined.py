@@ -27,6 +27,12 @@ def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) 
     """
     if sublayer.output_norm is not None:
         return sublayer.pulled(p)
+    gains = None if sublayer.residual is None else sublayer.residual.gains
+    if sublayer.state_norm is not None and gains is not None and bool((gains == 0).any()) and not silent(sublayer):
+        raise ConfigError(
+            "some of the residual's gains are 0 and others are not: inside a norm around the state that is no invertible factor, and its "
+            "velocities have no closed form here; prune these channels, or leave them a small gain"
+        )
     if sublayer.state_norm is not None or silent(sublayer):
         return p
     return p if sublayer.residual is None else sublayer.residual.pull(p)
@@ -72,6 +78,28 @@ def trains_gains(sublayer: Sublayer) -> bool:
     return sublayer.input_norm is not None or (
         sublayer.residual is not None and next(sublayer.residual.parameters(), None) is not None
     )
+
+
+def carries_hamiltonian(sublayer: Sublayer) -> bool:
+    """Whether its residual has gains that are trained without a limit, with which H grows."""
+    residual = sublayer.residual
+    return residual is not None and not residual.bounded and next(residual.parameters(), None) is not None
+
+
+def for_these_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate:
+    """The certificate with what its verdict assumes of the residual's gains."""
+    if certificate.verdict != "well-posed" or not carries_hamiltonian(sublayer):
+        return certificate
+    return dataclasses.replace(certificate, verdict="well-posed for bounded gains")
+
+
+def check_residual_remedy(sublayer: Sublayer, remedy: Remedy) -> None:
+    """Raises ConfigError for a decay of norms' gains where the residual's own gains are trained beside them, which it does not hold."""
+    if remedy.of_sets.get("gain_decay") is not None and carries_hamiltonian(sublayer):
+        raise ConfigError(
+            f"a decay of norms' gains does not hold those of the residual {type(sublayer.residual).__name__}, with which H grows: leave "
+            "--gain-decay out, or choose residual plain"
+        )
 
 
 def highest_towards_image(

@@ -18,10 +18,12 @@ from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, larg
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
 from ctrans.control.images import image_of, reached_by
 from ctrans.control.joined import (
+    check_residual_remedy,
     check_towards_image,
     cost_factor,
     costate_of_map,
     factor_in_words,
+    for_these_gains,
     pulled_to_map,
     silent,
     trains_gains,
@@ -271,11 +273,12 @@ def check_at(
     A residual W makes the velocity W v of what the norms allow v: H(P) is the norms' own at W'P (`ctrans.control.joined`).
     """
     start, costate_norm = x, float(p.norm())
+    check_residual_remedy(sublayer, remedy)
     h = last_features(sublayer, x).flatten(0, -2)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
     norm, costs = sublayer.state_norm, remedy.of_sets
     if sublayer.image is not None:
-        certificate = check_towards_image(sublayer, x, p, h, remedy)
+        certificate = for_these_gains(sublayer, check_towards_image(sublayer, x, p, h, remedy))
         return SegmentCheck(segment, sublayer.kind, time, costate_norm, certificate, None, None)
     p = costate_of_map(sublayer, p)
     if sublayer.output_norm is not None:
@@ -291,7 +294,7 @@ def check_at(
     certificate = certify(admissible, p, features=None if blind else h)
     if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0:
         certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))
-    factor = factor_in_words(sublayer)
+    certificate, factor = for_these_gains(sublayer, certificate), factor_in_words(sublayer)
     if factor is not None:
         certificate = dataclasses.replace(certificate, words=f"{factor}, {certificate.words}")
     return SegmentCheck(

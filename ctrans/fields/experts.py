@@ -35,7 +35,7 @@ class MixtureOfExperts(nn.Module):
     as capacities and choices by experts would have it: f acts on each token alone, and stays causal.
 
     **f is smooth between switches and jumps at them.** Where the k-th and (k+1)-th score tie, S changes, and f by
-    g (W_2,e h_e - W_2,e' h_e'), which no gate makes small. So there is no Lipschitz constant unless k = E; derivatives are those of the
+    g (W_2,e h_e - W_2,e' h_e'), which for k = 1 no gate makes small. So there is no Lipschitz constant unless k = E; derivatives are those of the
     piece that x lies in, and exact for all x' nearer than `distance_to_switch(x)`. Of a flow they miss what a switch adds when it is
     crossed (theory, "Experts switch").
     """
@@ -114,8 +114,9 @@ class MixtureOfExperts(nn.Module):
     def distance_to_switch(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens"]:
         """How far every token is from the nearest one that goes through other experts: inf where k = E.
 
-        Exact for b = 0, where scores are in the logits' order: min over e in S, e' outside of (z_e - z_e')/|w_e - w_e'|, w the rows
-        of W_r. Otherwise at least the gap of the k-th and (k+1)-th s + b over sqrt(1/2) |W_r|_2.
+        Exact for b = 0 in exact scores, where these are in the logits' order: min over e in S, e' outside of
+        (z_e - z_e')/|w_e - w_e'|, w the rows of W_r. Otherwise at least the gap of the k-th and (k+1)-th s + b over
+        sqrt(1/2) |W_r|_2.
         """
         routing = self.route(x)
         if self.options.top_k == self.options.experts:
@@ -124,11 +125,13 @@ class MixtureOfExperts(nn.Module):
             ordered = (routing.scores + self.choice_bias.to(routing.scores)).sort(-1, descending=True).values
             gap = ordered[..., self.options.top_k - 1] - ordered[..., self.options.top_k]
             return gap / (SCORES_SLOPE * spectral_norm(self.router.weight))
-        rows = self.router.weight.to(routing.logits)
-        apart = torch.cdist(rows, rows)
+        rows = self.router.weight.double()
+        apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+        logits = F.linear(x.double(), rows)
         between = routing.chosen.unsqueeze(-1) & ~routing.chosen.unsqueeze(-2)
-        gaps = (routing.logits.unsqueeze(-1) - routing.logits.unsqueeze(-2)) / apart
-        return gaps.masked_fill(~between, math.inf).amin((-2, -1))
+        # equal rows never change places, and scores that saturate may choose against their logits' order: such a token is at a switch
+        gaps = ((logits.unsqueeze(-1) - logits.unsqueeze(-2)).clamp_min(0) / apart).nan_to_num(nan=math.inf, posinf=math.inf)
+        return gaps.masked_fill(~between, math.inf).amin((-2, -1)).to(routing.logits)
 
     def matrices(self) -> Iterator[Matrix]:
         """W_r, and W_g (of gated ones), W_1 and W_2 of each expert."""

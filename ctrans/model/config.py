@@ -14,7 +14,7 @@ from ctrans.fields.tables import check_maps, usual_hidden_width
 from ctrans.model.initialisation import get_initialisation
 from ctrans.norm import NORMS, check_norm, norm_settings
 from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
-from ctrans.residual import RESIDUALS, check_residual, residual_name
+from ctrans.residual import RESIDUALS, check_image, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -150,6 +150,7 @@ class GPTConfig:
         if self.residual_init is not None:
             _check_finite("residual_init", self.residual_init)
         check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
+        check_image(self.residual, self.norm)
         if self.depth_weights != FREE and RESIDUALS[self.residual].counts_blocks:
             raise ConfigError(
                 f"residual {self.residual!r} counts blocks and weights that are functions of depth do not: choose depth_weights {FREE}"

@@ -8,7 +8,7 @@ A new residual is one entry: models, commands and tests pick it up from there.
 """
 
 from ctrans.residual.streams import MixesStreams, Streams, sinkhorn
-from ctrans.residual.table import ALIASES, RESIDUALS, ResidualEntry, check_residual, residual_name
+from ctrans.residual.table import ALIASES, RESIDUALS, ResidualEntry, check_image, check_residual, residual_name
 from ctrans.residual.velocities import Residual
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Residual",
     "ResidualEntry",
     "Streams",
+    "check_image",
     "check_residual",
     "residual_name",
     "sinkhorn",

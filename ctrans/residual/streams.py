@@ -110,12 +110,14 @@ class HyperConnections(Streams):
 
 
 class ManifoldConnections(Streams):
-    """M = Sinkhorn(exp(.)), doubly stochastic, a = sigmoid(.), b = 2 sigmoid(.): mixing neither lengthens X nor moves its mean stream.
+    """M = Sinkhorn(exp(.)), doubly stochastic, a = sigmoid(.), b = 2 sigmoid(.): an M that is so exactly neither lengthens X nor moves its
+    mean stream.
 
     |M|_2 <= 1 as |M|_2^2 <= |M|_1 |M|_inf, and products of such M are such again; columns sum to 1 to rounding, so that the mean over the
     streams comes through, and rows as nearly as the iterations reach.
     """
 
+    bounded = True
     ITERATIONS = 20
     NEAR_IDENTITY = 4.0
     """M begins with so large logits on its diagonal: nearly I."""
@@ -123,8 +125,8 @@ class ManifoldConnections(Streams):
     def __init__(self, width: int, streams: int, segment: int):
         super().__init__(width, streams)
         self.mix = nn.Parameter(self.NEAR_IDENTITY * torch.eye(streams).flatten())
-        # half of what is read is one stream's, by turns, without which all streams would stay equal
-        share = torch.where(torch.arange(streams) == segment % streams, 0.5, 0.5 / (streams - 1))
+        # two thirds of what is read are one stream's, by turns, without which all streams would stay equal
+        share = torch.where(torch.arange(streams) == segment % streams, 2 / 3, 1 / 3 / (streams - 1))
         self.read_logits = nn.Parameter(share.logit())
         self.write_logits = nn.Parameter(torch.zeros(streams))
 

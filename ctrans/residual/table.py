@@ -145,6 +145,18 @@ def residual_name(name: str) -> str:
     return ALIASES.get(name, name)
 
 
+def check_image(residual: str, norm: str) -> None:
+    """Raises ConfigError for a residual that moves on the image of a norm around the state, where that has no tangent spaces."""
+    if RESIDUALS[residual].refuses is not _needs_image:
+        return
+    able = [name for name, kind in NORMS.items() if kind(2, 1e-5).has_tangent]
+    if norm not in able:
+        raise ConfigError(
+            f"residual {residual!r} moves on the image of the norm around the state, and that of {norm!r} has no tangent spaces: choose "
+            f"norm {', '.join(able)}"
+        )
+
+
 def check_residual(name: str, placements: Sequence[Placement], start: float | None, streams: int | None) -> None:
     """Raises ConfigError, in one line and by name, for a residual that makes no sense with a placement, or options that it has not."""
     entry = RESIDUALS[name]

@@ -13,6 +13,8 @@ class Residual(nn.Module):
     """r = W v with W = I, of a map that is given s N_in X, s = `input_scale`."""
 
     input_scale: float = 1.0
+    bounded: bool = False
+    """Whether what is trained of W stays within limits whatever it is trained to."""
     streams: int = 1
     """How many streams of the map's width the state has."""
     image: Norm | None

@@ -99,14 +99,15 @@ STATEMENTS: tuple[Statement, ...] = (
         "kinetic-well-posed",
         4,
         "OT-Transformer; ctrans",
-        "with a kinetic cost every placement has a finite, attained H",
+        "with a kinetic cost every placement has a finite H, attained over the closure of its velocities",
         Check(kinetic_everywhere, 1e-10, 0.03),
     ),
     Statement(
         "kinetic-with-eps",
         4,
         "ctrans",
-        "with a kinetic cost and eps > 0 the admissible set is the filled ellipsoid (slice): its value is attained, the surface's exceeded",
+        "with a kinetic cost and eps > 0 the admissible set is the filled ellipsoid (slice): a best velocity "
+        "inside is attained, the surface's value exceeded",
         Check(kinetic_filled, 1e-6, 0.05),
         Check(kinetic_on_surface, 1e-6, 0.05),
         "the ellipsoid itself is the admissible set",

@@ -278,7 +278,8 @@ STATEMENTS: tuple[Statement, ...] = (
         "squashing-around-the-state",
         3,
         "ctrans, on Zhu et al. 2025",
-        "DyT and Derf around the state have no ODE as dt goes to 0: |N(x)| <= alpha phi'(0)|x| for gamma = 1, so N alone takes it to 0",
+        "DyT and Derf around the state have no ODE as dt goes to 0: |N(x)| <= alpha phi'(0)|x| for gamma = "
+        "1; alpha phi'(0) < 1: N alone takes it to 0",
         Check(squashing_jumps),
     ),
     Statement(
@@ -306,7 +307,8 @@ STATEMENTS: tuple[Statement, ...] = (
         "norm-approach",
         4,
         "ctrans",
-        "inputs within r come as near to the support as each norm says: eps d/(2 r^2) of it, exp(-2 alpha r/sqrt(d)) under DyT, 0 clipped",
+        "inputs within r come as near to the support as each norm says: eps d/(2 r^2) of it, 2 exp(-2 alpha "
+        "r/sqrt(d)) under DyT, 0 clipped",
         Check(approached, 1e-9),
     ),
     Statement(

@@ -257,7 +257,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "residual-gain",
         4,
         "ctrans, on LayerScale",
-        "gains |g_i| <= R by channel, trained behind RMSNorm: H = R H(P); behind LayerNorm at least that, at most R times the ellipsoid's",
+        "gains |g_i| <= R by channel, trained behind RMSNorm: H = R H(P); behind LayerNorm at least that",
         Check(gain_by_channel, 1e-9, share=0.2),
         Check(layernorm_by_channel, share=0.2),
         "the same R H(P) behind LayerNorm",
@@ -301,7 +301,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "rezero-isometry",
         7,
         "ReZero, section 3; SkipInit",
-        "at a = 0 X_D = X_0 and the Jacobian is the identity",
+        "at a = 0, with no norm around the state, X_D = X_0 and the Jacobian is the identity",
         Check(isometry, 0.0, share=0.1),
     ),
     Statement(

@@ -10,7 +10,11 @@ from ctrans.control import KineticCost, StepImage, admissible_set, certify
 from ctrans.control.gain_slope import has_offset
 from ctrans.control.images import image_of, reached_by
 from ctrans.control.model_check import check_model
+from ctrans.control.remedy import Remedy
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
 from ctrans.norm import NORMS
+from ctrans.placement import PLACEMENTS
 from solvers import ConfigError
 from tests.cases import covering
 from tests.helpers import learned, small_model, tokens
@@ -183,3 +187,37 @@ def test_a_models_segments_are_certified_behind_and_inside_every_norm(name, plac
         assert check.form == "discrete"
         assert "is no step of an ODE" in check.instead
         assert all(segment.step is None and "(z - X)/dt" in segment.certificate.words for segment in check.segments)
+
+
+@pytest.mark.parametrize(
+    ("residual", "verdict"), [("layerscale", "bounded gains"), ("mhc", "well-posed"), ("plain", "well-posed")]
+)
+def test_trained_gains_of_a_residual_are_assumed_by_the_verdict(residual, verdict):
+    """Behind a norm without gains H is finite whatever is trained, unless a residual's gains carry it with them."""
+    config = GPTConfig(256, depth=1, width=8, heads=2, context=4, placement="peri", norm="plain_rmsnorm", residual=residual)
+    model = GPT(config).double().requires_grad_(False)
+    check = check_model(model, torch.arange(4)[None], torch.arange(1, 5)[None])
+    assert check.verdict == ("well-posed for bounded gains" if verdict == "bounded gains" else "well-posed")
+    assert check.agrees
+    if residual == "layerscale":
+        with pytest.raises(ConfigError, match="does not hold those of the residual"):
+            check_at_gains(model, Remedy(gain_decay=0.1))
+
+
+def check_at_gains(model, remedy):
+    return check_model(model, torch.arange(4)[None], torch.arange(1, 5)[None], remedy)
+
+
+@pytest.mark.parametrize("norm", ["dyt", "derf", "clip_length", "clip_entries"])
+def test_ngpt_needs_a_norm_with_tangent_spaces(norm):
+    with pytest.raises(ConfigError, match="has no tangent spaces"):
+        GPTConfig(placement="post", residual="ngpt", norm=norm)
+
+
+@pytest.mark.parametrize(("tokens", "features"), [(10, 9), (5, 9), (10, 12)])
+def test_a_decayed_last_map_is_certified_whatever_the_number_of_tokens(tokens, features):
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(tokens, features, generator=generator, dtype=torch.float64)
+    P = torch.randn(tokens, 8, generator=generator, dtype=torch.float64)
+    found = certify(admissible_set(None, PLACEMENTS["pre"], features=h, last_map_decay=0.1), P, features=h)
+    assert found.verdict == "well-posed, the rest fixed"
