@@ -34,10 +34,10 @@ class MixtureOfExperts(nn.Module):
     expert computes its own: the same f, up to rounding, at k/E of the work. No token is dropped, and none waits for another's choice,
     as capacities and choices by experts would have it: f acts on each token alone, and stays causal.
 
-    **f is smooth between switches and jumps at them.** Where the k-th and (k+1)-th score tie, S changes, and f by
-    g (W_2,e h_e - W_2,e' h_e'), which for k = 1 no gate makes small. So there is no Lipschitz constant unless
-    k = E; derivatives are those of the piece that x lies in, and exact for all x' nearer than `distance_to_switch(x)`. Of a flow they miss what a switch adds when it is
-    crossed (theory, "Experts switch").
+    **f is smooth between switches and jumps at them.** Where the k-th and (k+1)-th score tie, S changes, and f by g (W_2,e h_e
+    - W_2,e' h_e'), which for k = 1 no gate makes small. So there is no Lipschitz constant unless k = E; derivatives are
+    those of the piece that x lies in, and exact for all x' nearer than `distance_to_switch(x)`. Of a flow they miss what a
+    switch adds when it is crossed (theory, "Experts switch").
     """
 
     why_not = "its gates choose between experts, so that it is no sum of units"
