@@ -19,7 +19,12 @@ PICTURES = ROOT / "docs" / "pictures"
 LEFT_OUT = {
     "any_model.py": "opens ten unlike models, some of packages that not everybody has",
     "compare_at_7b_shape.py": "screens at the shape of a 7B model, for an hour",
+    "monitor_lightning.py": "trains for minutes, with a library that not everybody has",
+    "monitor_loop.py": "trains for minutes",
+    "monitor_trainer.py": "trains for minutes",
     "screen_local_model.py": "screens a directory of yours",
+    "steer_points.py": "steers for minutes",
+    "what_training_attains.py": "trains for minutes",
 }
 LONGEST = 60
 """So many lines of an example's output are shown."""
