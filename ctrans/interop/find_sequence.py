@@ -37,6 +37,8 @@ def find_sequence(model: nn.Module, run: Callable[[], object], path: str | None)
     if len(fitting) != 1:
         candidates = described(fitting or lists)
         why = "several lists could be" if fitting else "no list of modules is called one after the other on one state"
+        reasons = [f"{name!r}: {form}" for name, form in found.items() if isinstance(form, str)]
+        why += f" ({'; '.join(reasons[:2])})" if reasons and not fitting else ""
         raise ConfigError(f"blocks=: which list of modules holds the blocks? {why}; candidates: {candidates}")
     (name,) = fitting
     return name, forms[name]

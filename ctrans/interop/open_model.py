@@ -198,6 +198,9 @@ def open_model(
     if isinstance(model, nn.Module):
         anatomy = Anatomy(blocks, attention, ffn)
         return _from_module(model if dtype is None else model.to(dtype), dt, anatomy, embed, head, loss, example)
+    if not isinstance(model, (str, os.PathLike)):
+        called = ": call it first" if callable(model) else ""
+        raise ConfigError(f"the model is a {type(model).__name__}{called}, and an nn.Module or a path is needed")
     named = {"blocks": blocks, "attention": attention, "ffn": ffn, "embed": embed, "head": head, "example": example}
     found = _find(Path(model))
     foreign = found.suffix not in PICKLED

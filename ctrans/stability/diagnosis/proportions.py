@@ -12,7 +12,7 @@ from ctrans.depth import Depth
 from ctrans.fields import ShowsHeads, ShowsMatrices
 from ctrans.norm import Norm, SphereNorm
 from ctrans.stability.diagnosis.down import NORMS, Readings, add
-from ctrans.stability.diagnosis.reading import WORDS, Reading, named, place_of
+from ctrans.stability.diagnosis.reading import Reading, named, place_of
 from ctrans.walk import Instrument, Passage
 from solvers.run import finite
 
@@ -128,19 +128,17 @@ class ZeroHeads(Instrument):
 
 @torch.no_grad()
 def weights_of_zeros(model: nn.Module, depth: Depth) -> Readings:
-    """The largest entry of every matrix, by its own name and the sublayer that it is in."""
+    """The largest entry of every matrix, by its own name and the sublayer that it is in; of a stack of matrices, as experts are, that
+    of the one where it is least.
+    """
     found, places = Readings(), parameter_places(depth)
     for name, weight in own_parameters(model):
-        if weight.dim() == 2 and not weight.is_meta and weight.numel() > 1:
+        if weight.dim() in (2, 3) and not weight.is_meta and weight.numel() > 1:
             k = places.get(id(weight))
-            largest = float(weight.abs().max())
-            place = f"the weight {name}" if k is None else f"{place_of(depth, k)}: the weight {name}"
-            what = "it" if k is None else f"its {WORDS.get(depth.sublayers[k].kind, depth.sublayers[k].kind)}"
-            said = (
-                f"every entry is 0, so that {what} gives nothing of what it reads"
-                if not largest
-                else f"largest entry {largest:.2g}"
-            )
+            each = weight.detach().abs().amax((-2, -1))
+            largest, which = float(each.min()), f"[{int(each.argmin())}]" if weight.dim() == 3 else ""
+            place = f"the weight {name}{which}" if k is None else f"{place_of(depth, k)}: the weight {name}{which}"
+            said = "every entry is 0, so that nothing comes through it" if not largest else f"largest entry {largest:.2g}"
             add(found, "largest entry of a matrix", Reading(largest, place, said, k))
     return found
 

@@ -11,10 +11,11 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.diagnosis.ailments import AILMENTS, SEVERITIES
 from ctrans.stability.diagnosis.diagnose import diagnose, merged
+from ctrans.stability.diagnosis.proportions import weights_of_zeros
 from ctrans.stability.screening.quantities import QUANTITIES
 from ctrans.stability.screening.remedies import REMEDIES
 from solvers import ConfigError
-from tests.helpers import NAMES
+from tests.helpers import NAMES, small_model
 
 TINY = 4.8e-33
 
@@ -276,3 +277,19 @@ def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
 
 def test_what_is_infinite_is_close_to_no_limit():
     assert not any(ailment.close(value) for ailment in AILMENTS.values() for value in (math.inf, -math.inf, math.nan))
+
+
+def test_one_expert_of_zeros_in_a_stack_is_named():
+    class Stacked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = torch.nn.Parameter(torch.ones(3, 4, 4))
+
+    model = small_model("pre")
+    stack = Stacked()
+    with torch.no_grad():
+        stack.experts[2].zero_()
+    model.beside = stack
+    (found,) = [each for each in weights_of_zeros(model, model.depth)["largest entry of a matrix"] if "experts" in each.place]
+    assert found.value == 0
+    assert "beside.experts[2]" in found.place
