@@ -27,7 +27,7 @@ import torch
 from benchmarks.record import keep
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import default_text
-from ctrans.study.description import Run
+from ctrans.study.description import PlannedRun
 from ctrans.study.population import MOST_MEMBERS, Population
 from ctrans.study.training import begin
 from ctrans.training.data import from_text
@@ -42,7 +42,7 @@ def seconds(blocks: int, batch: int, context: int, rounds: int) -> tuple[float, 
     """A member's step alone, and of a population."""
     data = from_text(default_text(), context)
     model = GPTConfig(context=context, depth=blocks, width=64, heads=4, placement="pre")
-    runs = [Run(model, TrainConfig(batch=batch, seed=i, eval_windows=1), {}) for i in range(MOST_MEMBERS)]
+    runs = [PlannedRun(model, TrainConfig(batch=batch, seed=i, eval_windows=1), {}) for i in range(MOST_MEMBERS)]
     with tempfile.TemporaryDirectory() as place:
         alone = [begin(run, data, Path(place)) for run in runs]
         together = Population([begin(run, data, Path(place)) for run in runs])

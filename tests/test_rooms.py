@@ -33,6 +33,7 @@ ROOMS = [
     "report",
     "cli",
 ]
+pytestmark = pytest.mark.core
 FILES = sorted([*(ROOT / "solvers").rglob("*.py"), *(ROOT / "ctrans").rglob("*.py")])
 
 

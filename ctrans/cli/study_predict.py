@@ -34,7 +34,7 @@ STAGES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Allowed:
     """What the protocol allows to be known by now; None where nothing is, and `why`."""
 
     seal: Seal | None = None
@@ -71,15 +71,15 @@ def _work(request: StudyRequest, study: Study, store: Store) -> None:
         judged(store, study)
 
 
-def found(store: Store, study: Study) -> Found:
+def found(store: Store, study: Study) -> Allowed:
     """What is known by now."""
     kept = store.about("evaluation")
     sealed = None if kept is None else Evaluated.from_object(kept)
     try:
         build, predictor = built(store, study)
     except ConfigError as error:
-        return Found(seal(store), sealed=sealed, why=str(error))
-    return Found(seal(store), build, predictor, sealed)
+        return Allowed(seal(store), sealed=sealed, why=str(error))
+    return Allowed(seal(store), build, predictor, sealed)
 
 
 def _end(request: StudyRequest, study: Study, store: Store, directory: Path) -> None:
@@ -98,7 +98,7 @@ def _end(request: StudyRequest, study: Study, store: Store, directory: Path) -> 
     end(request, directory, ending)
 
 
-def _page(here: Found) -> Iterator[str | Table]:
+def _page(here: Allowed) -> Iterator[str | Table]:
     for title, each in (("two thirds, by cross-validation over families", here.build), ("sealed third", here.sealed)):
         if each is not None:
             yield from (correlations_table(title, each), calibration_words(each), "")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ctrans.study.cost import flops_of
-from ctrans.study.description import Run, Study, check_data
+from ctrans.study.description import PlannedRun, Study, check_data
 from ctrans.study.engine import Engine, Job
 from ctrans.study.outcomes import outcomes_of
 from ctrans.study.population import grouped
@@ -26,8 +26,8 @@ class Prospect:
     """A study beside its store: all its runs by key, those that are left, and the data's fingerprints by context."""
 
     study: Study
-    runs: dict[str, Run]
-    left: dict[str, Run]
+    runs: dict[str, PlannedRun]
+    left: dict[str, PlannedRun]
 
     @property
     def jobs(self) -> list[Job]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ctrans.model.gpt import number_of_weights
-from ctrans.study.description import Run
+from ctrans.study.description import PlannedRun
 from ctrans.study.training import train_run
 from ctrans.training.data import Data
 
@@ -34,13 +34,13 @@ class Cost:
         return self.processor_hours / max(1, min(workers, self.runs))
 
 
-def tokens_of(run: Run) -> float:
+def tokens_of(run: PlannedRun) -> float:
     """Tokens that it is trained on."""
     settings = run.training
     return float(settings.iterations) * settings.batch * settings.accumulate * run.model.context
 
 
-def flops_of(run: Run) -> float:
+def flops_of(run: PlannedRun) -> float:
     """6 W + 12 D T d a token trained on, W the weights that multiply it, and a third of that a token of an evaluation.
 
     (Kaplan et al. 2020: two operations a weight forward, twice as many back; 2 T d a block for scores and as many for averages.)
@@ -52,12 +52,12 @@ def flops_of(run: Run) -> float:
     return token * (tokens_of(run) + evaluations * settings.eval_windows * model.context / 3)
 
 
-def cost_of(runs: Sequence[Run], rate: float) -> Cost:
+def cost_of(runs: Sequence[PlannedRun], rate: float) -> Cost:
     """At so many floating-point operations a second and processor."""
     return Cost(len(runs), sum(map(tokens_of, runs)), sum(map(flops_of, runs)), rate)
 
 
-def measured_rate(run: Run, data: Data, clock: Callable[[], float] = time.perf_counter) -> float:
+def measured_rate(run: PlannedRun, data: Data, clock: Callable[[], float] = time.perf_counter) -> float:
     """Floating-point operations a second of such a run here and now, on as many threads as torch has: a short one is timed, a second
     time when all is warm.
     """

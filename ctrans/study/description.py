@@ -25,7 +25,7 @@ MOST_RUNS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One training of a study: an architecture, its settings, what of them varies besides learning rate and seed, and what is measured
     of the model before and after.
     """
@@ -103,7 +103,7 @@ class Study:
             count *= len(values)
         return count
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[PlannedRun]:
         """Every run: cases outermost, then learning rates, then seeds. Raises ConfigError for a configuration that cannot be."""
         rates = self.learning_rates or (self.base.get("learning_rate", TrainConfig.learning_rate),)
         made = []
@@ -112,7 +112,9 @@ class Study:
             model = GPTConfig(**{name: value for name, value in settings.items() if name in MODEL})
             training = TrainConfig(**{name: value for name, value in settings.items() if name in TRAINING})
             made += [
-                Run(model, dataclasses.replace(training, learning_rate=float(rate), seed=seed), varied, tuple(self.measure))
+                PlannedRun(
+                    model, dataclasses.replace(training, learning_rate=float(rate), seed=seed), varied, tuple(self.measure)
+                )
                 for rate in rates
                 for seed in self.seeds
             ]

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from ctrans.study.description import Run
+from ctrans.study.description import PlannedRun
 from ctrans.study.population import train_population
-from ctrans.study.training import Result, train_run
+from ctrans.study.training import RunResult, train_run
 from ctrans.training.data import Data, read_source
 from solvers import ConfigError, SolveError
 
@@ -36,10 +36,10 @@ TRIES = 3
 class Job:
     """Runs that are carried out together: one, or several that are a population. `source` is where their data are."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     source: tuple[tuple[str, str | None], ...]
 
-    def carry_out(self) -> list[Result]:
+    def carry_out(self) -> list[RunResult]:
         """Their results."""
         data = data_of(self.source, self.runs[0].model.context)
         return [train_run(self.runs[0], data)] if len(self.runs) == 1 else train_population(self.runs, data)
@@ -51,14 +51,14 @@ def data_of(source: tuple[tuple[str, str | None], ...], context: int) -> Data:
     return read_source(dict(source), context)
 
 
-Done = tuple[Job, list[Result]]
-Work = Callable[[Job], list[Result]]
+Done = tuple[Job, list[RunResult]]
+Work = Callable[[Job], list[RunResult]]
 Engine = Callable[[Sequence[Job]], Iterator[Done]]
 
 
 def in_processes(
-    workers: int, jobs: Sequence[Job], carry_out: Callable[[Job], list[Result]] = Job.carry_out
-) -> Iterator[tuple[Job, list[Result]]]:
+    workers: int, jobs: Sequence[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
+) -> Iterator[tuple[Job, list[RunResult]]]:
     """Results as they come, from so many processes of one thread each. They end with this one, however it ends.
 
     No job begins that nobody asks for: at most one for each process is under way or waits. Raises SolveError for a job that
@@ -69,7 +69,7 @@ def in_processes(
     while waiting:
         # afresh after a death, which breaks the whole pool
         with _pool(workers) as pool:
-            under_way: dict[concurrent.futures.Future[list[Result]], Job] = {}
+            under_way: dict[concurrent.futures.Future[list[RunResult]], Job] = {}
             try:
                 while waiting or under_way:
                     while waiting and len(under_way) < workers:
@@ -115,8 +115,8 @@ def check_ray() -> None:
 
 
 def by_ray(
-    address: str, jobs: Sequence[Job], carry_out: Callable[[Job], list[Result]] = Job.carry_out
-) -> Iterator[tuple[Job, list[Result]]]:
+    address: str, jobs: Sequence[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
+) -> Iterator[tuple[Job, list[RunResult]]]:
     """Results as they come from the Ray cluster at that address, one processor a job; a job whose node is lost is tried elsewhere.
 
     Raises ConfigError where there is no cluster, SolveError where Ray gives a job up.
@@ -144,7 +144,7 @@ def by_ray(
         ray.shutdown()
 
 
-def _one_thread(carry_out: Work, job: Job) -> list[Result]:
+def _one_thread(carry_out: Work, job: Job) -> list[RunResult]:
     torch.set_num_threads(1)
     return carry_out(job)
 

@@ -24,9 +24,9 @@ from torch.func import functional_call, vmap
 
 from ctrans.fields import plain_attention
 from ctrans.model.gpt import GPT
-from ctrans.study.description import Run
+from ctrans.study.description import PlannedRun
 from ctrans.study.measures import measured
-from ctrans.study.training import CPU, INTERRUPTED, Result, begin, environment, kept, train_run
+from ctrans.study.training import CPU, INTERRUPTED, RunResult, begin, environment, kept, train_run
 from ctrans.training.data import Data
 from ctrans.training.loop import Ending, Outcome, TrainingRun, after_iteration, before_iterations, diverged
 from ctrans.training.objective import Objective
@@ -59,14 +59,14 @@ class UncheckedGPT(GPT):
         pass
 
 
-def shared(run: Run) -> str:
+def shared(run: PlannedRun) -> str:
     """What the members of a population have in common, as one text."""
     model = {name: value for name, value in dataclasses.asdict(run.model).items() if name not in OWN_MODEL}
     training = {name: value for name, value in dataclasses.asdict(run.training).items() if name not in OWN_TRAINING}
     return json.dumps([model, training, run.measure], sort_keys=True)
 
 
-def batches(run: Run) -> bool:
+def batches(run: PlannedRun) -> bool:
     """Whether such runs can be members: the discrete model, in one precision, of maps that are known to batch."""
     model, training = run.model, run.training
     plain = training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
@@ -74,15 +74,15 @@ def batches(run: Run) -> bool:
     return plain and maps and not training.compile and training.dtype != "bfloat16" and model.depth_weights == "free"
 
 
-def pays(run: Run) -> bool:
+def pays(run: PlannedRun) -> bool:
     """Whether a population of such runs is worth it on a processor."""
     return run.training.batch * run.model.context <= MOST_TOKENS
 
 
-def grouped(runs: Sequence[Run]) -> list[list[Run]]:
+def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     """The runs as jobs, in their order: populations where they can be and pay, all others alone."""
-    groups: list[list[Run]] = []
-    of: dict[str, list[Run]] = {}
+    groups: list[list[PlannedRun]] = []
+    of: dict[str, list[PlannedRun]] = {}
     for run in runs:
         name = shared(run) if batches(run) and pays(run) else ""
         if name and name in of and len(of[name]) < MOST_MEMBERS:
@@ -93,7 +93,7 @@ def grouped(runs: Sequence[Run]) -> list[list[Run]]:
     return groups
 
 
-def train_population(runs: Sequence[Run], data: Data, device: torch.device = CPU) -> list[Result]:
+def train_population(runs: Sequence[PlannedRun], data: Data, device: torch.device = CPU) -> list[RunResult]:
     """The results of runs with the same `shared`; each as alone, but for the order of sums."""
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
@@ -109,7 +109,9 @@ def train_population(runs: Sequence[Run], data: Data, device: torch.device = CPU
         for i, (run, outcome) in enumerate(zip(runs, outcomes, strict=True)):
             after = measured(run.measure, members[i].model, data) if outcome.ending is Ending.FINISHED else {}
             trained = {"asked": list(run.measure), "before": before[i], "after": after} if run.measure else {}
-            results.append(Result(outcome.ending.value, outcome.message, kept(places[i]), seconds, environment(device), trained))
+            results.append(
+                RunResult(outcome.ending.value, outcome.message, kept(places[i]), seconds, environment(device), trained)
+            )
         return results
 
 

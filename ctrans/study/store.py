@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ctrans.model.config import GPTConfig
-from ctrans.study.description import Run
-from ctrans.study.training import Result
+from ctrans.study.description import PlannedRun
+from ctrans.study.training import RunResult
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
 
@@ -57,8 +57,8 @@ class Finished:
     """A run of the store. Losses are validation losses in nats, None where there was none or it was not finite."""
 
     key: str
-    run: Run
-    result: Result
+    run: PlannedRun
+    result: RunResult
     commit: str
     finished: str
 
@@ -107,7 +107,7 @@ class Store:
         """Processor seconds of all runs."""
         return float(self.connection.execute("SELECT coalesce(sum(seconds), 0) FROM runs").fetchone()[0])
 
-    def add(self, done: Sequence[tuple[str, Run, Result]], commit: str) -> None:
+    def add(self, done: Sequence[tuple[str, PlannedRun, RunResult]], commit: str) -> None:
         """The rows of runs that are done, in one transaction."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         rows = [_row(Finished(key, run, result, commit, now)) for key, run, result in done]
@@ -247,8 +247,8 @@ def _row(each: Finished) -> tuple[Any, ...]:
 
 def _read(row: dict[str, Any]) -> Finished:
     row = {name: json.loads(value) if name in OBJECTS else value for name, value in row.items()}
-    run = Run(
+    run = PlannedRun(
         GPTConfig(**row["model"]), TrainConfig(**row["training"]), json.loads(row["case"]), tuple(row["trained"].get("asked", ()))
     )
-    result = Result(row["ending"], row["message"], row["curve"], row["seconds"], row["environment"], row["trained"])
+    result = RunResult(row["ending"], row["message"], row["curve"], row["seconds"], row["environment"], row["trained"])
     return Finished(row["key"], run, result, row["commit"], row["finished"])

@@ -13,7 +13,7 @@ import torch
 
 from ctrans import __version__
 from ctrans.model.gpt import GPT
-from ctrans.study.description import Run
+from ctrans.study.description import PlannedRun
 from ctrans.study.measures import measured
 from ctrans.training import log
 from ctrans.training.data import Data
@@ -32,7 +32,7 @@ FAILED = "failed"
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class RunResult:
     """How a run ended, and its curve: a row by iteration, of which those with a `validation_loss` are evaluations.
 
     `ending` is a name of `Ending` in lower case, or "failed". `trained` has the measures that were `asked` for, of the model `before` and
@@ -65,7 +65,7 @@ def _keep_nothing(*_: object) -> None:
 UNKEPT = dataclasses.replace(PARALLEL["none"], save=_keep_nothing)
 
 
-def begin(run: Run, data: Data, directory: Path, device: torch.device = CPU) -> TrainingRun:
+def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = CPU) -> TrainingRun:
     """The run ready for the training loop, its log in that directory."""
     check_warm_up(run.model, run.training)
     model = GPT(run.model, seed=run.training.seed)
@@ -73,7 +73,7 @@ def begin(run: Run, data: Data, directory: Path, device: torch.device = CPU) -> 
     return started
 
 
-def train_run(run: Run, data: Data, device: torch.device = CPU) -> Result:
+def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunResult:
     """Trains it. Divergence is a result; so is an error, whose ending is "failed"."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ctrans-study-") as name:
@@ -83,10 +83,10 @@ def train_run(run: Run, data: Data, device: torch.device = CPU) -> Result:
             outcome = carry_out(begun, begun.state.progress)
             after = measured(run.measure, begun.model, data) if outcome.ending is Ending.FINISHED else {}
         except (ConfigError, SolveError) as error:
-            return Result(FAILED, str(error), kept(Path(name)), time.perf_counter() - started, environment(device))
+            return RunResult(FAILED, str(error), kept(Path(name)), time.perf_counter() - started, environment(device))
         trained = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
         seconds = time.perf_counter() - started
-        return Result(outcome.ending.value, outcome.message, kept(Path(name)), seconds, environment(device), trained)
+        return RunResult(outcome.ending.value, outcome.message, kept(Path(name)), seconds, environment(device), trained)
 
 
 def kept(directory: Path) -> list[log.Row]:

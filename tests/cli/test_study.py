@@ -11,7 +11,7 @@ from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import prediction_study
 from ctrans.study.presets.table import get_preset
 from ctrans.study.store import open_store
-from ctrans.study.training import Result
+from ctrans.study.training import RunResult
 from tests.cli.test_commands import run, strict
 from tests.study.test_prediction import figures_of
 
@@ -36,7 +36,7 @@ def kept(directory, study, loss, trained=None):
         done = []
         for key, each in plan.runs.items():
             curve = [{"step": 0, "validation_loss": 5.0}, {"step": 20, "loss": 4.0}, {"step": 40, "validation_loss": loss(each)}]
-            done.append((key, each, Result("finished", "", curve, 1.0, {}, trained or {})))
+            done.append((key, each, RunResult("finished", "", curve, 1.0, {}, trained or {})))
         store.add(done, "")
         store.tell("name", study.name)
 

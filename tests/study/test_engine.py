@@ -12,7 +12,7 @@ import pytest
 
 from ctrans.study.carry_out import prospect
 from ctrans.study.engine import by_ray, check_ray, in_processes
-from ctrans.study.training import Result
+from ctrans.study.training import RunResult
 from solvers import ConfigError, SolveError
 from tests.study.helpers import small
 
@@ -24,7 +24,7 @@ def jobs():
 
 
 def quick(job):
-    return [Result("finished", "", [], 0.0, {"pid": os.getpid()}) for _ in job.runs]
+    return [RunResult("finished", "", [], 0.0, {"pid": os.getpid()}) for _ in job.runs]
 
 
 def dies_once(job):
@@ -105,7 +105,7 @@ def slow(job):
     import ray
 
     time.sleep(1.0)
-    return [Result("finished", "", [], 0.0, {"node": ray.get_runtime_context().get_node_id()}) for _ in job.runs]
+    return [RunResult("finished", "", [], 0.0, {"node": ray.get_runtime_context().get_node_id()}) for _ in job.runs]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ctrans.model.config import GPTConfig
-from ctrans.study.description import Run
+from ctrans.study.description import PlannedRun
 from ctrans.study.population import MOST_MEMBERS, grouped, train_population
 from ctrans.study.training import train_run
 from ctrans.training.data import from_text
@@ -33,7 +33,7 @@ def members(model=None, **training):
     made = []
     for own_model, own_training in MEMBERS:
         architecture = dataclasses.replace(MODEL, **{**(model or {}), **own_model})
-        made.append(Run(architecture, dataclasses.replace(TRAINING, **{**training, **own_training}), {}))
+        made.append(PlannedRun(architecture, dataclasses.replace(TRAINING, **{**training, **own_training}), {}))
     return made
 
 

@@ -20,7 +20,7 @@ from ctrans.study.prediction.predictor import TERMS, cross_validated, fit, read_
 from ctrans.study.prediction.predictors import BASELINES, predictors, response
 from ctrans.study.prediction.scores import gradient_scores, naswot, synflow
 from ctrans.study.store import open_store
-from ctrans.study.training import Result
+from ctrans.study.training import RunResult
 from ctrans.training.data import from_text
 from solvers import ConfigError
 from tests.training.helpers import TEXT
@@ -179,7 +179,7 @@ def with_runs(store, study):
     for run in study.runs():
         loss = 2.0 + abs(math.log10(run.training.learning_rate) + 2)
         curve = [{"step": 0, "validation_loss": 5.0}, {"step": 20, "loss": 4.0}, {"step": 400, "validation_loss": loss}]
-        done.append((run.key("made up"), run, Result("finished", "", curve, 0.0, {})))
+        done.append((run.key("made up"), run, RunResult("finished", "", curve, 0.0, {})))
     store.add(done, "")
     generator = np.random.default_rng(0)
     for case in {run.case for run in study.runs()}:

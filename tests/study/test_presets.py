@@ -13,7 +13,7 @@ from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Co
 from ctrans.study.presets.figures import FIGURES
 from ctrans.study.presets.table import PRESETS, SIZES, get_preset
 from ctrans.study.store import Finished
-from ctrans.study.training import Result
+from ctrans.study.training import RunResult
 from solvers import ConfigError
 from tests.study.helpers import small
 
@@ -26,7 +26,7 @@ def finished(losses):
             {"step": 0, "validation_loss": 5.0},
             {"step": 4, "validation_loss": losses[run.model.placement][run.training.seed]},
         ]
-        runs.append(Finished(run.key(""), run, Result("finished", "", curve, 1.0, {}), "", ""))
+        runs.append(Finished(run.key(""), run, RunResult("finished", "", curve, 1.0, {}), "", ""))
     return runs
 
 
@@ -89,7 +89,7 @@ def test_every_preset_is_a_study_whose_runs_its_contrasts_find(name, scale):
     preset = get_preset(name)
     study = preset.study(name, scale)
     curve = [{"step": 0, "validation_loss": 5.0}, {"step": 4, "validation_loss": 4.0}]
-    kept = [Finished(run.key(""), run, Result("finished", "", curve, 1.0, {}), "", "") for run in study.runs()]
+    kept = [Finished(run.key(""), run, RunResult("finished", "", curve, 1.0, {}), "", "") for run in study.runs()]
     for contrast in preset.contrasts:
         assert contrast.figure in FIGURES
         plain = dataclasses.replace(contrast, figure="loss")

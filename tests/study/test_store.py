@@ -15,7 +15,7 @@ import pytest
 from ctrans.study import export
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.store import FILE, open_store
-from ctrans.study.training import Result, train_run
+from ctrans.study.training import RunResult, train_run
 from ctrans.training.data import from_text
 from ctrans.training.train import train
 from solvers import ConfigError
@@ -103,7 +103,7 @@ def test_an_interrupted_run_is_not_kept(tmp_path):
     def interrupted(jobs):
         for i, job in enumerate(jobs):
             (result,) = job.carry_out()
-            yield job, [Result("interrupted", "", [], 0.0, {}) if i == 1 else result]
+            yield job, [RunResult("interrupted", "", [], 0.0, {}) if i == 1 else result]
 
     assert not carried_out(small(), tmp_path, interrupted)
     assert len(rows(tmp_path)) == 3

@@ -39,7 +39,7 @@ def cases() -> dict[str, str]:
 
 
 def case_text(fields: Mapping[str, Any]) -> str:
-    """As `Run.case`."""
+    """As `PlannedRun.case`."""
     return json.dumps(dict(fields), sort_keys=True)
 
 
