@@ -22,6 +22,8 @@ from solvers.gradients import Gradient, get_gradient
 from solvers.method import Method
 from solvers.methods import METHODS
 from solvers.runge_kutta import RungeKutta
+from solvers.request import TYPES
+from solvers.run import time_type
 from solvers.segment import Field, Segment
 from solvers.solution import Solution
 from solvers.solve import solve
@@ -73,7 +75,7 @@ def odeint(
     Different from there: `gradient` is a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); a relative tolerance below what y0's
     type resolves is raised to that; what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice
     instead of an assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of, and so are callbacks of
-    func, which are not called. Tolerances by entry and complex states are refused.
+    func, which are not called. Tolerances by entry are refused.
 
     With `event_fn(t, y)` the result is (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
     another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
@@ -101,7 +103,7 @@ def odeint(
     field: Field = func if tree is None else lambda t, y: tree.flat("func", func(t, tree.parts(y)))
     first = start = y0 if tree is None else tree.flat("y0", y0)
     # as the field is told it
-    moments = t if t.dtype is start.dtype else t.to(start.dtype)
+    moments = t.to(time_type(start.dtype))
     if t.requires_grad:
         start = start - field(moments[0], start) * (moments[0] - moments[0].detach())
     if event_fn is not None:
@@ -141,7 +143,7 @@ def _request(
     method: Method, y0: Tensor, tolerances: Sequence[object], asked: dict[str, Any], tree: Tree | None
 ) -> tuple[Method, dict[str, Any]]:
     """An adaptive method with the rule asked for, and what else is asked of `solve`."""
-    resolved = 4 * torch.finfo(y0.dtype).eps if y0.dtype.is_floating_point else 0.0
+    resolved = 4 * torch.finfo(y0.dtype).eps if y0.dtype in TYPES else 0.0
     rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
     if rule and isinstance(method, RungeKutta):
         method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
@@ -175,7 +177,7 @@ def _until(
     """The event's time and state."""
     start, other = t.detach().tolist()
     with torch.no_grad():
-        signs = torch.sign(event_fn(t[0].to(y0.dtype), y0))
+        signs = torch.sign(event_fn(t[0].to(time_type(y0.dtype)), y0))
     event = Event(lambda t, y: (event_fn(t, y) * signs).min(), direction=-1)
     if method.adaptive:
         method, request = _request(method, y0, tolerances, asked, tree)
@@ -271,7 +273,7 @@ def _cubic(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor
     """The cubic through both states with the field's slopes there (Hermite)."""
     h = ends[1] - ends[0]
     s = (t - ends[0]) / h
-    f0, f1 = (field(torch.tensor(end, dtype=y.dtype), y) for end, y in zip(ends, states, strict=True))
+    f0, f1 = (field(torch.tensor(end, dtype=time_type(y.dtype)), y) for end, y in zip(ends, states, strict=True))
     y0, y1 = states
     return (1 + 2 * s) * (1 - s) ** 2 * y0 + s * (1 - s) ** 2 * h * f0 + s * s * (3 - 2 * s) * y1 + s * s * (s - 1) * h * f1
 
@@ -286,7 +288,9 @@ def _norm(norm: Callable[[Any], Tensor] | None, tree: Tree | None) -> Any:
 
     def of_parts(e: Tensor) -> Tensor:
         parts = tree.parts(e)
-        return torch.stack([part.square().mean().sqrt() for part in tree.leaves(parts)]).max() if norm is None else norm(parts)
+        return (
+            torch.stack([part.abs().square().mean().sqrt() for part in tree.leaves(parts)]).max() if norm is None else norm(parts)
+        )
 
     return of_parts
 

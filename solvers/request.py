@@ -18,11 +18,11 @@ from solvers.segment import Segment, check_chain
 
 RTOL, ATOL = 1e-6, 1e-8
 """Tolerances of an adaptive method that is given none."""
-TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64)
 
 
 def check_problem(segments: Sequence[Segment], x0: Tensor) -> None:
-    """Raises ConfigError unless the segments meet and x0 is a non-empty tensor of a floating type that holds numbers."""
+    """Raises ConfigError unless the segments meet and x0 is a non-empty tensor of a floating or complex type that holds numbers."""
     if not isinstance(segments, Sequence) or isinstance(segments, str):
         raise ConfigError(f"the segments are a {type(segments).__name__}, which is gone through more than once: give a list")
     if not all(isinstance(segment, Segment) for segment in segments):
@@ -30,7 +30,7 @@ def check_problem(segments: Sequence[Segment], x0: Tensor) -> None:
     check_chain(segments)
     if not isinstance(x0, Tensor) or x0.dtype not in TYPES or x0.numel() == 0:
         what = f"{tuple(x0.shape)} of {x0.dtype}" if isinstance(x0, Tensor) else type(x0).__name__
-        raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating type")
+        raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating or complex type")
     if x0.layout is not torch.strided or x0.is_nested or x0.is_meta:
         what = "on the meta device and has no numbers" if x0.is_meta else "nested" if x0.is_nested else str(x0.layout)
         raise ConfigError(f"the initial state is {what}: give a dense tensor with numbers, as by x0.to_dense()")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from jaxtyping import Float
+from jaxtyping import Inexact
 from torch import Tensor
 
 
@@ -79,9 +79,9 @@ class Solution:
     number, `event_time` its time as a 0-dimensional float64 tensor that is differentiated as the states are.
     """
 
-    x1: Float[Tensor, " *state"]
+    x1: Inexact[Tensor, " *state"]
     times: tuple[float, ...]
-    states: tuple[Float[Tensor, " *state"], ...]
+    states: tuple[Inexact[Tensor, " *state"], ...]
     status: Status
     stats: Stats
     segment: int | None = None

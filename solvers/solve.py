@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Inexact
 from torch import Tensor
 
 from solvers.dense import Times, at_times, check_times
@@ -28,7 +28,7 @@ SAVE = ("ends", "segments", "steps")
 
 def solve(
     segments: Sequence[Segment],
-    x0: Float[Tensor, " *state"],
+    x0: Inexact[Tensor, " *state"],
     *,
     method: str | Method = "euler",
     steps: int = 1,

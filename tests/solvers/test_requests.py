@@ -64,6 +64,13 @@ def test_a_field_that_returns_something_else_than_a_velocity_is_named(what, meth
     assert f"the field returned {what}" in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [torch.complex64, torch.complex128], ids=str)
+def test_a_real_velocity_of_a_complex_state_is_named(given):
+    # its imaginary part would stand still
+    with pytest.raises(ConfigError, match="returned float.* return it as .to\\(x.dtype\\)"):
+        ask(x0=X0.to(given), segments=[Segment(0, 1, lambda t, x: x.abs())], method="rk4")
+
+
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint", "adjoint"])
 @pytest.mark.parametrize("place", ["project", "enter"])
 def test_so_is_a_projection(place, gradient):
@@ -80,7 +87,7 @@ def test_so_is_a_projection(place, gradient):
 STATES = {
     "int64": torch.ones(2, dtype=torch.int64),
     "bool": torch.ones(2, dtype=torch.bool),
-    "complex64": torch.ones(2, dtype=torch.complex64),
+    "complex32": torch.ones(2, dtype=torch.complex32),
     "empty": torch.ones(0),
     "meta": torch.ones(2, device="meta"),
     "sparse": torch.eye(2).to_sparse(),
