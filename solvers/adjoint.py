@@ -162,7 +162,7 @@ def _noting(segments: Sequence[Segment], noted: Sequence[int], starts: dict[int,
             starts[k] = x
             return x if segment.enter is None else segment.enter(x)
 
-        return dataclasses.replace(segment, enter=note)
+        return segment.with_maps(enter=note)
 
     wanted = set(noted)
     return [noting(k, segment) if k in wanted else segment for k, segment in enumerate(segments)]

@@ -7,23 +7,24 @@ import math
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torchdiffeq
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from solvers.controller import PI
+from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.event import Event
 from solvers.gradients import Gradient, get_gradient
 from solvers.method import Method
 from solvers.methods import METHODS
-from solvers.runge_kutta import RungeKutta
 from solvers.request import TYPES
 from solvers.run import time_type
+from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Segment
 from solvers.solution import Solution
 from solvers.solve import solve
@@ -63,10 +64,10 @@ def odeint(
     """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may ascend or descend.
 
     As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. y0 may be a tuple of tensors, and so is then func's value and
-    the result; here lists and dictionaries too, and all of these nested. Gradients reach y0, t and whatever func depends on. Methods that
-    only torchdiffeq has (dopri8, fehlberg2, the Adams ones, scipy_solver) are run by it whole, with what it accepts, refuses and warns of;
-    all that follows is of the methods that are ours, `ITS_METHODS`. Adaptive ones step as they like and interpolate; fixed ones step
-    from time to time, or by `step_size`.
+    the result; here lists, named tuples and dictionaries too, and all of these nested. Gradients reach y0, t and whatever func depends on.
+    Methods that only torchdiffeq has (dopri8, fehlberg2, the Adams ones, scipy_solver) are run by it whole, with what it accepts,
+    refuses and warns of; all that follows is of the methods that are ours, `ITS_METHODS`. Adaptive ones step as they like and
+    interpolate; fixed ones step from time to time, or by `step_size`.
 
     `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size,
     grid_constructor, interp ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that
@@ -82,7 +83,7 @@ def odeint(
     missing there. t has two times, of which the second only says the direction and a scale: it goes on for up to 1e9 of these
     intervals, or a million steps of a fixed-step method.
     """
-    _check(y0, t)
+    _check_times(t)
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
         raise ConfigError(f"event_fn = {event_fn!r} with {len(t)} times: give a function of t and y, and two times")
     if method in NAMES and method not in ITS_METHODS:
@@ -99,8 +100,8 @@ def odeint(
             f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
             stacklevel=2,
         )
-    tree = None if isinstance(y0, Tensor) else Tree(y0)
-    field: Field = func if tree is None else lambda t, y: tree.flat("func", func(t, tree.parts(y)))
+    tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
+    field: Field = func if tree is None else partial(_flat, tree, func)
     first = start = y0 if tree is None else tree.flat("y0", y0)
     # as the field is told it
     moments = t.to(time_type(start.dtype))
@@ -132,11 +133,25 @@ def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **reque
         raise ConfigError(
             f"method {request['method']!r} is torchdiffeq's and has the gradients {', '.join(calls)} only, not {gradient!r}"
         )
+    if not isinstance(y0, Tensor) and type(y0) is not tuple:  # it knows no other structure
+        return _their_tree(Tree(y0, "y0"), func, y0, t, gradient=gradient, **request)
     options = None if request["options"] is None else dict(request["options"])
     try:
         return call(func, y0, t, **{**request, "options": options})
     except AssertionError as error:
         raise SolveError(f"torchdiffeq's {request['method']}: {error or 'it stopped without a word'}") from None
+
+
+def _their_tree(tree: Tree, func: Func, y0: Any, t: Tensor, event_fn: Any, **request: Any) -> Any:
+    """The same of the flat state, in its structure."""
+    field = partial(_flat, tree, func)
+    told = None if event_fn is None else lambda t, y: event_fn(t, tree.parts(y))
+    found = _theirs(field, tree.flat("y0", y0), t, event_fn=told, **request)
+    return tree.parts(found) if event_fn is None else (found[0], tree.parts(found[1]))
+
+
+def _flat(tree: Tree, func: Func, t: Tensor, y: Tensor) -> Tensor:
+    return tree.flat("func", func(t, tree.parts(y)))
 
 
 def _request(
@@ -281,18 +296,10 @@ def _cubic(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor
 INTERPOLATIONS = {"linear": _linear, "cubic": _cubic}
 
 
-def _norm(norm: Callable[[Any], Tensor] | None, tree: Tree | None) -> Any:
+def _norm(norm: Callable[[Any], Tensor] | None, tree: Tree | None) -> Norm:
     """The norm of a flat state from that of the user's; by default RMS, of a tuple the largest RMS of its tensors."""
-    if tree is None:
-        return "rms" if norm is None else norm
-
-    def of_parts(e: Tensor) -> Tensor:
-        parts = tree.parts(e)
-        return (
-            torch.stack([part.abs().square().mean().sqrt() for part in tree.leaves(parts)]).max() if norm is None else norm(parts)
-        )
-
-    return of_parts
+    chosen = rms if norm is None else norm
+    return chosen if tree is None else tree.norm(chosen, named=norm is None)
 
 
 def _number(name: str, value: object) -> float:
@@ -303,17 +310,10 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _check(y0: object, t: object) -> None:
+def _check_times(t: object) -> None:
     if not isinstance(t, Tensor) or t.dim() != 1 or not t.dtype.is_floating_point or len(t) == 0:
         what = f"a tensor of shape {tuple(t.shape)} of {t.dtype}" if isinstance(t, Tensor) else type(t).__name__
         raise ConfigError(f"t is {what}: give a floating tensor of one axis")
     steps = t.detach().diff()
     if not (bool((steps > 0).all()) or bool((steps < 0).all())):
         raise ConfigError("t must be strictly increasing or strictly decreasing")
-    if isinstance(y0, Tensor):
-        return
-    parts = tree_leaves(y0)
-    if not parts or not all(isinstance(part, Tensor) for part in parts):
-        raise ConfigError(f"y0 is {type(y0).__name__}: give a tensor, or tuples, lists and dictionaries of tensors")
-    if len({part.dtype for part in parts}) > 1 or len({part.device for part in parts}) > 1:
-        raise ConfigError("the tensors of y0 have several types or devices: convert them to one")

@@ -21,13 +21,17 @@ RTOL, ATOL = 1e-6, 1e-8
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64)
 
 
-def check_problem(segments: Sequence[Segment], x0: Tensor) -> None:
-    """Raises ConfigError unless the segments meet and x0 is a non-empty tensor of a floating or complex type that holds numbers."""
+def check_segments(segments: Sequence[Segment]) -> None:
+    """Raises ConfigError unless the segments are a list of which each begins where the one before ends."""
     if not isinstance(segments, Sequence) or isinstance(segments, str):
         raise ConfigError(f"the segments are a {type(segments).__name__}, which is gone through more than once: give a list")
     if not all(isinstance(segment, Segment) for segment in segments):
         raise ConfigError("the segments are not all of type Segment: make them by Segment(t0, t1, field)")
     check_chain(segments)
+
+
+def check_state(x0: Tensor) -> None:
+    """Raises ConfigError unless x0 is a non-empty tensor of a floating or complex type that holds numbers."""
     if not isinstance(x0, Tensor) or x0.dtype not in TYPES or x0.numel() == 0:
         what = f"{tuple(x0.shape)} of {x0.dtype}" if isinstance(x0, Tensor) else type(x0).__name__
         raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating or complex type")

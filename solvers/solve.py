@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Inexact
 from torch import Tensor
 
 from solvers.dense import Times, at_times, check_times
@@ -16,19 +16,21 @@ from solvers.event import Event
 from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.march import Progress, march
 from solvers.method import Method
-from solvers.request import check_bounds, check_callable, check_problem, check_solver
+from solvers.nested import flat_events, flat_on_step, flat_segments, in_structure
+from solvers.request import check_bounds, check_callable, check_segments, check_solver, check_state
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
 from solvers.stop import OnStep, again_to_there, check_stops, differentiated, observers
 from solvers.transforms import batched, check_steps, in_forward_mode
+from solvers.tree import Tree
 
 SAVE = ("ends", "segments", "steps")
 
 
 def solve(
     segments: Sequence[Segment],
-    x0: Inexact[Tensor, " *state"],
+    x0: Any,
     *,
     method: str | Method = "euler",
     steps: int = 1,
@@ -49,6 +51,10 @@ def solve(
     progress: Progress | None = None,
 ) -> Solution:
     """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k for each k in turn.
+
+    x0 is a tensor of a floating or complex type, or several of one type in tuples, named tuples, lists and dictionaries, also nested:
+    fields, projections, events, `on_step`, a `norm` of one's own and the solution then have the same structure, and a norm by name
+    is the largest that one of the tensors has.
 
     No step crosses a segment's end and no field is evaluated outside its own segment, so a method keeps its order over
     switches. `method` is a name of `METHODS` or a method object. Fixed-step methods take `steps` per segment; adaptive ones take
@@ -72,8 +78,11 @@ def solve(
     The state is checked once, at the end; only if that finds a non-finite entry is the solve repeated, without gradient
     and checking each step, to say where it broke. So a good solve on a GPU waits for the device once.
     """
-    check_problem(segments, x0)
-    chosen, relative, absolute = check_solver(method, steps, rtol, atol, x0.dtype, max_steps)
+    check_segments(segments)
+    tree = None if isinstance(x0, Tensor) else Tree(x0)
+    x = x0 if tree is None else tree.flat("x0", x0)
+    check_state(x)
+    chosen, relative, absolute = check_solver(method, steps, rtol, atol, x.dtype, max_steps)
     if save not in SAVE:
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
@@ -83,15 +92,22 @@ def solve(
     wanted = [] if times is None else check_times(times, segments, chosen, kind)
     if wanted and save != "ends":
         raise ConfigError(f"save = {save!r} and times both say which states to keep: give one of them")
-    run = Run(int(steps), relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), save=save, **bounds)
+    measure = get_norm(norm) if tree is None else tree.norm(get_norm(norm), named=isinstance(norm, str))
+    run = Run(int(steps), relative, absolute, norm=measure, max_steps=int(max_steps), save=save, **bounds)
     watched = check_stops(chosen, events, steady, on_step, bool(wanted))
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)
+    if tree is not None:
+        segments, watched, on_step = flat_segments(tree, segments), flat_events(tree, watched), flat_on_step(tree, on_step)
     run.observers = observers(watched, steady, on_step, run)
-    solution = _integrated(chosen, kind, segments, x0, run, progress)
+    solution = _integrated(chosen, kind, segments, x, run, progress)
+    if wanted and solution.status is Status.SUCCESS:
+        solution = at_times(solution, wanted)
+    if tree is not None:
+        solution = in_structure(tree, solution)
     if throw and not solution.status.good:
         raise SolveError(solution.message, solution)
-    return at_times(solution, wanted) if wanted and solution.status is Status.SUCCESS else solution
+    return solution
 
 
 def _integrated(

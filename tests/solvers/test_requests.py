@@ -67,7 +67,7 @@ def test_a_field_that_returns_something_else_than_a_velocity_is_named(what, meth
 @pytest.mark.parametrize("given", [torch.complex64, torch.complex128], ids=str)
 def test_a_real_velocity_of_a_complex_state_is_named(given):
     # its imaginary part would stand still
-    with pytest.raises(ConfigError, match="returned float.* return it as .to\\(x.dtype\\)"):
+    with pytest.raises(ConfigError, match=r"returned float.* return it as .to\(x.dtype\)"):
         ask(x0=X0.to(given), segments=[Segment(0, 1, lambda t, x: x.abs())], method="rk4")
 
 

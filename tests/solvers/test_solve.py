@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 
 from solvers import METHODS, ConfigError, Segment, SolveError, Status, solve
 from solvers.methods import get_method
-from solvers.request import check_problem
+from solvers.request import check_segments
 from tests.helpers import DEVICES, unchecked
 
 FIXED = [name for name, method in METHODS.items() if not method.adaptive]
@@ -290,7 +290,7 @@ def test_a_field_of_the_wrong_shape_is_named():
 
 def test_what_is_no_segment_method_or_velocity_is_named():
     with pytest.raises(ConfigError, match="not all of type Segment"):
-        unchecked(check_problem)([1], torch.ones(1))
+        unchecked(check_segments)([1])
     with pytest.raises(ConfigError, match="unknown method 3"):
         unchecked(get_method)(3)
     with pytest.raises(ConfigError, match="the field returned float"):
@@ -325,7 +325,7 @@ def test_half_precision_can_be_solved_adaptively(dtype):
 
 @pytest.mark.parametrize("x0", [torch.ones(2, dtype=torch.int64), torch.ones(0), torch.ones(2).to(torch.float8_e5m2)])
 def test_a_state_that_is_no_floating_tensor_is_refused(x0):
-    with pytest.raises(ConfigError, match="non-empty tensor of a floating type"):
+    with pytest.raises(ConfigError, match="non-empty tensor of a floating or complex type"):
         unchecked(solve)(switched(), x0)
 
 
