@@ -83,7 +83,7 @@ def solve_each(
         raise ConfigError(
             "steps by row need a state whose first axis are the rows, times that are not learned, and no vmap or forward mode: use `solve`"
         )
-    bounds = check_bounds(chosen, first_step, min_step, max_step)
+    bounds = check_bounds(chosen, method, first_step, min_step, max_step)
     run = Run(1, relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), **bounds)
     rows = [_Row(i) for i in range(len(x0))]
     x = x0

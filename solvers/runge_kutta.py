@@ -15,6 +15,7 @@ from torch import Tensor
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
 from solvers.implicit import NotSolved, implicit_stage
+from solvers.method import BOUNDED, FIXED
 from solvers.reversible_scheme import Finish, ReversibleScheme
 from solvers.run import Accepted, Run, Step, Stopped, finite, representable
 from solvers.segment import Segment
@@ -61,6 +62,11 @@ class RungeKutta:
     def implicit(self) -> bool:
         """Whether its stages are found by Newton's method."""
         return self.tableau.gamma > 0
+
+    @property
+    def options(self) -> frozenset[str]:
+        """What of a request it heeds. Newton's method, which finds the stages of an implicit one, has tolerances."""
+        return BOUNDED if self.adaptive else FIXED | {"rtol", "atol", "norm"} if self.implicit else FIXED
 
     shows_steps = True
 

@@ -17,7 +17,7 @@ from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.march import Progress, march
 from solvers.method import Method
 from solvers.nested import flat_events, flat_on_step, flat_segments, in_structure
-from solvers.request import check_bounds, check_callable, check_segments, check_solver, check_state
+from solvers.request import check_bounds, check_callable, check_heeded, check_segments, check_solver, check_state
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
@@ -26,6 +26,8 @@ from solvers.transforms import batched, check_steps, in_forward_mode
 from solvers.tree import Tree
 
 SAVE = ("ends", "segments", "steps")
+MAX_STEPS = 10_000
+"""Attempts of an adaptive method in a segment, where nothing else is asked for."""
 
 
 def solve(
@@ -43,11 +45,11 @@ def solve(
     steady: float | None = None,
     on_step: OnStep | None = None,
     throw: bool = True,
-    norm: str | Norm = "rms",
+    norm: str | Norm | None = None,
     first_step: float | None = None,
     min_step: float | None = None,
     max_step: float | None = None,
-    max_steps: int = 10_000,
+    max_steps: int | None = None,
     progress: Progress | None = None,
 ) -> Solution:
     """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k for each k in turn.
@@ -59,19 +61,19 @@ def solve(
     No step crosses a segment's end and no field is evaluated outside its own segment, so a method keeps its order over
     switches. `method` is a name of `METHODS` or a method object. Fixed-step methods take `steps` per segment; adaptive ones take
     `rtol` and `atol` (1e-6 and 1e-8 if not given), with the norm of error/(atol + rtol*abs(x)) kept below 1 in every step (`norm`
-    is a name of `NORMS`, as "token" or "max" where few entries move, or a function of a tensor), and at most `max_steps` attempts
-    per segment; where given, the first is of size `first_step`, none above `max_step`, and none is tried below `min_step`: one that
-    short is taken whatever its error, and counted as `stats.forced`.
+    is a name of `NORMS`, by default "rms", else "token" or "max" where few entries move, or a function of a tensor), and at most
+    `max_steps` attempts per segment (10,000); where given, the first is of size `first_step`, none above `max_step`, and none is tried
+    below `min_step`: one that short is taken whatever its error, and counted as `stats.forced`.
 
     `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is differentiated. `save` says
     which states the solution holds, or `times` at which it does, by the method's own interpolation inside its steps: their number
-    costs no evaluation. `progress(k)` is called when segment k is done, `on_step(t, x)` after every accepted step. The first of the
-    `events` ends the solve (`Event(g)`, a root of g(t, x)), and so does the first step at whose start the norm of dx/dt is at most
-    `steady`; the solution's status, segment, time, event and event_time tell. For these three, gradients other than backprop go the way
-    twice, the second time to where the first one ended.
+    costs no evaluation (dop853 takes three for every step with a time inside). `progress(k)` is called when segment k is done,
+    `on_step(t, x)` after every accepted step. The first of the `events` ends the solve (`Event(g)`, a root of g(t, x)), and so does
+    the first step at whose start the norm of dx/dt is at most `steady`; the solution's status, segment, time, event and event_time
+    tell. For these three, gradients other than backprop go the way twice, the second time to where the first one ended.
 
-    Errors: ConfigError for a request that makes no sense (unknown name, steps given to an adaptive method, tolerances to a
-    fixed-step one or below the dtype's resolution, segments that do not meet, a gradient that the method does not have). A
+    Errors: ConfigError for a request that makes no sense (unknown name, an option that the method does not heed, as tolerances of
+    fixed steps, tolerances below the dtype's resolution, segments that do not meet, a gradient that the method does not have). A
     computation that fails raises SolveError, which carries the solution up to there; with `throw=False` the solution is returned
     and its `status` says what happened.
 
@@ -86,14 +88,19 @@ def solve(
     if save not in SAVE:
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
-    bounds = check_bounds(chosen, first_step, min_step, max_step)
+    bounds = check_bounds(chosen, method, first_step, min_step, max_step)
     kind = get_gradient(gradient)
     kind.check(chosen, segments)
     wanted = [] if times is None else check_times(times, segments, chosen, kind)
     if wanted and save != "ends":
         raise ConfigError(f"save = {save!r} and times both say which states to keep: give one of them")
-    measure = get_norm(norm) if tree is None else tree.norm(get_norm(norm), named=isinstance(norm, str))
-    run = Run(int(steps), relative, absolute, norm=measure, max_steps=int(max_steps), save=save, **bounds)
+    # a steady state is found by the norm of dx/dt, whatever the method
+    check_heeded(chosen, {"norm": norm if steady is None else None, "save='steps'": save == "steps" or None}, method)
+    measure = get_norm("rms" if norm is None else norm)
+    if tree is not None:
+        measure = tree.norm(measure, named=not callable(norm))
+    most = MAX_STEPS if max_steps is None else int(max_steps)
+    run = Run(int(steps), relative, absolute, norm=measure, max_steps=most, save=save, **bounds)
     watched = check_stops(chosen, events, steady, on_step, bool(wanted))
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)

@@ -222,7 +222,7 @@ def tableau(
         coarse_order=coarse_order,
         gamma=float(Fraction(gamma)),
         inner=tuple(floats(row) for row in inner),
-        inner_c=tuple(round(float(sum(map(Fraction, row))), 15) for row in inner),
+        inner_c=tuple(round(float(sum((Fraction(value) for value in row), Fraction(0))), 15) for row in inner),
     )
 
 

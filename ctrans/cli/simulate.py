@@ -31,7 +31,7 @@ class SimulateRequest(ModelRequest):
     steps: int | None
     rtol: float | None
     atol: float | None
-    error_norm: str
+    error_norm: str | None
     reference: bool
 
     unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"reference"}
@@ -54,9 +54,8 @@ class SimulateRequest(ModelRequest):
 @click.option(
     "--error-norm",
     type=click.Choice(sorted(NORMS)),
-    default="rms",
-    show_default=True,
-    help="Of a step's error, by an adaptive method: all entries' root mean square, the largest token's, or the largest entry.",
+    help="Of a step's error, by an adaptive method: all entries' root mean square, the largest token's, or the largest entry.  "
+    "[default: rms]",
 )
 @click.option(
     "--reference/--no-reference",

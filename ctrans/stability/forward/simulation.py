@@ -72,7 +72,7 @@ def simulate(
     steps: int = 1,
     rtol: float | None = None,
     atol: float | None = None,
-    norm: str | Norm = "rms",
+    norm: str | Norm | None = None,
     reference: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
