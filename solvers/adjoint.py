@@ -54,15 +54,27 @@ class Adjoint:
     cannot be undone: errors of the state then add up over the segments, or grow where the field contracts.
 
     An adaptive method controls the error of state and costate; the parameters' integral follows (Kidger et al. 2021). With
-    `report`, each backward pass is repeated more finely and `report(AdjointError)` called, at three times the cost.
+    `report`, each backward pass is repeated more finely and `report(AdjointError)` called, at three times the cost. `rtol`, `atol` and
+    `method` are those of the way back where it is to have others than the way there.
     """
 
     report: Report | None = None
     restore: bool = True
+    rtol: float | None = None
+    atol: float | None = None
+    method: Method | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rtol", "atol"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf):
+                raise ConfigError(f"{name} = {value!r} of the adjoint: give a positive finite number, or None")
+        if self.method is not None and not isinstance(self.method, Method):
+            raise ConfigError(f"method = {self.method!r} of the adjoint: give a method, as METHODS['rk4'], or None")
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for implicit methods, and for segments whose state is projected after each step: that is no ODE."""
-        if getattr(method, "implicit", False):
+        if any(getattr(chosen, "implicit", False) for chosen in (method, self.method)):
             raise ConfigError(
                 "gradient 'adjoint' solves an ODE made of the field's derivatives, which an implicit method would differentiate again: "
                 "use gradient='backprop' or 'checkpoint'"
@@ -89,7 +101,8 @@ class Adjoint:
         captured: Captured = {}
         owners: list[int] = []  # the segment of each saved state
         report, first = self.report, 0
-        request = run.again(save="ends", steps=1 if run.save == "steps" else run.steps)
+        tolerances = {"rtol": self.rtol or run.rtol, "atol": self.atol or run.atol}
+        request = run.again(save="ends", steps=1 if run.save == "steps" else run.steps, **tolerances)
 
         def done(k: int, x: Tensor) -> None:
             nonlocal captured, first
@@ -100,7 +113,7 @@ class Adjoint:
                 inside = found.take(x)
                 stops = list(zip(owners[found.count :], (saved.time for saved in inside), strict=False))
                 kept = [i for i in noted if first <= i <= k]
-                stretch = _Stretch(method, segments[first : k + 1], first, stops, kept, request, report)
+                stretch = _Stretch(self.method or method, segments[first : k + 1], first, stops, kept, request, report)
                 back = partial(_backward, stretch, chain.baton)
                 states = chain.add([saved.x for saved in inside], [x], [starts.pop(i) for i in kept], captured, back)
                 found.put(states, chain.links[0])
