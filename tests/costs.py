@@ -17,7 +17,14 @@ ONCE, AGAIN = 0.8, 0.2
 """Seconds from which a test function is left out altogether, and from which a further case of it is."""
 TOLD = 1.0
 """Seconds from which `make test` tells about a test that is not listed: what was 0.2 when it was measured is that on no machine."""
-IMPORTED_BY_NEED = ("matplotlib.pyplot", "plotly.graph_objects", "scipy.optimize", "sklearn.datasets", "torch._dynamo", "transformers")
+IMPORTED_BY_NEED = (
+    "matplotlib.pyplot",
+    "plotly.graph_objects",
+    "scipy.optimize",
+    "sklearn.datasets",
+    "torch._dynamo",
+    "transformers",
+)
 """What would be part of the first measured test's cost that happens to need it."""
 
 

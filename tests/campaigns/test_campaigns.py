@@ -59,7 +59,9 @@ SHARES = {"of_kills": 0.02, "of_calls": 0.03, "of_hostile_files": 0.1, "of_reque
 @pytest.mark.core
 def test_a_draw_of_every_campaign_finds_nothing():
     """In a process of its own: copies of it that are killed must find one that has differentiated nothing, and users check no types."""
-    code = f"from tests.campaigns import __main__ as c; print([c.carry_out(getattr(c, n), {SEED}, s) for n, s in {SHARES}.items()])"
+    code = (
+        f"from tests.campaigns import __main__ as c; print([c.carry_out(getattr(c, n), {SEED}, s) for n, s in {SHARES}.items()])"
+    )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"seed {SEED}: {done.stderr}"
     found = dict(zip(SHARES, ast.literal_eval(done.stdout.splitlines()[-1]), strict=True))
