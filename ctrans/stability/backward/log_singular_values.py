@@ -70,9 +70,9 @@ def log_singular_values(
     and one from `ONE_SUFFICES` dimensions on.
 
     Errors: the standard error of the probes (`_standard_errors`), or what the second half of the steps has changed times
-    log2(1/(FLOOR m))/3, whichever is larger. m steps resolve singular values down to about 1/m of the largest, so that on a wide spectrum each doubling of m
-    changes the mean about alike until FLOOR is resolved; a third of these doublings is what is missing in measured cases. It is an
-    estimate. Raises ConfigError for counts below 1, SolveError where J is not finite or zero.
+    log2(1/(FLOOR m))/3, whichever is larger. m steps resolve singular values down to about 1/m of the largest, so that on a wide
+    spectrum each doubling of m changes the mean about alike until FLOOR is resolved; a third of these doublings is what is missing in
+    measured cases. It is an estimate. Raises ConfigError for counts below 1, SolveError where J is not finite or zero.
     """
     probes = check_count("probes", (1 if linear.x.numel() >= ONE_SUFFICES else 2) if probes is None else probes)
     check_count("steps", steps)

@@ -75,7 +75,9 @@ def test_a_jacobian_that_is_zero_has_no_logarithms():
         log_singular_values(of_values(torch.zeros(5, dtype=torch.float64)))
 
 
-@pytest.mark.parametrize("values", [SPECTRA["lognormal"][:48], torch.cat([torch.linspace(0.5, 1.5, 40), torch.zeros(8)]).double()])
+@pytest.mark.parametrize(
+    "values", [SPECTRA["lognormal"][:48], torch.cat([torch.linspace(0.5, 1.5, 40), torch.zeros(8)]).double()]
+)
 def test_the_standard_error_is_the_spread_of_many_probes(values):
     """Oracle: the deviation of what 60 probes find, each alone and in as many steps as exhaust the spectrum."""
     x, generator = torch.zeros_like(values), torch.Generator().manual_seed(1)
