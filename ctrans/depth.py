@@ -28,7 +28,7 @@ class Sublayers(nn.ModuleList):
     if TYPE_CHECKING:
 
         def __iter__(self) -> Iterator[Sublayer]: ...
-        def __getitem__(self, index: int) -> Sublayer: ...  # type: ignore[override]
+        def __getitem__(self, index: int) -> Sublayer: ...  # type: ignore[override]  # a list of sublayers alone
 
 
 class Depth(nn.Module):

@@ -94,6 +94,7 @@ def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
 
 
 def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
+    """Carries out what is left of it, with a bar that says how long that takes."""
     with progress_bar("study", len(plan.left)) as advance:
         done = 0
 
@@ -106,22 +107,27 @@ def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
 
 
 def engine(request: StudyRequest) -> Engine:
+    """Where runs are carried out: processes of this machine, or Ray where an address is given."""
     return partial(in_processes, request.processes) if request.ray is None else partial(by_ray, request.ray)
 
 
 def rest(plan: Prospect) -> str:
+    """What a sentence on an unfinished study ends with: how to go on; "" for a finished one."""
     if not plan.left:
         return ""
     return "; the budget is spent, give more by --budget" if plan.study.budget is not None else "; the same command goes on"
 
 
 def begins(study: Study, plan: Prospect) -> dict[str, Any]:
+    """What every JSON of a study says of it: its description, how many runs it has, and how many of them are done."""
     return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left)}
 
 
 def as_object(cost: Cost, workers: int) -> dict[str, float]:
+    """What it costs, for JSON: `hours` are those of so many workers, `processor_hours` of one."""
     return {**dataclasses.asdict(cost), "processor_hours": cost.processor_hours, "hours": cost.hours(workers)}
 
 
 def options_of(request: StudyRequest) -> dict[str, Any]:
+    """The options that `shown` leaves out, as JSON has them."""
     return {"formats": list(request.formats)}

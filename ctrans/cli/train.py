@@ -163,12 +163,13 @@ def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Ite
     if not request.monitor:
         yield run
         return
+    tokens, targets = run.data.validation_windows(HELD)
     monitor = Monitor(
         run.model,
         every=request.every,
         out=run.store.directory,
         probe_every=request.probe_every,
-        held=tuple(part.to(run.processes.device) for part in run.data.validation_windows(HELD)),  # type: ignore[arg-type]
+        held=(tokens.to(run.processes.device), targets.to(run.processes.device)),
         start=progress.step,
         total=run.config.iterations,
         compiled=run.config.compile,

@@ -95,7 +95,7 @@ class Running:
     def __call__(self, x: Tensor) -> Any:
         x, named, kind = self.form.turned(x), self.call.context, type(self.block)
         parameter = inspect.signature(kind.forward).parameters[self.call.argument]
-        first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]
+        first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]  # a class is hashable
         output = self.block(x, **named) if first else self.block(**{self.call.argument: x}, **named)
         return output if self.form.part is None and not isinstance(output, Tensor) else self.form.read(output)
 

@@ -90,13 +90,13 @@ def _llama_weights(model: GPT) -> dict[str, Tensor]:
             "self_attn.k_proj": key,
             "self_attn.v_proj": value,
             "self_attn.o_proj": attention.field.out.weight,
-            "post_attention_layernorm": ffn.input_norm.gamma,  # type: ignore[union-attr]
+            "post_attention_layernorm": ffn.input_norm.gamma,  # type: ignore[union-attr]  # as the placement says
             "mlp.gate_proj": ffn.field.gate.weight,
             "mlp.up_proj": ffn.field.up.weight,
             "mlp.down_proj": ffn.field.down.weight,
         }
         weights |= {f"model.layers.{i}.{name}.weight": weight for name, weight in own.items()}
-    weights["model.norm.weight"] = model.final_norm.gamma  # type: ignore[assignment]
+    weights["model.norm.weight"] = model.final_norm.gamma  # type: ignore[assignment]  # an RMS norm has one
     if model.unembedding is not None:
         weights["lm_head.weight"] = model.unembedding.weight
     return weights

@@ -50,4 +50,4 @@ def check_format(name: str) -> str:
 def files(name: str) -> dict[str, Callable[[Store], bytes]]:
     """What an export in that format writes: names of files, and what makes them."""
     make = look_up("export format", name, FORMATS)
-    return {f"{table}.{name}": lambda store, table=table: make(store, table) for table in TABLES}  # type: ignore[misc]
+    return {f"{table}.{name}": lambda store, table=table: make(store, table) for table in TABLES}  # type: ignore[misc]  # the default binds the loop's table

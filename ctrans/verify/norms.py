@@ -121,7 +121,7 @@ def jacobians(generator: torch.Generator) -> Trial:
     """J in closed form against autograd, relative to the slope stated; |J|_2 <= slope(x) <= steepest; at inputs of any size."""
     norm = any_norm(generator, eps=one_of(generator, (1e-5, 0.1)))
     x = size(generator, -1, 1) * noise(generator, norm.width)
-    dense: Tensor = torch.autograd.functional.jacobian(norm, x)  # type: ignore[no-untyped-call, unused-ignore]
+    dense: Tensor = torch.autograd.functional.jacobian(norm, x)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     slope, words = norm.slope(x), words_of(norm)
     return worst(
         equal(norm.jacobian(x), dense, f"J against autograd, {words}", slope),

@@ -152,7 +152,7 @@ def scaled_growth(generator: torch.Generator) -> Trial:
     depth = 1 + below(generator, 40)
     made = model(generator, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm")
     states = states_of(made.depth, size(generator, -1, 1) * noise(generator, 1, 4, 8))
-    gain = max(part.field.bound().gain * float(part.input_norm.gamma.abs().max()) for part in made.depth.sublayers)  # type: ignore[union-attr]
+    gain = max(part.field.bound().gain * float(part.input_norm.gamma.abs().max()) for part in made.depth.sublayers)  # type: ignore[union-attr]  # maps with bounds
     longest = [float(x.norm(dim=-1).max()) for x in (states[0], states[-1])]
     return at_most(
         longest[1], longest[0] + 4 * made.config.dt * gain * math.sqrt(8 * depth), f"the longest token, {described(made)}"
