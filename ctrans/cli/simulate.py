@@ -38,6 +38,7 @@ class SimulateRequest(ModelRequest):
 
 
 @click.command("simulate")
+@options.one_model
 @options.placements_option("peri")
 @options.architecture_options
 @options.text_options
@@ -79,7 +80,7 @@ def command(request: SimulateRequest) -> None:
     ctrans simulate --placement peri --dt 0.1
     ctrans simulate --placement all --dt 0.1 --init xavier
     ctrans simulate --placement pre --placement peri --method tsit5 --rtol 1e-6 --file book.txt
-    ctrans simulate --model models/gpt2 --dtype float32
+    ctrans simulate models/gpt2 --dtype float32
     ctrans simulate --architecture llama-7b --tokens 32 --batch 1 --no-reference
     """
     device, dtype = get_device(request.device), get_dtype(request.dtype)

@@ -38,10 +38,13 @@ Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
 
 
 class Matrix(NamedTuple):
-    """One weight matrix of a map: a view of its parameter, and which one it is."""
+    """One weight matrix of a map: a view of its parameter, and which one it is; or rows of the parameter `copied`, where these do not
+    lie together.
+    """
 
     weight: Float[Tensor, "out in"]
     role: Role
+    copied: Tensor | None = None
 
     @property
     def last(self) -> bool:
@@ -125,7 +128,8 @@ class HasLipschitz(Protocol):
 class ShowsHeads(Protocol):
     """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its temperature.
 
-    Queries and keys may be turned by their positions first, and scores may pass a function of slope at most 1 (soft-capping).
+    Queries and keys may be turned by their positions first, and scores may pass a function of slope at most 1 (soft-capping) and get
+    a number more for each pair of positions (ALiBi, T5's table), which changes no derivative.
     """
 
     @property

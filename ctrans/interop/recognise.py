@@ -21,7 +21,7 @@ from ctrans.depth import Depth
 from ctrans.fields import Kind
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.block_calls import OWN_ERRORS, Call, Running, StateForm
-from ctrans.interop.block_parts import Parts, named_parts, seen_parts
+from ctrans.interop.block_parts import Parts, check_roles, named_parts, seen_parts
 from ctrans.interop.calls import watched
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, as_norm
@@ -93,6 +93,7 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm | 
         raise ConfigError(f"a {type(block).__name__} is an ODE already: call discretize(model) first")
     running = Running(block, call, StateForm() if form is None else form)
     x = _telling_state(running)
+    check_roles(running, x, anatomy)
     named = named_parts(block, anatomy, call.context) if form is None else None
     parts = seen_parts(running, x, anatomy, own_calls=form is not None) if named is None else named
     return _fitting(block, running, x, parts)
@@ -104,6 +105,7 @@ def recognise_by_any(block: nn.Module, call: Call, anatomy: Anatomy, form: State
     Raises ConfigError as `recognise`, of the names where both fail.
     """
     x = _telling_state(running := Running(block, call, form))
+    check_roles(running, x, anatomy)
     named = named_parts(block, anatomy, call.context)
     try:
         parts = named if named is not None else seen_parts(running, x, anatomy, own_calls=False)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ctrans.placement import PLACEMENTS
-from ctrans.report.axes import bound_style, count_in_whole_numbers, show_at_least_a_decade
+from ctrans.report.axes import bound_style, count_in_whole_numbers, legend_below, show_at_least_a_decade, title_above
 from ctrans.report.placement_style import colour, marker
 from ctrans.stability.screening.attention import AttentionStep
 from ctrans.stability.screening.backward import BackwardStep
@@ -67,8 +67,8 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     handles = {
         line.get_label(): line for axes in panels for line in axes.get_lines() if not str(line.get_label()).startswith("_")
     }
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=7, frameon=False)
-    figure.suptitle(title)
+    legend_below(figure, list(handles.values()), list(map(str, handles)), most=7)
+    title_above(figure, title)
     return figure
 
 
@@ -113,8 +113,8 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
     used = {screening.placement: colour(screening.placement) for screening in screenings.values()}
     named = {name if name in PLACEMENTS else "several placements": hue for name, hue in used.items()}
     marks = [Line2D([], [], color=hue, marker="s", linestyle="", label=name) for name, hue in named.items()]
-    figure.legend(handles=marks, loc="outside lower center", ncols=9, frameon=False)
-    figure.suptitle(f"{title}; grey is not measured")
+    legend_below(figure, marks, list(named), most=9)
+    title_above(figure, f"{title}; grey is not measured")
     return figure
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from ctrans.report.axes import bound_style, show_at_least_a_decade
+from ctrans.report.axes import bound_style, legend_below, show_at_least_a_decade, title_above
 from ctrans.report.fit import shown_rows
 from ctrans.report.placement_style import colour, equation, marker
 from ctrans.stability.forward.simulation import Simulation
@@ -94,6 +94,6 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         axes.grid(alpha=0.25)
     if any(s.bounds is not None for s in simulations):
         growth.plot([], [], color="black", linestyle=bound_style(0, 2), label="bound (dashes without marks)")
-    figure.legend(*growth.get_legend_handles_labels(), loc="outside lower center", ncols=8, frameon=False)
-    figure.suptitle(title)
+    legend_below(figure, *growth.get_legend_handles_labels())
+    title_above(figure, title)
     return figure

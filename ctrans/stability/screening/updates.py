@@ -44,6 +44,10 @@ def _conclude(updates: dict[str, Responses], instrument: Attempt | None) -> Find
         "SGD, least": min(sgd.values),
         "SGD, spread": sgd.spread,
     }
+    if not max(adam.values):
+        notes.insert(
+            0, "no segment's step moves the state, as the loss has no gradient in any of their weights: a head of zeros does that"
+        )
     errors: dict[str, float] = {}
     why = (
         f"one step of Adam at lr {adam.learning_rate:g} on one segment's weights moves the state at the end by {three(min(adam.values))} "
