@@ -143,6 +143,7 @@ def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:
 def _of_the_papers(config: GPTConfig) -> bool:
     """Whether the maps are those that Xiong's theory speaks of."""
     usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == ("softmax", "mlp", "plain", False)
+    usual = usual and config.stack_steps is None
     return usual and attention_options(config).idle
 
 
