@@ -191,7 +191,7 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     blocks = [make_block(config, each, block) for block, each in enumerate(placements)]
     draw([part for block in blocks for part in block], config, generator)
     if config.depth_weights != FREE:
-        blocks = blocks_through(blocks, config.depth_weights, config.depth)
+        blocks = blocks_through(blocks, config.depth_weights, config.depth, generator)
     parts = [part for block in blocks for part in block]
     if config.stack_steps is None:
         return Depth(parts, config.dt, per_block=config.per_block)
