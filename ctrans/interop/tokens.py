@@ -143,7 +143,9 @@ def _from_files(directory: Path) -> Tokeniser:
     def words(found: list[int]) -> list[str]:
         def texts() -> bytes:
             tokenizer = load()
-            return json.dumps([tokenizer.convert_tokens_to_string([each]) for each in tokenizer.convert_ids_to_tokens(found)]).encode()
+            return json.dumps(
+                [tokenizer.convert_tokens_to_string([each]) for each in tokenizer.convert_ids_to_tokens(found)]
+            ).encode()
 
         made: list[str] = json.loads(_attempt(transformers, directory, texts, len(found)))
         return made

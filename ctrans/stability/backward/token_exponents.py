@@ -1,4 +1,4 @@
-"""Finite-time Lyapunov exponents by input token: at what rate a small change of one token's embedding grows on its way to the last state."""
+"""Finite-time Lyapunov exponents by input token: at what rate a small change of its embedding grows on its way to the last state."""
 
 from __future__ import annotations
 
