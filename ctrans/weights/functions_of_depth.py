@@ -110,8 +110,7 @@ class InDepth(nn.Module):
 
     def forward(self, *coefficients: Tensor) -> Tensor:
         if self.network is not None:  # by products of entries, which autocast leaves in the weights' dtype
-            first, *others = (share * c for share, c in zip(self._trained().unbind(), coefficients, strict=True))
-            return sum(others, first)
+            return torch.stack([share * c for share, c in zip(self._trained().unbind(), coefficients, strict=True)]).sum(0)
         (first, share), *others = [(c, share) for c, share in zip(coefficients, self.shares, strict=True) if share]
         theta = first if share == 1 else share * first
         for c, share in others:
