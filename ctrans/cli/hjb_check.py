@@ -87,6 +87,7 @@ class HJBCheckRequest(ModelRequest):
 @options.size_options
 @options.residual_options
 @options.parallel_option
+@options.stack_option
 @options.norm_details
 @options.map_options
 @options.weight_options

@@ -160,8 +160,15 @@ parallel_option = click.option(
     help="Attention and FFN at once in every block: X + dt (attention(N X) + FFN(N X)).",
 )
 
+stack_option = click.option(
+    "--stack-steps",
+    type=int,
+    help="Take the whole stack of blocks as one velocity with the same weights at every time (OT-Transformer), in so many steps of "
+    "length --dt.  [default: every sublayer is a segment with weights of its own]",
+)
+
 architecture_options = stack(
-    size_options, norm_option, norm_details, residual_options, parallel_option, map_options, weight_options
+    size_options, norm_option, norm_details, residual_options, parallel_option, stack_option, map_options, weight_options
 )
 ARCHITECTURE = (
     *("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation"),
@@ -170,6 +177,7 @@ ARCHITECTURE = (
         "residual_init",
         "streams",
         "parallel_blocks",
+        "stack_steps",
         "qk_norm",
         *(field.name for kind in (AttentionOptions, ExpertOptions, NormOptions) for field in dataclasses.fields(kind)),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ctrans.cli.subjects import Subject, tokens_of
 from ctrans.depth import check_count
 from ctrans.interop.images import Images, images_for
 from ctrans.interop.open_model import Opened
-from ctrans.interop.tokens import BYTES, read_ids
+from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.text import read_text, windows
 from solvers import ConfigError
 
@@ -30,6 +30,7 @@ class Text:
     said: str
     mask: int | None = None
     opened: Opened | None = None
+    words: Callable[[list[int]], list[str]] = as_numbers
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
         """For each of so many walks as many sequences of that many tokens, spread evenly over the text. ConfigError for tokens beyond the
@@ -131,7 +132,7 @@ def read(request: ModelRequest, found: Sequence[Subject]) -> Text | Pictures | B
                 f"{subject.name} and {other.name} make other tokens of the text, and models are compared on the same ones: give "
                 "token ids by --ids FILE"
             )
-    return Text(ids, subject.vocabulary, tokeniser.said, tokeniser.mask, subject.opened)
+    return Text(ids, subject.vocabulary, tokeniser.said, tokeniser.mask, subject.opened, tokeniser.words)
 
 
 def _pictures(request: ModelRequest, found: Sequence[Subject]) -> Pictures:

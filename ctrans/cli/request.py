@@ -107,6 +107,7 @@ class ModelRequest(WrittenRequest):
     residual_init: float | None
     streams: int | None
     parallel_blocks: bool
+    stack_steps: int | None
     experts: int
     top_k: int
     shared_experts: int

@@ -20,9 +20,12 @@ from ctrans.model.config import GPTConfig
 from ctrans.monitor.alarms import Alarm
 from ctrans.monitor.log import Header
 from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
+from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.ailments import Ailment
 from ctrans.stability.diagnosis.diagnose import Diagnosis
+from ctrans.stability.forward.contributions import ContributionsByDepth
 from ctrans.stability.forward.simulation import Simulation
+from ctrans.stability.forward.spectra import SpectrumFigures
 from ctrans.stability.screening.attention import AttentionStep, InitialisationStep
 from ctrans.stability.screening.backward import BackwardStep, TransportStep
 from ctrans.stability.screening.case import Finding
@@ -133,8 +136,17 @@ def _studied() -> dict[str, Schema]:
     }
 
 
+def _beside() -> dict[str, Schema]:
+    """What simulate looks at beside the trajectory; null where it was not asked for."""
+    return {
+        "lyapunov": {"anyOf": [schema_of(TokenExponents, words=WORDS), schema_of(type(None))]},
+        "spectra": one_of(list[SpectrumFigures], type(None)),
+        "contributions": one_of(ContributionsByDepth, type(None)),
+    }
+
+
 FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
-    "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation))},
+    "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation, **_beside()))},
     "convergence": lambda: {"results": {"type": "array", "items": schema_of(Convergence, order=NUMBER)}},
     "hjb-check": _checks,
     "control": lambda: {

@@ -90,7 +90,8 @@ class Subject:
         if not isinstance(self.config, GPTConfig):
             return ""
         residual = "" if self.config.residual == "plain" else f", residual {self.config.residual}"
-        return residual + ", parallel blocks" * self.config.parallel_blocks
+        steps = "" if self.config.stack_steps is None else f", one velocity in {self.config.stack_steps} steps"
+        return residual + ", parallel blocks" * self.config.parallel_blocks + steps
 
     def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
         """The model, ready to be looked at: no gradients, evaluation mode."""
@@ -332,7 +333,10 @@ SOURCES: dict[str | None, Callable[[ModelRequest], list[Subject]]] = {
 
 
 def _names(config: GPTConfig) -> tuple[str, ...]:
-    return tuple(placement.name for placement in placements_in(config.placement))
+    names = tuple(placement.name for placement in placements_in(config.placement))
+    if config.stack_steps is None:
+        return names
+    return ("output",) if config.placements[-1].ffn.final_norm else ("none",)  # the velocity's
 
 
 def _check_alone(option: str, brought: Sequence[str], request: ModelRequest) -> None:

@@ -10,8 +10,9 @@ from ctrans.depth import check_count, check_dt
 from ctrans.fields import ACTIVATIONS, ExpertOptions
 from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.fields.attention_options import ROTARY_BASE
-from ctrans.fields.tables import check_maps, usual_hidden_width
+from ctrans.fields.tables import check_maps, takes, usual_hidden_width
 from ctrans.model.initialisation import get_initialisation
+from ctrans.model.stack import MOST_STEPS, check_stack
 from ctrans.norm import NORMS, check_norm, norm_settings
 from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
 from ctrans.residual import RESIDUALS, check_image, check_residual, residual_name
@@ -60,6 +61,8 @@ class GPTConfig:
     - `parallel_blocks`: whether a block is one segment of attention and FFN at once, X + dt (attention(N X) + FFN(N X)), and not two
     - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
       function of depth, `knots` (4 if None) for every parameter
+    - `stack_steps`: None (every sublayer is a segment), or over how many segments of length `dt` the whole stack of blocks is one velocity
+      with the same weights (the OT-Transformer); the blocks inside have steps of length 1
     """
 
     vocab_size: int = 256
@@ -105,6 +108,7 @@ class GPTConfig:
     norm_groups: int | None = None
     norm_alpha: float | None = None
     norm_radius: float | None = None
+    stack_steps: int | None = None
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -112,6 +116,8 @@ class GPTConfig:
             check_count(name, getattr(self, name))
         if self.ffn_width is not None:
             check_count("ffn_width", self.ffn_width)
+        if self.stack_steps is not None:
+            check_count("stack_steps", self.stack_steps, MOST_STEPS)
         check_dt(self.dt)
         if not self.segments * self.dt < math.inf:
             raise ConfigError(f"dt = {self.dt:g} times {self.segments} sublayers is no finite depth-time: lower dt")
@@ -151,6 +157,8 @@ class GPTConfig:
             _check_finite("residual_init", self.residual_init)
         check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
         check_image(self.residual, self.norm)
+        if self.stack_steps is not None:
+            check_stack(placements_in(self.placement), self.state_streams, takes("ffn", self.ffn, "experts"))
         if self.depth_weights != FREE and RESIDUALS[self.residual].counts_blocks:
             raise ConfigError(
                 f"residual {self.residual!r} counts blocks and weights that are functions of depth do not: choose depth_weights {FREE}"
@@ -176,8 +184,8 @@ class GPTConfig:
 
     @property
     def segments(self) -> int:
-        """The number of sublayers, each a segment of depth-time."""
-        return self.per_block * self.depth
+        """The number of segments of depth-time: of sublayers, or of steps over the stack."""
+        return self.per_block * self.depth if self.stack_steps is None else self.stack_steps
 
     @property
     def placements(self) -> list[BlockPlacement]:
@@ -204,11 +212,15 @@ class GPTConfig:
         return 1 / self._alpha if placement.residual_gain else 1.0
 
     def at_depth(self, blocks: int) -> GPTConfig:
-        """The same architecture over the same depth-time T in another number of blocks; alpha stays what it was.
+        """The same architecture over the same depth-time T in another number of blocks, or of steps over a stack; alpha stays what it
+        was.
 
         Raises ConfigError for placements that differ by block and residuals that count blocks, which say nothing of another number.
         """
         check_count("blocks", blocks, MOST_BLOCKS)
+        if self.stack_steps is not None:
+            dt = float(Fraction(self.dt) * Fraction(self.stack_steps, blocks))
+            return dataclasses.replace(self, stack_steps=blocks, dt=dt)
         if blocks != self.depth and "+" in self.placement:
             raise ConfigError(f"placement {self.placement!r} is of {self.depth} blocks: it has no other depth")
         if blocks != self.depth and RESIDUALS[self.residual].counts_blocks:

@@ -73,11 +73,29 @@ class Words:
 
 
 @dataclasses.dataclass(frozen=True)
+class Token:
+    """A token's text on a colour, and its figure in words."""
+
+    text: str
+    colour: str
+    figure: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ColouredText:
+    """Tokens one after the other."""
+
+    title: str
+    tokens: Sequence[Token]
+    meaning: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Chapter:
     """A heading and what stands below it; `folded` is shown when asked for."""
 
     title: str
-    parts: Sequence[Words | Sheet | Diagram]
+    parts: Sequence[Words | Sheet | Diagram | ColouredText]
     folded: bool = False
 
 
