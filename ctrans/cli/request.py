@@ -104,6 +104,7 @@ class ModelRequest(WrittenRequest):
     residual_init: float | None
     streams: int | None
     parallel_blocks: bool
+    branch_norms: bool
     experts: int
     top_k: int
     shared_experts: int

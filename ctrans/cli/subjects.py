@@ -87,7 +87,8 @@ class Subject:
         if not isinstance(self.config, GPTConfig):
             return ""
         residual = "" if self.config.residual == "plain" else f", residual {self.config.residual}"
-        return residual + ", parallel blocks" * self.config.parallel_blocks
+        blocks = ", parallel blocks" + " with two norms" * self.config.branch_norms
+        return residual + blocks * self.config.parallel_blocks
 
     def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
         """The model, ready to be looked at: no gradients, evaluation mode."""

@@ -180,10 +180,11 @@ def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
 
 
 def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, generator: torch.Generator) -> AttentionLayer:
-    field = sublayer.attention
+    assert sublayer.attention is not None, "asked of attention alone"
+    field = sublayer.attention.field
     if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices) and isinstance(field, nn.Module)):
         raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
-    u = sublayer.given(sublayer.enter(x))
+    u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
     if not bool(torch.isfinite(u).all()):
         return _broken(index, field.heads)
     mass = attention_theta(field, u, padding)

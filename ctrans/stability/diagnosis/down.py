@@ -141,11 +141,11 @@ class HeadRows(Instrument):
         self._depth, self._found, self._tokens = depth, Readings(), x0.shape[-2]
 
     def forward(self, at: Passage) -> None:
-        field = at.sublayer.attention
-        if not isinstance(field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
+        attention = at.sublayer.attention
+        if attention is None or not isinstance(attention.field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
             return
-        x = at.sublayer.given(at.entered)
-        rows = field.probabilities(x).double()
+        x = attention.given(at.sublayer.given(at.entered))
+        rows = attention.field.probabilities(x).double()
         rows = rows.reshape(-1, *rows.shape[-3:])
         if not bool(rows.triu(1).any()):
             rows = rows[..., 1:, :]  # the first token of a causal text reads itself alone
