@@ -106,7 +106,7 @@ class OneGain(SphereGains):
 
 
 class GroupGains(TrainedGains):
-    """h = sum_g sqrt(m) sum_j |gamma_g * p_jg|: over |gamma| = 1 the groups share the length by their kappa_g, kappa^2 = sum_g kappa_g^2."""
+    """h = sum_g sqrt(m) sum_j |gamma_g * p_jg|: kappa^2 = sum_g kappa_g^2, as over |gamma| = 1 groups get lengths like their kappa_g."""
 
     norm: GroupRMSNorm
 

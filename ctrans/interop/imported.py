@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_dt
@@ -161,8 +161,9 @@ class Imported(nn.Module):
     def padded(self, mask: Tensor) -> Iterator[None]:
         """Inside, tokens at which the mask (batch, tokens) is 0 are padding, as the library's `attention_mask` has it.
 
-        Every map, and so every instrument, is of these sequences alone: no token reads padding. Give targets of -1 there. Raises
-        ConfigError for a model that is not of `transformers`, and for masks that are none.
+        Every map, and so every instrument, is of these sequences alone: no token reads padding, and means over tokens leave it out
+        (`Instrument.kept`). Give targets of -1 there. Raises ConfigError for a model that is not of `transformers`, and for masks
+        that are none.
         """
         if not isinstance(self.host, LibraryHost) or not self.vocabulary:
             raise ConfigError(
@@ -175,6 +176,12 @@ class Imported(nn.Module):
             yield
         finally:
             self.host.padding.mask = before
+
+    @property
+    def kept(self) -> Bool[Tensor, "batch tokens"] | None:
+        """Where `padded` says that there is text; None outside of it."""
+        mask = self.host.padding.mask if isinstance(self.host, LibraryHost) else None
+        return None if mask is None else mask.bool()
 
     @property
     def vocabulary(self) -> int:

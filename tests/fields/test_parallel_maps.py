@@ -17,7 +17,7 @@ from ctrans.stability.attention.by_depth import attention_layers, block_layers
 from ctrans.stability.forward.bounds import difference_bound, map_bound
 from ctrans.stability.forward.spectra import Spectra
 from ctrans.stability.weight_scaling import scale_last
-from ctrans.training.attention_theta import mean_theta
+from ctrans.training.attention_theta import MeanTheta, mean_theta
 from ctrans.walk import walk
 from solvers import ConfigError
 from tests.helpers import learned, small_config, tokens
@@ -141,7 +141,7 @@ def test_theta_of_a_foreign_sum_is_that_of_its_attention():
     rows = model(ids, output_attentions=True).attentions[0]
     found = sublayer.attention.field.probabilities(sublayer.attention.given(sublayer.given(x)))
     assert torch.allclose(found, rows, atol=1e-6)
-    assert 0 < mean_theta(imported, ids) <= 1
+    assert 0 < walk(imported, ids, instruments=[MeanTheta()])[0] <= 1
 
 
 def test_a_hook_has_no_place_in_a_foreign_sum_and_the_monitor_says_so():

@@ -21,7 +21,8 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
     that weights in another gauge (V and W_O against each other, Q and K, a map before its output norm) have the same.
     """
     branch = sublayer.attention
-    field = None if branch is None else branch.field
+    assert branch is not None, "asked of attention alone"
+    field = branch.field
     assert isinstance(field, ShowsHeads), "asked by whoever needs it"
     with torch.no_grad():
         entered = sublayer.enter(x)

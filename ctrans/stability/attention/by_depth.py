@@ -98,7 +98,8 @@ class AttentionByDepth(Instrument):
 
     def forward(self, at: Passage) -> None:
         if at.sublayer.attention is not None and (self.segments is None or at.k in self.segments):
-            layer = _layer(at.k, at.sublayer, at.x.detach(), self.padding, self._generator)
+            padding = ~self.kept if self.padding is None and self.kept is not None else self.padding
+            layer = _layer(at.k, at.sublayer, at.x.detach(), padding, self._generator)
             if layer.finite:
                 gain = attention_path_gain(at.sublayer, at.h, at.x.detach(), at.y.detach(), tolerance=self.tolerance)
                 layer = dataclasses.replace(layer, path=gain)

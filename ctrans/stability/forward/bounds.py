@@ -28,6 +28,7 @@ from ctrans.residual import MixesStreams
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Passage, observe
+from ctrans.walk.instrument import of_text
 from solvers import ConfigError
 
 
@@ -84,7 +85,7 @@ class BoundsByDepth(Instrument):
         self.discrete = discrete
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._x0 = depth, x0.detach()
+        self._depth, self._x0 = depth, of_text(x0.detach(), self.kept)
         self._segments: list[_Measured] = []
 
     def forward(self, at: Passage) -> None:
