@@ -367,7 +367,7 @@ STATEMENTS: tuple[Statement, ...] = (
         "ctrans",
         "cost lam/2 (|gamma|^2 + |beta|^2): 2 lam H = |a|^2 + |sum_j p_j|^2 behind a box, (sum_j |p_j|)^2 for one gain, over groups "
         "sum_g kappa_g^2",
-        Check(decayed_gains, 1e-6, 0.25),
+        Check(decayed_gains, 1e-8, 0.25),
     ),
     Statement(
         "norm-growth",
