@@ -154,10 +154,13 @@ residual_options = stack(
     ),
 )
 
-parallel_option = click.option(
-    "--parallel-blocks",
-    is_flag=True,
-    help="Attention and FFN at once in every block: X + dt (attention(N X) + FFN(N X)).",
+parallel_option = stack(
+    click.option(
+        "--parallel-blocks",
+        is_flag=True,
+        help="Attention and FFN at once in every block: X + dt (attention(N X) + FFN(N X)).",
+    ),
+    click.option("--branch-norms", is_flag=True, help="There, an input norm for each of the two, not one for both."),
 )
 
 stack_option = click.option(
@@ -178,6 +181,7 @@ ARCHITECTURE = (
         "streams",
         "parallel_blocks",
         "stack_steps",
+        "branch_norms",
         "qk_norm",
         *(field.name for kind in (AttentionOptions, ExpertOptions, NormOptions) for field in dataclasses.fields(kind)),
     ),

@@ -108,6 +108,7 @@ class ModelRequest(WrittenRequest):
     streams: int | None
     parallel_blocks: bool
     stack_steps: int | None
+    branch_norms: bool
     experts: int
     top_k: int
     shared_experts: int

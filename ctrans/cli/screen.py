@@ -94,6 +94,7 @@ COMPARABLE: dict[str, Comparable] = {
     "norm": Comparable("norms", _names(NORMS, "norm"), _alone),
     "residual": Comparable("residual", _names(RESIDUALS, "residual")),
     "parallel-blocks": Comparable("parallel_blocks", _names(SWITCH, "parallel-blocks"), SWITCH.__getitem__),
+    "branch-norms": Comparable("branch_norms", _names(SWITCH, "branch-norms"), SWITCH.__getitem__),
     "dt": Comparable("dt", _numbers(float, "dt")),
     "attention": Comparable("attention", _names(ATTENTIONS, "attention")),
     "ffn": Comparable("ffn", _names(FFNS, "ffn")),

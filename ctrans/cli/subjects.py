@@ -90,8 +90,9 @@ class Subject:
         if not isinstance(self.config, GPTConfig):
             return ""
         residual = "" if self.config.residual == "plain" else f", residual {self.config.residual}"
+        blocks = ", parallel blocks" + " with two norms" * self.config.branch_norms
         steps = "" if self.config.stack_steps is None else f", one velocity in {self.config.stack_steps} steps"
-        return residual + ", parallel blocks" * self.config.parallel_blocks + steps
+        return residual + blocks * self.config.parallel_blocks + steps
 
     def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
         """The model, ready to be looked at: no gradients, evaluation mode."""

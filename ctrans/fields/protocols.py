@@ -32,6 +32,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.activations import Activation
+from ctrans.fields.branch import Branch
 
 Kind = Literal["attention", "ffn", "parallel"]
 Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
@@ -66,6 +67,11 @@ class TokenBound(NamedTuple):
         """How long an output token can be where no input token is longer than `radius`."""
         # no product with a radius that may be infinite where there is no curvature
         return self.offset + radius * (self.gain + (self.curvature * radius if self.curvature else 0.0))
+
+    def behind(self, gain: float, offset: float) -> TokenBound:
+        """The bound of f(A x) where abs(A x_i) <= gain r + offset: k (g r + b)^2 + l (g r + b) + o, by powers of r."""
+        slope = gain * (self.gain + (2 * self.curvature * offset if self.curvature else 0.0))
+        return TokenBound(slope, self.at(offset) if offset else self.offset, self.curvature * gain**2)
 
 
 class HeadMatrices(NamedTuple):
@@ -193,10 +199,10 @@ def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
 
 @runtime_checkable
 class SumOfMaps(Protocol):
-    """A map that is the sum of others which are given the same input."""
+    """A map that is the sum of others which are given the same input, but for gains of their own."""
 
     @property
-    def parts(self) -> Mapping[Kind, nn.Module]: ...
+    def branches(self) -> Mapping[Kind, Branch]: ...
 
 
 @runtime_checkable

@@ -103,8 +103,10 @@ class AttentionWithValues(AttentionInModel):
     def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h as the library returns them."""
         states = x.reshape(-1, *x.shape[-2:])
-        with showing_rows(self.contexts.model), seeing_rows(self.attention.stages[0]) as shown:
-            self.attention.stages[0](states, **self.contexts.of(self.block, states))
+        with showing_rows(self.contexts.model):
+            context = self.contexts.of(self.block, states)  # which may run the model, and is not to be seen
+            with seeing_rows(self.attention.stages[0]) as shown:
+                self.attention.stages[0](states, **context)
         rows = shown()
         assert rows is not None  # as was seen when it was read
         return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])

@@ -13,7 +13,7 @@ from ctrans.fields.attention_options import ROTARY_BASE
 from ctrans.fields.tables import check_maps, takes, usual_hidden_width
 from ctrans.model.initialisation import get_initialisation
 from ctrans.model.stack import MOST_STEPS, check_stack
-from ctrans.norm import NORMS, check_norm, norm_settings
+from ctrans.norm import NORMS, WITHOUT_GAINS, check_norm, norm_settings
 from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
 from ctrans.residual import RESIDUALS, check_image, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
@@ -59,6 +59,7 @@ class GPTConfig:
       entry's own if None)
     - `streams`: of how many copies of the width the state is, for hyper-connections (4 if None)
     - `parallel_blocks`: whether a block is one segment of attention and FFN at once, X + dt (attention(N X) + FFN(N X)), and not two
+    - `branch_norms`: whether the two have an input norm each there, as GPT-NeoX has them, and not one
     - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
       function of depth, `knots` (4 if None) for every parameter
     - `stack_steps`: None (every sublayer is a segment), or over how many segments of length `dt` the whole stack of blocks is one velocity
@@ -98,6 +99,7 @@ class GPTConfig:
     residual: str = "plain"
     residual_init: float | None = None
     parallel_blocks: bool = False
+    branch_norms: bool = False
     streams: int | None = None
     tied: bool = True
     experts: int = 8
@@ -137,9 +139,10 @@ class GPTConfig:
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
         norm_settings(self.norm, self, self.width, self.heads)
-        for name in ("bias", "causal", "parallel_blocks", "tied"):
+        for name in ("bias", "causal", "parallel_blocks", "branch_norms", "tied"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
+        self._check_branch_norms()
         check_temperature(self.temperature)
         _check_positive("embedding_std", self.embedding_std)
         look_up("depth_weights", self.depth_weights, {FREE: None, **BASES})
@@ -228,6 +231,21 @@ class GPTConfig:
         dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))
         alpha = self._alpha if self._has_residual_gain else None
         return dataclasses.replace(self, depth=blocks, dt=dt, alpha=alpha)
+
+    def _check_branch_norms(self) -> None:
+        if not self.branch_norms:
+            return
+        if not self.parallel_blocks:
+            raise ConfigError(
+                "branch_norms = True has no meaning for blocks of two sublayers: leave it out, or choose parallel_blocks"
+            )
+        if self.norm not in WITHOUT_GAINS:
+            raise ConfigError(
+                f"branch_norms = True needs a norm with gains by channel over one x_hat, and {self.norm!r} is none: choose norm "
+                f"{', '.join(WITHOUT_GAINS)}"
+            )
+        if odd := next((p.name for p in placements_in(self.placement) if not p.input_norm), None):
+            raise ConfigError(f"branch_norms = True with placement {odd!r}, which has no input norm: leave it out, or choose pre")
 
     @property
     def _alpha(self) -> float:

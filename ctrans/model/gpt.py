@@ -16,13 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, Sublayers
-from ctrans.fields import FIELDS, Kind, ParallelMaps
+from ctrans.fields import FIELDS, Kind, OwnGains, ParallelMaps
 from ctrans.fields.positions import POSITIONS, Positions
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
 from ctrans.model.stack import stacked
 from ctrans.model.unit_weights import put_on_spheres
-from ctrans.norm import NORMS, Norm, norm_settings
+from ctrans.norm import NORMS, WITHOUT_GAINS, Norm, norm_settings
 from ctrans.placement import BlockPlacement, Placement
 from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
@@ -151,12 +151,17 @@ def make_norm(config: GPTConfig) -> Norm:
     return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False), **options)
 
 
+def make_input_norm(config: GPTConfig) -> Norm:
+    """A fresh one in front of a map; without gains where the map has its own."""
+    return NORMS[WITHOUT_GAINS[config.norm]](config.width, config.eps) if config.branch_norms else make_norm(config)
+
+
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int = 0) -> Sublayer:
     """A fresh sublayer of that kind, of that number from 0, with the norms that the placement puts around its map."""
     return Sublayer(
         make_map(config, kind),
         kind,
-        input_norm=make_norm(config) if placement.input_norm else None,
+        input_norm=make_input_norm(config) if placement.input_norm else None,
         output_norm=make_norm(config) if placement.output_norm else None,
         state_norm=make_norm(config) if placement.state_norm else None,
         gain=config.gain_of(placement),
@@ -176,8 +181,14 @@ def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) ->
 def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
     """A fresh map of that kind, its weights not drawn yet."""
     if kind == "parallel":
-        return ParallelMaps(make_map(config, "attention"), make_map(config, "ffn"))
+        gains = [make_gains(config) if config.branch_norms else None for _ in FIELDS]
+        return ParallelMaps(make_map(config, "attention"), make_map(config, "ffn"), (gains[0], gains[1]))
     return FIELDS[kind][getattr(config, kind)](config)
+
+
+def make_gains(config: GPTConfig) -> OwnGains:
+    """Fresh gains of one of two input norms, with an offset where the configuration's norm has one."""
+    return OwnGains(config.width, config.bias and getattr(NORMS[config.norm], "has_offset", False))
 
 
 def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:

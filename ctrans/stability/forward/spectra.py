@@ -73,8 +73,9 @@ class Spectra(Instrument):
 
     @torch.no_grad()
     def forward(self, at: Passage) -> None:
-        for name, part, left, right in _products(at.sublayer.field):
-            self._found.append(ProductSpectrum(at.k, at.sublayer.kind, name, part, *spectrum_of_product(left, right)))
+        for kind, branch in at.sublayer.branches.items():
+            for name, part, left, right in _products(branch.field):
+                self._found.append(ProductSpectrum(at.k, kind, name, part, *spectrum_of_product(left, right)))
 
     def figures(self) -> list[ProductSpectrum]:
         return self._found

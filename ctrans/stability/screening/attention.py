@@ -43,7 +43,7 @@ def plan_attention(case: Case) -> StepPlan:
     own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None]
     chosen = [own[i] for i in spread(len(own), case.effort.layers)]
     for k in chosen:
-        field = depth.sublayers[k].attention
+        field = depth.sublayers[k].branches["attention"].field
         if not isinstance(field, ShowsHeads):
             raise ConfigError(
                 f"theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not show{why_not(field)}"
