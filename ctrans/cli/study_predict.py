@@ -61,12 +61,12 @@ def predict(request: StudyRequest, directory: Path) -> None:
 def _work(request: StudyRequest, study: Study, store: Store) -> None:
     if request.stage == "sealed":
         break_seal(store)
-    data = read_source(study.source, study.base["context"])
-    with progress_bar("initial weights", missing(store)) as advance:
-        add_predictors(store, data, advance)
     plan = prospect(study, store)
     if request.stage != "predictors" and plan.left:
         carry_out(request, plan, store)
+    data = read_source(study.source, study.base["context"])
+    with progress_bar("initial weights", missing(store)) as advance:
+        add_predictors(store, data, advance)
     if request.stage == "sealed" and not prospect(study, store).left:
         judged(store, study)
 
