@@ -32,6 +32,8 @@ from ctrans.report.screen_report import (
     comparison_tables,
     label,
     overview_table,
+    rate_words,
+    rates_table,
     screen_reasons,
     screen_table,
 )
@@ -332,10 +334,29 @@ def _page(results: Mapping[str, Screening]) -> list[str | Table]:
     """One model with its reasons, or several beside each other, step by step."""
     ((name, first), *others) = results.items()
     if len(others) >= MOST_LINES:  # a page of words for each would bury the tables
-        return [overview_table(results), "", *(part for table in comparison_tables(results) for part in (table, "")), KEY, ""]
+        return [
+            overview_table(results),
+            "",
+            rates_table(results),
+            "",
+            *(part for table in comparison_tables(results) for part in (table, "")),
+            KEY,
+            "",
+        ]
     if others:
         opening = [
             part for name, each in results.items() for part in (summary(name, each.diagnosis), first_findings(each.diagnosis), "")
         ]
-        return [*opening, *(part for table in comparison_tables(results) for part in (table, "")), NAMES_APART, KEY, ""]
-    return [first_findings(first.diagnosis), "", screen_table(name, first), "", screen_reasons(first), "", KEY, ""]
+        tables = [*comparison_tables(results), rates_table(results)]
+        return [*opening, *(part for table in tables for part in (table, "")), NAMES_APART, KEY, ""]
+    return [
+        first_findings(first.diagnosis),
+        "",
+        screen_table(name, first),
+        "",
+        screen_reasons(first),
+        rate_words(first),
+        "",
+        KEY,
+        "",
+    ]

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from ctrans.study.store import Finished
 
-SHARE = 0.25
+SHARE = 0.1
 """How much of what the best run gained a stable one may miss."""
 
 

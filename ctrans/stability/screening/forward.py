@@ -223,6 +223,7 @@ def _conclude_forward(
         return Finding("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
     quantities = {
         "added by depth": share.added[-1],
+        "growth": math.log10(rms[-1] / rms[0]) if rms[0] and rms[-1] else math.nan,
         "growth exponent": share.growth,
         "token similarity": share.similarity[-1],
         "loss over guessing": math.nan if loss is None or guessing is None else loss - guessing,
