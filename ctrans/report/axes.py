@@ -16,8 +16,14 @@ def show_at_least_a_decade(axes: Axes) -> None:
         axes.set_ylim(centre / math.sqrt(10), centre * math.sqrt(10))
 
 
-DASH = 2.5
+PLAIN = ("#004488", "#bb5566", "#ddaa33")
+"""Colours of what is no placement's, which all eyes tell apart, also in grey (Paul Tol's "high contrast")."""
+MOST_LINES = 7
+"""So many lines of one panel can be told apart; more are rows of a heat map."""
+DASH = 3.0
 """Length of a bound's dashes, in line widths."""
+MOST_PHASES = 3
+"""Of more bounds than that, every third one begins its dashes at the same place: else their gaps would be longer than the eye follows."""
 
 
 def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
@@ -25,7 +31,7 @@ def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
 
     So the colours of two are seen in turn, and never mix to that of a third.
     """
-    several = max(2, count)
+    several = min(max(2, count), MOST_PHASES)
     return (-DASH * (i % several)) % (DASH * several), (DASH, DASH * (several - 1))
 
 

@@ -7,7 +7,7 @@ import math
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from ctrans.report.study_report import a_table, shown
+from ctrans.report.study_report import HUES, a_table, shown
 from ctrans.study.prediction.evaluation import FACTOR, OUTCOMES, PREDICTED, Evaluated
 
 STRONGEST = 8
@@ -51,7 +51,7 @@ def prediction_figure(found: Evaluated) -> Figure:
             [10 ** (point["measured"] + 0.02 * (j % 5 - 2)) for j, point in enumerate(mine)],
             [10 ** point["predicted"] for point in mine],
             "osv^D"[i % 5],
-            color=f"C{i % 10}",
+            color=HUES[i % len(HUES)],
             markersize=4,
             label=family,
         )

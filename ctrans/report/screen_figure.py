@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ctrans.placement import PLACEMENTS
-from ctrans.report.axes import bound_style, count_in_whole_numbers, show_at_least_a_decade
+from ctrans.report.axes import MOST_LINES, bound_style, count_in_whole_numbers, show_at_least_a_decade
 from ctrans.report.placement_style import colour, marker
 from ctrans.stability.screening.attention import AttentionStep
 from ctrans.stability.screening.backward import BackwardStep
@@ -23,8 +24,6 @@ from ctrans.stability.screening.updates import UpdateStep
 
 DASHES = ("-", "--", ":", "-.")
 """Models of one placement share its colour and are told apart by these."""
-MOST_LINES = 7
-"""More models than these are rows of heat maps."""
 Series = Callable[[Any], tuple[Sequence[float], Sequence[float | None]]]
 """From a step's result to what is shown, and where along the depth."""
 
@@ -49,15 +48,15 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
             "bound": bound_style(i, len(screenings)),
         }
         used[screening.placement] += 1
-        for axes, (step, _, _, series) in zip(panels, PANELS, strict=True):
-            result = screening.findings[step].result
+        for axes, panel in zip(panels, PANELS, strict=True):
+            result = screening.findings[panel.step].result
             if result is not None:
-                _line(axes, *series(result), style)
-                if series is _growth and result.bounds is not None:
+                _line(axes, *panel.series(result), style)
+                if panel.series is _growth and result.bounds is not None:
                     bound = {**style, "marker": "", "linestyle": style["bound"], "label": "_bound"}
                     _line(axes, range(len(result.times)), result.bounds.mean_abs[: len(result.times)], bound)
-    for axes, (_, heading, unit, _) in zip(panels, PANELS, strict=True):
-        axes.set(title=heading, xlabel=unit, yscale="log")
+    for axes, panel in zip(panels, PANELS, strict=True):
+        axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y, yscale="log")
         show_at_least_a_decade(axes)
         count_in_whole_numbers(axes)
         axes.grid(alpha=0.25)
@@ -79,11 +78,11 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
     names = list(screenings)
     figure = Figure(figsize=(18, 2.2 + 0.2 * len(names)), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
-    for axes, (step, heading, unit, series) in zip(panels, PANELS, strict=True):
-        results = {name: screenings[name].findings[step].result for name in names}
-        rows = {name: series(result) for name, result in results.items() if result is not None}
-        axes.set(xlabel=unit, facecolor="0.85")
-        axes.set_title(heading.partition(",")[0] if series is _growth else heading, fontsize=9)
+    for axes, panel in zip(panels, PANELS, strict=True):
+        results = {name: screenings[name].findings[panel.step].result for name in names}
+        rows = {name: panel.series(result) for name, result in results.items() if result is not None}
+        axes.set(xlabel=panel.x, facecolor="0.85")
+        axes.set_title(panel.title.partition(",")[0] if panel.series is _growth else panel.title, fontsize=9)
         axes.tick_params(left=False)
         if not rows:
             continue
@@ -105,7 +104,7 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
         )
         bar = figure.colorbar(image, ax=axes, orientation="horizontal", pad=0.01, aspect=12, extend="both")
         bar.ax.tick_params(labelsize=7)
-        bar.ax.set_xlabel("decimal logarithm", fontsize=7)
+        bar.ax.set_xlabel(f"log10 of {panel.y}", fontsize=7)
         count_in_whole_numbers(axes)
     panels[0].set_yticks(range(len(names)), names, fontsize=8)
     for label, screening in zip(panels[0].get_yticklabels(), screenings.values(), strict=True):
@@ -160,11 +159,22 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict
         axes.plot(*zip(*known, strict=True), **line, markevery=max(1, len(known) // 8))
 
 
-PANELS: tuple[tuple[str, str, str, Series], ...] = (
-    ("forward", "mean |x|, and its bound (dashes without marks)", "segments done", _growth),
-    ("forward", "added by the depth, of the state", "segments done", _added),
-    ("forward", "1 - similarity of tokens", "segments done", _similarity),
-    ("backward", r"condition $|J_{i:D}||X_i|/|X_D|$", "block i", _condition),
-    ("updates", "output moved by a step of Adam, lr 0.001", "segment k", _updates),
-    ("attention", "gain through attention rows alone", "segment k", _attention),
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """What a panel shows: whose result, a title, both axes in words, and where the figures are."""
+
+    step: str
+    title: str
+    x: str
+    y: str
+    series: Series
+
+
+PANELS = (
+    Panel("forward", "hidden states, and bounds (dashes without marks)", "segments done", "mean |x| over entries", _growth),
+    Panel("forward", "added by the depth", "segments done", "share of the state, |X - Y| / |X|", _added),
+    Panel("forward", "tokens apart", "segments done", "1 - mean cosine of two tokens", _similarity),
+    Panel("backward", "rest of the model", "block i", r"relative gain up to the end, $|J_{i:D}||X_i|/|X_D|$", _condition),
+    Panel("updates", "one step of Adam at rate 0.001", "segment k", "relative change of the state at the end", _updates),
+    Panel("attention", "attention's rows alone", "segment k", "relative gain through the softmax", _attention),
 )

@@ -88,8 +88,12 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         known = [(t, d) for t, d in zip(s.times, s.discrete_distance, strict=False) if d]
         if known:
             distance.plot(*zip(*known, strict=True), **style, **marks)
-    for axes, name in ((growth, "mean |x|"), (spread, "variance"), (distance, "|X_discrete – X_ODE| / |X_ODE|")):
-        axes.set(xlabel="depth-time t", yscale="log", title=name)
+    for axes, name, unit in (
+        (growth, "hidden states", "mean |x| over their entries"),
+        (spread, "their variance", "variance of a token's entries, mean over tokens"),
+        (distance, "the discrete model and its ODE", "relative distance |X_discrete – X_ODE| / |X_ODE|"),
+    ):
+        axes.set(xlabel="depth-time t", yscale="log", title=name, ylabel=unit)
         show_at_least_a_decade(axes)
         axes.grid(alpha=0.25)
     if any(s.bounds is not None for s in simulations):
