@@ -68,15 +68,29 @@ def test_commands_that_are_only_shown_are_understood(page, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_are_run_or_read_by_a_test(page, tmp_path):
-    """Python and sh are run, commands in blocks of no language understood, TOML read; what else there is would not be looked at."""
+    """Python and sh are run, commands in blocks of no language understood, TOML read; `text` is for another shell."""
     for language, title, code in blocks(page):
-        assert language in ("", "python", "sh", "toml"), language
+        assert language in ("", "python", "sh", "toml", "text"), language
         if language == "toml":
             (tmp_path / title).write_text(code)
             if "learning_rates" in tomllib.loads(code):
                 assert read_study(tmp_path / title).base
         if language == "":
             assert "ctrans" in code or page.name == "diagnose.md", code
+
+
+def test_the_gallery_has_every_example_as_it_is():
+    """Its source at least; what it printed is made by `make gallery`."""
+    text = (ROOT / "docs" / "gallery.md").read_text()
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        code = "\n".join(f"    {line}".rstrip() for line in path.read_text().splitlines())
+        assert code in text, f"{path.name}: make gallery"
+
+
+def test_every_picture_has_the_command_that_draws_it():
+    text = (ROOT / "docs" / "_site" / "pictures.py").read_text()
+    for path in sorted((ROOT / "examples" / "pictures").glob("*.png")):
+        assert f'"{path.stem}": (' in text, path.name
 
 
 def test_every_page_is_in_the_navigation_and_back():

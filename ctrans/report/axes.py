@@ -35,6 +35,15 @@ def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
     return (-DASH * (i % several)) % (DASH * several), (DASH, DASH * (several - 1))
 
 
+def mark_places(i: int, count: int) -> tuple[int, int]:
+    """Where the i-th line of a panel has its marks: the first, and then every so many of its points, about 8 in all.
+
+    Where lines coincide, their marks take turns, so that each is seen.
+    """
+    every = max(1, count // 8)
+    return i % every, every
+
+
 def count_in_whole_numbers(axes: Axes) -> None:
     """Ticks of segments and blocks, of which there is no half."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ctrans.placement import PLACEMENTS
-from ctrans.report.axes import MOST_LINES, bound_style, count_in_whole_numbers, show_at_least_a_decade
+from ctrans.report.axes import MOST_LINES, bound_style, count_in_whole_numbers, mark_places, show_at_least_a_decade
 from ctrans.report.placement_style import colour, marker
 from ctrans.stability.screening.attention import AttentionStep
 from ctrans.stability.screening.backward import BackwardStep
@@ -46,6 +46,7 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
             "markersize": 3.5,
             "label": name,
             "bound": bound_style(i, len(screenings)),
+            "place": i,
         }
         used[screening.placement] += 1
         for axes, panel in zip(panels, PANELS, strict=True):
@@ -155,8 +156,8 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict
     """What a logarithmic axis can show of it."""
     known = [(a, b) for a, b in zip(x, y, strict=True) if b is not None and 0 < b < math.inf]
     if known:
-        line = {name: value for name, value in style.items() if name != "bound"}
-        axes.plot(*zip(*known, strict=True), **line, markevery=max(1, len(known) // 8))
+        line = {name: value for name, value in style.items() if name not in ("bound", "place")}
+        axes.plot(*zip(*known, strict=True), **line, markevery=mark_places(style["place"], len(known)))
 
 
 @dataclasses.dataclass(frozen=True)

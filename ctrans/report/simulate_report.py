@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from ctrans.report.axes import bound_style, show_at_least_a_decade
+from ctrans.report.axes import bound_style, mark_places, show_at_least_a_decade
 from ctrans.report.fit import shown_rows
 from ctrans.report.placement_style import colour, equation, marker
 from ctrans.stability.forward.simulation import Simulation
@@ -79,7 +79,7 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     for i, s in enumerate(simulations):
         dashes = bound_style(i, len(simulations))
         style = {"color": colour(s.placement), "linewidth": 1.4}
-        marks = {"marker": marker(s.placement), "markersize": 4, "markevery": max(1, len(s.times) // 8)}
+        marks = {"marker": marker(s.placement), "markersize": 4, "markevery": mark_places(i, len(s.times))}
         growth.plot(s.times, s.mean_abs, label=s.placement, **style, **marks)
         spread.plot(s.times, s.variance, **style, **marks)
         if s.bounds is not None:
@@ -91,7 +91,7 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     for axes, name, unit in (
         (growth, "hidden states", "mean |x| over their entries"),
         (spread, "their variance", "variance of a token's entries, mean over tokens"),
-        (distance, "the discrete model and its ODE", "relative distance |X_discrete – X_ODE| / |X_ODE|"),
+        (distance, "the discrete model and its ODE", "distance, as a share of |X_ODE|"),
     ):
         axes.set(xlabel="depth-time t", yscale="log", title=name, ylabel=unit)
         show_at_least_a_decade(axes)

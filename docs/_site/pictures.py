@@ -20,7 +20,7 @@ KEPT = ROOT / "examples" / "pictures"
 PICTURES = {
     "simulate": ("-m ctrans simulate --placement all --dt 0.1 --out it", "it/simulate.png"),
     "screen": ("-m ctrans screen --placement none --placement pre --placement peri --placement post --out it", "it/screen.png"),
-    "hjb-check": ("-m ctrans hjb-check --out it", "it/hjb-check.png"),
+    "hjb-check": ("-m ctrans hjb-check --depth 4 --width 64 --context 32 --out it", "it/hjb-check.png"),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),
     "loss": ("-m ctrans train --out it", "it/loss.png"),
