@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -22,8 +23,8 @@ MOST_LINES = 7
 """So many lines of one panel can be told apart; more are rows of a heat map."""
 DASH = 3.0
 """Length of a bound's dashes, in line widths."""
-MOST_PHASES = 3
-"""Of more bounds than that, every third one begins its dashes at the same place: else their gaps would be longer than the eye follows."""
+NEAR = 0.02
+"""Bounds that nowhere differ by more than this share lie upon each other."""
 
 
 def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
@@ -31,8 +32,27 @@ def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
 
     So the colours of two are seen in turn, and never mix to that of a third.
     """
-    several = min(max(2, count), MOST_PHASES)
+    several = max(2, count)
     return (-DASH * (i % several)) % (DASH * several), (DASH, DASH * (several - 1))
+
+
+def bound_styles(bounds: Sequence[Sequence[float] | None]) -> list[tuple[float, tuple[float, float]]]:
+    """The dashes of each bound, None where a model has none: those that lie upon each other take turns, others need not wait."""
+    alike: list[list[int]] = []
+    for i, bound in enumerate(bounds):
+        group = next((each for each in alike if _coincide(bounds[each[0]], bound)), None)
+        if group is None:
+            alike.append([i])
+        else:
+            group.append(i)
+    styles = {i: bound_style(place, len(group)) for group in alike for place, i in enumerate(group)}
+    return [styles[i] for i in range(len(bounds))]
+
+
+def _coincide(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
+    if one is None or other is None or len(one) != len(other):
+        return False
+    return all(math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True))
 
 
 def mark_places(i: int, count: int) -> tuple[int, int]:

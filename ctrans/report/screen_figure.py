@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ctrans.placement import PLACEMENTS
-from ctrans.report.axes import MOST_LINES, bound_style, count_in_whole_numbers, mark_places, show_at_least_a_decade
+from ctrans.report.axes import MOST_LINES, bound_style, bound_styles, count_in_whole_numbers, mark_places, show_at_least_a_decade
 from ctrans.report.placement_style import colour, marker
+from ctrans.report.words import SCREENED, Drawn
 from ctrans.stability.screening.attention import AttentionStep
 from ctrans.stability.screening.backward import BackwardStep
 from ctrans.stability.screening.forward import ForwardStep
@@ -37,6 +38,8 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     figure = Figure(figsize=(14, 8.2), layout="constrained")
     panels = figure.subplots(2, 3).flatten()
     used: Counter[str] = Counter()
+    forward = [screening.findings["forward"].result for screening in screenings.values()]
+    bounds = bound_styles([None if each is None or each.bounds is None else each.bounds.mean_abs for each in forward])
     for i, (name, screening) in enumerate(screenings.items()):
         style = {
             "color": colour(screening.placement),
@@ -45,7 +48,7 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
             "linewidth": 1.3,
             "markersize": 3.5,
             "label": name,
-            "bound": bound_style(i, len(screenings)),
+            "bound": bounds[i],
             "place": i,
         }
         used[screening.placement] += 1
@@ -57,7 +60,7 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
                     bound = {**style, "marker": "", "linestyle": style["bound"], "label": "_bound"}
                     _line(axes, range(len(result.times)), result.bounds.mean_abs[: len(result.times)], bound)
     for axes, panel in zip(panels, PANELS, strict=True):
-        axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y, yscale="log")
+        axes.set(title=panel.words.title, xlabel=panel.words.x, ylabel=panel.words.y, yscale="log")
         show_at_least_a_decade(axes)
         count_in_whole_numbers(axes)
         axes.grid(alpha=0.25)
@@ -67,7 +70,9 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     handles = {
         line.get_label(): line for axes in panels for line in axes.get_lines() if not str(line.get_label()).startswith("_")
     }
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=7, frameon=False)
+    if any(line.get_label() == "_bound" for line in panels[0].get_lines()):
+        handles["bound (dashes without marks)"] = Line2D([], [], color="black", linestyle=bound_style(0, 2))
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=8, frameon=False)
     figure.suptitle(title)
     return figure
 
@@ -82,8 +87,8 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
     for axes, panel in zip(panels, PANELS, strict=True):
         results = {name: screenings[name].findings[panel.step].result for name in names}
         rows = {name: panel.series(result) for name, result in results.items() if result is not None}
-        axes.set(xlabel=panel.x, facecolor="0.85")
-        axes.set_title(panel.title.partition(",")[0] if panel.series is _growth else panel.title, fontsize=9)
+        axes.set(xlabel=panel.words.x, facecolor="0.85")
+        axes.set_title(panel.words.title, fontsize=9)
         axes.tick_params(left=False)
         if not rows:
             continue
@@ -105,7 +110,7 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
         )
         bar = figure.colorbar(image, ax=axes, orientation="horizontal", pad=0.01, aspect=12, extend="both")
         bar.ax.tick_params(labelsize=7)
-        bar.ax.set_xlabel(f"log10 of {panel.y}", fontsize=7)
+        bar.ax.set_xlabel(f"log10 of {panel.words.y}", fontsize=7)
         count_in_whole_numbers(axes)
     panels[0].set_yticks(range(len(names)), names, fontsize=8)
     for label, screening in zip(panels[0].get_yticklabels(), screenings.values(), strict=True):
@@ -162,20 +167,18 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """What a panel shows: whose result, a title, both axes in words, and where the figures are."""
+    """What a panel shows: whose result, its words, and where the figures are."""
 
     step: str
-    title: str
-    x: str
-    y: str
+    words: Drawn
     series: Series
 
 
 PANELS = (
-    Panel("forward", "hidden states, and bounds (dashes without marks)", "segments done", "mean |x| over entries", _growth),
-    Panel("forward", "added by the depth", "segments done", "share of the state, |X - Y| / |X|", _added),
-    Panel("forward", "tokens apart", "segments done", "1 - mean cosine of two tokens", _similarity),
-    Panel("backward", "rest of the model", "block i", r"relative gain up to the end, $|J_{i:D}||X_i|/|X_D|$", _condition),
-    Panel("updates", "one step of Adam at rate 0.001", "segment k", "relative change of the state at the end", _updates),
-    Panel("attention", "attention's rows alone", "segment k", "relative gain through the softmax", _attention),
+    Panel("forward", SCREENED["growth"], _growth),
+    Panel("forward", SCREENED["added"], _added),
+    Panel("forward", SCREENED["apart"], _similarity),
+    Panel("backward", SCREENED["condition"], _condition),
+    Panel("updates", SCREENED["updates"], _updates),
+    Panel("attention", SCREENED["attention"], _attention),
 )

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from ctrans.report.axes import bound_style, mark_places, show_at_least_a_decade
+from ctrans.report.axes import bound_style, bound_styles, mark_places, show_at_least_a_decade
 from ctrans.report.fit import shown_rows
 from ctrans.report.placement_style import colour, equation, marker
 from ctrans.stability.forward.simulation import Simulation
@@ -76,8 +76,8 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     """
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     growth, spread, distance = figure.subplots(1, 3)
-    for i, s in enumerate(simulations):
-        dashes = bound_style(i, len(simulations))
+    styles = bound_styles([None if s.bounds is None else s.bounds.mean_abs for s in simulations])
+    for i, (s, dashes) in enumerate(zip(simulations, styles, strict=True)):
         style = {"color": colour(s.placement), "linewidth": 1.4}
         marks = {"marker": marker(s.placement), "markersize": 4, "markevery": mark_places(i, len(s.times))}
         growth.plot(s.times, s.mean_abs, label=s.placement, **style, **marks)

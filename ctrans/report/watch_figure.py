@@ -11,17 +11,10 @@ from matplotlib.lines import Line2D
 from ctrans.monitor.gauges import GAUGES
 from ctrans.monitor.log import MonitorLog
 from ctrans.report.axes import PLAIN, count_in_whole_numbers, show_at_least_a_decade
+from ctrans.report.words import ALONG, WATCHED
 
-PANELS = {
-    "rms": ("hidden states", "root mean square of X"),
-    "gradient": ("gradients", "|dL/dW|"),
-    "logit": ("attention scores", "largest |score|"),
-    "update": ("updates", "|change of W| / |W|"),
-    "step_share": ("length of a step", "|h r| / |X|"),
-    "velocity": ("velocities", "root mean square of r"),
-}
-"""Which gauges have a panel by depth, with its title and its colours' unit."""
-DEEP = {"state": "sublayers done", "sublayer": "sublayer", "head": "head"}
+PANELS = ("rms", "gradient", "logit", "update", "step_share", "velocity")
+"""Which gauges have a panel by depth."""
 MARKED = 6
 """So many of the first alarms are marked in the picture."""
 ALARM_DASHES = ("--", ":", "-.")
@@ -93,7 +86,7 @@ def _by_depth(figure: Figure, axes: Axes, log: MonitorLog, name: str) -> None:
     image = axes.pcolormesh(
         log.steps, np.arange(series.shape[1]), np.ma.masked_invalid(series.T), norm=norm, shading="nearest", cmap="cividis"
     )
-    title, unit = PANELS[name]
+    title, unit = WATCHED[name]
     figure.colorbar(image, ax=axes, label=unit)
-    axes.set(title=title, xlabel="training step", ylabel=DEEP[GAUGES[name].scope])
+    axes.set(title=title, xlabel="training step", ylabel=ALONG[GAUGES[name].scope].partition(",")[0])
     count_in_whole_numbers(axes)

@@ -9,6 +9,7 @@ from typing import Any
 from ctrans.monitor.gauges import GAUGES
 from ctrans.monitor.history import kept_reports
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, numbers
+from ctrans.report.words import ALONG, WATCHED
 
 OVER_TIME = {
     "loss": ("Loss", "loss, as it was given (nats a token)"),
@@ -18,22 +19,6 @@ OVER_TIME = {
     "largest_logit": ("Largest logit", "largest |logit|"),
 }
 """Titles and axes of the figures of a whole run."""
-BY_DEPTH = {
-    "rms": ("Hidden states", "root mean square of the state"),
-    "gradient": ("Gradients", "|dL/dW| of a sublayer"),
-    "costate": ("Costate", "|dL/dX|"),
-    "velocity": ("Velocity", "root mean square of what a sublayer adds"),
-    "step_share": ("Length of a step", "|h r| / |X|"),
-    "bound_share": ("Used of the bound", "share of what norm or weights allow"),
-    "update": ("Updates", "|change of W| / |W|, one step"),
-    "surprise": ("Surprise", "gradient / root of Adam's second moment"),
-    "peak": ("Outliers", "largest over median |x|"),
-    "logit": ("Attention scores", "largest |score|"),
-    "entropy": ("Attention's entropy", "entropy of a row / that of equal weights"),
-    "routing": ("Experts used", "share of the experts in use"),
-}
-"""Titles and axes of the figures by depth, in the order in which they are shown."""
-ALONG = {"state": "sublayers done", "sublayer": "sublayer", "head": "head, counted through the depth"}
 MOMENTS = 200
 """At most so many positions of the slider where several runs are shown together."""
 ALARM = (
@@ -53,7 +38,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     """Runs, alarms, charts over the steps and by depth."""
     runs = {name or "run": each for name, each in models.items()}
     over_time = [_over_time(runs, gauge) for gauge in OVER_TIME]
-    by_depth = [_by_depth(runs, gauge) for gauge in BY_DEPTH]
+    by_depth = [_by_depth(runs, gauge) for gauge in WATCHED]
     kept = [f"{len(each['history']['steps'])} of {len(each['steps'])}" for each in runs.values()]
     words = (
         f"The slider moves over {', '.join(kept)} reports that the log holds; the log itself keeps the older ones ever sparser. "
@@ -130,7 +115,7 @@ def _over_time(runs: Mapping[str, Any], gauge: str) -> Diagram:
 
 def _by_depth(runs: Mapping[str, Any], gauge: str) -> Diagram:
     """Each run's figures along the depth; at a moment, those of its last report until then."""
-    title, unit = BY_DEPTH[gauge]
+    title, unit = WATCHED[gauge]
     shown = {name: run for name, run in runs.items() if gauge in run["history"]["by_depth"]}
     steps = sorted({step for run in shown.values() for step in run["history"]["steps"]})
     moments = [steps[i] for i in kept_reports(len(steps), MOMENTS)]
@@ -139,7 +124,7 @@ def _by_depth(runs: Mapping[str, Any], gauge: str) -> Diagram:
     last = list(frames.values())[-1] if frames else []
     lines = [Line(name, [float(k) for k in range(len(y))], y) for name, y in zip(shown, last, strict=True)]
     scope = ALONG[GAUGES[gauge].scope]
-    return Diagram(title, scope, unit, lines, GAUGES[gauge].says, frames=frames, over="Training step")
+    return Diagram(title.capitalize(), scope, unit, lines, GAUGES[gauge].says, frames=frames, over="Training step")
 
 
 def _until(history: Mapping[str, Any], gauge: str, step: int, places: int) -> Sequence[float | None]:
