@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all costs campaign architectures gpu lint docs gallery setup clean
+.PHONY: simulate train test test-all costs campaign architectures gpu lint docs gallery pictures release-check setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -49,6 +49,14 @@ docs: setup
 # the examples' output on the site, made by running them
 gallery: setup
 	$(BIN)/python docs/_site/gallery.py
+
+# the pictures of README and site, each by its command; ONLY="simulate screen" for some
+pictures: setup
+	$(BIN)/python docs/_site/pictures.py $(ONLY)
+
+# what has to hold before a version is released, publishing nothing; CUDA=1 installs builds of torch of gigabytes too
+release-check: setup
+	$(BIN)/python benchmarks/release.py $(if $(CUDA),--cuda)
 
 setup: .venv/installed
 

@@ -55,6 +55,7 @@ def placements_option(*default: str) -> Callable[[Command], Command]:
         default=default,
         show_default=True,
         metavar="NAME",
+        shell_complete=lambda context, parameter, begun: [name for name in ("all", *PLACEMENTS) if name.startswith(begun)],
         help=f"Repeatable; all, or {one_of(PLACEMENTS)}; {MIXED}.",
     )
 

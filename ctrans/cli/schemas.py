@@ -131,6 +131,11 @@ def _studied() -> dict[str, Schema]:
         "done": described("How many of them are kept.", WHOLE),
         "cost": described("With --dry-run, what is left to do and what that costs here.", {"type": ["object", "null"]}),
         "outcomes": a_map("By case, as JSON text of what varies.", figures),
+        "losses": a_map(
+            "By case: its learning rates, and over seeds the mean, lowest and highest loss at the end; that before the first step for "
+            "a run that diverged.",
+            a_map("By name.", schema_of(list[float])),
+        ),
         "verdict": one_of(Verdict, type(None)),
         "prediction": described("Of predict: the seal, the predictor, and how it does.", {"type": ["object", "null"]}),
     }
@@ -174,6 +179,12 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
         "steps": described("Of the reports.", schema_of(list[int])),
         "loss": schema_of(list[float]),
         "last": a_map("The last report's figures by gauge; lists are by depth.", one_of(float, list[float])),
+        "history": an_object(
+            "Over time: figures of the run at every report, and by depth at `steps`, evenly chosen where the log has more.",
+            over_time=a_map("By gauge, at every report.", schema_of(list[float])),
+            steps=schema_of(list[int]),
+            by_depth=a_map("By gauge, a list for each of `steps`.", schema_of(list[list[float]])),
+        ),
         "alarms": described("In the order in which they were told.", {"type": "array", "items": schema_of(Alarm)}),
         "probes": described(
             "Figures of each walk on the held batch, with its step.", {"type": "array", "items": {"type": "object"}}

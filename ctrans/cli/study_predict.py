@@ -90,7 +90,7 @@ def _end(request: StudyRequest, study: Study, store: Store, directory: Path) -> 
         files["study.png"] = lambda: png(prediction_figure(shown))
     if here.predictor is not None:
         files["predictor.json"] = to_text(here.predictor).encode
-    findings: dict[str, Any] = {**begins(study, plan), "cost": None, "outcomes": {}, "verdict": None, "prediction": here}
+    findings: dict[str, Any] = {**begins(study, plan), "prediction": here}
     said = f"{request.stage}: {len(plan.runs) - len(plan.left)} of {len(plan.runs)} runs are done{rest(plan)}. "
     ending = CommandEnding(
         findings=findings, page=list(_page(here)), options={"formats": list(request.formats)}, files=files, said=said

@@ -79,13 +79,7 @@ def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
     else:
         plan = prospect(study, None)
     whole, left = cost(request, plan)
-    findings = {
-        **begins(study, plan),
-        "cost": as_object(left, request.processes),
-        "outcomes": {},
-        "verdict": None,
-        "prediction": None,
-    }
+    findings = {**begins(study, plan), "cost": as_object(left, request.processes)}
     end(
         request,
         None,
@@ -119,8 +113,9 @@ def rest(plan: Prospect) -> str:
 
 
 def begins(study: Study, plan: Prospect) -> dict[str, Any]:
-    """What every JSON of a study says of it: its description, how many runs it has, and how many of them are done."""
-    return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left)}
+    """What every study's result has: which, how far it is, and nothing yet of what this request may add."""
+    nothing: dict[str, Any] = {"cost": None, "outcomes": {}, "losses": {}, "verdict": None, "prediction": None}
+    return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left), **nothing}
 
 
 def as_object(cost: Cost, workers: int) -> dict[str, float]:

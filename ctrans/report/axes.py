@@ -26,8 +26,14 @@ def show_at_least_a_decade(axes: Axes) -> None:
         axes.set_ylim(centre / math.sqrt(10), centre * math.sqrt(10))
 
 
-DASH = 2.5
+PLAIN = ("#004488", "#bb5566", "#ddaa33")
+"""Colours of what is no placement's, which all eyes tell apart, also in grey (Paul Tol's "high contrast")."""
+MOST_LINES = 7
+"""So many lines of one panel can be told apart; more are rows of a heat map."""
+DASH = 3.0
 """Length of a bound's dashes, in line widths."""
+NEAR = 0.02
+"""Bounds that nowhere differ by more than this share lie upon each other."""
 
 
 def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
@@ -63,6 +69,32 @@ def broken(text: str, width: int) -> str:
 def title_above(figure: Figure, title: str) -> None:
     """A title above all panels, in as many lines as it needs."""
     figure.suptitle(broken(title, int(72 * figure.get_figwidth() / (1.2 * LETTER))))
+def bound_styles(bounds: Sequence[Sequence[float] | None]) -> list[tuple[float, tuple[float, float]]]:
+    """The dashes of each bound, None where a model has none: those that lie upon each other take turns, others need not wait."""
+    alike: list[list[int]] = []
+    for i, bound in enumerate(bounds):
+        group = next((each for each in alike if _coincide(bounds[each[0]], bound)), None)
+        if group is None:
+            alike.append([i])
+        else:
+            group.append(i)
+    styles = {i: bound_style(place, len(group)) for group in alike for place, i in enumerate(group)}
+    return [styles[i] for i in range(len(bounds))]
+
+
+def _coincide(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
+    if one is None or other is None or len(one) != len(other):
+        return False
+    return all(math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True))
+
+
+def mark_places(i: int, count: int) -> tuple[int, int]:
+    """Where the i-th line of a panel has its marks: the first, and then every so many of its points, about 8 in all.
+
+    Where lines coincide, their marks take turns, so that each is seen.
+    """
+    every = max(1, count // 8)
+    return i % every, every
 
 
 def count_in_whole_numbers(axes: Axes) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from ctrans.report.study_report import a_table, shown
+from ctrans.report.study_report import HUES, a_table, shown
 from ctrans.study.prediction.evaluation import FACTOR, OUTCOMES, PREDICTED, Evaluated
 
 STRONGEST = 8
 """Figures that a table shows for each outcome, besides the baselines."""
 NAMED = 6
 """Points of the picture that have their family's name beside them."""
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
-"""Okabe and Ito's, which colour-blind readers tell apart, and grey."""
+COLOURS = (*HUES, "0.5")
+"""By table."""
 
 
 def correlations_table(title: str, found: Evaluated) -> Table:

@@ -41,6 +41,20 @@ def by_rate(runs: Sequence[Finished]) -> dict[float, list[Finished]]:
     return {rate: [run for run in runs if run.run.training.learning_rate == rate] for rate in rates}
 
 
+def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[float]]]:
+    """By case: its learning rates, ascending, and the mean, the lowest and the highest min(l, l_0) over the seeds of each."""
+    found = {}
+    for case, each in by_case(runs).items():
+        ends = {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()}
+        found[case] = {
+            "rates": list(ends),
+            "mean": [statistics.fmean(values) for values in ends.values()],
+            "lowest": [min(values) for values in ends.values()],
+            "highest": [max(values) for values in ends.values()],
+        }
+    return found
+
+
 def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
     """The figures of one case's runs; a largest stable rate of None where no rate is known to be stable."""
     rates = by_rate(runs)

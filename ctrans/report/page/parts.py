@@ -52,7 +52,8 @@ class Line:
 class Diagram:
     """Lines against depth, or whatever `x` says in words with its unit; `log` is how the vertical axis starts.
 
-    `frames` has the lines of other moments by name, such as training steps, between which a slider moves; `lines` is then the first.
+    `frames` has the lines' figures y of other moments by name, such as training steps, between which a slider called `over` moves;
+    `lines` is then the last of them.
     """
 
     title: str
@@ -61,7 +62,9 @@ class Diagram:
     lines: Sequence[Line]
     meaning: str = ""
     log: bool = True
-    frames: Mapping[str, Sequence[Line]] = dataclasses.field(default_factory=dict)
+    log_x: bool = False
+    frames: Mapping[str, Sequence[Sequence[float | None]]] = dataclasses.field(default_factory=dict)
+    over: str = "Moment"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +123,7 @@ def number(value: Any) -> float | None:
 
 
 def numbers(values: Sequence[Any]) -> list[float | None]:
+    """Each of them so."""
     return [number(value) for value in values]
 
 
