@@ -69,6 +69,8 @@ def broken(text: str, width: int) -> str:
 def title_above(figure: Figure, title: str) -> None:
     """A title above all panels, in as many lines as it needs."""
     figure.suptitle(broken(title, int(72 * figure.get_figwidth() / (1.2 * LETTER))))
+
+
 def bound_styles(bounds: Sequence[Sequence[float] | None]) -> list[tuple[float, tuple[float, float]]]:
     """The dashes of each bound, None where a model has none: those that lie upon each other take turns, others need not wait."""
     alike: list[list[int]] = []

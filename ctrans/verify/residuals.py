@@ -248,7 +248,9 @@ def section(generator: torch.Generator) -> Trial:
     chosen = norm(generator, width=3 + below(generator, 6))
     d, dt = chosen.width, size(generator, -2, 0)
     p, X = noise(generator, d), noise(generator, d)
-    g = torch.where(torch.arange(d) < 1 + below(generator, d - 1), 0.5 + torch.rand(d, generator=generator, dtype=torch.float64), 0.0)
+    g = torch.where(
+        torch.arange(d) < 1 + below(generator, d - 1), 0.5 + torch.rand(d, generator=generator, dtype=torch.float64), 0.0
+    )
     g = g[torch.randperm(d, generator=generator)]
     basis = torch.linalg.svd(chosen.centre(torch.eye(d, dtype=torch.float64)[g != 0]).T, full_matrices=False)
     V = basis.U[:, basis.S > 1e-9]
@@ -270,8 +272,13 @@ def section(generator: torch.Generator) -> Trial:
     return worst(
         equal(chosen(X + dt * g * f) @ p, H, f"{words}: what the best output reaches", scale),
         Trial((float((chosen(X + dt * g * raw) @ p).max()) - H) / scale, f"{words}: 300 outputs against the support"),
-        Trial(float((moved @ idle.T).abs().max()) / float(moved.norm()), f"{words}: a costate that T' takes to channels without gain"),
-        holds_if(len(idle) >= d - int((g != 0).sum()), f"{words}: costates of H = 0, of at least as many dimensions as channels stand"),
+        Trial(
+            float((moved @ idle.T).abs().max()) / float(moved.norm()),
+            f"{words}: a costate that T' takes to channels without gain",
+        ),
+        holds_if(
+            len(idle) >= d - int((g != 0).sum()), f"{words}: costates of H = 0, of at least as many dimensions as channels stand"
+        ),
     )
 
 
