@@ -156,12 +156,12 @@ class Monitor:
         self.gauges.disarm()
         if not self.gauges.seen and batch is not None:
             self._look(batch)
+        probed = self._probe(step, optimizer)
         figures = self.gauges.read(optimizer, self.clip)
         figures.update(self._run_figures(step, optimizer, figures))
         self._know_heads(figures)
         self.past.half = self.gauges.half
         self.past.add(step, figures, self.gauges.broken)
-        probed = self._probe(step, optimizer)
         alarms = self.watch.look(self.past)
         self.alarms.extend(alarms)
         self._write(Report(step, figures), alarms, probed)
@@ -218,10 +218,14 @@ class Monitor:
             self.past.heads = counts
 
     def _probe(self, step: int, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
+        nothing = [None] * len(self.sites.sites)
+        self.gauges.map_bounds = [*nothing]
         if self.probe_every is None or self.held is None or (step != self._start + 1 and step % self.probe_every >= self.every):
             return None
+        started = time.perf_counter()
         found = probe(self.sites, self.held, optimizer)
-        self.gauges.token_bounds = found.pop("token_bounds", self.gauges.token_bounds)
+        self._time += time.perf_counter() - started  # no step's own
+        self.gauges.map_bounds = found.pop("map_bounds", nothing)
         numbers = {name: value for name, value in found.items() if isinstance(value, float)}
         self.past.probes.append((step, numbers))
         return found
