@@ -135,19 +135,25 @@ class Gauges:
         while self._modes:
             self._modes.pop().leave()
 
-    def read(self, optimizer: torch.optim.Optimizer | None, clip: float | None = None) -> Figures:
+    def read(self, optimizer: torch.optim.Optimizer | None, clip: float | None = None, scale: float = 1.0) -> Figures:
         """All figures of the passes since `arm`, and of gradients and weights as they are, in one move to the host.
 
-        With `clip`, the gradient's norm is still to be cut to that, and what Adam will see is.
+        Gradients are those of `scale` times the loss, and told without it. With `clip`, the gradient's norm is still to be cut to that,
+        and what Adam will see is.
         """
         self.disarm()
         found, self._found = self._found, {}
         self._heads_of_model(found)
         inside, outside = own_parameters(self.sites)
         for k, parameters in enumerate(inside):
-            found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
-        found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
-        found.update(self.updates.figures([*inside, outside], optimizer, None if clip is None else self._cut(found, clip)))
+            found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None]) / scale
+        found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None]) / scale
+        for k in range(len(self.sites.sites) + 1):
+            if ("costate", k) in found:
+                found["costate", k] = found["costate", k] / scale
+        cut = torch.ones(()) if clip is None else self._cut(found, clip)
+        factor = None if clip is None and scale == 1 else cut / scale
+        found.update(self.updates.figures([*inside, outside], optimizer, factor))
         self._start = self._last = None
         values = _to_host(found)
         values.update(self._bound_shares(values))
@@ -405,12 +411,14 @@ def _to_host(found: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], l
 
 def _longest(x: Tensor) -> Tensor:
     """The length of the longest token."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=_wide(x)).max()
+    found: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=_wide(x)).max()
+    return found
 
 
 def _even(shares: Tensor) -> Tensor:
     """exp(entropy)/n of n shares: 1 where all are the same, 1/n where one has all."""
-    return torch.special.entr(shares).sum().exp() / len(shares)
+    found: Tensor = torch.special.entr(shares).sum().exp() / len(shares)
+    return found
 
 
 def _sample(x: Tensor) -> Tensor:

@@ -51,7 +51,8 @@ class Site:
     """Sublayer k of a model that trains: X comes into `enter`, and r is the sum of what leaves by `exits`, its raw velocity.
 
     There are two exits where attention and FFN act at once and the model adds them. `attention` is the module in which scores are
-    computed, None where there is none; `router` the one that chooses experts, or that says how many tokens go to each. `length` is h in the step X + h r.
+    computed, None where there is none; `router` the one that chooses experts, or that says how many tokens go to each. `length` is h in
+    the step X + h r.
     """
 
     k: int

@@ -10,7 +10,7 @@ from ctrans.fields import ATTENTIONS, FFNS
 from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.monitor import Monitor
 from ctrans.monitor import probes as probing
-from ctrans.monitor.probes import Held, bounds, probe
+from ctrans.monitor.probes import Held, bounds
 from ctrans.monitor.sites import dropped, sites_of
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
