@@ -57,7 +57,9 @@ GAUGES: dict[str, Gauge] = {
     "costate": Gauge("|dL/dX_k|", "state"),
     "velocity": Gauge("|r_k|/sqrt(number of entries), r_k the raw velocity", "sublayer"),
     "spread": Gauge("how much of |r_k| differs between tokens: |r_k - mean over tokens|/|r_k|", "sublayer"),
-    "bound_share": Gauge("the longest token of r_k over what its norm allows, or its weights, where a probe looked at them", "sublayer"),
+    "bound_share": Gauge(
+        "the longest token of r_k over what its norm allows, or its weights, where a probe looked at them", "sublayer"
+    ),
     "step_share": Gauge("|h r_k|/|X_k|: how far a discrete step goes", "sublayer"),
     "gradient": Gauge("|dL/dW_k|", "sublayer"),
     "update": Gauge("|W_k' - W_k|/|W_k| of one step of the optimiser, of sampled entries", "sublayer"),

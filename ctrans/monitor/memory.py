@@ -89,5 +89,6 @@ def weights_of(memory: list[list[str]] | None, device: torch.device) -> list[lis
     if memory is None:
         return None
     return [
-        [torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype="<f4").copy()).to(device) for text in group] for group in memory
+        [torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype="<f4").copy()).to(device) for text in group]
+        for group in memory
     ]

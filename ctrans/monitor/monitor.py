@@ -148,7 +148,9 @@ class Monitor:
 
     def _remember(self, memory: Mapping[str, Any]) -> None:
         if memory.get("step") != self.settings.start:
-            raise ConfigError(f"memory is of step {memory.get('step')} and start = {self.settings.start}: give that of the same step")
+            raise ConfigError(
+                f"memory is of step {memory.get('step')} and start = {self.settings.start}: give that of the same step"
+            )
         losses, norms = unpacked(memory["waiting_losses"]), unpacked(memory["waiting_norms"])
         for (step, has_loss, has_norm), loss, norm in zip(memory["waiting"], losses, norms, strict=True):
             self._waiting.append((step, loss if has_loss else None, norm if has_norm else None))

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
+from ctrans.control.model_check import check_at
+from ctrans.control.remedy import Remedy
 from ctrans.fields import TokenBound
 from ctrans.monitor.gauges import in_a_line
 from ctrans.monitor.sharpness import over_edge
@@ -87,6 +89,23 @@ def principle(at: Probed) -> Mapping[str, Any]:
     }
 
 
+def exponents(at: Probed) -> Mapping[str, Any]:
+    """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, of the first sublayer and the last: 1 where H is infinite, 0 where it
+    is finite; at the held batch's first tokens. It is found by ascents that know neither (`ctrans.control.model_check.check_at`).
+    """
+    found = costate(at.model, at.held.tokens, at.held.targets)
+    sublayers, named = list(at.model.depth.sublayers), dict[str, Any]()
+    for word, k in (("first", 0), ("last", len(sublayers) - 1)):
+        x, p = (part[:1, :TOKENS] for part in found.starts[k])
+        norm = sublayers[k].state_norm
+        if norm is not None:
+            x = norm.retract(x)
+        check = check_at(sublayers[k], x, p, segment=k, time=found.times[k], dt=at.model.depth.lengths[k], remedy=Remedy())
+        if check.certificate.growth is not None:
+            named[f"hamiltonian_exponent_{word}"] = float(check.certificate.growth.exponent)
+    return named
+
+
 def curvature(at: Probed) -> Mapping[str, Any]:
     """The loss's sharpness, and as the optimiser sees it over its edge of stability."""
     weights = [weight for weight in at.sites.root.parameters() if weight.is_floating_point()]
@@ -111,6 +130,7 @@ PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
     "attention": attention,
     "jacobians": jacobians,
     "principle": principle,
+    "exponents": exponents,
     "curvature": curvature,
     "bounds": bounds,
 }

@@ -67,6 +67,11 @@ class MonitorSettings:
         check_limits(self.limits or {})
         if "save" in check_reactions(self.react) and self.save is None and self.out is None:
             raise ConfigError("react = 'save' needs a place: give out=DIR, or save=FUNCTION of the alarm")
+        if "skip" in self.react and self.scale is not None:
+            raise ConfigError(
+                "react = 'skip' leaves a GradScaler without gradients to look at: call scaler.unscale_(optimizer) before step is told, and "
+                "leave scale out"
+            )
 
     @property
     def directory(self) -> Path | None:

@@ -92,6 +92,11 @@ def test_every_probe_speaks_of_our_models(placement):
     assert all((bound is not None) == (placement == "pre") for bound in found["map_bounds"])
     assert found["sharpness"] > 0
     assert len(found["lyapunov"]) == 2
+    for word in (
+        "first",
+        "last",
+    ):  # the value of H's supremum over |W| <= R grows like R where H is infinite, and not at all elsewhere
+        assert found[f"hamiltonian_exponent_{word}"] == pytest.approx(1.0 if placement == "pre" else 0.0, abs=0.05)
 
 
 def test_probes_speak_of_a_model_of_transformers_and_leave_it_as_it_was():
