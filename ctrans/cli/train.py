@@ -22,9 +22,9 @@ from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import get_device, takes
 from ctrans.cli.train_options import DEFAULTS, TrainRequest, data_options, model_options, run_options, setting_options
 from ctrans.depth import check_count
-from ctrans.given_files import read_json
 from ctrans.monitor import Alarm, Monitor
 from ctrans.monitor.log import plain_numbers
+from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.reactions import check_reactions
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
@@ -43,8 +43,6 @@ SIGNALLED = 128
 """Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and not finished."""
 MOST_THREADS = 256
 """Threads of a run where there are fewer processors; too many of them cannot be made, and end the process."""
-MEMORY = "monitor.json"
-"""What a monitor remembers, beside a checkpoint's other files."""
 HELD = 2
 """So many windows of the validation text are the monitor's held batch."""
 ADVICE = {
@@ -192,7 +190,7 @@ class MonitoredRun:
             react=request.react,
             save=self._save,
             start=step,
-            memory=_memory_at(run, step),
+            memory=memory_in(run.store.step_directory(step), step),
             total=run.config.iterations,
             compiled=run.config.compile,
             clip=run.config.clip,
@@ -220,12 +218,6 @@ class MonitoredRun:
         if self._before is None:
             told = json.dumps(plain_numbers(alarm), indent=1)
             self._before = {**self.files(), KEEP: told}
-
-
-def _memory_at(run: TrainingRun, step: int) -> Mapping[str, Any] | None:
-    """What a monitor of this run remembered at that checkpoint; None where none watched it."""
-    path = run.store.step_directory(step) / MEMORY
-    return read_json(path) if step and path.exists() else None
 
 
 def _say(words: str) -> None:

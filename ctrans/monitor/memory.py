@@ -7,17 +7,42 @@ from __future__ import annotations
 
 import base64
 import collections
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ctrans.given_files import read_json
 from ctrans.monitor.gauges import Figures
 from ctrans.monitor.past import Past
 
 Memory = dict[str, Any]
+MEMORY = "monitor.json"
+"""The file of it, beside a checkpoint's."""
+
+
+class Remembers(Protocol):
+    """A monitor."""
+
+    def memory(self) -> Memory: ...
+
+
+def memory_in(directory: Path, step: int) -> Memory | None:
+    """What was saved there for that step; None at the start, and where nothing was. Raises ConfigError for what is no JSON."""
+    path = directory / MEMORY
+    if not step or not path.is_file():
+        return None
+    found: Memory = read_json(path)
+    return found if isinstance(found, dict) and found.get("step") == step else None
+
+
+def save_memory(monitor: Remembers, directory: Path) -> None:
+    """Writes it there."""
+    (directory / MEMORY).write_text(json.dumps(monitor.memory(), allow_nan=False))
 
 
 def packed(values: Sequence[float]) -> str:
