@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctrans.monitor.gauges import GAUGES, Figures
+from ctrans.monitor.gauge_table import GAUGES, Figures
 from solvers import ConfigError
 
 LOG = "monitor.jsonl"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ctrans.given_files import read_json
-from ctrans.monitor.gauges import Figures
+from ctrans.monitor.gauge_table import Figures
 from ctrans.monitor.past import Past
 
 Memory = dict[str, Any]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ctrans.monitor.alarms import Alarm, Watch
 from ctrans.monitor.checks import gradient_spike
-from ctrans.monitor.gauges import Figures, Gauges, in_a_line, norm_of
+from ctrans.monitor.gauge_table import Figures
+from ctrans.monitor.gauges import Gauges, in_a_line, norm_of
 from ctrans.monitor.log import Header, LogWriter, Report
 from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
 from ctrans.monitor.past import Past

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ctrans.monitor.gauges import GAUGES
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import MonitorLog
 from ctrans.report.progress import duration
 
