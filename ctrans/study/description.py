@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.study.measures import MEASURES
+from ctrans.study.run_key import run_key
 from ctrans.training.data import Data, Source
 from ctrans.training.settings import TrainConfig, number, positive
 from solvers import ConfigError
@@ -41,10 +41,8 @@ class PlannedRun:
         return json.dumps(dict(self.varied), sort_keys=True)
 
     def key(self, fingerprint: str) -> str:
-        """A hash of all that decides the result, data included: two runs of one key are one run."""
-        settings = {"model": dataclasses.asdict(self.model), "training": dataclasses.asdict(self.training), "data": fingerprint}
-        settings |= {"measure": sorted(self.measure)} if self.measure else {}
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        """A hash of all that decides the result, data included: two runs of one key are one run (see `ctrans.study.run_key`)."""
+        return run_key(dataclasses.asdict(self.model), dataclasses.asdict(self.training), fingerprint, self.measure)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.study.description import PlannedRun
+from ctrans.study.run_key import as_now
 from ctrans.study.training import RunResult
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
@@ -247,8 +248,22 @@ def _row(each: Finished) -> tuple[Any, ...]:
 
 def _read(row: dict[str, Any]) -> Finished:
     row = {name: json.loads(value) if name in OBJECTS else value for name, value in row.items()}
-    run = PlannedRun(
-        GPTConfig(**row["model"]), TrainConfig(**row["training"]), json.loads(row["case"]), tuple(row["trained"].get("asked", ()))
+    model, training = (
+        _fields(kind, row[kind], known, row["commit"]) for kind, known in (("model", GPTConfig), ("training", TrainConfig))
     )
+    asked = tuple(row["trained"].get("asked", ()))
+    run = PlannedRun(GPTConfig(**model), TrainConfig(**training), json.loads(row["case"]), asked)
     result = RunResult(row["ending"], row["message"], row["curve"], row["seconds"], row["environment"], row["trained"])
     return Finished(row["key"], run, result, row["commit"], row["finished"])
+
+
+def _fields(kind: str, kept: dict[str, Any], known: type, commit: str) -> dict[str, Any]:
+    """The fields of a kept configuration with those that came since. ConfigError for one that this ctrans no longer has."""
+    fields = as_now(kind, kept)
+    gone = fields.keys() - {field.name for field in dataclasses.fields(known)}
+    if gone:
+        raise ConfigError(
+            f"the study has runs with {min(gone)}, which this ctrans does not know: read it with the ctrans that wrote it"
+            + (f", commit {commit}" if commit else "")
+        )
+    return fields
