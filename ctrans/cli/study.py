@@ -109,6 +109,10 @@ def _study(request: StudyRequest) -> Study:
     given = {
         name: str(path.absolute()) if path is not None else None for name, path in (("file", request.file), ("bin", request.bin))
     }
+    if any(given.values()) and study.task is not None:
+        raise ConfigError(
+            f"{study.name} is of the task {study.source['task']}, which brings its data: leave --file and --bin out"
+        )
     changes: dict[str, Any] = {"source": given} if any(given.values()) else {}
     changes |= {"budget": request.budget} if request.budget is not None else {}
     return dataclasses.replace(study, **changes)

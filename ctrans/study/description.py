@@ -13,6 +13,7 @@ from ctrans.study.measures import MEASURES
 from ctrans.study.run_key import run_key
 from ctrans.training.data import Data, Source
 from ctrans.training.settings import TrainConfig, number, positive
+from ctrans.training.tasks import TASKS, Task
 from solvers import ConfigError
 from solvers.errors import look_up, unknown
 
@@ -56,7 +57,8 @@ class Study:
     - `learning_rates`, `seeds`: every case is trained with each of both. A seed is the weights' and the batches'
     - `measure`: names of `ctrans.study.measures.MEASURES`: what is measured of each model before and after its training
     - `budget`: hours of processor time after which no further run begins; None is no limit
-    - `source`: where the data are, as `ctrans.training.data.Source` has it
+    - `source`: where the data are, as `ctrans.training.data.Source` has it. {"task": name} is one of `TASKS`, which brings fields of the
+      architecture, that the study then leaves out, and settings, that `base` may replace
     """
 
     name: str
@@ -74,6 +76,7 @@ class Study:
             raise ConfigError(f"name = {self.name!r}: give a word of letters, digits, - and _")
         for where, given in (("base", self.base), ("vary", self.vary), *((f"case {i}", c) for i, c in enumerate(self.cases))):
             _check_fields(where, given)
+            self._check_task(where, given)
         for name, values in (*self.vary.items(), ("learning_rates", self.learning_rates), ("seeds", self.seeds)):
             _check_list(name, values)
         for name in ("vary", "cases"):
@@ -104,9 +107,10 @@ class Study:
     def runs(self) -> list[PlannedRun]:
         """Every run: cases outermost, then learning rates, then seeds. Raises ConfigError for a configuration that cannot be."""
         rates = self.learning_rates or (self.base.get("learning_rate", TrainConfig.learning_rate),)
+        brought, usual = ({}, {}) if self.task is None else (self.task.architecture, self.task.settings)
         made = []
         for varied in self.varieties():
-            settings = {**self.base, **varied}
+            settings = {**usual, **self.base, **varied, **brought}
             model = GPTConfig(**{name: value for name, value in settings.items() if name in MODEL})
             training = TrainConfig(**{name: value for name, value in settings.items() if name in TRAINING})
             made += [
@@ -122,6 +126,16 @@ class Study:
         """What varies, by case."""
         grid = [dict(zip(self.vary, values, strict=True)) for values in itertools.product(*self.vary.values())]
         return [{**case, **point} for case in (self.cases or ({},)) for point in grid]
+
+    @property
+    def task(self) -> Task | None:
+        """What its source is where that is no text. Raises ConfigError for a task that is none."""
+        name = self.source.get("task")
+        return None if name is None else look_up("task", name, TASKS)
+
+    def _check_task(self, where: str, given: Mapping[str, Any]) -> None:
+        if self.task is not None and (brought := given.keys() & self.task.architecture.keys()):
+            raise ConfigError(f"task {self.source['task']} brings its own {min(brought)}: leave it out of {where}")
 
     def as_object(self) -> dict[str, Any]:
         """The description for JSON."""

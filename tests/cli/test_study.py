@@ -105,6 +105,7 @@ WRONG = {
     ("predict", "--stage", "all"): "unknown stage",
     ("predict", "--regime", "adam"): "adamw",
     ("kim-growth", "--file", "a", "--bin", "b"): "exclude each other",
+    ("vision", "--file", "a"): "leave --file and --bin out",
     ("kim-growth", "--report", "--out", "/proc/none"): "give the --out of a study",
 }
 

@@ -90,6 +90,16 @@ def test_a_study_that_grows_runs_what_is_new(tmp_path):
             prospect(small("other"), store)
 
 
+def test_a_task_is_trained_as_any_text_is(tmp_path):
+    base = {name: value for name, value in BASE.items() if name not in ("vocab_size", "context")}
+    study = small(base={**base, "eval_windows": 20}, source={"task": "digits"}, learning_rates=[1e-3], measure=["massive"])
+    assert carried_out(study, tmp_path)
+    kept = rows(tmp_path)
+    assert [run.result.ending for run in kept] == ["finished"] * 2
+    assert all(run.run.model.context == 65 and run.last != run.first for run in kept)
+    assert all(run.result.trained["after"]["massive"]["largest"] for run in kept)
+
+
 def test_a_budget_that_is_spent_stops_and_more_goes_on(tmp_path):
     assert not carried_out(small(budget=1e-9), tmp_path)
     assert len(rows(tmp_path)) == 1
