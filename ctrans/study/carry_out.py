@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ctrans.study.cost import flops_of
@@ -13,7 +13,7 @@ from ctrans.study.description import PlannedRun, Study, check_data
 from ctrans.study.engine import Engine, Job
 from ctrans.study.outcomes import outcomes_of
 from ctrans.study.population import grouped
-from ctrans.study.store import Store
+from ctrans.study.store import Finished, Store
 from ctrans.study.training import INTERRUPTED
 from ctrans.training.data import read_source
 from solvers import ConfigError
@@ -28,6 +28,10 @@ class Prospect:
     study: Study
     runs: dict[str, PlannedRun]
     left: dict[str, PlannedRun]
+
+    def kept(self, store: Store) -> list[Finished]:
+        """The study's runs that are done, and no other's that the store has from before; each in the case that it is of this study."""
+        return [dataclasses.replace(each, run=self.runs[each.key]) for each in store.runs(self.runs)]
 
     @property
     def jobs(self) -> list[Job]:
@@ -72,31 +76,31 @@ def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Calla
     store.tell("name", study.name)
     store.tell("description", study.as_object())
     commit, keys = commit_of_ctrans(), {id(run): key for key, run in plan.left.items()}
-    jobs, total = plan.jobs, sum(flops_of(run) for run in plan.left.values())
-    worked, started, count, complete = 0.0, time.perf_counter(), 0, True
-    results = engine(_within(jobs, study, store))
+    total = sum(flops_of(run) for run in plan.left.values())
+    worked, started, count = 0.0, time.perf_counter(), 0
+    results = engine(_within(plan.jobs, study, store))
     try:
         for job, found in results:
             usable = [(run, result) for run, result in zip(job.runs, found, strict=True) if result.ending != INTERRUPTED]
-            complete &= len(usable) == len(found)
             store.add([(keys[id(run)], run, result) for run, result in usable], commit)
             count += len(usable)
             worked += sum(flops_of(run) for run in job.runs)
             elapsed = time.perf_counter() - started
             observe(Advance(count, len(plan.left), elapsed * (total - worked) / worked))
-            if spent(study, store):
-                complete &= count == len(plan.left)
-                break
     finally:
         close = getattr(results, "close", None)
         if close is not None:
             close()
-        store.put_outcomes(outcomes_of(store.runs()))
-    return complete and not (jobs and count == 0 and spent(study, store))
+        store.put_outcomes(outcomes_of(plan.kept(store)))
+    return count == len(plan.left)
 
 
-def _within(jobs: Sequence[Job], study: Study, store: Store) -> Sequence[Job]:
-    return [] if spent(study, store) else jobs
+def _within(jobs: Iterable[Job], study: Study, store: Store) -> Iterator[Job]:
+    """The jobs, while the budget lasts: what is under way when it is spent is ended and kept."""
+    for job in jobs:
+        if spent(study, store):
+            return
+        yield job
 
 
 def spent(study: Study, store: Store) -> bool:
@@ -113,6 +117,7 @@ def commit_of_ctrans() -> str:
         return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", "--", Path(__file__).name)  # an installed copy may lie in a tree of something else
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", "../..") else "")
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -94,7 +94,9 @@ class Study:
             raise ConfigError(f"budget = {self.budget!r}: give a positive number of processor hours, or leave it out")
         if self.count > MOST_RUNS:
             raise ConfigError(f"{self.count:,} runs: give at most {MOST_RUNS:,}, by shorter lists")
-        self.runs()
+        runs = self.runs()
+        if len({(run.model, run.training) for run in runs}) < len(runs):
+            raise ConfigError(f"two cases of {self.name} are the same runs: leave one of them out, or what they do not differ in")
 
     @property
     def count(self) -> int:
@@ -163,7 +165,7 @@ def _check_list(name: str, values: object) -> None:
         raise ConfigError(f"{name} = {values!r}: give a list of values")
     if not values and name != "learning_rates":
         raise ConfigError(f"{name} is empty: give at least one value")
-    if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
+    if len({json.dumps(float(value) if number(value) else value, sort_keys=True) for value in values}) < len(values):
         raise ConfigError(f"{name} = {list(values)} has a value twice: give each once")
     if name == "learning_rates":
         for value in values:

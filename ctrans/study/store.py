@@ -184,8 +184,10 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
             yield Store(connection, path)
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"cannot write {str(path)!r}: {error}; what is in it is whole: free some space, and give the same command again"
+                f"cannot use {str(path)!r}: {error}; what is in it is whole: free some space, and give the same command again"
             ) from None
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{str(path)!r} is damaged: {error}; choose another --out, or a copy from before") from None
 
 
 def _lock(stack: contextlib.ExitStack, directory: Path) -> None:

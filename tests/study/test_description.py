@@ -50,6 +50,8 @@ WRONG = {
     "wrong value in a list": ({"vary": {"placement": ["pre", "per"]}}, "peri"),
     "empty list": ({"vary": {"dt": []}}, "at least one value"),
     "no list": ({"vary": {"dt": 1.0}}, "list"),
+    "a number twice": ({"vary": {"dt": [1, 1.0]}}, "twice"),
+    "a case twice": ({"cases": [{}, {"dt": 1.0}]}, "two cases of small are the same runs"),
     "a value twice": ({"seeds": [0, 0]}, "twice"),
     "rates that vary": ({"vary": {"learning_rate": [1.0]}}, "learning_rates"),
     "both": ({"vary": {"dt": [1.0]}, "cases": [{"dt": 0.1}]}, "dt varies in cases and in vary"),

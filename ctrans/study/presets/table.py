@@ -274,7 +274,7 @@ PRESETS: dict[str, Preset] = {
         GPT2,
         {"placement": ["pre", "peri"], "weight_decay": [0.0, 0.1, 1.0], "batch": [2, 4]},
         rates=[1e-3, 3e-3, 1e-2, 3e-2],
-        notes="a best of many settings at one seed is too low by their noise: the first effect cannot be negative",
+        notes="a seed's best is the setting that is best on the other seeds",
         paper_vary={"batch": [12, 24]},
     ),
 }
