@@ -23,15 +23,17 @@ HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Prospect:
-    """A study beside its store: all its runs by key, those that are left, and the data's fingerprints by context."""
+    """A study beside its store: all its runs by key, those that are left, and the keys that the store has of those that are done."""
 
     study: Study
     runs: dict[str, PlannedRun]
     left: dict[str, PlannedRun]
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def kept(self, store: Store) -> list[Finished]:
         """The study's runs that are done, and no other's that the store has from before; each in the case that it is of this study."""
-        return [dataclasses.replace(each, run=self.runs[each.key]) for each in store.runs(self.runs)]
+        now = {each: key for key, each in {**{key: key for key in self.runs}, **self.names}.items()}
+        return [dataclasses.replace(each, run=self.runs[now[each.key]]) for each in store.runs(now)]
 
     @property
     def jobs(self) -> list[Job]:
@@ -63,8 +65,9 @@ def prospect(study: Study, store: Store | None) -> Prospect:
     kept = store.about("name")
     if kept is not None and kept != study.name:
         raise ConfigError(f"{str(store.path)!r} is the study {kept!r}, not {study.name!r}: choose another --out")
-    done = store.keys()
-    return Prospect(study, by_key, {key: run for key, run in by_key.items() if key not in done})
+    done = store.known(fingerprints)
+    left = {key: run for key, run in by_key.items() if key not in done}
+    return Prospect(study, by_key, left, {key: done[key] for key in by_key if key in done})
 
 
 def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Callable[[Advance], None] = lambda _: None) -> bool:

@@ -17,13 +17,13 @@ import datetime
 import fcntl
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.study.description import PlannedRun
-from ctrans.study.run_key import as_now
+from ctrans.study.run_key import as_now, run_key
 from ctrans.study.training import RunResult
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
@@ -103,6 +103,20 @@ class Store:
     def keys(self) -> set[str]:
         """The keys of all runs that are done."""
         return {row[0] for row in self.connection.execute("SELECT key FROM runs")}
+
+    def known(self, fingerprints: Mapping[int, str]) -> dict[str, str]:
+        """The keys of all runs by those that they have today, for data with these fingerprints, by context.
+
+        A run whose key is not that of what was kept with it, as of other data, has no other name.
+        """
+        rows = self.connection.execute('SELECT key, model, training, trained, "commit" FROM runs').fetchall()
+        found = {row[0]: row[0] for row in rows}
+        for key, *texts, commit in rows:
+            model, training, trained = map(json.loads, texts)
+            measure, fingerprint = tuple(trained.get("asked", ())), fingerprints.get(model["context"])
+            if fingerprint is not None and run_key(model, training, fingerprint, measure) == key:
+                found[_planned(model, training, {}, measure, commit).key(fingerprint)] = key
+        return found
 
     def spent(self) -> float:
         """Processor seconds of all runs."""
@@ -250,22 +264,24 @@ def _row(each: Finished) -> tuple[Any, ...]:
 
 def _read(row: dict[str, Any]) -> Finished:
     row = {name: json.loads(value) if name in OBJECTS else value for name, value in row.items()}
-    model, training = (
-        _fields(kind, row[kind], known, row["commit"]) for kind, known in (("model", GPTConfig), ("training", TrainConfig))
-    )
     asked = tuple(row["trained"].get("asked", ()))
-    run = PlannedRun(GPTConfig(**model), TrainConfig(**training), json.loads(row["case"]), asked)
+    run = _planned(row["model"], row["training"], json.loads(row["case"]), asked, row["commit"])
     result = RunResult(row["ending"], row["message"], row["curve"], row["seconds"], row["environment"], row["trained"])
     return Finished(row["key"], run, result, row["commit"], row["finished"])
 
 
-def _fields(kind: str, kept: dict[str, Any], known: type, commit: str) -> dict[str, Any]:
-    """The fields of a kept configuration with those that came since. ConfigError for one that this ctrans no longer has."""
-    fields = as_now(kind, kept)
-    gone = fields.keys() - {field.name for field in dataclasses.fields(known)}
-    if gone:
-        raise ConfigError(
-            f"the study has runs with {min(gone)}, which this ctrans does not know: read it with the ctrans that wrote it"
-            + (f", commit {commit}" if commit else "")
-        )
-    return fields
+def _planned(
+    model: dict[str, Any], training: dict[str, Any], varied: dict[str, Any], measure: tuple[str, ...], commit: str
+) -> PlannedRun:
+    """A kept run with the fields that came since. ConfigError for a field that this ctrans no longer has."""
+    made = []
+    for kind, kept, known in (("model", model, GPTConfig), ("training", training, TrainConfig)):
+        fields = as_now(kind, kept)
+        gone = fields.keys() - {field.name for field in dataclasses.fields(known)}
+        if gone:
+            raise ConfigError(
+                f"the study has runs with {min(gone)}, which this ctrans does not know: read it with the ctrans that wrote it"
+                + (f", commit {commit}" if commit else "")
+            )
+        made.append(known(**fields))
+    return PlannedRun(made[0], made[1], varied, measure)
