@@ -274,14 +274,16 @@ def _planned(
     model: dict[str, Any], training: dict[str, Any], varied: dict[str, Any], measure: tuple[str, ...], commit: str
 ) -> PlannedRun:
     """A kept run with the fields that came since. ConfigError for a field that this ctrans no longer has."""
-    made = []
-    for kind, kept, known in (("model", model, GPTConfig), ("training", training, TrainConfig)):
-        fields = as_now(kind, kept)
-        gone = fields.keys() - {field.name for field in dataclasses.fields(known)}
-        if gone:
-            raise ConfigError(
-                f"the study has runs with {min(gone)}, which this ctrans does not know: read it with the ctrans that wrote it"
-                + (f", commit {commit}" if commit else "")
-            )
-        made.append(known(**fields))
-    return PlannedRun(made[0], made[1], varied, measure)
+    architecture = GPTConfig(**_complete("model", model, GPTConfig, commit))
+    return PlannedRun(architecture, TrainConfig(**_complete("training", training, TrainConfig, commit)), varied, measure)
+
+
+def _complete(kind: str, kept: dict[str, Any], known: type[GPTConfig | TrainConfig], commit: str) -> dict[str, Any]:
+    fields = as_now(kind, kept)
+    gone = fields.keys() - {field.name for field in dataclasses.fields(known)}
+    if gone:
+        raise ConfigError(
+            f"the study has runs with {min(gone)}, which this ctrans does not know: read it with the ctrans that wrote it"
+            + (f", commit {commit}" if commit else "")
+        )
+    return fields
