@@ -5,8 +5,8 @@ l(eta) = l_0 for a run that diverged (Wortsman et al., arXiv 2309.14322, section
 
     sensitivity = mean over eta of min(l(eta), l_0) - l*.
 
-A rate is stable if all its seeds finished at min(l, l_0) <= l* + SHARE (l_0 - l*). The largest stable rate is the largest one of the
-unbroken row of stable rates that goes upwards from the best.
+A rate is stable if all its seeds finished at min(l, l_0) <= l* + SHARE (l_0 - l*); one of which a run failed is not. The largest stable
+rate is the largest one of the unbroken row of stable rates that goes upwards from the best.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
     best_rate = min(known, key=known.__getitem__)
     best = known[best_rate]
     first = statistics.fmean(run.first for run in runs if run.first is not None)
-    row = [rate for rate in known if rate >= best_rate]
+    row = [rate for rate in rates if rate >= best_rate]
     stable = _unbroken(row, {rate: _stable(rates[rate], best, first) for rate in row})
     return {
         **found,

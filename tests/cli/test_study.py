@@ -30,12 +30,14 @@ placement = ["pre", "peri"]
 """
 
 
-def kept(directory, study, loss, trained=None):
+def kept(directory, study, loss, trained=None, only=lambda each: True):
     """A store with every run of the study, ended at the loss that `loss(run)` says."""
     with open_store(directory) as store:
         plan = prospect(study, store)
         done = []
         for key, each in plan.runs.items():
+            if not only(each):
+                continue
             curve = [{"step": 0, "validation_loss": 5.0}, {"step": 20, "loss": 4.0}, {"step": 40, "validation_loss": loss(each)}]
             done.append((key, each, RunResult("finished", "", curve, 1.0, {}, trained or {})))
         store.add(done, "")
@@ -68,6 +70,18 @@ def test_a_preset_says_claim_effects_and_verdict(tmp_path):
     assert verdict["effects"][0]["mean"] == pytest.approx(4.0 - 2.51)
     assert "Xiong et al., ICML 2020" in result.output.replace("\n", " ")
     assert (tmp_path / "study.png").stat().st_size > 10_000
+
+
+def test_a_report_after_a_kill_has_outcomes_and_no_verdict_of_half_a_study(tmp_path):
+    """A command that was killed has put no outcomes in the store; seeds that are not whole compare nothing."""
+    study = get_preset("xiong-warmup").study("xiong-warmup", "small")
+    kept(tmp_path, study, lambda each: 3.0 + (each.model.placement == "post"), only=lambda each: each.training.seed < 1)
+    result = run("study", "xiong-warmup", "--report", "--out", tmp_path, "--export", "csv")
+    assert result.exit_code == 0, result.output
+    found = strict((tmp_path / "study.json").read_text())
+    assert {figures["best loss"] for figures in found["outcomes"].values()} == {3.0, 4.0}
+    assert {effect["seeds"] for effect in found["verdict"]["effects"]} == {1}
+    assert (tmp_path / "outcomes.csv").read_text().count("best loss") == 4
 
 
 def test_prediction_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, monkeypatch):
@@ -106,6 +120,7 @@ WRONG = {
     ("predict", "--stage", "all"): "unknown stage",
     ("predict", "--regime", "adam"): "adamw",
     ("kim-growth", "--file", "a", "--bin", "b"): "exclude each other",
+    ("vision", "--file", "a"): "leave --file and --bin out",
     ("kim-growth", "--report", "--out", "/proc/none"): "give the --out of a study",
 }
 
