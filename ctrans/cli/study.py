@@ -25,7 +25,7 @@ from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
 from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
-from ctrans.study.outcomes import outcomes_of
+from ctrans.study.outcomes import losses, outcomes_of
 from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.table import PRESETS, get_preset
 from ctrans.study.store import FILE, Finished, Store, open_store
@@ -148,7 +148,7 @@ def _end(request: StudyRequest, directory: Path, study: Study, store: Store, pla
     outcomes, verdict = outcomes_of(runs), _verdict(request, plan, runs)
     files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(_figure(study, runs, verdict))}
     files |= {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
-    findings = {**begins(study, plan), "cost": None, "outcomes": outcomes, "verdict": verdict, "prediction": None}
+    findings = {**begins(study, plan), "outcomes": outcomes, "losses": losses(runs), "verdict": verdict}
     ending = CommandEnding(
         findings=findings,
         page=[*_page(runs, outcomes, verdict)],

@@ -79,13 +79,7 @@ def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
     else:
         plan = prospect(study, None)
     whole, left = cost(request, plan)
-    findings = {
-        **begins(study, plan),
-        "cost": as_object(left, request.processes),
-        "outcomes": {},
-        "verdict": None,
-        "prediction": None,
-    }
+    findings = {**begins(study, plan), "cost": as_object(left, request.processes)}
     end(
         request,
         None,
@@ -94,7 +88,7 @@ def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
 
 
 def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
-    """Carries out what is left, with a bar of runs and the time that the rest will take. Errors as `carry_out_study`."""
+    """Carries out what is left of it, with a bar that says how long that takes."""
     with progress_bar("study", len(plan.left)) as advance:
         done = 0
 
@@ -107,27 +101,28 @@ def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
 
 
 def engine(request: StudyRequest) -> Engine:
-    """Where runs go: the Ray cluster at the address that was asked for, else processes of this machine."""
+    """Where runs are carried out: processes of this machine, or Ray where an address is given."""
     return partial(in_processes, request.processes) if request.ray is None else partial(by_ray, request.ray)
 
 
 def rest(plan: Prospect) -> str:
-    """What to do for the runs that are left, as the end of a sentence; "" where none is."""
+    """What a sentence on an unfinished study ends with: how to go on; "" for a finished one."""
     if not plan.left:
         return ""
     return "; the budget is spent, give more by --budget" if plan.study.budget is not None else "; the same command goes on"
 
 
 def begins(study: Study, plan: Prospect) -> dict[str, Any]:
-    """What every study's JSON begins with: its description, how many runs it has, and how many of them are done."""
-    return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left)}
+    """What every study's result has: which, how far it is, and nothing yet of what this request may add."""
+    nothing: dict[str, Any] = {"cost": None, "outcomes": {}, "losses": {}, "verdict": None, "prediction": None}
+    return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left), **nothing}
 
 
 def as_object(cost: Cost, workers: int) -> dict[str, float]:
-    """The cost for JSON, with processor hours, and hours of so many processes."""
+    """What it costs, for JSON: `hours` are those of so many workers, `processor_hours` of one."""
     return {**dataclasses.asdict(cost), "processor_hours": cost.processor_hours, "hours": cost.hours(workers)}
 
 
 def options_of(request: StudyRequest) -> dict[str, Any]:
-    """The options that the JSON says beside the study: formats of exports."""
+    """The options that `shown` leaves out, as JSON has them."""
     return {"formats": list(request.formats)}

@@ -143,19 +143,24 @@ def _own_sites(depth: Depth, own: set[nn.Module]) -> tuple[Site, ...]:
 
 
 def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
-    attention = sublayer.field if sublayer.kind == "attention" else None
+    branch = sublayer.attention
     return {
         "enter": sublayer,
         "leave": sublayer,
         "tail": _itself,
         "state_norm": sublayer.state_norm,
-        "attention": attention,
-        "router": None if attention is not None else _router(sublayer.field),
+        "attention": None if branch is None else branch.field,
+        "router": _router(sublayer.field),
     }
 
 
 def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     """By the modules of another library within our sublayer: its norms' and its map's, in the order in which they act."""
+    if len(sublayer.branches) > 1:
+        raise ConfigError(
+            "attention and FFN of this model act at once, so that no module of it gives a sublayer's velocity to a hook: look at it with "
+            "ctrans screen, or train such blocks as GPTConfig(parallel_blocks=True)"
+        )
     stages = [stage for stage in _stages(sublayer.field) if not isinstance(stage, ScaledOutput)]
     acting = [part for stage in stages if (part := _own_within(stage, own)) is not None]
     if not acting:

@@ -53,6 +53,38 @@ def screen_reasons(screening: Screening) -> str:
     return escape("\n".join(lines))
 
 
+def rate_words(screening: Screening) -> str:
+    """The learning rate that is predicted, or why none is."""
+    rate = screening.rate
+    if rate is None:
+        return escape(f"Learning rate: none predicted; {screening.no_rate}.")
+    outside = f" Outside of what was studied: {'; '.join(rate.outside)}." if rate.outside else ""
+    return escape(
+        f"Largest stable learning rate of AdamW, predicted: {rate.rate:.2g} ({rate.low:.2g} to {rate.high:.2g}), as learned from short "
+        f"trainings of {rate.architectures} small architectures.{outside}"
+    )
+
+
+def rates_table(screenings: Mapping[str, Screening]) -> Table:
+    """A row for each model: the learning rate that is predicted, with its interval, and in what it is outside of what was studied."""
+    table = Table(
+        title="Largest stable learning rate of AdamW, predicted", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+    )
+    table.title_style, table.title_justify = "bold", "left"
+    table.add_column("model", overflow="fold")
+    for name in ("rate", "from", "to"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("outside of what was studied", overflow="fold")
+    for name, screening in screenings.items():
+        rate = screening.rate
+        if rate is None:
+            table.add_row(escape(name), "–", "–", "–", escape(screening.no_rate))
+        else:
+            numbers = (f"{value:.2g}" for value in (rate.rate, rate.low, rate.high))
+            table.add_row(escape(name), *numbers, escape("; ".join(rate.outside) or "–"))
+    return table
+
+
 def comparison_tables(screenings: Mapping[str, Screening]) -> list[Table]:
     """For each step that has quantities a row for each model, in the order given: nothing is ranked."""
     return [table for step in STEPS if (table := _comparison(step, screenings)) is not None]

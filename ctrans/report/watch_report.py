@@ -40,6 +40,7 @@ def page(log: MonitorLog) -> Group:
 
 
 def heading(log: MonitorLog) -> str:
+    """What is watched, in a line."""
     blocks = len(log.header.places)
     return f"{log.header.model.split(',')[0]}: {blocks} sublayers, reported every {log.header.every} steps"
 

@@ -141,7 +141,8 @@ class Study:
 
     def as_object(self) -> dict[str, Any]:
         """The description for JSON."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+        written: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return written
 
 
 def check_data(study: Study, data: Mapping[int, Data]) -> None:

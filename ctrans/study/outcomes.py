@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from ctrans.study.store import Finished
 
-SHARE = 0.25
+SHARE = 0.1
 """How much of what the best run gained a stable one may miss."""
 
 
@@ -39,6 +39,20 @@ def by_rate(runs: Sequence[Finished]) -> dict[float, list[Finished]]:
     """The runs of each learning rate, ascending."""
     rates = sorted({run.run.training.learning_rate for run in runs})
     return {rate: [run for run in runs if run.run.training.learning_rate == rate] for rate in rates}
+
+
+def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[float]]]:
+    """By case: its learning rates, ascending, and the mean, the lowest and the highest min(l, l_0) over the seeds of each."""
+    found = {}
+    for case, each in by_case(runs).items():
+        ends = {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()}
+        found[case] = {
+            "rates": list(ends),
+            "mean": [statistics.fmean(values) for values in ends.values()],
+            "lowest": [min(values) for values in ends.values()],
+            "highest": [max(values) for values in ends.values()],
+        }
+    return found
 
 
 def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from ctrans.stability.screening.predicted_rate import TERMS
 from ctrans.study.carry_out import prospect
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import prediction_study
@@ -13,7 +14,7 @@ from ctrans.study.presets.table import get_preset
 from ctrans.study.store import open_store
 from ctrans.study.training import RunResult
 from tests.cli.test_commands import run, strict
-from tests.study.test_prediction import figures_of
+from tests.study.test_prediction import LAW, figures_of
 
 TOML = """
 learning_rates = [1e-3, 1e-2]
@@ -92,7 +93,7 @@ def test_prediction_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, mo
     figures = {each.case: figures_of(generator) for each in study.runs()}
 
     def loss(each):
-        return 2.0 + max(0.0, math.log10(each.training.learning_rate * figures[each.case]["Adam Hessian"] / 0.01))
+        return 2.0 + max(0.0, math.log10(each.training.learning_rate * 10 ** TERMS[LAW].value(figures[each.case][LAW]) / 0.01))
 
     kept(tmp_path, study, loss)
     with open_store(tmp_path) as store:

@@ -78,9 +78,9 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "temperature 0.1": {"temperature": 0.1},
     "ngpt": {"placement": "post", "norm": "l2norm", "residual": "ngpt"},
 }
-MIXED: dict[str, Any] = {
-    "mix-ln": ["post", "post", "pre", "pre", "pre", "pre"],
-    "hybrid": [["pre", "post"]] * BASE["depth"],
+MIXED: dict[str, str] = {
+    "mix-ln": "post*2+pre*4",
+    "hybrid": "pre/post",
 }
 """Placements by block or by sublayer."""
 Fields = dict[str, Any]

@@ -14,12 +14,10 @@ from torch.func import functional_call
 
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.stability.screening.screen import EFFORTS, screen
 from ctrans.study.prediction.hessian import hessian_edges
 from ctrans.study.prediction.scores import gradient_scores, naswot, synflow
 from ctrans.training.data import Data
-from ctrans.walk import walk
 from solvers import ConfigError, SolveError
 
 EFFORT = dataclasses.replace(EFFORTS["quick"], tokens=32, curvature=True, lanczos=16)
@@ -45,7 +43,7 @@ def predictors(config: GPTConfig, data: Data, seed: int = 0) -> dict[str, float]
     """All figures of the architecture at its initial weights, in float64, on the first batch; nan for what it has not.
 
     The screening's quantities by their names; `Hessian` and `Adam Hessian`, lambda_max (stable below 2/eta and 38/eta); `gradient
-    spread`, the deviation over sublayers of log |dL/dW_k|; `growth`, log10 of rms X_D/rms X_0; `response`, |df|/|f| of one Adam step at
+    spread`, the deviation over sublayers of log |dL/dW_k|; `response`, |df|/|f| of one Adam step at
     rate 1e-3; `descent`, the rate at which that step no longer lowers the loss of its own batch; `Euler`, the largest |dv_k/dX| dt, whose
     limit is 2; and the baselines.
     """
@@ -57,7 +55,6 @@ def predictors(config: GPTConfig, data: Data, seed: int = 0) -> dict[str, float]
     }
     found |= _screened(model, tokens, targets)
     found["Hessian"], found["Adam Hessian"] = _tried(lambda: hessian_edges(model, tokens, targets), (math.nan, math.nan))
-    found["growth"] = _tried(lambda: _growth(model, tokens), math.nan)
     found["response"] = _tried(lambda: response(model, tokens, targets, ETA), math.nan)
     found["descent"] = _tried(lambda: descent(model, tokens, targets), math.nan)
     found |= _tried(lambda: gradient_scores(model, tokens, targets), {})
@@ -85,11 +82,6 @@ def _screened(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:
             totals = [layer.total for layer in backward.gradients.sublayers if layer.total > 0]
             found["gradient spread"] = statistics.pstdev(map(math.log, totals)) if totals else math.nan
     return found
-
-
-def _growth(model: GPT, tokens: Tensor) -> float:
-    sizes = [each.rms for each in walk(model, tokens, instruments=[MomentsByDepth()])[0]]
-    return math.log10(sizes[-1] / sizes[0])
 
 
 def response(model: GPT, tokens: Tensor, targets: Tensor, eta: float) -> float:
