@@ -139,6 +139,21 @@ def streamed(request: Request) -> list[str]:
     return [words, *(f"{placement}: {found['status']}" for placement, found in result["placements"].items())]
 
 
+def monitor_overhead(request: Request) -> list[str]:
+    from benchmarks import monitor
+
+    if request.rehearsal:
+        return monitor.measured(monitor.SIZES["tiny"], "cpu", cycles=2, backend="aot_eager", log_steps=2000)
+    return monitor.measured(monitor.SIZES["124M"], request.device, cycles=12)
+
+
+def populations(request: Request) -> list[str]:
+    from benchmarks import populations
+
+    cases, rounds = (((2, 1, 8),), 1) if request.rehearsal else (((8, 1, 32), (8, 8, 64)), 3)
+    return [populations.line(*case, rounds, request.device) for case in cases]
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One thing to confirm: the packages it cannot do without, the seconds it may take, and what returns its lines."""
@@ -154,10 +169,12 @@ PARTS = {
     part.name: part
     for part in (
         Part("tests", "what tests/ enrols for the device", enrolled_tests, 100, (*COMMANDS, "pytest", "hypothesis")),
-        Part("gradients", "the four gradients", four_gradients, 60, COMMANDS),
-        Part("training", "compiled bfloat16 training of 124M beside nanoGPT", training_beside_nanogpt, 170, COMMANDS),
-        Part("parallel", "DDP and FSDP against one process", parallel_training, 90, COMMANDS),
-        Part("screening", "ctrans screen", screening, 70, COMMANDS),
-        Part("streamed", "a model whose weights are made on demand", streamed, 40, (*COMMANDS, "transformers")),
+        Part("gradients", "the four gradients", four_gradients, 50, COMMANDS),
+        Part("training", "compiled bfloat16 training of 124M beside nanoGPT", training_beside_nanogpt, 160, COMMANDS),
+        Part("parallel", "DDP and FSDP against one process", parallel_training, 80, COMMANDS),
+        Part("monitor", "monitor overhead: a watched training of 124M beside the same unwatched", monitor_overhead, 45, COMMANDS),
+        Part("populations", "many small runs as one", populations, 25, COMMANDS),
+        Part("screening", "ctrans screen", screening, 50, COMMANDS),
+        Part("streamed", "a model whose weights are made on demand", streamed, 30, (*COMMANDS, "transformers")),
     )
 }

@@ -1,22 +1,30 @@
 """What a monitor costs: time of a training's step with and without, compiled and not, memory, and the size of a long log.
 
-    python benchmarks/monitor.py            # width 256, 12 blocks; --cycles 12, --width, --depth, --device cuda
+    python benchmarks/monitor.py            # width 256, 12 blocks on the CPU; on a GPU 124M. Below 5 minutes on two quiet cores
 
-A cycle is four steps of one training, one after the other: without a monitor, with one that does nothing, with one that samples
-weights before a report, and with one that reports. With reports every 50 steps, overhead = (report + sample + 48 idle)/50 over the
-step without. Medians over cycles. Memory is the largest resident size of a process that makes six steps. Weights are float32.
+A cycle is six steps of one training: without a monitor; with one between reports, one that samples weights before a report, one that
+reports, another between; and without. With reports every 50 steps,
+
+    overhead = ((report - without) + (sample - without))/50 + idle,  over the step without,
+
+where the differences are those of a cycle, and idle is what `Monitor.step` itself takes on a step between reports, which hooks nothing.
+Medians over cycles. Memory is the largest resident size of a process that makes six steps, or the device's largest allocation.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # in place of this file's own folder, where `import solvers` would find another file
 sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -33,84 +41,123 @@ from ctrans.monitor import Monitor, read_log
 from ctrans.monitor.log import LOG, Header, LogWriter, Report
 
 EVERY = 50
+PEAK_STEPS = 6
 
 
-def training(given: argparse.Namespace, *, compiled: bool):
-    torch.manual_seed(0)
-    device = torch.device(given.device)
-    model = GPT(GPTConfig(vocab_size=512, context=given.context, depth=given.depth, width=given.width, heads=8)).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    called = torch.compile(model) if compiled else model
-    tokens = torch.randint(512, (given.batch, given.context + 1), device=device)
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A training: its model, and a batch."""
 
-    def step(monitor: Monitor | None) -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+    width: int
+    depth: int
+    heads: int
+    context: int
+    batch: int
+    vocabulary: int
+
+    def __str__(self) -> str:
+        return f"{self.depth} blocks, width {self.width}, batch {self.batch} x {self.context}"
+
+
+SIZES = {
+    "256": Size(256, 12, 8, 128, 4, 512),
+    "124M": Size(768, 12, 12, 1024, 8, 50304),
+    "tiny": Size(16, 2, 2, 8, 2, 32),
+}
+
+
+class Training:
+    """A training of random tokens, one step at a time; on a GPU in bfloat16."""
+
+    def __init__(self, size: Size, device: str, backend: str | None = None):
+        torch.manual_seed(0)
+        self.device = torch.device(device)
+        config = GPTConfig(size.vocabulary, size.context, size.depth, size.width, size.heads)
+        self.model = GPT(config).to(self.device)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.compiled = backend is not None
+        self.called: Any = torch.compile(self.model, backend=backend) if backend is not None else self.model
+        self.tokens = torch.randint(size.vocabulary, (size.batch, size.context + 1), device=self.device)
+
+    def step(self, monitor: Monitor | None) -> tuple[float, float]:
+        """Seconds of the step, and of the monitor's own part as the host sees it."""
+        half = torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else contextlib.nullcontext()
+        self._wait()
         started = time.perf_counter()
-        loss = called(tokens[:, :-1], tokens[:, 1:])[1]
+        with half:
+            loss = self.called(self.tokens[:, :-1], self.tokens[:, 1:])[1]
         loss.backward()
+        before = time.perf_counter()
         if monitor is not None:
-            monitor.step(loss, optimiser, batch=tokens[:, :-1] if compiled else None)
-        optimiser.step()
-        optimiser.zero_grad()
-        if device.type == "cuda":
+            monitor.step(loss, self.optimiser, batch=self.tokens[:, :-1] if self.compiled else None)
+        own = time.perf_counter() - before
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self._wait()
+        return time.perf_counter() - started, own
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - started
-
-    return model, called, step
 
 
-def overhead(given: argparse.Namespace, *, compiled: bool) -> str:
-    _, called, step = training(given, compiled=compiled)
+def overhead(size: Size, device: str, cycles: int, backend: str | None = None) -> str:
+    """Pairs of steps of one training with and without, as the module says."""
+    training = Training(size, device, backend)
     with tempfile.TemporaryDirectory() as out:
-        monitor = Monitor(called, every=3, out=out)
-        monitor.step(0.0)  # the first report, of no pass
-        monitor.step(0.0)
-        for _ in range(2):
-            step(None)
-        monitor.gauges.arm() if not compiled else None
-        monitor.step(0.0)
-        times: dict[str, list[float]] = {"without": [], "idle": [], "sample": [], "report": []}
-        for _ in range(given.cycles):
-            for name, of_time in times.items():
-                of_time.append(step(None if name == "without" else monitor))
-    middle = {name: statistics.median(of_time) for name, of_time in times.items()}
-    # each against the step without of its own cycle, so that a machine that slows down slows both
-    ratio = {
-        name: statistics.median(a / b for a, b in zip(of_time, times["without"], strict=True)) for name, of_time in times.items()
-    }
-    share = (ratio["report"] + ratio["sample"] + (EVERY - 2) * ratio["idle"]) / EVERY - 1
-    busy = (ratio["report"] + ratio["sample"] - 2) / EVERY
-    said = ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in middle.items())
-    over = ", ".join(f"{name} {value:.3f}" for name, value in ratio.items() if name != "without")
-    what = "compiled" if compiled else "not compiled"
-    total = f"{100 * share:.2f}% ({100 * busy:.2f}% with idle steps as without)"
-    return f"{what}: {said}; over the step without: {over}; overhead at every = {EVERY}: {total}"
+        monitor = Monitor(training.called, every=4, out=out)  # steps of 4: reports, idle, idle, samples for the next report
+        for _ in range(5):  # a report at 1 and at 4 among them
+            training.step(monitor)
+        samples, reports = list[float](), list[float]()
+        without, idle = list[float](), list[float]()
+        # the monitor's steps 6, 7, 8, 9, and so on by fours; none without between these, as hooks would see it
+        for _ in range(cycles):
+            plain = [training.step(None)[0]]
+            idle.append(training.step(monitor)[1])
+            sample, report = training.step(monitor)[0], training.step(monitor)[0]
+            idle.append(training.step(monitor)[1])
+            plain.append(training.step(None)[0])
+            without.append(statistics.mean(plain))
+            samples.append(sample - without[-1])
+            reports.append(report - without[-1])
+        monitor.close()
+    step, sample, report, call = (statistics.median(each) for each in (without, samples, reports, idle))
+    share = (report + sample) / EVERY / step + call / step
+    return (
+        f"{'compiled' if backend is not None else 'not compiled'}: a step without {1e3 * step:.1f} ms; more with a report "
+        f"{1e3 * report:.2f} ms, with a sample of weights {1e3 * sample:.2f} ms, between {1e3 * call:.3f} ms: "
+        f"{100 * share:.2f}% of a step at every = {EVERY}"
+    )
 
 
-def memory(given: argparse.Namespace) -> str:
-    sizes = []
-    for monitored in ("no", "yes"):
-        own = [f"--{name}={getattr(given, name)}" for name in ("width", "depth", "context", "batch")]
-        done = subprocess.run([sys.executable, __file__, "--peak", monitored, *own], capture_output=True, text=True, check=True)
-        sizes.append(int(done.stdout))
-    return f"memory: {sizes[0] / 1024:.0f} MiB without, {sizes[1] / 1024:.0f} MiB with: {100 * (sizes[1] / sizes[0] - 1):+.2f}%"
+def memory(name: str, size: Size, device: str) -> str:
+    """The peak without and with a monitor that reports at every step."""
+    if device == "cuda":
+        sizes = [peak_of(size, device, monitored) / 2**20 for monitored in (False, True)]
+    else:
+        sizes = []
+        for monitored in ("no", "yes"):
+            words = [sys.executable, __file__, "--peak", monitored, "--size", name]
+            sizes.append(int(subprocess.run(words, capture_output=True, text=True, check=True).stdout) / 1024)
+    return f"memory: {sizes[0]:.0f} MiB without, {sizes[1]:.0f} MiB with: {100 * (sizes[1] / sizes[0] - 1):+.2f}%"
 
 
-def peak(given: argparse.Namespace) -> int:
-    """The largest resident size in KiB after six steps, each of which reports where there is a monitor."""
-    model, _, step = training(given, compiled=False)
+def peak_of(size: Size, device: str, monitored: bool) -> int:
+    """Bytes of the device, or KiB of the process, at most, while six steps are made."""
     from ctrans.interop import open_model  # what the monitor imports is there in both
 
     assert open_model
-    monitor = Monitor(model, every=1) if given.peak == "yes" else None
-    for _ in range(6):
-        step(monitor)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    training = Training(size, device)
+    monitor = Monitor(training.model, every=1) if monitored else None
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(PEAK_STEPS):
+        training.step(monitor)
+    return torch.cuda.max_memory_allocated() if device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def long_log() -> str:
-    """100,000 steps of 200 sublayers of 16 heads."""
+def long_log(steps: int) -> str:
+    """So many steps of 200 sublayers of 16 heads."""
     count, heads = 200, [16 if k % 2 == 0 else 0 for k in range(200)]
     names = (
         "rms",
@@ -129,7 +176,7 @@ def long_log() -> str:
     with tempfile.TemporaryDirectory() as out:
         writer = LogWriter(Path(out), Header("a model", [f"block {k // 2}" for k in range(count)], ["ffn"] * count, heads, EVERY))
         started = time.perf_counter()
-        for step in range(EVERY, 100_001, EVERY):
+        for step in range(EVERY, steps + 1, EVERY):
             by = {name: torch.rand(count, generator=generator).tolist() for name in names}
             by |= {name: torch.rand(sum(heads), generator=generator).tolist() for name in ("logit", "entropy")}
             writer.report(Report(step, {"loss": 1.0, "highest_loss": 1.0, "gradient_norm": 1.0, "seconds": 1.0, **by}))
@@ -139,34 +186,45 @@ def long_log() -> str:
         log = read_log(Path(out))
         opened = time.perf_counter() - started
     return (
-        f"log of 100,000 steps x 200 sublayers (16 heads), every {EVERY}: {size / 1e6:.1f} MB, {len(log.reports)} reports, opens in "
-        f"{opened:.2f} s; {1e3 * written / 2000:.1f} ms to write a report, thinning included"
+        f"log of {steps:,} steps x 200 sublayers (16 heads), every {EVERY}: {size / 1e6:.1f} MB, {len(log.reports)} reports, opens in "
+        f"{opened:.2f} s; {1e3 * written / (steps // EVERY):.1f} ms to write a report, thinning included"
     )
+
+
+def measured(size: Size, device: str, *, cycles: int, backend: str = "inductor", log_steps: int = 100_000) -> list[str]:
+    """All of it, in lines, each said as it comes."""
+    name = next(name for name, each in SIZES.items() if each == size)
+    parts: list[Callable[[], str]] = [
+        lambda: f"GPT of {size}, {torch.get_num_threads()} thread(s), {device}",
+        lambda: overhead(size, device, cycles),
+        lambda: overhead(size, device, cycles, backend),
+        lambda: memory(name, size, device),
+        lambda: long_log(log_steps),
+    ]
+    lines = []
+    for part in parts:
+        lines.append(part())
+        print(lines[-1], file=sys.stderr, flush=True)
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("width", 256), ("depth", 12), ("context", 128), ("batch", 4), ("cycles", 12), ("threads", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--peak", choices=["no", "yes"])
-    parser.add_argument("--eager-only", action="store_true")
+    parser.add_argument("--size", choices=[*SIZES], help="124M where there is a GPU, else 256")
+    parser.add_argument("--cycles", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--backend", default="inductor", help="what compiles")
+    parser.add_argument("--peak", choices=["no", "yes"], help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size = SIZES[given.size or ("124M" if device == "cuda" else "256")]
     if given.peak:
-        print(peak(given))
+        print(peak_of(size, "cpu", given.peak == "yes"))
         return
-    size = f"{given.depth} blocks, width {given.width}, batch {given.batch} x {given.context}"
-    lines = [f"GPT of {size}, {given.threads} thread(s), {given.device}"]
-    lines.append(overhead(given, compiled=False))
-    print(lines[-1], flush=True)
-    if not given.eager_only:
-        lines.append(overhead(given, compiled=True))
-        print(lines[-1], flush=True)
-    if given.device == "cpu":
-        lines.append(memory(given))
-    lines.append(long_log())
-    keep("monitor", lines)
+    lines = measured(size, device, cycles=given.cycles, backend=given.backend)
+    if size != SIZES["tiny"]:
+        keep("monitor", lines)
 
 
 if __name__ == "__main__":

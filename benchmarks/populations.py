@@ -38,14 +38,15 @@ CASES = [(8, 1, 16), (8, 1, 32), (4, 2, 32), (8, 1, 64), (8, 4, 32), (8, 8, 64),
 """Blocks, sequences and tokens of a sequence, of width 64."""
 
 
-def seconds(blocks: int, batch: int, context: int, rounds: int) -> tuple[float, float]:
+def seconds(blocks: int, batch: int, context: int, rounds: int, device: str = "cpu") -> tuple[float, float]:
     """A member's step alone, and of a population."""
+    where = torch.device(device)
     data = from_text(default_text(), context)
     model = GPTConfig(context=context, depth=blocks, width=64, heads=4, placement="pre")
     runs = [PlannedRun(model, TrainConfig(batch=batch, seed=i, eval_windows=1), {}) for i in range(MOST_MEMBERS)]
     with tempfile.TemporaryDirectory() as place:
-        alone = [begin(run, data, Path(place)) for run in runs]
-        together = Population([begin(run, data, Path(place)) for run in runs])
+        alone = [begin(run, data, Path(place), where) for run in runs]
+        together = Population([begin(run, data, Path(place), where) for run in runs])
         times: tuple[list[float], list[float]] = ([], [])
         for step in range(1 + rounds):
             started = time.perf_counter()
@@ -63,6 +64,15 @@ def seconds(blocks: int, batch: int, context: int, rounds: int) -> tuple[float, 
     return tuple(statistics.median(each[1:]) for each in times)  # type: ignore[return-value]
 
 
+def line(blocks: int, batch: int, context: int, rounds: int, device: str = "cpu") -> str:
+    """Both, and how many times the runs an hour that is. Every step's losses are moved to the host, which waits for the device."""
+    one, many = seconds(blocks, batch, context, rounds, device)
+    return (
+        f"{blocks} blocks, {batch:2} x {context} tokens: alone {1e3 * one:6.1f} ms a step, together {1e3 * many:6.1f} ms, "
+        f"{one / many:.2f} times the runs an hour (load {os.getloadavg()[0]:.1f})"
+    )
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -71,12 +81,7 @@ def main() -> None:
         f"{MOST_MEMBERS} members of width 64, one thread, medians of {rounds} pairs, load {os.getloadavg()[0]:.1f} at the start"
     ]
     for case in CASES:
-        one, many = seconds(*case, rounds)
-        blocks, batch, context = case
-        lines.append(
-            f"{blocks} blocks, {batch:2} x {context} tokens: alone {1e3 * one:6.1f} ms a step, together {1e3 * many:6.1f} ms, "
-            f"{one / many:.2f} times the runs an hour (load {os.getloadavg()[0]:.1f})"
-        )
+        lines.append(line(*case, rounds))
         print(lines[-1], flush=True)
     keep("populations", lines)
 

@@ -21,10 +21,11 @@ from ctrans.fields import ACTIVATIONS, ATTENTIONS, EXPERTS, FFNS, POSITIONS, QK_
 from ctrans.model.architectures import ARCHITECTURES, GROUPS, PLAIN, differences
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
+from ctrans.report.axes import MOST_LINES
 from ctrans.report.diagnosis_report import first_findings, summary
 from ctrans.report.files import png
 from ctrans.report.progress import Bar, progress_bar
-from ctrans.report.screen_figure import MOST_LINES, screen_figure
+from ctrans.report.screen_figure import screen_figure
 from ctrans.report.screen_report import (
     KEY,
     NAMES_APART,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.reading import LookedAt, Pictures, Text, read
+from ctrans.cli.reading import Batch, LookedAt, Pictures, Text, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import find, settle_threads
 from ctrans.depth import check_count
@@ -161,11 +161,11 @@ def command(request: SimulateRequest) -> None:
 class _Beside:
     """What is looked at beside the trajectory, where it was asked for, by the name of each model."""
 
-    def __init__(self, request: SimulateRequest, text: Text | Pictures, tokens: Tensor):
+    def __init__(self, request: SimulateRequest, text: Text | Pictures | Batch, tokens: Tensor):
         if request.lyapunov:
             check_count("lyapunov", request.lyapunov)
         if request.lyapunov and not isinstance(text, Text):
-            raise ConfigError("--lyapunov shows tokens of a text, and this model reads images: leave it out")
+            raise ConfigError("--lyapunov shows tokens of a text, and this model reads none: leave it out")
         self.request, self.text, self.tokens = request, text, tokens
         self.exponents: dict[str, TokenExponents] = {}
         self.words: list[str] = []

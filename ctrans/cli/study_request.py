@@ -88,7 +88,7 @@ def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
 
 
 def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
-    """Carries out what is left of it, with a bar that says how long that takes."""
+    """Carries out what is left, with a bar of runs and the time that the rest will take. Errors as `carry_out_study`."""
     with progress_bar("study", len(plan.left)) as advance:
         done = 0
 
@@ -101,12 +101,12 @@ def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
 
 
 def engine(request: StudyRequest) -> Engine:
-    """Where runs are carried out: processes of this machine, or Ray where an address is given."""
+    """Where runs go: the Ray cluster at the address that was asked for, else processes of this machine."""
     return partial(in_processes, request.processes) if request.ray is None else partial(by_ray, request.ray)
 
 
 def rest(plan: Prospect) -> str:
-    """What a sentence on an unfinished study ends with: how to go on; "" for a finished one."""
+    """What to do for the runs that are left, as the end of a sentence; "" where none is."""
     if not plan.left:
         return ""
     return "; the budget is spent, give more by --budget" if plan.study.budget is not None else "; the same command goes on"
@@ -119,10 +119,10 @@ def begins(study: Study, plan: Prospect) -> dict[str, Any]:
 
 
 def as_object(cost: Cost, workers: int) -> dict[str, float]:
-    """What it costs, for JSON: `hours` are those of so many workers, `processor_hours` of one."""
+    """The cost for JSON, with processor hours, and hours of so many processes."""
     return {**dataclasses.asdict(cost), "processor_hours": cost.processor_hours, "hours": cost.hours(workers)}
 
 
 def options_of(request: StudyRequest) -> dict[str, Any]:
-    """The options that `shown` leaves out, as JSON has them."""
+    """The options that the JSON says beside the study: formats of exports."""
     return {"formats": list(request.formats)}

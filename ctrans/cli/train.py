@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -30,16 +31,19 @@ from ctrans.cli.train_options import (
 )
 from ctrans.depth import check_count
 from ctrans.model.gpt import GPT
-from ctrans.monitor import Monitor
+from ctrans.monitor import Alarm, Monitor
+from ctrans.monitor.log import plain_numbers
+from ctrans.monitor.memory import MEMORY, memory_in
+from ctrans.monitor.reactions import check_reactions
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.report.train_report import bar_words, evaluation_line, loss_figure
 from ctrans.threads import choose_threads, flops
 from ctrans.training import log
-from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out
+from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, carry_out
 from ctrans.training.processes import restarts
-from ctrans.training.run_directory import RunDirectory
+from ctrans.training.run_directory import KEEP, RunDirectory
 from ctrans.training.start_from import start_from
 from ctrans.training.train import Plan, begun, plan, plan_to_resume
 from ctrans.training.training_state import Progress
@@ -53,6 +57,7 @@ HELD = 2
 """So many windows of the validation text are the monitor's held batch."""
 ADVICE = {
     (True, Ending.INTERRUPTED): "go on with --resume",
+    (True, Ending.STOPPED): "go on with --resume, and a lower --learning-rate, as {rate:g}, where that is what helps,",
     (True, Ending.DIVERGED): "go on from its last good checkpoint with --resume and a lower --learning-rate, as {rate:g},",
     (False, Ending.DIVERGED): "nothing was saved: start again with other settings,",
 }
@@ -99,7 +104,7 @@ def command(request: TrainRequest) -> None:
         _add_depths(request, result, run, finished=outcome.ending is Ending.FINISHED)
     if outcome.ending is Ending.INTERRUPTED:
         raise SystemExit(SIGNALLED + outcome.signal)
-    if outcome.ending is Ending.DIVERGED:
+    if outcome.ending in (Ending.DIVERGED, Ending.STOPPED):
         raise SystemExit(1)
 
 
@@ -119,6 +124,8 @@ def _check_places(request: TrainRequest) -> None:
         check_count("probe_every", request.probe_every)
         if not request.monitor:
             raise ConfigError("--probe-every is the monitor's: give --monitor too, or leave it out")
+    if check_reactions(request.react) and not request.monitor:
+        raise ConfigError("--react is the monitor's: give --monitor too, or leave it out")
     check_json(request, request.out)
 
 
@@ -182,28 +189,55 @@ def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Ite
     if not request.monitor:
         yield run
         return
-    tokens, targets = run.data.validation_windows(HELD)
-    monitor = Monitor(
-        run.model,
-        every=request.every,
-        out=run.store.directory,
-        probe_every=request.probe_every,
-        held=(tokens.to(run.processes.device), targets.to(run.processes.device)),
-        start=progress.step,
-        total=run.config.iterations,
-        compiled=run.config.compile,
-        clip=run.config.clip,
-        tensorboard=request.use_tensorboard,
-    )
+    watching = MonitoredRun(request, run, progress.step)
+    with watching.monitor:
+        yield dataclasses.replace(run, watch=watching)
 
-    def watch(loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> None:
-        batch = tokens.to(run.processes.device) if run.config.compile else None
-        for alarm in monitor.step(loss, optimiser, gradient_norm=norm, batch=batch):
-            if run.processes.first and not request.quiet:
+
+class MonitoredRun:
+    """A run's `Watcher`: a monitor, whose alarms are said as they come, and whose memory is saved with every checkpoint."""
+
+    def __init__(self, request: TrainRequest, run: TrainingRun, step: int):
+        self.run, self.quiet = run, request.quiet
+        self._before: Mapping[str, str] | None = None
+        tokens, targets = run.data.validation_windows(HELD)
+        self.monitor = Monitor(
+            run.model,
+            every=request.every,
+            out=run.store.directory,
+            probe_every=request.probe_every,
+            held=(tokens.to(run.processes.device), targets.to(run.processes.device)),
+            react=request.react,
+            save=self._save,
+            start=step,
+            memory=memory_in(run.store.step_directory(step), step),
+            total=run.config.iterations,
+            compiled=run.config.compile,
+            clip=run.config.clip,
+            tensorboard=request.use_tensorboard,
+        )
+
+    def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
+        """What the monitor's reactions ask for; nothing where none were given."""
+        self._before = None
+        monitor, reactions = self.monitor, self.monitor.reactions
+        skipped, stopped = len(reactions.skipped), monitor.stopped
+        batch = tokens.to(self.run.processes.device) if self.run.config.compile else None
+        alarms = monitor.step(loss, optimiser, gradient_norm=norm, batch=batch)
+        if self.run.processes.first and not self.quiet:
+            for alarm in alarms:
                 _say(str(alarm))
+        why = next((alarm.rule for alarm in alarms if alarm.grade == "danger"), "another process saw a danger")
+        return Advice(len(reactions.skipped) > skipped, self._before, why * (monitor.stopped > stopped), reactions.factor)
 
-    with monitor:
-        yield dataclasses.replace(run, watch=watch)
+    def files(self) -> Mapping[str, str]:
+        """The monitor's memory."""
+        return {MEMORY: json.dumps(self.monitor.memory(), allow_nan=False)}
+
+    def _save(self, alarm: Alarm) -> None:
+        if self._before is None:
+            told = json.dumps(plain_numbers(alarm), indent=1)
+            self._before = {**self.files(), KEEP: told}
 
 
 def _say(words: str) -> None:

@@ -13,6 +13,7 @@ from ctrans.cli import options
 from ctrans.cli.request import Request, WrittenRequest
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
+from ctrans.monitor.reactions import REACTIONS
 from ctrans.placement import PLACEMENTS
 from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.parallel import PARALLEL
@@ -79,7 +80,7 @@ class TrainRequest(WrittenRequest):
     - `resume`, `overwrite`, `out`: which run it is; `origin`: the trained model that it begins with
     - `task`, `file`, `bin`, `vocab_size`: what it is trained on
     - `parallel`, `threads`, `device`: on what
-    - `eval_depth`, `use_tensorboard`: what is done beside; `monitor`, `every`, `probe_every`: and watched
+    - `eval_depth`, `use_tensorboard`: what is done beside; `monitor`, `every`, `probe_every`, `react`: and watched
     """
 
     out: Path
@@ -98,6 +99,7 @@ class TrainRequest(WrittenRequest):
     monitor: bool
     every: int
     probe_every: int | None
+    react: tuple[str, ...]
 
     unshown: ClassVar[frozenset[str]] = Request.unshown
 
@@ -239,5 +241,13 @@ run_options = options.stack(
     click.option("--monitor", is_flag=True, help="Watch the run: figures by depth and alarms, in --out, for ctrans watch."),
     click.option("--every", default=50, show_default=True, help="Iterations between the monitor's reports."),
     click.option("--probe-every", type=int, help="Iterations between its walks on a held batch.  [default: none]"),
+    click.option(
+        "--react",
+        multiple=True,
+        metavar="NAME",
+        help=f"Repeatable: what the monitor does, {options.one_of(REACTIONS)}: leave out a step whose gradient spikes or is not finite; "
+        "make a checkpoint before the step at which a danger is told; halve the learning rate at each danger; end the run.  "
+        "[default: nothing]",
+    ),
     options.device_option,
 )

@@ -7,6 +7,7 @@ both together would crawl: a norm forgets the weights' length, which is far from
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -14,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.ascent import Chart, ascend, evened
+from ctrans.control.ascent import Chart, Gains, ascend, evened
 from ctrans.control.bounded_growth import Growth, decades, exponent, numbers
 from ctrans.control.last_map import Features, frobenius
 
@@ -28,6 +29,59 @@ RESTARTS = 2
 """Random directions of weights at the largest bound, beside the one that is best at the gains as they are."""
 TRIED, SEARCH, STEPS = 8, 60, 10
 """Steps of an ascent from each start at the largest bound, on from the best of them, and at each smaller bound from the larger's end."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Climb:
+    """F_R over weights z in coordinates orthonormal in h W': h W' = u z, and W is as long as `inverse` * z."""
+
+    chart: Chart
+    gains: Gains
+    u: Tensor
+    inverse: Tensor
+    by_offset: Float[Tensor, " width"]
+    """-d<P, f>/dbeta, which does not depend on the weights; 0 where there is no offset."""
+
+    def size(self, z: Tensor) -> Tensor:
+        """|W|_F."""
+        return frobenius(self.inverse * z)
+
+    def fixed(self, z: Tensor) -> Float[Tensor, "*batch tokens width"]:
+        """f without gains and offsets."""
+        zero = torch.zeros_like(self.gains.gamma)
+        return self.gains.velocity(self.u @ z, zero, zero)
+
+    def payoff(self, radius: float, z: Tensor) -> Float[Tensor, "*batch"]:
+        """F_R(W) = c(W) + sqrt(R^2 - |W|^2) |S(W)|."""
+        one, zero, p = torch.ones_like(self.gains.gamma), torch.zeros_like(self.gains.gamma), self.chart.P
+        raw = self.u @ z
+        fixed = self.gains.velocity(raw, zero, zero)
+        by_gain = -(p * (self.gains.velocity(raw, one, zero) - fixed)).sum(-2)
+        if len(one) == 1:  # one gain that all channels share
+            by_gain = by_gain.sum(-1, keepdim=True)
+        slope = (by_gain.square().sum(-1) + self.by_offset.square().sum()).sqrt()
+        return -(p * fixed).sum((-2, -1)) + (radius**2 - self.size(z).square().squeeze((-2, -1))).sqrt() * slope
+
+    def within(self, radius: float, z: Tensor) -> Tensor:
+        """z, shortened to `MOST` of the bound where it is longer."""
+        return z / (self.size(z) / (MOST * radius)).clamp_min(1)
+
+    def stretched(self, z: Tensor, radius: float) -> list[Tensor]:
+        """z with each of `SHARES` of the bound."""
+        length = self.size(z)
+        return [z * (share * radius / torch.where(length == 0, 1.0, length)) for share in SHARES]
+
+    def climbed(self, radius: float, starts: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """The best value found from any of the starts, and the z that has it."""
+        found = ascend(functools.partial(self.payoff, radius), starts, (-2, -1), functools.partial(self.within, radius), steps)
+        first = found.best.argmax()
+        return found.best[first], found.z[first : first + 1]
+
+    def best_start(self, radius: float, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """The best value among the starts themselves, and the one that has it."""
+        values = self.payoff(radius, starts)
+        top = values.argmax()
+        return values[top], starts[top : top + 1]
 
 
 def gained_growth(
@@ -50,55 +104,38 @@ def gained_growth(
     unit = math.hypot(float(frobenius(features.coordinates(chart.raw(typical)))), float(own.norm())) or 1.0
     radii = (unit * decades(typical, DECADES)).tolist()
     one, zero = torch.ones_like(gains.gamma), torch.zeros_like(gains.gamma)
-
-    # what an offset adds does not depend on the weights
     added = gains.velocity(likely, zero, one) - gains.velocity(likely, zero, zero)
-    by_offset = -gains.has_offset * (chart.P * added).sum(-2)
+    climb = _Climb(chart, gains, u, inverse, -gains.has_offset * (chart.P * added).sum(-2))
 
-    def size(z: Tensor) -> Tensor:
-        return frobenius(inverse * z)
-
-    def payoff(radius: float, z: Tensor) -> Tensor:
-        raw = u @ z
-        fixed = gains.velocity(raw, zero, zero)
-        by_gain = -(chart.P * (gains.velocity(raw, one, zero) - fixed)).sum(-2)
-        if len(one) == 1:  # one gain that all channels share
-            by_gain = by_gain.sum(-1, keepdim=True)
-        slope = (by_gain.square().sum(-1) + by_offset.square().sum()).sqrt()
-        return -(chart.P * fixed).sum((-2, -1)) + (radius**2 - size(z).square().squeeze((-2, -1))).sqrt() * slope
-
-    def within(radius: float, z: Tensor) -> Tensor:
-        return z / (size(z) / (MOST * radius)).clamp_min(1)
-
-    def stretched(z: Tensor, radius: float) -> list[Tensor]:
-        length = size(z)
-        return [z * (share * radius / torch.where(length == 0, 1.0, length)) for share in SHARES]
-
-    def climbed(radius: float, starts: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        found = ascend(functools.partial(payoff, radius), starts, (-2, -1), functools.partial(within, radius), steps)
-        first = found.best.argmax()
-        return found.best[first], found.z[first : first + 1]
-
-    noise = torch.randn(RESTARTS, *chart.shape, generator=generator, dtype=u.dtype).to(u.device)
     best = (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0)
+    value, z = _at_the_largest(climb, radii[-1], best, generator)
+    values, ends = _carried(climb, radii, best, value, z)
+    # an end at any bound may be better at another than what the ascent there came to
+    for k, radius in enumerate(radii):
+        top, start = climb.best_start(radius, torch.cat(climb.stretched(torch.cat(ends), radius)))
+        if float(top) > float(values[k]):
+            values[k] = torch.maximum(values[k], climb.climbed(radius, start, STEPS)[0])
+    found, base = torch.stack(values), float(-(chart.P * climb.fixed(ends[-1][0])).sum())
+    return Growth(tuple(radii), numbers(found), exponent(u.new_tensor(radii), found - base), base)
+
+
+def _at_the_largest(climb: _Climb, radius: float, best: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The maximum at the largest bound, from `best` and random directions."""
+    u, chart = climb.u, climb.chart
+    noise = torch.randn(RESTARTS, *chart.shape, generator=generator, dtype=u.dtype).to(u.device)
     directions = torch.cat([best, u.mT @ evened(chart.P, noise)])
-    _, z = climbed(radii[-1], torch.cat([within(radii[-1], best), *stretched(directions, radii[-1])[:2]]), TRIED)
-    value, z = climbed(radii[-1], z, SEARCH)
+    _, z = climb.climbed(radius, torch.cat([climb.within(radius, best), *climb.stretched(directions, radius)[:2]]), TRIED)
+    return climb.climbed(radius, z, SEARCH)
+
+
+def _carried(climb: _Climb, radii: list[float], best: Tensor, value: Tensor, z: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The maxima at all bounds in their order, each ascent from where that at the next larger one ended; and where they end."""
     values, ends, last = [value], [z], radii[-1]
     for radius in reversed(radii[:-1]):
-        carried = [z, z * (radius / last), best, *stretched(torch.cat([z, best]), radius)]
-        starts = torch.cat([within(radius, each) for each in carried])
-        top = payoff(radius, starts).argmax()
-        value, z = climbed(radius, starts[top : top + 1], STEPS)
+        carried = [z, z * (radius / last), best, *climb.stretched(torch.cat([z, best]), radius)]
+        _, start = climb.best_start(radius, torch.cat([climb.within(radius, each) for each in carried]))
+        value, z = climb.climbed(radius, start, STEPS)
         values.append(value)
         ends.append(z)
         last = radius
-    values.reverse()
-    # an end at any bound may be better at another than what the ascent there came to
-    for k, radius in enumerate(radii):
-        starts = torch.cat(stretched(torch.cat(ends), radius))
-        top = payoff(radius, starts).argmax()
-        if float(payoff(radius, starts)[top]) > float(values[k]):
-            values[k] = torch.maximum(values[k], climbed(radius, starts[top : top + 1], STEPS)[0])
-    base = float(-(chart.P * gains.velocity(u @ z[0], zero, zero)).sum())
-    return Growth(tuple(radii), numbers(torch.stack(values)), exponent(u.new_tensor(radii), torch.stack(values) - base), base)
+    return values[::-1], ends

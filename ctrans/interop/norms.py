@@ -173,7 +173,9 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         plus, minus = trial(x), trial(-x)
         if not isinstance(plus, Tensor) or plus.shape != x.shape or not plus.is_floating_point():
             return None
-    except Exception:  # whatever a module says that is no function of a state
+    except (
+        Exception
+    ):  # all of them: it is somebody else's code, given what it was not written for, and may raise errors of its own
         return None
     odd, even = (plus.double() - minus) / 2, (plus.double() + minus) / 2
     offset = next((name for name, weight in own.items() if _close(even, weight.expand_as(even))), None)

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ctrans.monitor.alarms import ALARMS, Alarm, Rule
-from ctrans.monitor.gauges import GAUGES
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.monitor.monitor import Monitor
 from ctrans.monitor.reactions import REACTIONS

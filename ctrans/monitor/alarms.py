@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from ctrans.monitor import checks
 from ctrans.monitor.checks import Check, Limits, Sighting
@@ -273,6 +273,14 @@ class Watch:
         self.limits = check_limits(limits or {})
         self._last: dict[str, int] = {}
         self._count = 0
+
+    def memory(self) -> dict[str, Any]:
+        """What has been told, and when, for a run that goes on."""
+        return {"last": dict(self._last), "count": self._count}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        """Goes on from what `memory` gave."""
+        self._last, self._count = dict(memory["last"]), int(memory["count"])
 
     def look(self, past: Past) -> list[Alarm]:
         """The alarms that are new in the last report."""

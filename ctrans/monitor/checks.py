@@ -94,6 +94,7 @@ def spike(steps: list[int], values: list[float], limits: Limits, what: str, *, a
 
 
 def loss_spike(past: Past, limits: Limits) -> Sighting | None:
+    """loss > median + factor max(1.48 median distance from it, floor) of the `window` steps before, among the `recent` ones."""
     return spike([s for s, _ in past.losses], [v for _, v in past.losses], limits, "the loss", additive=True)
 
 
@@ -202,6 +203,7 @@ def over_first(values: Array, past: Past, name: str) -> Array:
 
 
 def median_by_depth(values: Array, past: Past) -> Array:
+    """The median sublayer's value in the place of each: what a rule says of it is of the model and of no sublayer."""
     with np.errstate(all="ignore"):
         found: Array = np.repeat(_medians(values), values.shape[1], 1)
         return found

@@ -6,68 +6,26 @@ has the bits that it has without them.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ctrans.fields import Balances, TokenBound
 from ctrans.interop.calls import first_tensor
+from ctrans.monitor.gauge_table import GAUGES, Figures
 from ctrans.monitor.scores import ScoresSeen
-from ctrans.monitor.sites import Site, Sites, own_parameters
+from ctrans.monitor.sites import Exit, Site, Sites, dropped, own_parameters
 from ctrans.monitor.updates import Updates
+from ctrans.stability.forward.bounds import needs_radius, velocity_bound
 
-Scope = Literal["run", "state", "sublayer", "head"]
 SAMPLE = 256
 """Of so many tokens of a batch the growth since X_0 and the logits are looked at."""
 MEDIAN_OF = 4096
 """A median is that of at most so many entries."""
 TINY = 1e-30
-
-
-@dataclasses.dataclass(frozen=True)
-class Gauge:
-    """A figure: what it is, as a formula, and of what there is one: the run, each state X_0 .. X_K, each sublayer, each head."""
-
-    says: str
-    scope: Scope
-
-
-GAUGES: dict[str, Gauge] = {
-    "loss": Gauge("the loss that `step` is given", "run"),
-    "highest_loss": Gauge("the largest loss since the last report", "run"),
-    "learning_rate": Gauge("the largest of the optimiser's groups", "run"),
-    "gradient_norm": Gauge("|dL/dW| over all weights, as `step` is given it or finds it", "run"),
-    "highest_gradient_norm": Gauge("the largest gradient norm since the last report, where `step` is given each", "run"),
-    "gradient_outside": Gauge("|dL/dW| over the weights outside of the depth: embeddings, final norm, head", "run"),
-    "update_outside": Gauge("|W' - W|/|W| of one step, over the weights outside of the depth", "run"),
-    "surprise_outside": Gauge("rms of dL/dW over the root of Adam's second moment, outside of the depth", "run"),
-    "log_z": Gauge("mean over tokens of log sum exp(logits)", "run"),
-    "largest_logit": Gauge("largest |logit|", "run"),
-    "growth": Gauge("p of |X_k - X_0| ~ k^p from the middle of the depth to its end", "run"),
-    "seconds": Gauge("time of a step since the last report", "run"),
-    "rms": Gauge("|X_k|/sqrt(number of entries)", "state"),
-    "mean_abs": Gauge("mean of |x| over the entries x of X_k", "state"),
-    "largest": Gauge("largest |x| over the entries x of X_k", "state"),
-    "peak": Gauge("largest over median |x|", "state"),
-    "costate": Gauge("|dL/dX_k|", "state"),
-    "velocity": Gauge("|r_k|/sqrt(number of entries), r_k the raw velocity", "sublayer"),
-    "spread": Gauge("how much of |r_k| differs between tokens: |r_k - mean over tokens|/|r_k|", "sublayer"),
-    "bound_share": Gauge("the longest token of r_k over what its norm, or its weights, allow", "sublayer"),
-    "step_share": Gauge("|h r_k|/|X_k|: how far a discrete step goes", "sublayer"),
-    "gradient": Gauge("|dL/dW_k|", "sublayer"),
-    "update": Gauge("|W_k' - W_k|/|W_k| of one step of the optimiser, of sampled entries", "sublayer"),
-    "surprise": Gauge("rms of dL/dW_k over the root of Adam's second moment, of sampled entries", "sublayer"),
-    "routing": Gauge("exp(entropy of the shares of tokens by first choice of expert)/number of experts", "sublayer"),
-    "logit": Gauge("largest |attention score| before the softmax", "head"),
-    "entropy": Gauge("mean entropy of attention's rows over log(tokens that may be read)", "head"),
-}
-"""Everything that a report may have. A new gauge is an entry here and what measures it."""
-
-Figures = dict[str, float | list[float]]
-"""A report's figures by gauge: a number for the run, a list for the others, nan where nothing was seen."""
 
 
 class Gauges:
@@ -76,10 +34,13 @@ class Gauges:
     def __init__(self, sites: Sites):
         self.sites = sites
         self.updates = Updates()
-        self.token_bounds: list[float] = [math.nan] * len(sites.sites)
-        """Of sublayers that no norm bounds: how long a token of r_k can be, where a probe has found it."""
+        self.map_bounds: list[TokenBound | None] = [None] * len(sites.sites)
+        """How long maps' outputs can be at the weights of the next `read`, where a probe has found it."""
+        self.unknown: dict[str, str] = {}
+        """What hooks could not look at since `arm`, and why: they never raise into a training."""
         self._handles: list[Any] = []
         self._found: dict[tuple[str, int], Tensor] = {}
+        self._left_so_far: dict[int, dict[int, Tensor]] = {}
         self._modes: list[ScoresSeen] = []
         self._looking = False
         self._start: Tensor | None = None
@@ -106,19 +67,22 @@ class Gauges:
         """
         self.disarm()
         self._looking = looking
-        self._found, self._start, self._last = {}, None, None
+        self._found, self._left_so_far, self.unknown, self._start, self._last = {}, {}, {}, None, None
         for site in self.sites.sites:
             self._pre(site.enter, site, self._entered)
-            self._post(site.leave, site, self._left)
+            for place, way_out in enumerate(site.exits):
+                self._exit(way_out, place, site)
             if site.state_norm is not None:
                 self._post(site.state_norm, site, self._ended)
             if site.attention is not None:
                 self._pre(site.attention, site, self._attending)
                 self._post(site.attention, site, self._attended, always=True)
-            if site.router is not None:
+            if isinstance(site.router, Balances):
+                self._pre(site.router, site, self._sent)
+            elif site.router is not None:
                 self._post(site.router, site, self._routed)
         root = self.sites.root
-        self._handles.append(root.register_forward_hook(lambda _, __, output: self._returned(output)))
+        self._handles.append(root.register_forward_hook(lambda _, __, output: self._try("logits", self._returned, output)))
 
     def disarm(self) -> None:
         for handle in self._handles:
@@ -127,21 +91,29 @@ class Gauges:
         while self._modes:
             self._modes.pop().leave()
 
-    def read(self, optimizer: torch.optim.Optimizer | None, clip: float | None = None) -> Figures:
+    def read(self, optimizer: torch.optim.Optimizer | None, clip: float | None = None, scale: float = 1.0) -> Figures:
         """All figures of the passes since `arm`, and of gradients and weights as they are, in one move to the host.
 
-        With `clip`, the gradient's norm is still to be cut to that, and what Adam will see is.
+        Gradients are those of `scale` times the loss, and told without it. With `clip`, the gradient's norm is still to be cut to that,
+        and what Adam will see is.
         """
         self.disarm()
         found, self._found = self._found, {}
         self._heads_of_model(found)
         inside, outside = own_parameters(self.sites)
         for k, parameters in enumerate(inside):
-            found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
-        found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
-        found.update(self.updates.figures([*inside, outside], optimizer, None if clip is None else self._cut(found, clip)))
+            found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None]) / scale
+        found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None]) / scale
+        for k in range(len(self.sites.sites) + 1):
+            if ("costate", k) in found:
+                found["costate", k] = found["costate", k] / scale
+        cut = torch.ones(()) if clip is None else self._cut(found, clip)
+        factor = None if clip is None and scale == 1 else cut / scale
+        found.update(self.updates.figures([*inside, outside], optimizer, factor))
         self._start = self._last = None
-        return self._figures(_to_host(found))
+        values = _to_host(found)
+        values.update(self._bound_shares(values))
+        return self._figures(values)
 
     def _cut(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
         """What all gradients will be multiplied with so that their norm is at most `clip`."""
@@ -157,7 +129,7 @@ class Gauges:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             x = None if torch.compiler.is_compiling() else _state((*args, *kwargs.values()))
             if x is not None:
-                told(site, x)
+                self._try(site.place, told, site, x)
 
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
@@ -167,9 +139,27 @@ class Gauges:
                 return
             y = first_tensor(output)
             if isinstance(y, Tensor) or always:
-                told(site, y)
+                self._try(site.place, told, site, y)
 
         self._handles.append(module.register_forward_hook(hook, always_call=always))
+
+    def _exit(self, way_out: Exit, place: int, site: Site) -> None:
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            y = None if torch.compiler.is_compiling() else first_tensor(output)
+            if isinstance(y, Tensor):
+                self._try(site.place, self._left, site, place, way_out, (*args, *kwargs.values()), y)
+
+        self._handles.append(way_out.module.register_forward_hook(hook, with_kwargs=True))
+
+    def _try(self, where: str, look: Callable[..., None], *given: Any) -> None:
+        """Looks; whatever goes wrong with that is noted, and the training goes on.
+
+        All exceptions, as what stands in a model that nobody here has seen is not known, and a training is worth more than a figure.
+        """
+        try:
+            look(*given)
+        except Exception as error:
+            self.unknown.setdefault(where, in_a_line(error))
 
     def _new(self, name: str, place: int) -> bool:
         """Whether this is the first such figure of a pass that is looked at."""
@@ -187,29 +177,36 @@ class Gauges:
                 self._start = rows.clone()
             elif self._start is not None and rows.shape == self._start.shape:
                 self._found["added", k] = torch.linalg.vector_norm(rows.float() - self._start)
+            if needs_radius(site.sublayer):
+                self._found["radius", k] = _longest(x.detach())
         if x.requires_grad:
-            x.register_hook(lambda p: self._returns(k, p))
+            x.register_hook(lambda p: self._try(site.place, self._returns, k, p))
         self._last = x
 
     def _returns(self, k: int, p: Tensor) -> None:
         """dL/dX_k, on the way back; nothing is put in its place."""
         self._found.setdefault(("costate", k), length(p.detach()))
 
-    def _left(self, site: Site, y: Tensor) -> None:
+    def _left(self, site: Site, place: int, way_out: Exit, args: Sequence[Any], y: Tensor) -> None:
         k = site.k
         if not self._new("velocity", k) or ("rms", k) not in self._found:
             return
         with torch.no_grad():
-            r = site.tail(y.detach())
-            norm = length(r)
-            self._found["velocity", k] = norm / math.sqrt(r.numel())
-            self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
-            rows = _rows(r)
-            self._found["spread", k] = length(rows - rows.mean(0)) / length(rows).clamp(min=TINY)
-            longest = torch.linalg.vector_norm(r, dim=-1, dtype=_wide(r)).max()
-            self._found["bound_share", k] = longest / self._bound(site).to(longest)
-            if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
-                self._arrived(self._last.detach().reshape(r.shape) + site.length * r)
+            parts = self._left_so_far.setdefault(k, {})
+            parts.setdefault(place, way_out.velocity(args, y.detach()))
+            if len(parts) == len(site.exits):
+                self._moved(site, sum(self._left_so_far.pop(k).values()))  # type: ignore[arg-type]  # there is at least one
+
+    def _moved(self, site: Site, r: Tensor) -> None:
+        """The raw velocity r_k."""
+        k, norm = site.k, length(r)
+        self._found["velocity", k] = norm / math.sqrt(r.numel())
+        self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
+        rows = _rows(r)
+        self._found["spread", k] = length(rows - rows.mean(0)) / length(rows).clamp(min=TINY)
+        self._found["longest", k] = _longest(r)
+        if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
+            self._arrived(self._last.detach().reshape(r.shape) + site.length * r)
 
     def _ended(self, site: Site, y: Tensor) -> None:
         if site.k + 1 == len(self.sites.sites) and self._new("rms", site.k + 1):
@@ -234,14 +231,21 @@ class Gauges:
         median = flat[:: max(1, flat.numel() // MEDIAN_OF)].abs().median().float()
         self._found["peak", k] = largest / median.clamp(min=TINY)
 
-    def _bound(self, site: Site) -> Tensor:
-        """How long a token of r_k can be: sqrt(d) max|gamma| + |beta| behind an output norm, else what a probe has found."""
-        norm = site.sublayer.output_norm
-        if norm is None or hasattr(norm.gamma, "full_tensor"):
-            return torch.tensor(self.token_bounds[site.k])
-        length = math.sqrt(norm.width) * norm.gamma.detach().abs().max() + torch.linalg.vector_norm(norm.beta.detach())
-        found: Tensor = (site.sublayer.gain * length).float()
-        return found
+    def _bound_shares(self, values: Mapping[tuple[str, int], list[float]]) -> dict[tuple[str, int], list[float]]:
+        """The longest token of r_k over `velocity_bound`, at weights that no step has changed since the pass.
+
+        Dropout within a map makes what it leaves larger, by 1/(1 - p) each. nan where no bound is known, or weights are sharded.
+        """
+        shares: dict[tuple[str, int], list[float]] = {}
+        for site in self.sites.sites:
+            part, bound, k = site.sublayer, self.map_bounds[site.k], site.k
+            known = ("longest", k) in values and not any(hasattr(weight, "full_tensor") for weight in part.parameters())
+            if not known or (part.output_norm is None and part.image is None and bound is None):
+                continue
+            limit = velocity_bound(part, values.get(("radius", k), [math.nan])[0], bound)
+            slack = 1.0 if part.output_norm is not None or part.image is not None else dropped(part)
+            shares["bound_share", k] = [values["longest", k][0] / (slack * limit) if limit > 0 else math.nan]
+        return shares
 
     def _attending(self, site: Site, x: Tensor) -> None:
         if self._new("logit", site.k) and not self._modes:
@@ -256,12 +260,18 @@ class Gauges:
         self._found.setdefault(("logit", k), logit)
         self._found.setdefault(("entropy", k), entropy)
 
+    def _sent(self, site: Site, x: Tensor) -> None:
+        """By our own maps' word: what a router of theirs is called with is not seen."""
+        if self._new("routing", site.k):
+            with torch.no_grad():
+                load = site.router.load(_sample(x))  # type: ignore[union-attr, operator]  # it is such a map
+                self._found["routing", site.k] = _even(load / load.sum())
+
     def _routed(self, site: Site, y: Tensor) -> None:
         if self._new("routing", site.k) and y.is_floating_point() and y.shape[-1] > 1:
             with torch.no_grad():
                 chosen = y.detach().reshape(-1, y.shape[-1]).argmax(-1)
-                shares = torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen)
-                self._found["routing", site.k] = torch.special.entr(shares).sum().exp() / y.shape[-1]
+                self._found["routing", site.k] = _even(torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen))
 
     def _returned(self, output: Any) -> None:
         if torch.compiler.is_compiling() or not self._new("log_z", 0):
@@ -355,9 +365,31 @@ def _to_host(found: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], l
     return values
 
 
-def _rows(x: Tensor) -> Tensor:
+def _longest(x: Tensor) -> Tensor:
+    """The length of the longest token."""
+    found: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=_wide(x)).max()
+    return found
+
+
+def _even(shares: Tensor) -> Tensor:
+    """exp(entropy)/n of n shares: 1 where all are the same, 1/n where one has all."""
+    found: Tensor = torch.special.entr(shares).sum().exp() / len(shares)
+    return found
+
+
+def _sample(x: Tensor) -> Tensor:
     """The first tokens of a batch, (tokens, width)."""
-    return x.detach().reshape(-1, x.shape[-1])[:SAMPLE].float()
+    return x.detach().reshape(-1, x.shape[-1])[:SAMPLE]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The same in float32."""
+    return _sample(x).float()
+
+
+def in_a_line(error: BaseException) -> str:
+    """What went wrong, for a log."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _state(given: Sequence[Any]) -> Tensor | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrans.monitor.gauges import GAUGES
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import MonitorLog
 
 MOMENTS = 200

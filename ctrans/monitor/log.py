@@ -3,7 +3,7 @@
 A line is a header, a report, an alarm, a probe or an end. In a report what there is by depth is one text for each gauge: bfloat16
 (three digits, the range of float32, also inf and nan) in base64, 2.7 characters a number. When there are `KEPT` reports, every second
 one of the older three quarters is dropped, so that the newest are as dense as they were written and the oldest ever sparser: 100,000
-steps of 200 sublayers reported every 50 are about 10 MB and not 80. A line is written whole and flushed; thinning writes another file
+steps of 200 sublayers reported every 50 are about 7 MB and not 80. A line is written whole and flushed; thinning writes another file
 and puts it in the log's place.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctrans.monitor.gauges import GAUGES, Figures
+from ctrans.monitor.gauge_table import GAUGES, Figures
 from solvers import ConfigError
 
 LOG = "monitor.jsonl"
@@ -52,10 +52,11 @@ class Header:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """The figures of one step. By depth they are lists; see `GAUGES`."""
+    """The figures of one step. By depth they are lists; see `GAUGES`. `unknown` says by place what could not be looked at, and why."""
 
     step: int
     figures: Figures
+    unknown: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,6 +197,7 @@ def encoded(values: Sequence[float]) -> str:
 
 
 def decoded(text: str) -> list[float]:
+    """The bfloat16 numbers that `encoded` wrote."""
     bits = np.frombuffer(base64.b64decode(text), dtype="<u2").astype(np.uint32) << 16
     found: list[float] = bits.view(np.float32).tolist()
     return found
@@ -218,6 +220,7 @@ def _line_of(report: Report) -> Line:
         "step": report.step,
         "run": plain_numbers(run),
         "by": {name: encoded(value) for name, value in report.figures.items() if isinstance(value, list)},
+        **({"unknown": dict(report.unknown)} if report.unknown else {}),
     }
 
 
@@ -227,7 +230,8 @@ def _rounded(value: float) -> float:
 
 def _report_of(line: Line) -> Report:
     run = {name: float(value) for name, value in line["run"].items()}
-    return Report(line["step"], {**run, **{name: decoded(text) for name, text in line["by"].items()}})
+    by = {name: decoded(text) for name, text in line["by"].items()}
+    return Report(line["step"], {**run, **by}, line.get("unknown", {}))
 
 
 def _unwritten(path: Path, error: OSError) -> ConfigError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,86 +16,61 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.depth import check_count
 from ctrans.monitor.alarms import Alarm, Watch
 from ctrans.monitor.checks import gradient_spike
-from ctrans.monitor.gauges import Figures, Gauges, norm_of
+from ctrans.monitor.gauge_table import Figures
+from ctrans.monitor.gauges import Gauges, in_a_line, norm_of
 from ctrans.monitor.log import Header, LogWriter, Report
+from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
 from ctrans.monitor.past import Past
 from ctrans.monitor.probes import Held, probe
-from ctrans.monitor.reactions import Reactions
+from ctrans.monitor.reactions import Reactions, distributed
+from ctrans.monitor.settings import Told, settings_and_opening
 from ctrans.monitor.sites import as_it_was, is_compiled, sites_of
 from solvers import ConfigError
 
-Told = Callable[[int, Mapping[str, float]], object]
-"""Told of a report: its step, and figures by name, those by depth as their least, median and largest."""
+LOGGER = logging.getLogger("ctrans.monitor")
 
 
 class Monitor:
     """Watches a training: `alarms = monitor.step(loss, optimizer)`, after `backward` and before `optimizer.step`.
 
-    - `model`: what trains: a model of ctrans, one of `transformers`, or any module that `open_model` opens, whose options `opening`
-      are (`example`, `blocks`, `attention`, `ffn`, ...). Make the monitor before the model is wrapped or sharded
-    - `every`: steps between reports, of which the first step has one. Between them nothing is hooked
-    - `out`: the directory of its log, which `ctrans watch` shows; nothing is written without
-    - `probe_every`: steps between probes, each a walk on the `held` batch of (tokens, targets); never by default
-    - `limits`: of alarms, as {"attention logits grow": {"limit": 100}} (see `ALARMS`)
-    - `react`: names of `REACTIONS`; none by default. `save` is called with the alarm in place of writing the weights to `out`
-    - `told`: functions that get every report, for another logger; `tensorboard` writes its files to `out`
-    - `start`, `total`: the step that the training goes on from, and how many it will have
-    - `clip`: the norm to which gradients are cut after `step` is told, where they are: Adam's second moments are of cut ones
-    - `compiled`: whether the model's passes are compiled. A compiler's graph has no hooks: `step` is then to be given the `batch` that
-      the model was called with, its arguments, and a quarter of its sequences is looked at once more, uncompiled, forward only. None
-      finds out
+    - `model`: what trains: a model of ctrans, one of `transformers`, or any module that `open_model` opens. Make the monitor before the
+      model is sharded
+    - `options`: the settings, `every=50`, `out=DIR`, ..., all of them explained at `MonitorSettings`; and `open_model`'s own for a module
+      that it needs help with (`example`, `blocks`, `attention`, `ffn`, ...)
 
-    It changes no bit of the training: random numbers, modes and gradients are as without it. In several processes each one makes a
-    monitor; the first one writes. Raises ConfigError for what cannot be opened or is no number.
+    It changes no bit of the training: random numbers, modes and gradients are as without it; and what goes wrong with a figure, a probe
+    or a report is told and does not reach the training. In several processes each one makes a monitor, and all tell the same steps; the
+    first one writes. Raises ConfigError for what cannot be opened or is no setting.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        every: int = 50,
-        out: str | Path | None = None,
-        probe_every: int | None = None,
-        held: tuple[Tensor, Tensor] | None = None,
-        limits: Mapping[str, Mapping[str, float]] | None = None,
-        react: Collection[str] = (),
-        save: Callable[[Alarm], object] | None = None,
-        told: Sequence[Told] = (),
-        tensorboard: bool = False,
-        start: int = 0,
-        total: int | None = None,
-        compiled: bool | None = None,
-        clip: float | None = None,
-        **opening: Any,
-    ):
-        self.every, self.probe_every = check_count("every", every), probe_every
-        if probe_every is not None:
-            check_count("probe_every", probe_every)
-            if held is None:
-                raise ConfigError("probe_every needs a batch to walk on: give held=(tokens, targets)")
-        self.watch, self.clip = Watch(limits), clip
+    def __init__(self, model: nn.Module, **options: Any):
+        self.settings, opening = settings_and_opening(options)
+        given = self.settings
+        self.watch = Watch(given.limits)
         self.sites = sites_of(model, **opening)
-        self.compiled = is_compiled(model) if compiled is None else compiled
+        self.compiled = is_compiled(model) if given.compiled is None else given.compiled
         self.gauges = Gauges(self.sites)
-        self.held = None if held is None else Held(*held)
-        self.out = None if out is None else Path(out)
-        self.first_process = not _distributed() or torch.distributed.get_rank() == 0
-        self.reactions = Reactions(react, self.sites.root, self.out, save)
+        self.held = None if given.held is None else Held(*given.held)
+        self.first_process = not distributed() or torch.distributed.get_rank() == 0
+        self.reactions = Reactions(given.react, self.sites.root, given.directory, given.save)
         self.alarms: list[Alarm] = []
-        self._told = list(told)
-        self._step, self._time, self._timed = start, time.perf_counter(), start
+        self._told = list(given.told)
+        self._step, self._time, self._timed = given.start, time.perf_counter(), given.start
+        self._anew = given.start + 1
+        """The step that has a report whatever `every` is; none where it goes on with a memory."""
         self._waiting: list[tuple[int, Any, Any]] = []
         self._skips: collections.deque[tuple[int, float]] = collections.deque(maxlen=256)
+        self._then: Memory | None = None
         heads = [1 if site.attention is not None else 0 for site in self.sites.sites]
         self.past = Past([site.place for site in self.sites.sites], heads, self.sites.vocabulary)
         self._writer: LogWriter | None = None
-        self._start, self._total = start, total
-        if tensorboard and self.out is not None and self.first_process:
-            self._told.append(_tensorboard(self.out, start))
-        self._arm_for(start + 1)
+        if given.tensorboard and given.directory is not None and self.first_process:
+            self._told.append(_tensorboard(given.directory, given.start))
+        if given.memory is not None:
+            self._remember(given.memory)
+        self._arm_for(given.start + 1)
 
     @property
     def stopped(self) -> bool:
@@ -115,18 +92,43 @@ class Monitor:
         - `gradient_norm`: where it is known, as from `clip_grad_norm_`; without it a report has its own
         - `batch`: what a compiled model was called with: a tensor, or a tuple or mapping of arguments
         """
+        self._then = self.memory() if "save" in self.reactions.asked and self._reports(self._step + 1) else None
         self._step += 1
         step = self._step
+        self.reactions.go_on(optimizer)
         self._waiting.append((step, _kept(loss), _kept(gradient_norm)))
         alarms: list[Alarm] = []
-        if "skip" in self.reactions.asked:
-            self._skip_spikes(step, gradient_norm)
-        if self._reports(step):
-            alarms = self._report(step, optimizer, batch)
-        if self._reports(step + 1):
-            self.gauges.sample_weights()
+        with self._only_looking(step):
+            if "skip" in self.reactions.asked:
+                self._skip_spikes(step, gradient_norm)
+            if self._reports(step):
+                alarms = self._report(step, optimizer, batch)
+            if self._reports(step + 1):
+                self.gauges.sample_weights()
+        self._then = None
         self._arm_for(step + 1)
         return alarms
+
+    def memory(self) -> Memory:
+        """What `Monitor(..., start=step, memory=...)` goes on from to the bit, as plain JSON: to be saved with a checkpoint.
+
+        While the training is told of a danger (`save`) it is that of before the step, as the weights are.
+        """
+        if self._then is not None:
+            return self._then
+        losses, norms = ([each[i] for each in self._waiting] for i in (1, 2))
+        known = [[loss is not None, norm is not None] for _, loss, norm in self._waiting]
+        return {
+            "step": self._step,
+            "waiting": [[step, *which] for (step, _, _), which in zip(self._waiting, known, strict=True)],
+            "waiting_losses": packed(_numbers(losses)),
+            "waiting_norms": packed(_numbers(norms)),
+            "past": of_past(self.past),
+            "skips": of_steps(self._skips),
+            "alarms": self.watch.memory(),
+            "factor": self.reactions.factor,
+            "weights": of_weights(self.gauges.updates.before),
+        }
 
     def note_gradient_norm(self, step: int, norm: float) -> None:
         """The gradient norm of a step that is over, for trainers that tell it late."""
@@ -145,8 +147,38 @@ class Monitor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close("finished" if kind is None else f"{kind.__name__}: {' '.join(str(error).split())[:200]}")
 
+    def _remember(self, memory: Mapping[str, Any]) -> None:
+        if memory.get("step") != self.settings.start:
+            raise ConfigError(
+                f"memory is of step {memory.get('step')} and start = {self.settings.start}: give that of the same step"
+            )
+        losses, norms = unpacked(memory["waiting_losses"]), unpacked(memory["waiting_norms"])
+        for (step, has_loss, has_norm), loss, norm in zip(memory["waiting"], losses, norms, strict=True):
+            self._waiting.append((step, loss if has_loss else None, norm if has_norm else None))
+        into_past(self.past, memory["past"])
+        self._skips.extend(steps_of(memory["skips"]))
+        self.watch.remember(memory["alarms"])
+        self.reactions.factor = float(memory["factor"])
+        self.gauges.updates.before = weights_of(memory["weights"], next(self.sites.root.parameters()).device)
+        self._anew = 0
+
+    @contextlib.contextmanager
+    def _only_looking(self, step: int) -> Iterator[None]:
+        """What goes wrong inside is told, and the training goes on; but for a request that can only be wrong, at the first report.
+
+        All exceptions: what stands in a model that nobody here has seen, or in a logger of somebody's, is not known, and a training is
+        worth more than a report of it.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, ConfigError) and step == self.settings.start + 1:
+                raise
+            LOGGER.warning("step %d: no report: %s", step, in_a_line(error))
+            self.gauges.disarm()
+
     def _reports(self, step: int) -> bool:
-        return step % self.every == 0 or step == self._start + 1
+        return step % self.settings.every == 0 or step == self._anew
 
     def _arm_for(self, step: int) -> None:
         if self._reports(step) and not self.compiled:
@@ -156,15 +188,15 @@ class Monitor:
         self.gauges.disarm()
         if not self.gauges.seen and batch is not None:
             self._look(batch)
-        figures = self.gauges.read(optimizer, self.clip)
+        probed = self._probe(step, optimizer)
+        figures = self.gauges.read(optimizer, self.settings.clip, 1.0 if self.settings.scale is None else self.settings.scale())
         figures.update(self._run_figures(step, optimizer, figures))
         self._know_heads(figures)
         self.past.half = self.gauges.half
         self.past.add(step, figures, self.gauges.broken)
-        probed = self._probe(step, optimizer)
         alarms = self.watch.look(self.past)
         self.alarms.extend(alarms)
-        self._write(Report(step, figures), alarms, probed)
+        self._write(Report(step, figures, dict(self.gauges.unknown)), alarms, probed)
         self.reactions.to(alarms, step, optimizer)
         return alarms
 
@@ -218,10 +250,15 @@ class Monitor:
             self.past.heads = counts
 
     def _probe(self, step: int, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
-        if self.probe_every is None or self.held is None or (step != self._start + 1 and step % self.probe_every >= self.every):
+        nothing = [None] * len(self.sites.sites)
+        self.gauges.map_bounds = [*nothing]
+        every = self.settings.probe_every
+        if every is None or self.held is None or (step != self._anew and step % every >= self.settings.every):
             return None
+        started = time.perf_counter()
         found = probe(self.sites, self.held, optimizer)
-        self.gauges.token_bounds = found.pop("token_bounds", self.gauges.token_bounds)
+        self._time += time.perf_counter() - started  # no step's own
+        self.gauges.map_bounds = found.pop("map_bounds", nothing)
         numbers = {name: value for name, value in found.items() if isinstance(value, float)}
         self.past.probes.append((step, numbers))
         return found
@@ -229,9 +266,9 @@ class Monitor:
     def _write(self, report: Report, alarms: Sequence[Alarm], probed: Mapping[str, Any] | None) -> None:
         if not self.first_process:
             return
-        if self.out is not None:
+        if self.settings.directory is not None:
             if self._writer is None:
-                self._writer = LogWriter(self.out, self._header(report), self._start)
+                self._writer = LogWriter(self.settings.directory, self._header(report), self.settings.start)
             self._writer.report(report)
             for alarm in alarms:
                 self._writer.alarm(report.step, dataclasses.asdict(alarm))
@@ -252,8 +289,8 @@ class Monitor:
             [site.place for site in sites],
             [site.kind for site in sites],
             self.past.heads,
-            self.every,
-            self._total,
+            self.settings.every,
+            self.settings.total,
             unseen,
         )
 
@@ -295,10 +332,6 @@ def _tensorboard(directory: Path, start: int) -> Told:
         writer.flush()
 
     return told
-
-
-def _distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _kept(value: Tensor | float | None) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctrans.monitor.gauges import GAUGES, Figures
+from ctrans.monitor.gauge_table import GAUGES, Figures
 
 Array = NDArray[np.float64]
 REPORTS = 64

@@ -12,12 +12,17 @@ from torch import Tensor
 
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
+from ctrans.control.model_check import check_at
+from ctrans.control.remedy import Remedy
+from ctrans.fields import TokenBound
+from ctrans.monitor.gauges import in_a_line
 from ctrans.monitor.sharpness import over_edge
 from ctrans.monitor.sites import Sites, as_it_was
 from ctrans.stability.attention.by_depth import AttentionByDepth
 from ctrans.stability.backward.lyapunov import LyapunovExponents
 from ctrans.stability.diagnosis.down import VelocitySensitivities
-from ctrans.stability.forward.bounds import map_bound, needs_map_bound
+from ctrans.stability.forward.bounds import map_bound
+from ctrans.sublayer import Sublayer
 from ctrans.training.attention_theta import MeanTheta
 from ctrans.walk import Attempt, Model, walk
 from solvers import ConfigError, SolveError
@@ -49,14 +54,18 @@ class Probed:
 
 
 def attention(at: Probed) -> Mapping[str, Any]:
-    """theta, the balanced mass factor over all rows; log S of the first attention sublayer and of the last (Emadi)."""
-    places = [site.k for site in at.sites.sites if site.kind == "attention"]
+    """theta, the balanced mass factor over all rows; log S of the first attention and of the last (Emadi)."""
+    places = [site.k for site in at.sites.sites if site.sublayer.attention is not None]
+    if not places:
+        raise ConfigError("no sublayer of this model shows an attention")
     theta, layers = Attempt(MeanTheta()), Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
-    found = walk(at.model, at.few, instruments=[theta, layers])
-    named: dict[str, Any] = {} if found[0] is None else {"theta": float(found[0])}
-    for word, layer in zip(("first", "last"), (found[1] or [None])[:: max(1, len(found[1] or [None]) - 1)], strict=False):
-        if layer is not None and layer.finite:
-            named[f"log_sensitivity_{word}"] = float(sum(layer.log_sensitivity.values()))
+    mean, ends = walk(at.model, at.few, instruments=[theta, layers])
+    named: dict[str, Any] = {} if mean is None else {"theta": mean}
+    for word, layer in zip(("first", "last"), (ends[0], ends[-1]) if ends else (), strict=False):
+        if layer.finite:
+            named[f"log_sensitivity_{word}"] = math.fsum(layer.log_sensitivity.values())
+    if not named:
+        raise ConfigError(theta.note or layers.note or "no state is finite")
     return named
 
 
@@ -80,6 +89,23 @@ def principle(at: Probed) -> Mapping[str, Any]:
     }
 
 
+def exponents(at: Probed) -> Mapping[str, Any]:
+    """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, of the first sublayer and the last: 1 where H is infinite, 0 where it
+    is finite; at the held batch's first tokens. It is found by ascents that know neither (`ctrans.control.model_check.check_at`).
+    """
+    found = costate(at.model, at.held.tokens, at.held.targets)
+    sublayers, named = list(at.model.depth.sublayers), dict[str, Any]()
+    for word, k in (("first", 0), ("last", len(sublayers) - 1)):
+        x, p = (part[:1, :TOKENS] for part in found.starts[k])
+        norm = sublayers[k].state_norm
+        if norm is not None:
+            x = norm.retract(x)
+        check = check_at(sublayers[k], x, p, segment=k, time=found.times[k], dt=at.model.depth.lengths[k], remedy=Remedy())
+        if check.certificate.growth is not None:
+            named[f"hamiltonian_exponent_{word}"] = float(check.certificate.growth.exponent)
+    return named
+
+
 def curvature(at: Probed) -> Mapping[str, Any]:
     """The loss's sharpness, and as the optimiser sees it over its edge of stability."""
     weights = [weight for weight in at.sites.root.parameters() if weight.is_floating_point()]
@@ -87,24 +113,24 @@ def curvature(at: Probed) -> Mapping[str, Any]:
 
 
 def bounds(at: Probed) -> Mapping[str, Any]:
-    """How long a token of r_k can be, by the norms of the weights, where a norm stands before the map and none behind it."""
-    found = []
-    for sublayer in at.model.depth.sublayers:
-        norm, bound = sublayer.input_norm, math.nan
-        if norm is not None and needs_map_bound(sublayer):
-            level = float(norm.gamma.detach().abs().max() + norm.beta.detach().abs().max())
-            try:
-                bound = sublayer.gain * map_bound(sublayer).at(level * math.sqrt(norm.width))
-            except ConfigError:
-                bound = math.nan
-        found.append(bound)
-    return {"token_bounds": found}
+    """How long the outputs of maps can be, where nothing behind them sets that; `Gauges` makes bounds on velocities of them."""
+    return {"map_bounds": [_map_bound(sublayer) for sublayer in at.model.depth.sublayers]}
+
+
+def _map_bound(sublayer: Sublayer) -> TokenBound | None:
+    if sublayer.output_norm is not None or sublayer.image is not None:
+        return None
+    try:
+        return map_bound(sublayer)
+    except ConfigError:
+        return None
 
 
 PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
     "attention": attention,
     "jacobians": jacobians,
     "principle": principle,
+    "exponents": exponents,
     "curvature": curvature,
     "bounds": bounds,
 }
@@ -124,4 +150,6 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
                 found.update(look(at))
             except (ConfigError, SolveError) as error:
                 unknown[name] = str(error)
+            except Exception as error:  # whatever it is, memory that is out among it: a training is worth more than a figure
+                unknown[name] = in_a_line(error)
     return {**found, "unknown": unknown} if unknown else found

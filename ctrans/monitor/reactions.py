@@ -42,23 +42,28 @@ class Reactions:
 
     def __init__(self, react: Collection[str], root: nn.Module, out: Path | None, save: Callable[[Alarm], object] | None):
         self.asked = check_reactions(react)
-        if "save" in self.asked and save is None and out is None:
-            raise ConfigError("react = 'save' needs a place: give out=DIR, or save=FUNCTION of the alarm")
         self.root, self.out, self.save = root, out, save
         self.factor, self.stopped, self.skipped = 1.0, False, list[int]()
         self._lowered: dict[int, Any] = {}
 
     def to(self, alarms: Collection[Alarm], step: int, optimizer: torch.optim.Optimizer | None) -> None:
-        """Does what is asked for, before the optimiser's step."""
-        dangers = [alarm for alarm in alarms if alarm.grade == "danger"]
+        """Does what is asked for, before the optimiser's step: in all processes, where one of them sees a danger."""
+        if not self.asked - {"skip"}:
+            return
+        dangers = _of_all_processes([alarm for alarm in alarms if alarm.grade == "danger"])
         if not dangers:
             return
         if "save" in self.asked:
             self._save(dangers[0], step)
         if "lower" in self.asked and optimizer is not None:
             self.factor = max(LOWEST, self.factor * LOWERED)
-            self._lower(optimizer)
+            self.go_on(optimizer)
         self.stopped = self.stopped or "stop" in self.asked
+
+    def go_on(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Sees to it that a rate which was lowered, as in a run before this one, is low in the optimiser's steps."""
+        if self.factor < 1 and optimizer is not None:
+            self._lower(optimizer)
 
     def skip(self, step: int) -> None:
         """No gradient is left for the optimiser to step by."""
@@ -90,3 +95,17 @@ class Reactions:
             optimizer.register_step_pre_hook(before),
             optimizer.register_step_post_hook(after),
         )
+
+
+def distributed() -> bool:
+    """Whether this is one of several processes that talk to each other."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _of_all_processes(dangers: list[Alarm]) -> list[Alarm]:
+    """Those that any process sees, the first one's first: each sees its own batches, and weights must not part."""
+    if not distributed() or torch.distributed.get_world_size() == 1:
+        return dangers
+    seen: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(seen, dangers)
+    return [alarm for each in seen for alarm in each]

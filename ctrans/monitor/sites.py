@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ctrans.depth import Depth
-from ctrans.fields import Kind
+from ctrans.fields import Balances, Kind
 from ctrans.interop import open_model
-from ctrans.interop.calls import own_module
+from ctrans.interop.calls import CalledAs, own_module
 from ctrans.interop.hosts import tensor_in
 from ctrans.interop.multihead import UnfoldedAttention
 from ctrans.interop.residual_scale import ScaledOutput
@@ -25,11 +26,32 @@ from solvers import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Site:
-    """Sublayer k of a model that trains: X comes into `enter`, and r = tail(what `leave` puts out) is its raw velocity.
+class Exit:
+    """A module that puts out a part of a raw velocity: tail(y) of what it puts out.
 
-    `attention` is the module in which its scores are computed, None for an FFN; `router` the one that chooses experts, where there is
-    one. `length` is h in the step X + h r.
+    With `adds`, a state that it is given beside the one that it acts on is added in it already (Bloom), and is taken off.
+    """
+
+    module: nn.Module
+    tail: Callable[[Tensor], Tensor]
+    adds: bool = False
+
+    def velocity(self, args: Sequence[Any], y: Tensor) -> Tensor:
+        """Its part of r, where it was given `args` and put out y."""
+        if self.adds:
+            given = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.shape == y.shape]
+            other = next((x for x in given if x is not given[0]), None)
+            y = y if other is None else y - other.detach()
+        return self.tail(y)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """Sublayer k of a model that trains: X comes into `enter`, and r is the sum of what leaves by `exits`, its raw velocity.
+
+    There are two exits where attention and FFN act at once and the model adds them. `attention` is the module in which scores are
+    computed, None where there is none; `router` the one that chooses experts, or that says how many tokens go to each. `length` is h in
+    the step X + h r.
     """
 
     k: int
@@ -38,8 +60,7 @@ class Site:
     length: float
     sublayer: Sublayer
     enter: nn.Module
-    leave: nn.Module
-    tail: Callable[[Tensor], Tensor]
+    exits: tuple[Exit, ...]
     state_norm: nn.Module | None
     attention: nn.Module | None
     router: nn.Module | None
@@ -134,6 +155,21 @@ def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Para
     return inside, [parameter for parameter in sites.root.parameters() if id(parameter) not in known]
 
 
+def dropped(sublayer: Sublayer) -> float:
+    """By how much dropout can make what leaves the sublayer's map larger: the product of 1/(1 - p) of all that drop in it.
+
+    Modules that drop, and numbers of modules that say so by their names (`attention_dropout`, `drop_prob`), while they train.
+    """
+    factor = 1.0
+    for part in sublayer.field.modules():
+        if part.training:
+            named = {name: value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)}
+            shares = [part.p, *named.values()] if isinstance(part, nn.modules.dropout._DropoutNd) else [*named.values()]
+            for share in shares:
+                factor *= 1 / (1 - share) if 0 <= share < 1 else math.inf
+    return factor
+
+
 def _own_sites(depth: Depth, own: set[nn.Module]) -> tuple[Site, ...]:
     found = []
     for k, (sublayer, length) in enumerate(zip(depth.sublayers, depth.lengths, strict=True)):
@@ -146,35 +182,28 @@ def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
     branch = sublayer.attention
     return {
         "enter": sublayer,
-        "leave": sublayer,
-        "tail": _itself,
+        "exits": (Exit(sublayer, _itself),),
         "state_norm": sublayer.state_norm,
         "attention": None if branch is None else branch.field,
-        "router": _router(sublayer.field),
+        "router": next((each.field for each in sublayer.branches.values() if isinstance(each.field, Balances)), None),
     }
 
 
 def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
-    """By the modules of another library within our sublayer: its norms' and its map's, in the order in which they act."""
-    if len(sublayer.branches) > 1:
-        raise ConfigError(
-            "attention and FFN of this model act at once, so that no module of it gives a sublayer's velocity to a hook: look at it with "
-            "ctrans screen, or train such blocks as GPTConfig(parallel_blocks=True)"
-        )
-    stages = [stage for stage in _stages(sublayer.field) if not isinstance(stage, ScaledOutput)]
-    acting = [part for stage in stages if (part := _own_within(stage, own)) is not None]
-    if not acting:
+    """By the modules of another library within our sublayer: its norms' and its maps', in the order in which they act."""
+    branches = sublayer.branches
+    maps = [_acting(getattr(branch.field, "attention", branch.field), own) for branch in branches.values()]
+    if not all(maps):
         raise ConfigError(f"no module of the model was found in its {sublayer.kind}: its functions alone cannot be watched")
     norms = {role: None if norm is None else norm.module for role, norm in _norms(sublayer).items()}
-    leave = norms["output_norm"] or acting[-1]
-    scaled = [stage for stage in _stages(sublayer.field) if isinstance(stage, ScaledOutput)] if leave is acting[-1] else []
+    behind = norms["output_norm"]
+    mixes = "attention" in branches
     return {
-        "enter": norms["input_norm"] or acting[0],
-        "leave": leave,
-        "tail": scaled[0] if scaled else _itself,
+        "enter": norms["input_norm"] or maps[0][0].module,
+        "exits": tuple(each[-1] for each in maps) if behind is None else (Exit(behind, _itself),),
         "state_norm": norms["state_norm"],
-        "attention": acting[0] if sublayer.kind == "attention" else None,
-        "router": None if sublayer.kind == "attention" else _router(acting[0]),
+        "attention": maps[0][0].module if mixes else None,
+        "router": _router([each[0].module for each in maps[mixes:]]),
     }
 
 
@@ -182,9 +211,12 @@ def _norms(sublayer: Sublayer) -> dict[str, Any]:
     return {role: getattr(sublayer, role) for role in ("input_norm", "output_norm", "state_norm")}
 
 
-def _stages(field: Any) -> list[nn.Module]:
-    chain = getattr(field, "attention", field)
-    return list(chain.stages)
+def _acting(chain: Any, own: set[nn.Module]) -> list[Exit]:
+    """The model's own modules in a chain of stages, each with what is still done to what it puts out."""
+    scaled = [stage for stage in chain.stages if isinstance(stage, ScaledOutput)]
+    tail = scaled[0] if scaled else _itself
+    stages = [(stage, _own_within(stage, own)) for stage in chain.stages if not isinstance(stage, ScaledOutput)]
+    return [Exit(part, tail, isinstance(stage, CalledAs)) for stage, part in stages if part is not None]
 
 
 def _own_within(stage: nn.Module, own: set[nn.Module]) -> nn.Module | None:
@@ -200,8 +232,8 @@ ROUTERS = ("gate", "router")
 """What libraries call the map that chooses experts; it stands beside `experts`."""
 
 
-def _router(field: nn.Module) -> nn.Module | None:
-    for part in field.modules():
+def _router(maps: Sequence[nn.Module]) -> nn.Module | None:
+    for part in (inner for each in maps for inner in each.modules()):
         if hasattr(part, "experts"):
             return next((router for name in ROUTERS if isinstance(router := getattr(part, name, None), nn.Module)), None)
     return None

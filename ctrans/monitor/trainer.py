@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from ctrans.monitor.alarms import Alarm
+from ctrans.monitor.memory import memory_in, save_memory
 from ctrans.monitor.monitor import Monitor
 from ctrans.monitor.sites import unwrapped
 
@@ -26,7 +27,8 @@ class TrainerCallback(transformers.TrainerCallback):
     to W&B and the others. `batch`, the model's arguments by name, is looked at where the trainer compiles.
 
     The trainer clips before it tells anybody, so that gradients by depth are those that the optimiser gets; the norm before clipping
-    is taken from its log, at every `logging_steps`. Of reactions, "save" asks the trainer for a checkpoint, "stop" for the end.
+    is taken from its log, at every `logging_steps`. Of reactions, "save" asks the trainer for a checkpoint, "stop" for the end. Beside
+    every checkpoint lies `monitor.json`, with which a training that is resumed from it goes on as if it had not stopped.
     """
 
     def __init__(self, *, every: int = 50, out: str | Path | None = None, batch: Mapping[str, Any] | None = None, **options: Any):
@@ -52,6 +54,7 @@ class TrainerCallback(transformers.TrainerCallback):
             every=self.every,
             out=args.output_dir if self.out is None else self.out,
             start=state.global_step,
+            memory=memory_in(_checkpoint(args, state), state.global_step),
             total=state.max_steps,
             **{"compiled": bool(getattr(args, "torch_compile", False)) or None, **options},
         )
@@ -68,6 +71,11 @@ class TrainerCallback(transformers.TrainerCallback):
         for alarm in self.monitor.step(loss, getattr(optimizer, "optimizer", optimizer), batch=self.batch):
             LOGGER.warning(str(alarm))
         control.should_training_stop = control.should_training_stop or self.monitor.stopped
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        place = _checkpoint(args, state)
+        if self.monitor is not None and state.is_world_process_zero and place.is_dir():
+            save_memory(self.monitor, place)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         control.should_save, self._save = control.should_save or self._save, False
@@ -92,3 +100,8 @@ class TrainerCallback(transformers.TrainerCallback):
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
         self._trainer.log({f"monitor/{name}": value for name, value in figures.items()})
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    """Where the trainer has its checkpoint of the step that it is at."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -21,11 +21,12 @@ class Updates:
     """
 
     def __init__(self) -> None:
-        self._before: list[list[Tensor]] | None = None
+        self.before: list[list[Tensor]] | None = None
+        """The sample, in float32, until it is compared."""
 
     @torch.no_grad()
     def remember(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        self._before = [[sample.clone() for sample in _samples(group)] for group in groups]
+        self.before = [[sample.clone() for sample in _samples(group)] for group in groups]
 
     @torch.no_grad()
     def figures(
@@ -36,7 +37,7 @@ class Updates:
         `cut` is what gradients are still to be multiplied with.
         """
         found: Found = {}
-        before, self._before = self._before, None
+        before, self.before = self.before, None
         for k, group in enumerate(groups):
             end = ("_outside", 0) if k + 1 == len(groups) else ("", k)
             if before is not None and before[k]:

@@ -15,7 +15,8 @@ from ctrans.stability.screening.screen import STEPS, Screening
 
 KEY = (
     "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights; inside of them nothing is said of "
-    "which of two models is better, and whether any of this predicts training has not been measured. Quantities with * are of an "
+    "which of two models ends at the lower loss. What short trainings of small architectures say of learning rates is in "
+    "docs/why/prediction.md. Quantities with * are of an "
     "optimiser's step, which depends on how weights are scaled against each other; all others are the function's own."
 )
 NAMES_APART = "A – is what was not measured; the reasons are in the notes of each model's own screening and in screen.json."

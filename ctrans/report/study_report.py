@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -113,7 +114,7 @@ HUES = ("#332288", "#88ccee", "#117733", "#ddcc77", "#882255", "#44aa99", "#aa44
 MARKS = "osD^vPX"
 
 
-def case_looks(varied: Sequence[Mapping[str, object]]) -> list[dict[str, str]]:
+def case_looks(varied: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
     """Colour and mark of each case: its placement's where all differ in that, else one of its own."""
     placements = [str(each.get("placement")) for each in varied]
     if len(set(placements)) == len(varied) and all(name in PLACEMENTS for name in placements):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ctrans.monitor.gauges import GAUGES
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import MonitorLog
 from ctrans.report.axes import PLAIN, count_in_whole_numbers, show_at_least_a_decade
 from ctrans.report.words import ALONG, WATCHED
@@ -70,11 +72,11 @@ def _mark_alarms(panels: tuple[Axes, ...], log: MonitorLog) -> list[Line2D]:
             first.setdefault(alarm["rule"], alarm["step"])
     marks = []
     for i, (rule, step) in enumerate(list(first.items())[:MARKED]):
-        style = {"color": PLAIN[1], "linestyle": ALARM_DASHES[i % len(ALARM_DASHES)], "linewidth": 1.2}
+        style: dict[str, Any] = {"color": PLAIN[1], "linestyle": ALARM_DASHES[i % len(ALARM_DASHES)], "linewidth": 1.2}
         for axes in panels:
             axes.axvline(step, **style)
-            top = {"xy": (step, 1.0), "xycoords": axes.get_xaxis_transform(), "xytext": (0, 2), "textcoords": "offset points"}
-            axes.annotate(str(i + 1), **top, color=PLAIN[1], ha="center", fontsize=9)
+            place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "xytext": (0, 2), "textcoords": "offset points"}
+            axes.annotate(str(i + 1), (step, 1.0), **place, color=PLAIN[1], ha="center", fontsize=9)
         marks.append(Line2D([], [], **style, label=f"{i + 1}: {rule}, step {step:,}"))
     return marks
 

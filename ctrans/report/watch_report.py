@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ctrans.monitor.gauges import GAUGES
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import MonitorLog
 from ctrans.report.progress import duration
 
@@ -34,15 +34,22 @@ def page(log: MonitorLog) -> Group:
     if log.header.unseen:
         parts.append(Text(log.header.unseen, style="yellow"))
     if log.reports:
+        parts += [Text(f"not seen: {line}", style="yellow") for line in not_seen(log)]
         parts += [_loss_line(log), "", _table(log)]
     parts += ["", *_alarms(log)]
     return Group(*parts)
 
 
 def heading(log: MonitorLog) -> str:
-    """What is watched, in a line."""
+    """What is watched: the model, how many sublayers, how often."""
     blocks = len(log.header.places)
     return f"{log.header.model.split(',')[0]}: {blocks} sublayers, reported every {log.header.every} steps"
+
+
+def not_seen(log: MonitorLog) -> list[str]:
+    """What the last report and the last probe could not look at, and why."""
+    last = [log.reports[-1].unknown if log.reports else {}, log.probes[-1].get("unknown", {}) if log.probes else {}]
+    return [f"{where}: {why}" for each in last for where, why in each.items()]
 
 
 def progress_line(log: MonitorLog) -> str:

@@ -62,4 +62,4 @@ def check_format(name: str) -> str:
 def files(name: str, store: Store, outcomes: Outcomes) -> dict[str, Callable[[], bytes]]:
     """What an export in that format writes: names of files, and what makes them."""
     make = look_up("export format", name, FORMATS)
-    return {f"{each}.{name}": lambda each=each: make(*table(store, each, outcomes)) for each in TABLES}  # type: ignore[misc]
+    return {f"{each}.{name}": lambda each=each: make(*table(store, each, outcomes)) for each in TABLES}  # type: ignore[misc]  # the default binds the loop's table

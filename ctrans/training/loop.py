@@ -7,7 +7,8 @@ import dataclasses
 import enum
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +31,47 @@ from solvers import ConfigError, SolveError
 
 COMPILER = ("torch._dynamo", "torch._inductor")
 Observer = Callable[[log.Row], None]
-Watcher = Callable[[torch.Tensor, torch.Tensor, torch.optim.Optimizer, torch.Tensor], None]
-"""Told of every iteration before the optimiser's step: the loss, the gradient's norm, the optimiser, and its last tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """What a watcher asks for before an optimiser's step: nothing, as it is.
+
+    - `skip`: no step is made. What is not finite in such an iteration ends no run
+    - `save`: a checkpoint of the iteration before, with these files of its own, by name
+    - `stop`: why the run is to end, once the step is made and saved
+    - `rate`: what the optimiser's hooks multiply the learning rate with, for the log
+    """
+
+    skip: bool = False
+    save: Mapping[str, str] | None = None
+    stop: str = ""
+    rate: float = 1.0
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Watches the iterations of a run."""
+
+    def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
+        """Told of every iteration: the loss, the gradient's norm, the optimiser, and its last tokens."""
+
+    def files(self) -> Mapping[str, str]:
+        """What is to be saved with a checkpoint, by name."""
+
+
+class Unwatched:
+    """Lets iterations pass."""
+
+    def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
+        return Advice()
+
+    def files(self) -> Mapping[str, str]:
+        return {}
 
 
 def unobserved(row: log.Row) -> None:
     """Shows a row to nobody."""
-
-
-def unwatched(loss: torch.Tensor, norm: torch.Tensor, optimiser: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
-    """Lets an iteration pass."""
 
 
 class Ending(enum.Enum):
@@ -48,6 +80,8 @@ class Ending(enum.Enum):
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
     DIVERGED = "diverged"
+    STOPPED = "stopped"
+    """By a watcher."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +92,17 @@ class Outcome:
     progress: Progress
     message: str
     signal: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Passed:
+    """An iteration whose gradients are there and whose step is not made: its row so far, and what the step needs."""
+
+    row: log.Row
+    total: Tensor
+    loads: list[Tensor]
+    advice: Advice
+    started: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +119,14 @@ class TrainingRun:
     parallel: Parallel
     processes: Processes
     observe: Observer = unobserved
-    watch: Watcher = unwatched
+    watch: Watcher = dataclasses.field(default_factory=Unwatched)
 
     def iterate(self, step: int) -> log.Row:
         """One update from `accumulate` micro-batches; none where the loss or the gradient is not finite."""
+        return self.update(self.passes(step))
+
+    def passes(self, step: int) -> Passed:
+        """The gradients of `accumulate` micro-batches, and what the watcher says to them."""
         config, started = self.config, time.perf_counter()
         rate = learning_rate(config, step)
         for group in self.optimiser.param_groups:
@@ -102,22 +151,28 @@ class TrainingRun:
         weights = list(self.module.parameters())
         total = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
         norm = self.parallel.whole(total)
-        self.watch(loss, norm, self.optimiser, tokens)  # gradients as they are, before they are clipped
-        nn.utils.clip_grads_with_norm_(weights, config.clip, total)
+        advice = self.watch.before_step(loss, norm, self.optimiser, tokens)  # gradients as they are, before they are clipped
         row = {
             "step": step + 1,
             "loss": float(self.processes.sum(loss)) / self.processes.world,
-            "learning_rate": rate,
+            "learning_rate": rate * advice.rate,
             "gradient_norm": float(norm),
             "temperature": tau,
             **{name: float(self.processes.sum(value)) / self.processes.world for name, value in terms.items()},
+            **({"skipped": True} if advice.skip else {}),
         }
-        if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]):
+        return Passed(row, total, loads, advice, started)
+
+    def update(self, passed: Passed) -> log.Row:
+        """The step, with gradients clipped, unless it is to be skipped or something is not finite; the iteration's row."""
+        config, row = self.config, passed.row
+        nn.utils.clip_grads_with_norm_(list(self.module.parameters()), config.clip, passed.total)
+        if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]) and not passed.advice.skip:
             self.optimiser.step()
             self.model.after_step()
-            self.rebalance(loads)
+            self.rebalance(passed.loads)
         done = config.batch * config.accumulate * self.data.context
-        return {**row, "tokens_per_second": done / (time.perf_counter() - started)}
+        return {**row, "tokens_per_second": done / (time.perf_counter() - passed.started)}
 
     def evaluate(self, progress: Progress) -> tuple[Progress, log.Row]:
         """The progress with one more validation loss, of the model as it would be saved, and what was measured."""
@@ -131,9 +186,9 @@ class TrainingRun:
             row["theta"] = mean_theta(self.model, self.data.validation_windows(1)[0].to(self.processes.device))
         return progress.evaluated(result.loss, self.config.margin), row
 
-    def save(self, progress: Progress) -> None:
-        """Makes a checkpoint, which `last` and, where it is the best so far, `best` then lead to."""
-        state = dataclasses.replace(self.state, progress=progress)
+    def save(self, progress: Progress, files: Mapping[str, str] | None = None) -> None:
+        """Makes a checkpoint, which `last` and, where it is the best so far, `best` then lead to; with the watcher's files."""
+        state = dataclasses.replace(self.state, progress=progress, beside=self.watch.files() if files is None else files)
         self.parallel.save(self.store, state, self.model, self.optimiser, self.processes)
 
     def report(self, row: log.Row) -> None:
@@ -182,14 +237,19 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
                 if run.processes.first:
                     log.bring_back(run.store.directory, run.store.checkpoints.name)
             while progress.step < config.iterations:
-                progress, ended = after_iteration(run, progress, run.iterate(progress.step))
+                passed = run.passes(progress.step)
+                if passed.advice.save is not None and progress.above == 0 and progress.step not in run.store.steps():
+                    run.save(progress, passed.advice.save)
+                progress, ended = after_iteration(run, progress, run.update(passed))
                 if ended is not None:
                     return ended
                 last = progress.step == config.iterations
                 asked = int(run.processes.max(torch.tensor(wish.number, device=run.processes.device)))
                 due = last or progress.step % config.save_every == 0 or progress.step == progress.best_step
-                if asked or (due and progress.above == 0):
+                if asked or ((due or passed.advice.stop) and progress.above == 0):
                     run.save(progress)
+                if passed.advice.stop:
+                    return Outcome(Ending.STOPPED, progress, f"stopped after iteration {progress.step}: {passed.advice.stop}")
                 if asked:
                     return Outcome(Ending.INTERRUPTED, progress, f"stopped after iteration {progress.step} and saved", asked)
         except SolveError as error:
@@ -211,7 +271,7 @@ def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple
     where the run has diverged.
     """
     for what in ("loss", "gradient_norm"):
-        if not math.isfinite(row[what]):
+        if not math.isfinite(row[what]) and not row.get("skipped"):
             run.report(row)
             return progress, diverged(run, progress, f"{what.replace('_', ' ')} {row[what]} in iteration {row['step']}")
     progress = progress.after(row["step"])

@@ -34,6 +34,8 @@ GENERATIONS = ("checkpoints", "checkpoints-2")
 """Where checkpoints are: a run that overwrites another has its own in the other one, until the first of them is whole."""
 STEP = "step-" + 8 * "[0-9]"
 """What the checkpoints' directories are called; what a user keeps beside them is left alone."""
+KEEP = "alarm.json"
+"""The newest checkpoint with such a file beside it stays: it was made before a danger that a watcher told of."""
 KEPT = 2
 """How many of the newest checkpoints stay, besides the best: a damaged one leaves another to go on from."""
 
@@ -173,7 +175,8 @@ class RunDirectory:
         """Removes checkpoints after `last` and all but the newest before it, save those needed; and what was never finished."""
         for unfinished in self.checkpoints.glob(f".{STEP}"):
             shutil.rmtree(unfinished)
-        kept = {*[step for step in self.steps() if step <= last][-KEPT:], *needed}
+        warned = [step for step in self.steps() if (self.step_directory(step) / KEEP).exists()]
+        kept = {*[step for step in self.steps() if step <= last][-KEPT:], *warned[-1:], *needed}
         for step in self.steps():
             if step not in kept:  # renamed first, so that what has a checkpoint's name is whole
                 os.rename(self.step_directory(step), self.temporary(step))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +55,27 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A checkpoint's train.json: progress and settings of the run, where its data come from, and their fingerprint."""
+    """A checkpoint's train.json: progress and settings of the run, where its data come from, and their fingerprint.
+
+    `beside` are files of whoever watches the run, by name, which are saved with it and are nothing that training reads.
+    """
 
     progress: Progress
     config: TrainConfig
     source: dict[str, Any]
     fingerprint: str
+    beside: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
         """Writes it there."""
-        (directory / STATE).write_text(json.dumps(dataclasses.asdict(self), indent=1))
+        own = {name: value for name, value in dataclasses.asdict(self).items() if name in SAVED}
+        (directory / STATE).write_text(json.dumps(own, indent=1))
+        for name, text in self.beside.items():
+            (directory / name).write_text(text)
+
+
+SAVED = ("progress", "config", "source", "fingerprint")
+"""What train.json has."""
 
 
 def read_state(directory: Path) -> State:
@@ -71,7 +83,7 @@ def read_state(directory: Path) -> State:
     path = directory / STATE
     content = read_json(path)
     try:
-        progress, settings, source, fingerprint = (content[field.name] for field in dataclasses.fields(State))
+        progress, settings, source, fingerprint = (content[name] for name in SAVED)
         progress, settings = dict(progress), dict(settings)
     except (ValueError, TypeError, KeyError):
         raise ConfigError(f"{str(path)!r} is no training state of ctrans") from None

@@ -77,6 +77,25 @@ def test_a_trainers_alarms_are_warnings_and_may_stop_it_and_save(tmp_path, caplo
     assert any(name.startswith("checkpoint") for name in os.listdir(tmp_path))
 
 
+def test_a_trainer_that_is_resumed_has_the_log_of_one_that_did_not_stop(tmp_path):
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+
+    course = {"save_strategy": "steps", "save_steps": 6}
+    trained(tmp_path / "whole", [TrainerCallback(every=4)], **course)
+    first = trained(tmp_path / "resumed", [TrainerCallback(every=4)], **course)
+    assert (tmp_path / "resumed/checkpoint-6/monitor.json").is_file()
+    again = TrainerCallback(every=4)
+    first.callback_handler.callbacks = [
+        each for each in first.callback_handler.callbacks if not isinstance(each, TrainerCallback)
+    ]
+    first.add_callback(again)
+    first.train(resume_from_checkpoint=str(tmp_path / "resumed/checkpoint-6"))
+    logs = [read_log(tmp_path / name) for name in ("whole", "resumed")]
+    assert logs[0].steps == logs[1].steps == [1, 4, 8, 12]
+    assert logs[0].reports[-1].figures["rms"] == pytest.approx(logs[1].reports[-1].figures["rms"], rel=1e-6)
+
+
 def test_lightning_with_the_callback_has_the_weights_of_one_without(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
     from ctrans.monitor import LightningCallback

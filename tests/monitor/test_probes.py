@@ -8,7 +8,7 @@ from torch.func import functional_call, hessian
 
 from ctrans import GPT, GPTConfig
 from ctrans.fields import plain_attention
-from ctrans.monitor import Monitor
+from ctrans.monitor import Monitor, read_log
 from ctrans.monitor.probes import PROBES, Held, probe
 from ctrans.monitor.sharpness import adam_scales, over_edge, sharpness
 from ctrans.monitor.sites import sites_of
@@ -89,9 +89,14 @@ def test_every_probe_speaks_of_our_models(placement):
     assert len(found["sensitivity"]) == len(found["gap"]) == 4
     assert all(gap >= 0 for gap in found["gap"])
     assert all(math.isinf(h) == (placement == "pre") for h in found["hamiltonian"])
-    assert all(math.isfinite(bound) == (placement == "pre") for bound in found["token_bounds"])
+    assert all((bound is not None) == (placement == "pre") for bound in found["map_bounds"])
     assert found["sharpness"] > 0
     assert len(found["lyapunov"]) == 2
+    for word in (
+        "first",
+        "last",
+    ):  # the value of H's supremum over |W| <= R grows like R where H is infinite, and not at all elsewhere
+        assert found[f"hamiltonian_exponent_{word}"] == pytest.approx(1.0 if placement == "pre" else 0.0, abs=0.05)
 
 
 def test_probes_speak_of_a_model_of_transformers_and_leave_it_as_it_was():
@@ -107,8 +112,47 @@ def test_probes_speak_of_a_model_of_transformers_and_leave_it_as_it_was():
     assert all(p.requires_grad and p.grad is not None for p in model.parameters())
     found = monitor.past.probes[-1][1]
     assert {"theta", "sharpness", "preconditioned_over_edge"} <= found.keys()
-    assert len(monitor.gauges.token_bounds) == 4
+    assert len(monitor.gauges.map_bounds) == 4
     monitor.close()
+
+
+@pytest.mark.parametrize("options", [{"parallel_blocks": True}, {"attention": "linear"}, {"ffn": "moe", "parallel_blocks": True}])
+def test_probes_speak_of_blocks_that_act_at_once(options):
+    model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2, **options))
+    found = probe(sites_of(model), Held(*batch(32, 8)), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "unknown" not in found
+    assert {"theta", "log_sensitivity_first", "log_sensitivity_last", "sharpness", "sensitivity", "gap"} <= found.keys()
+
+
+def test_a_model_without_attention_says_so():
+    pytest.importorskip("transformers")
+    from ctrans.interop.families import small_model
+
+    model = small_model("mamba")
+    found = probe(sites_of(model), Held(*batch(31, 8)), None)
+    assert "attention" in found["unknown"]["attention"]
+    assert "sharpness" in found
+
+
+def test_a_probe_that_fails_is_a_row_that_says_why_and_the_training_goes_on(monkeypatch, tmp_path):
+    def broken(at):
+        raise IndexError("list index out of range")
+
+    def out_of_memory(at):
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setitem(PROBES, "attention", broken)
+    monkeypatch.setitem(PROBES, "curvature", out_of_memory)
+    model = GPT(GPTConfig(vocab_size=32, context=8, depth=1, width=16, heads=2))
+    monitor = Monitor(model, every=1, probe_every=1, held=batch(32, 8), out=tmp_path)
+    loss = model(*batch(32, 8))[1]
+    loss.backward()
+    monitor.step(loss)
+    monitor.close()
+    (row,) = read_log(tmp_path).probes
+    assert row["unknown"] == {"attention": "IndexError: list index out of range", "curvature": "OutOfMemoryError: no more"}
+    assert "sensitivity" in row
+    assert model.training
 
 
 def test_probes_are_as_rare_as_asked_for():

@@ -97,10 +97,11 @@ def test_a_resumed_run_goes_on_with_its_log(tmp_path):
     run("train", *TINY, "--out", tmp_path, "--monitor", "--every", "3")
     result = run("train", "--resume", "--iterations", "18", "--out", tmp_path, "--monitor", "--every", "3")
     assert result.exit_code == 0, result.output
-    assert read_log(tmp_path).steps == [1, 3, 6, 9, 12, 13, 15, 18]
+    assert read_log(tmp_path).steps == [1, 3, 6, 9, 12, 15, 18]  # as if it had not stopped
 
 
-def test_probes_without_a_monitor_are_refused(tmp_path):
-    result = run("train", *TINY, "--out", tmp_path, "--probe-every", "4")
-    assert result.exit_code == 2
-    assert "--monitor" in result.stderr
+def test_probes_and_reactions_without_a_monitor_are_refused(tmp_path):
+    for words in (["--probe-every", "4"], ["--react", "skip"]):
+        result = run("train", *TINY, "--out", tmp_path, *words)
+        assert result.exit_code == 2
+        assert "--monitor" in result.stderr

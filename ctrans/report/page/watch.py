@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrans.monitor.gauges import GAUGES
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.history import kept_reports
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, numbers
 from ctrans.report.words import ALONG, WATCHED

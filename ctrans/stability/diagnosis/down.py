@@ -232,7 +232,7 @@ def gains_outside(model: nn.Module, depth: Depth, width: int) -> Readings:
         s = signs.to(weights[0]).view(1, 1, width)
         try:
             gains, twice = ((part(c * s) - part(-c * s)).flatten().double() / 2 for c in (1e3, 2e3))
-        except Exception:  # a module of something else, which may say anything
+        except Exception:  # all of them: somebody else's code, given what it was not written for, may raise errors of its own
             continue
         if not torch.allclose(gains, twice, rtol=1e-2, atol=0) or not finite(gains):
             continue

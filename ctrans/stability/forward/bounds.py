@@ -173,6 +173,35 @@ def needs_map_bound(sublayer: Sublayer) -> bool:
     return sublayer.state_norm is None and sublayer.output_norm is None
 
 
+def needs_radius(sublayer: Sublayer) -> bool:
+    """Whether how large a sublayer's velocity can be depends on how large the state is."""
+    return sublayer.image is not None or (sublayer.output_norm is None and sublayer.input_norm is None)
+
+
+def velocity_bound(sublayer: Sublayer, radius: float, bound: TokenBound | None) -> float:
+    """How long a token of r(X) can be where no token of X, as it has entered, is longer than `radius`; the map's `bound` where it is known.
+
+    g sqrt(d) (max|gamma| + max|beta|) behind an output norm, g the largest gain; else g f at the largest input of the map f: s times
+    such a length behind an input norm, |a| times the radius without one. A residual that moves towards a norm's image has
+    r = g (N v - X), which is no longer than g times that length plus the radius. nan where it takes a map's bound that is not known.
+    """
+    if sublayer.image is not None:
+        assert sublayer.residual is not None, "the image is the residual's"
+        return sublayer.residual.largest * (_reach(sublayer.image) + radius)
+    if sublayer.output_norm is not None:
+        return sublayer.largest_gain * _reach(sublayer.output_norm)
+    if bound is None:
+        return math.nan
+    norm = sublayer.input_norm
+    inside = Jump.of(sublayer).read * radius if norm is None else _reach(norm)
+    return sublayer.largest_gain * bound.at(sublayer.input_scale * inside)
+
+
+def _reach(norm: Norm) -> float:
+    """How long a token of the norm's image can be."""
+    return norm.level * math.sqrt(norm.width)
+
+
 def largest_gain(norm: Norm) -> float:
     """g = max|gamma|."""
     return float(norm.gamma.detach().abs().max())
@@ -243,16 +272,10 @@ class Jump(NamedTuple):
 def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
     """By how much a token no longer than `radius` can grow in a segment without state norm."""
     sublayer, h = segment.sublayer, segment.h
-    if sublayer.output_norm is not None:
-        return h * sublayer.largest_gain * sublayer.output_norm.level * math.sqrt(sublayer.output_norm.width)
-    bound = segment.known()
-    if sublayer.input_norm is not None:
-        reach = sublayer.input_scale * sublayer.input_norm.level * math.sqrt(sublayer.input_norm.width)
-        return h * sublayer.largest_gain * bound.at(reach)
+    bound = None if sublayer.output_norm is not None else segment.known()
+    if discrete or bound is None or sublayer.input_norm is not None:
+        return h * velocity_bound(sublayer, radius, bound)
     read = Jump.of(sublayer).read
-    radius *= read
-    if discrete:
-        return h * sublayer.largest_gain * bound.at(radius)
     if bound.curvature:
         raise ConfigError(
             f"no bound is known for the ODE: {type(sublayer.field).__name__} can grow with the square of its input, which no norm bounds"
@@ -260,7 +283,7 @@ def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
     gain = sublayer.largest_gain * bound.gain * read
     with np.errstate(over="ignore"):
         clock = h if gain == 0 else float(np.expm1(gain * h)) / gain
-    return clock * sublayer.largest_gain * bound.at(radius)
+    return clock * sublayer.largest_gain * bound.at(read * radius)
 
 
 def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float] | str:

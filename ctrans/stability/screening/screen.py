@@ -135,7 +135,8 @@ def _rate(model: DescribedModel, findings: Mapping[str, Finding], trained: bool)
         return None, "a learning rate is predicted from initial weights, and these are trained"
     figures = {name: value for finding in findings.values() for name, value in finding.quantities.items()}
     if not model.depth.streamed:
-        figures["parameters"] = float(sum({id(w): w.numel() for w in model.parameters()}.values()))
+        weights = {id(w): w.numel() for part in model.modules() for w in part.parameters(recurse=False)}
+        figures["parameters"] = float(sum(weights.values()))
     try:
         return predicted_rate({**figures, "blocks": len(model.depth.sublayers) / 2}), ""
     except ConfigError as error:
