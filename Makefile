@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all costs campaign architectures gpu lint docs gallery setup clean
+.PHONY: simulate train test test-all costs campaign architectures gpu lint docs gallery pictures release-check setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -15,14 +15,15 @@ train: setup
 
 # each row of each table of cases; test-all: all their combinations, what is marked slow, and what costs.txt says is dear
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-# which tests are dear, measured again: on a quiet machine
+# which tests are dear, in processor seconds: all of them, or those of one folder and those that are kept there, as it is busy
+# (pytest -m "not slow" --costs kept tests/FOLDER). What is not run keeps its entry
 costs: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow" --costs
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow" --costs all
 
 # wrong requests and calls, hostile files, flipped bits, kills; the counts are kept in benchmarks/results
 campaign: setup
@@ -48,6 +49,14 @@ docs: setup
 # the examples' output on the site, made by running them
 gallery: setup
 	$(BIN)/python docs/_site/gallery.py
+
+# the pictures of README and site, each by its command; ONLY="simulate screen" for some
+pictures: setup
+	$(BIN)/python docs/_site/pictures.py $(ONLY)
+
+# what has to hold before a version is released, publishing nothing; CUDA=1 installs builds of torch of gigabytes too
+release-check: setup
+	$(BIN)/python benchmarks/release.py $(if $(CUDA),--cuda)
 
 setup: .venv/installed
 

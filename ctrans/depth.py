@@ -28,7 +28,7 @@ class Sublayers(nn.ModuleList):
     if TYPE_CHECKING:
 
         def __iter__(self) -> Iterator[Sublayer]: ...
-        def __getitem__(self, index: int) -> Sublayer: ...  # type: ignore[override]
+        def __getitem__(self, index: int) -> Sublayer: ...  # type: ignore[override]  # a list of sublayers alone
 
 
 class Depth(nn.Module):
@@ -36,19 +36,26 @@ class Depth(nn.Module):
 
     Segment k lasts spans[k] * dt; plain blocks are two spans of 1, attention and FFN, so that T = 2 D dt. `per_block` says how
     many consecutive sublayers make a block. Times are exact fractions, so that every segment has the length that the discrete
-    step uses, bit for bit. Raises ConfigError for a dt or span that is not positive and finite, or sublayers that do not fill
+    step uses, bit for bit. `shared` says that one block, the same modules, acts at every time, and does at any other depth. Raises
+    ConfigError for a dt or span that is not positive and finite, or sublayers that do not fill
     blocks.
     """
 
     def __init__(
-        self, sublayers: Iterable[Sublayer], dt: float, *, spans: Sequence[Fraction | int] | None = None, per_block: int = 2
+        self,
+        sublayers: Iterable[Sublayer],
+        dt: float,
+        *,
+        spans: Sequence[Fraction | int] | None = None,
+        per_block: int = 2,
+        shared: bool = False,
     ):
         super().__init__()
         self.sublayers = Sublayers(sublayers)
         self.dt = check_dt(dt)
         check_count("per_block", per_block)
         self.spans = _check_spans(spans, len(self.sublayers))
-        self.per_block = per_block
+        self.per_block, self.shared = per_block, shared
         if sum(self.spans) * Fraction(self.dt) > sys.float_info.max:
             raise ConfigError(f"dt = {dt:g} times {len(self.sublayers)} sublayers is no finite depth-time: lower dt")
         if not self.sublayers or len(self.sublayers) % per_block:
@@ -116,11 +123,14 @@ class Depth(nn.Module):
 
         Free weights: for "constant", theta is each block's weights on its interval, and a block gets its mean over its own;
         for "linear", theta is linear between the blocks' midpoints, constant beyond the outer ones. Weights that are functions
-        of depth (`GPTConfig.depth_weights`) are their own theta, exactly, whatever `weights` says. Raises ConfigError for a
-        number of blocks below 1.
+        of depth (`GPTConfig.depth_weights`) are their own theta, exactly, whatever `weights` says, and one block that is `shared`
+        stays the one. Raises ConfigError for a number of blocks below 1.
         """
         check_count("blocks", blocks)
         sampler = look_up("interpolation of weights", weights, SAMPLERS)
+        if self.shared:
+            block = copy.deepcopy(Sublayers(self._blocks()[0]))
+            return self._over_same_time(list(block) * blocks, blocks)
         old = [Sublayers(block) for block in self._blocks()]
         parameters = [dict(block.named_parameters()) for block in old]
         coefficients = {key: copy.deepcopy(c) for key, c in coefficients_of(old).items()}
@@ -136,8 +146,11 @@ class Depth(nn.Module):
                     first = parameters[sources[0][0]][name]
                     own[name].copy_(first + sum(weight * (parameters[i][name] - first) for i, weight in sources[1:]))
             new.extend(block)
-        scale = Fraction(len(old), blocks)
-        return Depth(new, float(Fraction(self.dt) * scale), spans=self._resampled_spans(blocks), per_block=self.per_block)
+        return self._over_same_time(new, blocks)
+
+    def _over_same_time(self, sublayers: Sequence[Sublayer], blocks: int) -> Depth:
+        dt = float(Fraction(self.dt) * Fraction(self.blocks, blocks))
+        return Depth(sublayers, dt, spans=self._resampled_spans(blocks), per_block=self.per_block, shared=self.shared)
 
     def symmetric(self) -> Depth:
         """The same weights as blocks of half FFN, attention, half FFN (Strang splitting; Lu et al. 2020), FFN halves shared."""

@@ -35,10 +35,10 @@ class Called(AroundMap):
 
 
 def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
-    """The same sublayers, sharing their weights, with `context` as keyword arguments of every attention field."""
+    """The same sublayers, sharing their weights, with `context` as keyword arguments of every map with attention."""
     if not context:
         return depth
-    sublayers = [part.with_field(Called(part.field, context)) if part.kind == "attention" else part for part in depth.sublayers]
+    sublayers = [part.with_field(Called(part.field, context)) if part.kind != "ffn" else part for part in depth.sublayers]
     return Depth(sublayers, depth.dt, spans=depth.spans, per_block=depth.per_block)
 
 

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth, check_count
-from solvers import METHODS, ConfigError, Gradient, Method, Norm, Segment, Solution, get_norm, solve
+from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, get_norm, solve
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
-from solvers.request import check_solver
+from solvers.request import check_heeded, check_solver
 from solvers.run import Save
 
 MOST_STEPS = 10**6
@@ -35,20 +35,17 @@ class Scheme:
     rtol: float | None = None
     atol: float | None = None
     gradient: str | Gradient = "backprop"
-    norm: str | Norm = "rms"
+    norm: str | Norm | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, int) and self.steps > MOST_STEPS:
             check_count("steps", self.steps, MOST_STEPS)
         # which tolerances a dtype resolves is known when a state comes
         self.check_numbers(torch.float64)
-        gradient, method = get_gradient(self.gradient), get_method(self.method)
-        get_norm(self.norm)
-        # `reversible` measures by it how far its two states are apart, in fixed steps too
-        if self.norm != "rms" and not method.adaptive and gradient.scheme(method) is method:
-            raise ConfigError(
-                f"method {self.method!r} has fixed steps and no error to take the norm {self.norm!r} of: use an adaptive method, as tsit5"
-            )
+        get_gradient(self.gradient)
+        if self.norm is not None:
+            get_norm(self.norm)
+        check_heeded(get_method(self.method), {"norm": self.norm}, self.method)
 
     @property
     def discrete(self) -> bool:
@@ -102,10 +99,10 @@ def trajectory(
     rtol: float | None = None,
     atol: float | None = None,
     gradient: str | Gradient = "backprop",
-    norm: str | Norm = "rms",
+    norm: str | Norm | None = None,
     continuous: bool | None = None,
     throw: bool = True,
-    max_steps: int = 10_000,
+    max_steps: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
     """X at depth-time 0 and at every segment's end, one more state than there are segments, by any method of `solvers.METHODS`.

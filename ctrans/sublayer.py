@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import Kind, SumOfMaps, check_shape
+from ctrans.fields import Branch, Kind, SumOfMaps, check_shape
 from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
 from ctrans.residual import Residual
@@ -103,16 +103,14 @@ class Sublayer(nn.Module):
         return self.gain * (p if self.residual is None else self.residual.pull(p))
 
     @property
-    def parts(self) -> Sequence[nn.Module]:
-        """The map, or the maps that it is the sum of."""
-        return tuple(self.field.parts.values()) if isinstance(self.field, SumOfMaps) else (self.field,)
+    def branches(self) -> Mapping[Kind, Branch]:
+        """The map by its kind, or the maps that it is the sum of: what each is given is `branch.given(sublayer.given(x))`."""
+        return self.field.branches if isinstance(self.field, SumOfMaps) else {self.kind: Branch(self.field)}
 
     @property
-    def attention(self) -> nn.Module | None:
-        """The attention map, alone or as a part of a sum; None where there is none."""
-        if isinstance(self.field, SumOfMaps):
-            return self.field.parts.get("attention")
-        return self.field if self.kind == "attention" else None
+    def attention(self) -> Branch | None:
+        """The attention, alone or in a sum; None where there is none."""
+        return self.branches.get("attention")
 
     @property
     def streams(self) -> int:

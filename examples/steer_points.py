@@ -29,12 +29,14 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.fields import Attention, FeedForward
 from ctrans.norm import LayerNorm
+from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
 from solvers import Solution, solve
 
 WIDTH, BLOCKS, DT, POINTS = 8, 2, 0.5, 96
 TARGETS = torch.tensor([[-0.5, 0.0], [0.5, 0.0]])
-COLOURS = {"Pre-LN": "tab:orange", "Peri-LN": "tab:green"}
+COLOURS = {"Pre-LN": PLACEMENTS["pre"].colour, "Peri-LN": PLACEMENTS["peri"].colour}
+MOONS = ("#004488", "#bb5566")
 
 
 def half_moons(generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -117,7 +119,9 @@ def main() -> None:
         speeds.plot([row[2] for row in history], color=colour, label=f"{name}, max")
         speeds.plot([row[1] for row in history], color=colour, linestyle=":", label=f"{name}, mean")
     speeds.axhline(math.sqrt(WIDTH), color="0.6", linewidth=6, alpha=0.4, zorder=0, label=r"Peri-LN's sphere, $\sqrt{d}$")
-    speeds.set(title="velocity of the points", xlabel="training step", ylabel="$|v|$", yscale="log")
+    speeds.set(
+        title="velocity of the points", xlabel="training step", ylabel="$|v|$, mean and largest over all points", yscale="log"
+    )
     speeds.legend(frameon=False)
     speeds.grid(alpha=0.25, which="both")
     FigureCanvasAgg(figure)
@@ -128,8 +132,8 @@ def draw_cloud(axes, paths: Tensor, moon: Tensor) -> None:
     """Every point's path through depth in the plane, its start hollow and its end full; the targets, and what is nearer to which."""
     far = 1.1 * paths.abs().amax((0, 1))
     x, y = max(far[0], axes.get_xlim()[1]), max(far[1], axes.get_ylim()[1])  # the panels share their axes
-    axes.set(xlabel="$x_1$", ylabel="$x_2$", xlim=(-x, x), ylim=(-y, y))
-    for k, (colour, side) in enumerate((("tab:blue", -1e3), ("tab:red", 1e3))):
+    axes.set(xlabel="first coordinate of a point, $x_1$", ylabel="second, $x_2$", xlim=(-x, x), ylim=(-y, y))
+    for k, (colour, side) in enumerate(zip(MOONS, (-1e3, 1e3), strict=True)):
         mine = paths[:, moon == k]
         axes.axvspan(0, side, color=colour, alpha=0.06, linewidth=0)
         axes.plot(*mine.unbind(-1), color=colour, linewidth=0.5, alpha=0.4)

@@ -1,6 +1,7 @@
 """Gradient by the adjoint ODE: the state and its costate are solved backward, and nothing of the way there is kept.
 
 On a segment with field v(t, x; theta), a(t) = dL/dx(t) obeys da/dt = -(dv/dx)' a, and dL/dtheta = integral of (dv/dtheta)' a dt.
+Of a complex z, dL/dz is dL/d(Re z) + i dL/d(Im z), as autograd has it, and ' the adjoint over the reals.
 """
 
 from __future__ import annotations
@@ -53,15 +54,27 @@ class Adjoint:
     cannot be undone: errors of the state then add up over the segments, or grow where the field contracts.
 
     An adaptive method controls the error of state and costate; the parameters' integral follows (Kidger et al. 2021). With
-    `report`, each backward pass is repeated more finely and `report(AdjointError)` called, at three times the cost.
+    `report`, each backward pass is repeated more finely and `report(AdjointError)` called, at three times the cost. `rtol`, `atol` and
+    `method` are those of the way back where it is to have others than the way there.
     """
 
     report: Report | None = None
     restore: bool = True
+    rtol: float | None = None
+    atol: float | None = None
+    method: Method | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rtol", "atol"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf):
+                raise ConfigError(f"{name} = {value!r} of the adjoint: give a positive finite number, or None")
+        if self.method is not None and not isinstance(self.method, Method):
+            raise ConfigError(f"method = {self.method!r} of the adjoint: give a method, as METHODS['rk4'], or None")
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for implicit methods, and for segments whose state is projected after each step: that is no ODE."""
-        if getattr(method, "implicit", False):
+        if any(getattr(chosen, "implicit", False) for chosen in (method, self.method)):
             raise ConfigError(
                 "gradient 'adjoint' solves an ODE made of the field's derivatives, which an implicit method would differentiate again: "
                 "use gradient='backprop' or 'checkpoint'"
@@ -88,7 +101,8 @@ class Adjoint:
         captured: Captured = {}
         owners: list[int] = []  # the segment of each saved state
         report, first = self.report, 0
-        request = run.again(save="ends", steps=1 if run.save == "steps" else run.steps)
+        tolerances = {"rtol": self.rtol or run.rtol, "atol": self.atol or run.atol}
+        request = run.again(save="ends", steps=1 if run.save == "steps" else run.steps, **tolerances)
 
         def done(k: int, x: Tensor) -> None:
             nonlocal captured, first
@@ -99,7 +113,7 @@ class Adjoint:
                 inside = found.take(x)
                 stops = list(zip(owners[found.count :], (saved.time for saved in inside), strict=False))
                 kept = [i for i in noted if first <= i <= k]
-                stretch = _Stretch(method, segments[first : k + 1], first, stops, kept, request, report)
+                stretch = _Stretch(self.method or method, segments[first : k + 1], first, stops, kept, request, report)
                 back = partial(_backward, stretch, chain.baton)
                 states = chain.add([saved.x for saved in inside], [x], [starts.pop(i) for i in kept], captured, back)
                 found.put(states, chain.links[0])
@@ -161,7 +175,7 @@ def _noting(segments: Sequence[Segment], noted: Sequence[int], starts: dict[int,
             starts[k] = x
             return x if segment.enter is None else segment.enter(x)
 
-        return dataclasses.replace(segment, enter=note)
+        return segment.with_maps(enter=note)
 
     wanted = set(noted)
     return [noting(k, segment) if k in wanted else segment for k, segment in enumerate(segments)]
@@ -203,29 +217,28 @@ class _Way:
     def _segment(self, k: int, t1: Time, t0: Time, x: Tensor, a: Tensor, state: Backward, run: Run) -> tuple[Tensor, Tensor]:
         """(x, a) at t0 from (x, a) at t1, the parameters' integral added to the state's gradients."""
         field, tensors = self.segments[k - self.first].field, state.captured[k]
-        shapes = [x.shape, x.shape, *(tensor.shape for tensor in tensors)]
-        sizes = [math.prod(shape) for shape in shapes]
+        count, dtype = x.numel(), x.dtype
+        sums = [_entries(torch.zeros_like(tensor), dtype) for tensor in tensors]
         used: set[int] = set()
 
         def augmented(t: Tensor, s: Tensor) -> Tensor:
-            x, a = (part.view(shape) for part, shape in zip(torch.split(s[: 2 * sizes[0]], sizes[:2]), shapes[:2], strict=True))
-            v, pulled, parts = state.vjp(k, lambda x: field(t, x), x, a)
+            v, pulled, parts = state.vjp(k, lambda x: field(t, x), s[:count].view_as(x), s[count : 2 * count].view_as(x))
             used.update(i for i, part in enumerate(parts) if part is not None)
             rates = [v, -pulled, *(torch.zeros_like(z) if g is None else -g for z, g in zip(tensors, parts, strict=True))]
-            return torch.cat([rate.reshape(-1).to(s.dtype) for rate in rates])
+            return torch.cat([_entries(rate, dtype) for rate in rates])
 
         # the equation is linear in a: at the state's size, the tolerances of an adaptive method mean the same for both
         scale = _length(a) / _length(x) if self.method.adaptive else x.new_ones(())
-        flat = torch.cat([x.reshape(-1), (a / scale).reshape(-1), *(x.new_zeros(size) for size in sizes[2:])])
+        flat = torch.cat([x.reshape(-1), (a / scale).reshape(-1), *sums])
         run.saved = []
         solution = march(self.method, [Segment(t1, t0, augmented)], flat, run)
         if solution.status is not Status.SUCCESS:
             raise SolveError(f"the adjoint of segment {k}: {solution.message}", solution)
-        x, a, *sums = (part.view(shape) for part, shape in zip(torch.split(solution.x1, sizes), shapes, strict=True))
-        for i, (tensor, part) in enumerate(zip(tensors, sums, strict=True)):
+        ends, costates, *parts = torch.split(solution.x1, [count, count, *(len(part) for part in sums)])
+        for i, (tensor, part) in enumerate(zip(tensors, parts, strict=True)):
             if i in used:
-                state.add(tensor, (scale * part).to(tensor.dtype))
-        return x, scale * a
+                state.add(tensor, _from_entries(scale * part, tensor))
+        return ends.view_as(x), scale * costates.view_as(x)
 
     def error(self, x1: Tensor, a1: Tensor, a: Tensor, state: Backward, request: Run) -> float:
         """The relative error of all gradients together, by going the way again more finely."""
@@ -237,9 +250,21 @@ class _Way:
             again, factor = request.again(steps=2 * request.steps), 2**self.method.order / (2**self.method.order - 1)
         _, a_finer, _ = self.back(x1, a1, finer, again)
         pairs = [(a, a_finer), *zip(state.gradients, finer.gradients, strict=True)]
-        size = math.sqrt(sum(float(fine.square().sum()) for _, fine in pairs if fine is not None))
-        gap = math.sqrt(sum(float((g - f).square().sum()) for g, f in pairs if g is not None and f is not None))
+        size = math.hypot(*(float(torch.linalg.vector_norm(fine)) for _, fine in pairs if fine is not None))
+        gap = math.hypot(*(float(torch.linalg.vector_norm(g - f)) for g, f in pairs if g is not None and f is not None))
         return factor * gap / size if size else 0.0
+
+
+def _entries(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """The entries of a tensor as ones of a type that is real or complex whatever z is: nothing of a complex z is lost in a real state."""
+    return (torch.view_as_real(z.resolve_conj()) if z.is_complex() and not dtype.is_complex else z).reshape(-1).to(dtype)
+
+
+def _from_entries(entries: Tensor, z: Tensor) -> Tensor:
+    """A tensor like z from its `_entries`."""
+    if z.is_complex() and not entries.is_complex():
+        entries = torch.view_as_complex(entries.view(-1, 2))
+    return (entries if z.is_complex() or not entries.is_complex() else entries.real).to(z.dtype).view(z.shape)
 
 
 def _length(x: Tensor) -> Tensor:

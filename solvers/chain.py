@@ -166,7 +166,7 @@ class Chain:
         with torch.enable_grad():
             stand = stand_for(inputs)
             job = _Job([tensor.detach() for tensor in outputs], list(keep), self._autocast, pull, stand)
-            return list(cast(tuple[Tensor, ...], _Node.apply(job, *inputs)))  # type: ignore[no-untyped-call]
+            return list(cast(tuple[Tensor, ...], _Node.apply(job, *inputs)))  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 class _Job:

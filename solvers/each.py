@@ -18,7 +18,7 @@ from solvers.controller import StepSize
 from solvers.error_norm import Norm, get_norm
 from solvers.errors import ConfigError, SolveError
 from solvers.method import Method
-from solvers.request import check_bounds, check_problem, check_solver
+from solvers.request import check_bounds, check_segments, check_solver, check_state
 from solvers.run import Run, as_tensors, check_like, representable
 from solvers.runge_kutta import SHORTEST, RungeKutta, guessed_step, probe_step
 from solvers.segment import Segment
@@ -74,7 +74,8 @@ def solve_each(
     Raises SolveError, with the EachSolution, where a row breaks (with `throw=False` it is returned), ConfigError for requests that make
     no sense, other methods, learned times, vmap and forward mode.
     """
-    check_problem(segments, x0)
+    check_segments(segments)
+    check_state(x0)
     chosen, relative, absolute = check_solver(method, 1, rtol, atol, x0.dtype, max_steps)
     if not (isinstance(chosen, RungeKutta) and chosen.adaptive and not chosen.implicit):
         raise ConfigError(f"method {method!r} has no steps by row: use an explicit adaptive method of the package, as tsit5")
@@ -82,7 +83,7 @@ def solve_each(
         raise ConfigError(
             "steps by row need a state whose first axis are the rows, times that are not learned, and no vmap or forward mode: use `solve`"
         )
-    bounds = check_bounds(chosen, first_step, min_step, max_step)
+    bounds = check_bounds(chosen, method, first_step, min_step, max_step)
     run = Run(1, relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), **bounds)
     rows = [_Row(i) for i in range(len(x0))]
     x = x0

@@ -5,6 +5,8 @@
 | `rms`   | sqrt(mean e^2)                                    | entries are right on average: one of 10,000 may be 100 times worse |
 | `token` | the largest sqrt(mean e^2) over the last axis     | every token, each row of the state, is right on average           |
 | `max`   | max abs e                                         | every entry is right                                              |
+
+Of complex entries abs is |z|, and e^2 its square.
 """
 
 from __future__ import annotations

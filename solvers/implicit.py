@@ -153,6 +153,11 @@ def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float
 @torch.no_grad()
 def gmres(matrix: Linear, b: Tensor, accuracy: float) -> tuple[Tensor, float]:
     """x with |A x - b| <= accuracy |b|, by the smallest residual in growing Krylov spaces, or the best found; and |A x - b|/|b|."""
+    if b.is_complex():  # a derivative is linear over the reals: conj(x) has one, too
+        x, left = gmres(
+            lambda v: torch.view_as_real(matrix(torch.view_as_complex(v)).resolve_conj()), torch.view_as_real(b), accuracy
+        )
+        return torch.view_as_complex(x), left
     x, residual = torch.zeros_like(b), b
     size = left = float(torch.linalg.vector_norm(b))
     for _ in range(RESTARTS):

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
+from solvers.tree import State, mapped
+
 Field = Callable[[Tensor, Tensor], Tensor]
 Clock = Callable[[Tensor], Tensor]
 
@@ -40,10 +42,11 @@ def with_learned_times(field: Field, t0: Any, t1: Any) -> tuple[Field, Clock | N
         s = (t - a) / (b - a)
         return t + (da + s * (db - da)).to(t)
 
-    def moved(t: Tensor, x: Tensor) -> Tensor:
+    def moved(t: Tensor, x: State) -> State:
         da, db = ends(t)
-        v = field(clock(t), x)
-        return v * (1 + (db - da) / (b - a)).to(v)
+        faster = 1 + (db - da) / (b - a)
+        v: State = mapped(lambda part: part * faster.to(part), field(clock(t), x))
+        return v
 
     return moved, clock
 

@@ -33,6 +33,17 @@ class Method(Protocol):
         """The state at the segment's end. Counts in `run` what it does; raises Stopped where it cannot get there."""
 
 
+FIXED = frozenset({"steps", "save='steps'"})
+ADAPTIVE = frozenset({"rtol", "atol", "norm", "max_steps", "save='steps'"})
+BOUNDED = ADAPTIVE | {"first_step", "min_step", "max_step"}
+
+
+def options_of(method: Method) -> frozenset[str]:
+    """The options of `solve` that the method heeds, so that others are refused: what it says as `options`, or those of its kind."""
+    heeded: frozenset[str] = getattr(method, "options", ADAPTIVE if method.adaptive else FIXED)
+    return heeded
+
+
 @runtime_checkable
 class HasFixedSteps(Protocol):
     """A method that can take equal steps; one with fixed steps may return itself."""

@@ -7,20 +7,23 @@ import math
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torchdiffeq
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from solvers.controller import PI
+from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.event import Event
 from solvers.gradients import Gradient, get_gradient
 from solvers.method import Method
 from solvers.methods import METHODS
+from solvers.request import TYPES
+from solvers.run import time_type
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Segment
 from solvers.solution import Solution
@@ -61,10 +64,10 @@ def odeint(
     """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may ascend or descend.
 
     As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. y0 may be a tuple of tensors, and so is then func's value and
-    the result; here lists and dictionaries too, and all of these nested. Gradients reach y0, t and whatever func depends on. Methods that
-    only torchdiffeq has (dopri8, fehlberg2, the Adams ones, scipy_solver) are run by it whole, with what it accepts, refuses and warns of;
-    all that follows is of the methods that are ours, `ITS_METHODS`. Adaptive ones step as they like and interpolate; fixed ones step
-    from time to time, or by `step_size`.
+    the result; here lists, named tuples and dictionaries too, and all of these nested. Gradients reach y0, t and whatever func depends on.
+    Methods that only torchdiffeq has (dopri8, fehlberg2, the Adams ones, scipy_solver) are run by it whole, with what it accepts,
+    refuses and warns of; all that follows is of the methods that are ours, `ITS_METHODS`. Adaptive ones step as they like and
+    interpolate; fixed ones step from time to time, or by `step_size`.
 
     `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size,
     grid_constructor, interp ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that
@@ -73,14 +76,14 @@ def odeint(
     Different from there: `gradient` is a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); a relative tolerance below what y0's
     type resolves is raised to that; what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice
     instead of an assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of, and so are callbacks of
-    func, which are not called. Tolerances by entry and complex states are refused.
+    func, which are not called. Tolerances by entry are refused.
 
     With `event_fn(t, y)` the result is (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
     another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
     missing there. t has two times, of which the second only says the direction and a scale: it goes on for up to 1e9 of these
     intervals, or a million steps of a fixed-step method.
     """
-    _check(y0, t)
+    _check_times(t)
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
         raise ConfigError(f"event_fn = {event_fn!r} with {len(t)} times: give a function of t and y, and two times")
     if method in NAMES and method not in ITS_METHODS:
@@ -97,11 +100,11 @@ def odeint(
             f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
             stacklevel=2,
         )
-    tree = None if isinstance(y0, Tensor) else Tree(y0)
-    field: Field = func if tree is None else lambda t, y: tree.flat("func", func(t, tree.parts(y)))
+    tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
+    field: Field = func if tree is None else partial(_flat, tree, func)
     first = start = y0 if tree is None else tree.flat("y0", y0)
     # as the field is told it
-    moments = t if t.dtype is start.dtype else t.to(start.dtype)
+    moments = t.to(time_type(start.dtype))
     if t.requires_grad:
         start = start - field(moments[0], start) * (moments[0] - moments[0].detach())
     if event_fn is not None:
@@ -130,6 +133,8 @@ def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **reque
         raise ConfigError(
             f"method {request['method']!r} is torchdiffeq's and has the gradients {', '.join(calls)} only, not {gradient!r}"
         )
+    if not isinstance(y0, Tensor) and type(y0) is not tuple:  # it knows no other structure
+        return _their_tree(Tree(y0, "y0"), func, y0, t, gradient=gradient, **request)
     options = None if request["options"] is None else dict(request["options"])
     try:
         return call(func, y0, t, **{**request, "options": options})
@@ -137,11 +142,23 @@ def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **reque
         raise SolveError(f"torchdiffeq's {request['method']}: {error or 'it stopped without a word'}") from None
 
 
+def _their_tree(tree: Tree, func: Func, y0: Any, t: Tensor, event_fn: Any, **request: Any) -> Any:
+    """The same of the flat state, in its structure."""
+    field = partial(_flat, tree, func)
+    told = None if event_fn is None else lambda t, y: event_fn(t, tree.parts(y))
+    found = _theirs(field, tree.flat("y0", y0), t, event_fn=told, **request)
+    return tree.parts(found) if event_fn is None else (found[0], tree.parts(found[1]))
+
+
+def _flat(tree: Tree, func: Func, t: Tensor, y: Tensor) -> Tensor:
+    return tree.flat("func", func(t, tree.parts(y)))
+
+
 def _request(
     method: Method, y0: Tensor, tolerances: Sequence[object], asked: dict[str, Any], tree: Tree | None
 ) -> tuple[Method, dict[str, Any]]:
     """An adaptive method with the rule asked for, and what else is asked of `solve`."""
-    resolved = 4 * torch.finfo(y0.dtype).eps if y0.dtype.is_floating_point else 0.0
+    resolved = 4 * torch.finfo(y0.dtype).eps if y0.dtype in TYPES else 0.0
     rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
     if rule and isinstance(method, RungeKutta):
         method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
@@ -175,7 +192,7 @@ def _until(
     """The event's time and state."""
     start, other = t.detach().tolist()
     with torch.no_grad():
-        signs = torch.sign(event_fn(t[0].to(y0.dtype), y0))
+        signs = torch.sign(event_fn(t[0].to(time_type(y0.dtype)), y0))
     event = Event(lambda t, y: (event_fn(t, y) * signs).min(), direction=-1)
     if method.adaptive:
         method, request = _request(method, y0, tolerances, asked, tree)
@@ -271,7 +288,7 @@ def _cubic(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor
     """The cubic through both states with the field's slopes there (Hermite)."""
     h = ends[1] - ends[0]
     s = (t - ends[0]) / h
-    f0, f1 = (field(torch.tensor(end, dtype=y.dtype), y) for end, y in zip(ends, states, strict=True))
+    f0, f1 = (field(torch.tensor(end, dtype=time_type(y.dtype)), y) for end, y in zip(ends, states, strict=True))
     y0, y1 = states
     return (1 + 2 * s) * (1 - s) ** 2 * y0 + s * (1 - s) ** 2 * h * f0 + s * s * (3 - 2 * s) * y1 + s * s * (s - 1) * h * f1
 
@@ -279,16 +296,10 @@ def _cubic(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor
 INTERPOLATIONS = {"linear": _linear, "cubic": _cubic}
 
 
-def _norm(norm: Callable[[Any], Tensor] | None, tree: Tree | None) -> Any:
+def _norm(norm: Callable[[Any], Tensor] | None, tree: Tree | None) -> Norm:
     """The norm of a flat state from that of the user's; by default RMS, of a tuple the largest RMS of its tensors."""
-    if tree is None:
-        return "rms" if norm is None else norm
-
-    def of_parts(e: Tensor) -> Tensor:
-        parts = tree.parts(e)
-        return torch.stack([part.square().mean().sqrt() for part in tree.leaves(parts)]).max() if norm is None else norm(parts)
-
-    return of_parts
+    chosen = rms if norm is None else norm
+    return chosen if tree is None else tree.norm(chosen, named=norm is None)
 
 
 def _number(name: str, value: object) -> float:
@@ -299,17 +310,10 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _check(y0: object, t: object) -> None:
+def _check_times(t: object) -> None:
     if not isinstance(t, Tensor) or t.dim() != 1 or not t.dtype.is_floating_point or len(t) == 0:
         what = f"a tensor of shape {tuple(t.shape)} of {t.dtype}" if isinstance(t, Tensor) else type(t).__name__
         raise ConfigError(f"t is {what}: give a floating tensor of one axis")
     steps = t.detach().diff()
     if not (bool((steps > 0).all()) or bool((steps < 0).all())):
         raise ConfigError("t must be strictly increasing or strictly decreasing")
-    if isinstance(y0, Tensor):
-        return
-    parts = tree_leaves(y0)
-    if not parts or not all(isinstance(part, Tensor) for part in parts):
-        raise ConfigError(f"y0 is {type(y0).__name__}: give a tensor, or tuples, lists and dictionaries of tensors")
-    if len({part.dtype for part in parts}) > 1 or len({part.device for part in parts}) > 1:
-        raise ConfigError("the tensors of y0 have several types or devices: convert them to one")

@@ -73,7 +73,7 @@ class _Call:
     def __init__(self, function: Advance, x: Tensor, hold: bool, checked: Sequence[int]):
         self.function, self.hold, self.checked, self.running = function, hold, checked, False
         self.needs_gradient, self.device = x.requires_grad, x.device
-        self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x).grad_fn  # type: ignore[no-untyped-call]
+        self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x).grad_fn  # type: ignore[no-untyped-call]  # torch gives it no types
         self.autocast = [_autocast(device) for device in {x.device.type, "cpu"}]
         self.thrown: list[tuple[torch.Size, torch.dtype]] = []
         self.saved: dict[int, tuple[Tensor, int]] = {}

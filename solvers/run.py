@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import ctypes
 import dataclasses
 import functools
@@ -21,8 +22,8 @@ from solvers.stiffness import Stiffness
 
 Save = Literal["ends", "segments", "steps"]
 
-TIME_TYPES = frozenset({torch.float32, torch.float64})
-"""A field gets the time in the state's type if it is one of these, else in float32: half precision cannot tell steps apart."""
+TIME_TYPES = {torch.float64: torch.float64, torch.complex128: torch.float64}
+"""The type in which a field gets the time, by the state's: else float32, since half precision cannot tell steps apart."""
 
 
 REQUEST = ("steps", "rtol", "atol", "max_steps", "watch", "save", "first_step", "min_step", "max_step", "norm", "controlled")
@@ -197,7 +198,9 @@ def check_like(what: str, y: object, x: Tensor) -> None:
     if not isinstance(y, Tensor):
         raise ConfigError(f"the {what} returned {type(y).__name__}: {WANTED[what]} must be a tensor of x's shape")
     if y.dtype is not x.dtype and not (
-        y.dtype.is_floating_point and (y.dtype.itemsize < x.dtype.itemsize or torch.is_autocast_enabled(x.device.type))
+        (y.dtype.is_floating_point or y.dtype.is_complex)
+        and y.dtype.is_complex == x.dtype.is_complex
+        and (y.dtype.itemsize < x.dtype.itemsize or torch.is_autocast_enabled(x.device.type))
     ):
         raise ConfigError(
             f"the {what} returned {_name(y.dtype)} for a state of {_name(x.dtype)}: return it as .to(x.dtype), or start from a state of "
@@ -223,7 +226,12 @@ def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
 
     On the CPU whatever the state's device: such a tensor mixes with all of them and costs no transfer.
     """
-    return torch.tensor(times, dtype=dtype if dtype in TIME_TYPES else torch.float32, device="cpu").unbind()
+    return torch.tensor(times, dtype=time_type(dtype), device="cpu").unbind()
+
+
+def time_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a field of a state of that type gets the time."""
+    return TIME_TYPES.get(dtype, torch.float32)
 
 
 def representable(t: float, dtype: torch.dtype) -> float:
@@ -234,10 +242,10 @@ def representable(t: float, dtype: torch.dtype) -> float:
     therefore takes five times the steps there at a tolerance of 1e-4. With ends that are not rounded it takes as many. A field that
     knows the time from its segment's start, on Segment(0, T, ..), loses nothing.
     """
-    return t if dtype is torch.float64 else ctypes.c_float(t).value
+    return t if time_type(dtype) is torch.float64 else ctypes.c_float(t).value
 
 
 def finite(x: Tensor) -> bool:
     """Whether all entries are finite. Waits for the device."""
     # one that is not makes the sum so; a sum that overflows by itself is looked at again
-    return math.isfinite(float(x.detach().sum())) or bool(torch.isfinite(x).all())
+    return cmath.isfinite(x.detach().sum().item()) or bool(torch.isfinite(x).all())

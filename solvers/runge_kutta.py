@@ -15,6 +15,7 @@ from torch import Tensor
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
 from solvers.implicit import NotSolved, implicit_stage
+from solvers.method import BOUNDED, FIXED
 from solvers.reversible_scheme import Finish, ReversibleScheme
 from solvers.run import Accepted, Run, Step, Stopped, finite, representable
 from solvers.segment import Segment
@@ -62,6 +63,11 @@ class RungeKutta:
         """Whether its stages are found by Newton's method."""
         return self.tableau.gamma > 0
 
+    @property
+    def options(self) -> frozenset[str]:
+        """What of a request it heeds. Newton's method, which finds the stages of an implicit one, has tolerances."""
+        return BOUNDED if self.adaptive else FIXED | {"rtol", "atol", "norm"} if self.implicit else FIXED
+
     shows_steps = True
 
     @functools.cached_property
@@ -88,15 +94,25 @@ class RungeKutta:
                 step = Step(segment, start, end, h)
                 stages = self._stages(*step, x, run, None, len(self.tableau.b))
                 following = x + weighted(h, self.tableau.b, stages)
-                x1 = run.accept(segment, end, following, self._seen(step, x, following, stages))
+                x1 = run.accept(segment, end, following, self._seen(step, x, following, stages, run))
                 self._between(times, step, x, x1, stages, run)
                 x = x1
             else:
                 x = run.accept(segment, end, x + self._increment(segment, start, end, h, x, run))
         return x
 
+    def _with_inner(self, step: Step, x: Tensor, stages: Sequence[Tensor], run: Run) -> Sequence[Tensor]:
+        """The stages with those that only states inside the step need."""
+        found = list(stages)
+        for row, node in zip(self.tableau.inner, self.tableau.inner_c, strict=True):
+            t = step.start + node * (step.end - step.start)
+            found.append(run.velocity(step.segment, t, x + weighted(step.h, row, found)))
+        return found
+
     def _between(self, times: Sequence[float], step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], run: Run) -> None:
         """Keeps the states at times inside the step from x to x1, by the tableau's own interpolation."""
+        if any(time != step.end for time in times):
+            stages = self._with_inner(step, x, stages, run)
         for time in times:
             inside = x1
             if time != step.end:
@@ -105,11 +121,19 @@ class RungeKutta:
                 inside = inside if step.segment.project is None else step.segment.project(inside)
             run.keep(time, inside)
 
-    def _seen(self, step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor]) -> Accepted:
+    def _seen(self, step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], run: Run) -> Accepted:
+        graph = torch.is_grad_enabled()
+
+        @functools.cache
+        def all_stages() -> Sequence[Tensor]:
+            # first asked for without a graph, by who looks for a root
+            with torch.set_grad_enabled(graph):
+                return self._with_inner(step, x, stages, run)
+
         def inside(t: Tensor) -> Tensor:
             theta = (t - step.start) / (step.end - step.start)
             weights = [(step.h * weight).to(x.dtype) for weight in self.tableau.dense_weights(theta)]
-            state = x + sum(weight * stage for weight, stage in zip(weights, stages, strict=True))
+            state = x + sum(weight * stage for weight, stage in zip(weights, all_stages(), strict=True))
             return state if step.segment.project is None else step.segment.project(state)
 
         return Accepted(step, x, x1, stages[0], inside if self.dense else None)
@@ -190,7 +214,7 @@ class RungeKutta:
             if run.stats.accepted >= STARTED and run.stats.stiff_at is None and not self.implicit:
                 self._look(step, stages, run)
             run.trace.append(step)
-            seen = self._seen(step, x, x1, stages) if run.observers else None
+            seen = self._seen(step, x, x1, stages, run) if run.observers else None
             before, x = x, run.accept(segment, end, following, seen) if finish is None else following
             if run.wanted and (times := run.passed(t, end)):
                 self._between(times, step, before, x, stages, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
@@ -83,6 +84,13 @@ class Segment:
     def part(self, t0: Time, t1: Time, first: bool) -> Segment:
         """The part from t0 to t1; the `first` one is entered as the whole is."""
         return Segment(t0, t1, self.field, self.project, self.enter if first else None, self.whole)
+
+    def with_maps(self, **maps: Map | Field) -> Segment:
+        """The segment with other maps, whatever its times are learned of."""
+        other = copy.copy(self)
+        for name, given in maps.items():
+            object.__setattr__(other, name, given)
+        return other
 
     def step(self, steps: int) -> float:
         """The length of one of `steps` equal steps, rounded once; negative where the segment runs backward."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from jaxtyping import Float
 from torch import Tensor
+
+from solvers.tree import State
 
 
 class Status(enum.Enum):
@@ -68,7 +69,7 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """The result of `solve`.
+    """The result of `solve`. Its states are built as the initial one: one tensor, or several in their structure.
 
     `x1` is the last state reached, finite or not. `states` are what `save` asked for, with their `times`: the initial and last
     state ("ends"), the initial state and the one at each segment's end ("segments"), or at each accepted step's end ("steps").
@@ -79,9 +80,9 @@ class Solution:
     number, `event_time` its time as a 0-dimensional float64 tensor that is differentiated as the states are.
     """
 
-    x1: Float[Tensor, " *state"]
+    x1: State
     times: tuple[float, ...]
-    states: tuple[Float[Tensor, " *state"], ...]
+    states: tuple[State, ...]
     status: Status
     stats: Stats
     segment: int | None = None

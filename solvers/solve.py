@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from solvers.dense import Times, at_times, check_times
@@ -16,19 +16,23 @@ from solvers.event import Event
 from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.march import Progress, march
 from solvers.method import Method
-from solvers.request import check_bounds, check_callable, check_problem, check_solver
+from solvers.nested import flat_events, flat_on_step, flat_segments, in_structure
+from solvers.request import check_bounds, check_callable, check_heeded, check_segments, check_solver, check_state
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
 from solvers.stop import OnStep, again_to_there, check_stops, differentiated, observers
 from solvers.transforms import batched, check_steps, in_forward_mode
+from solvers.tree import Tree
 
 SAVE = ("ends", "segments", "steps")
+MAX_STEPS = 10_000
+"""Attempts of an adaptive method in a segment, where nothing else is asked for."""
 
 
 def solve(
     segments: Sequence[Segment],
-    x0: Float[Tensor, " *state"],
+    x0: Any,
     *,
     method: str | Method = "euler",
     steps: int = 1,
@@ -41,57 +45,76 @@ def solve(
     steady: float | None = None,
     on_step: OnStep | None = None,
     throw: bool = True,
-    norm: str | Norm = "rms",
+    norm: str | Norm | None = None,
     first_step: float | None = None,
     min_step: float | None = None,
     max_step: float | None = None,
-    max_steps: int = 10_000,
+    max_steps: int | None = None,
     progress: Progress | None = None,
 ) -> Solution:
     """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k for each k in turn.
 
+    x0 is a tensor of a floating or complex type, or several of one type in tuples, named tuples, lists and dictionaries, also nested:
+    fields, projections, events, `on_step`, a `norm` of one's own and the solution then have the same structure, and a norm by name
+    is the largest that one of the tensors has.
+
     No step crosses a segment's end and no field is evaluated outside its own segment, so a method keeps its order over
     switches. `method` is a name of `METHODS` or a method object. Fixed-step methods take `steps` per segment; adaptive ones take
     `rtol` and `atol` (1e-6 and 1e-8 if not given), with the norm of error/(atol + rtol*abs(x)) kept below 1 in every step (`norm`
-    is a name of `NORMS`, as "token" or "max" where few entries move, or a function of a tensor), and at most `max_steps` attempts
-    per segment; where given, the first is of size `first_step`, none above `max_step`, and none is tried below `min_step`: one that
-    short is taken whatever its error, and counted as `stats.forced`.
+    is a name of `NORMS`, by default "rms", else "token" or "max" where few entries move, or a function of a tensor), and at most
+    `max_steps` attempts per segment (10,000); where given, the first is of size `first_step`, none above `max_step`, and none is tried
+    below `min_step`: one that short is taken whatever its error, and counted as `stats.forced`.
 
     `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is differentiated. `save` says
     which states the solution holds, or `times` at which it does, by the method's own interpolation inside its steps: their number
-    costs no evaluation. `progress(k)` is called when segment k is done, `on_step(t, x)` after every accepted step. The first of the
-    `events` ends the solve (`Event(g)`, a root of g(t, x)), and so does the first step at whose start the norm of dx/dt is at most
-    `steady`; the solution's status, segment, time, event and event_time tell. For these three, gradients other than backprop go the way
-    twice, the second time to where the first one ended.
+    costs no evaluation (dop853 takes three for every step with a time inside). `progress(k)` is called when segment k is done,
+    `on_step(t, x)` after every accepted step. The first of the `events` ends the solve (`Event(g)`, a root of g(t, x)), and so does
+    the first step at whose start the norm of dx/dt is at most `steady`; the solution's status, segment, time, event and event_time
+    tell. For these three, gradients other than backprop go the way twice, the second time to where the first one ended.
 
-    Errors: ConfigError for a request that makes no sense (unknown name, steps given to an adaptive method, tolerances to a
-    fixed-step one or below the dtype's resolution, segments that do not meet, a gradient that the method does not have). A
+    Errors: ConfigError for a request that makes no sense (unknown name, an option that the method does not heed, as tolerances of
+    fixed steps, tolerances below the dtype's resolution, segments that do not meet, a gradient that the method does not have). A
     computation that fails raises SolveError, which carries the solution up to there; with `throw=False` the solution is returned
     and its `status` says what happened.
 
     The state is checked once, at the end; only if that finds a non-finite entry is the solve repeated, without gradient
     and checking each step, to say where it broke. So a good solve on a GPU waits for the device once.
     """
-    check_problem(segments, x0)
-    chosen, relative, absolute = check_solver(method, steps, rtol, atol, x0.dtype, max_steps)
+    check_segments(segments)
+    tree = None if isinstance(x0, Tensor) else Tree(x0)
+    x = x0 if tree is None else tree.flat("x0", x0)
+    check_state(x)
+    chosen, relative, absolute = check_solver(method, steps, rtol, atol, x.dtype, max_steps)
     if save not in SAVE:
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
-    bounds = check_bounds(chosen, first_step, min_step, max_step)
+    bounds = check_bounds(chosen, method, first_step, min_step, max_step)
     kind = get_gradient(gradient)
     kind.check(chosen, segments)
     wanted = [] if times is None else check_times(times, segments, chosen, kind)
     if wanted and save != "ends":
         raise ConfigError(f"save = {save!r} and times both say which states to keep: give one of them")
-    run = Run(int(steps), relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), save=save, **bounds)
+    # a steady state is found by the norm of dx/dt, whatever the method
+    check_heeded(chosen, {"norm": norm if steady is None else None, "save='steps'": save == "steps" or None}, method)
+    measure = get_norm("rms" if norm is None else norm)
+    if tree is not None:
+        measure = tree.norm(measure, named=not callable(norm))
+    most = MAX_STEPS if max_steps is None else int(max_steps)
+    run = Run(int(steps), relative, absolute, norm=measure, max_steps=most, save=save, **bounds)
     watched = check_stops(chosen, events, steady, on_step, bool(wanted))
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)
+    if tree is not None:
+        segments, watched, on_step = flat_segments(tree, segments), flat_events(tree, watched), flat_on_step(tree, on_step)
     run.observers = observers(watched, steady, on_step, run)
-    solution = _integrated(chosen, kind, segments, x0, run, progress)
+    solution = _integrated(chosen, kind, segments, x, run, progress)
+    if wanted and solution.status is Status.SUCCESS:
+        solution = at_times(solution, wanted)
+    if tree is not None:
+        solution = in_structure(tree, solution)
     if throw and not solution.status.good:
         raise SolveError(solution.message, solution)
-    return at_times(solution, wanted) if wanted and solution.status is Status.SUCCESS else solution
+    return solution
 
 
 def _integrated(

@@ -19,8 +19,8 @@ from solvers.errors import ConfigError
 
 TOLERANCE = 1e-13
 """How exactly a condition must hold: coefficients are published to 16 digits."""
-DENSE_TOLERANCE = 1e-12
-"""The same for the coefficients of dense output, whose terms of opposite signs reach 90."""
+DENSE_TOLERANCE, DENSE_SIZE = 1e-12, 100.0
+"""The same for dense output whose coefficients, of opposite signs, add up to that size; in proportion where they do to more."""
 
 Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)
@@ -35,7 +35,9 @@ class Tableau:
     `a` holds the rows below the diagonal (row i has i entries, the first is empty). `embedded` are the weights of the
     lower-order solution that a step's error estimate is taken against, of order `embedded_order`. `dense` holds polynomials without
     constant term, one for each stage and lowest power first: x(t + theta h) = x + h sum_i dense_i(theta) k_i inside the step. They
-    must be of order - 1 for every theta, and the weights b at its end: then states inside have the method's order.
+    must be of order - 1 for every theta, and the weights b at its end: then states inside have the method's order. `inner` are rows
+    of stages that only `dense` has a use for (row i has an entry for each stage before it), at the nodes `inner_c`: evaluated in steps
+    inside which a state is asked for.
     `coarse` are the weights of a second embedded solution of still lower order: with both, the error is estimated as
     err = err_e^2/sqrt(err_e^2 + 0.01 err_c^2), of a higher order than either. `gamma` is a_ii of every stage but the first: with one above
     zero these are implicit.
@@ -52,6 +54,8 @@ class Tableau:
     coarse: tuple[float, ...] | None = None
     coarse_order: int = 0
     gamma: float = 0.0
+    inner: tuple[tuple[float, ...], ...] = ()
+    inner_c: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         stages = len(self.b)
@@ -59,8 +63,16 @@ class Tableau:
             raise ConfigError(
                 f"a tableau of {stages} weights needs {stages} nodes and rows of 0, 1, ..., {stages - 1} coefficients"
             )
-        for i, node in enumerate(self.c):
-            total = sum(self.row(i))
+        if (
+            any(len(row) != stages + i for i, row in enumerate(self.inner))
+            or len(self.inner_c) != len(self.inner)
+            or (self.inner and (self.gamma or not self.dense))
+        ):
+            raise ConfigError(
+                f"inner stages go with dense output of an explicit method: give rows of {stages}, {stages + 1}, .. and their nodes"
+            )
+        for i, (row, node) in enumerate(zip(self.rows, (*self.c, *self.inner_c), strict=True)):
+            total = sum(row)
             if abs(total - node) > TOLERANCE:
                 raise ConfigError(f"row {i} of a sums to {total:.17g}, not to its node c[{i}] = {node:.17g}")
             if not 0 <= node <= 1:
@@ -83,6 +95,11 @@ class Tableau:
     def row(self, i: int) -> tuple[float, ...]:
         """a_i0, .., a_ii."""
         return (*self.a[i], self.gamma if i else 0.0)
+
+    @functools.cached_property
+    def rows(self) -> tuple[tuple[float, ...], ...]:
+        """Those of all stages, with the diagonal, and of the inner ones."""
+        return (*(self.row(i) for i in range(len(self.a))), *self.inner)
 
     @functools.cached_property
     def error_weights(self) -> tuple[tuple[float, ...], ...]:
@@ -128,7 +145,8 @@ class Tableau:
             raise ConfigError(f"the order of {what} is {order}; it must be at least 1")
         for size in range(1, order + 1):
             for tree in trees(size):
-                have = sum(w * value for w, value in zip(weights, self._stage_weights(tree, known), strict=True))
+                # inner stages come last, and have no weight
+                have = sum(w * value for w, value in zip(weights, self._stage_weights(tree, known), strict=False))
                 if abs(have - 1 / density(tree)) > TOLERANCE:
                     raise ConfigError(
                         f"{what} is not of order {order}: "
@@ -140,9 +158,10 @@ class Tableau:
         return tuple(sum((c * theta**power for power, c in enumerate(row, 1)), 0 * theta) for row in self.dense)
 
     def _check_dense(self, known: Known) -> None:
-        if len(self.dense) != len(self.b):
-            raise ConfigError(f"dense has {len(self.dense)} polynomials for {len(self.b)} stages")
-        for i, (b, row) in enumerate(zip(self.b, self.dense, strict=True)):
+        ends = (*self.b, *(0.0 for _ in self.inner))
+        if len(self.dense) != len(ends):
+            raise ConfigError(f"dense has {len(self.dense)} polynomials for {len(ends)} stages")
+        for i, (b, row) in enumerate(zip(ends, self.dense, strict=True)):
             if abs(sum(row) - b) > TOLERANCE:
                 raise ConfigError(f"dense[{i}] is {sum(row):.17g} at the step's end, not b[{i}] = {b:.17g}")
         for size in range(1, max(2, self.order)):
@@ -150,8 +169,10 @@ class Tableau:
                 values = self._stage_weights(tree, known)
                 # theta^size/density, power by power
                 for power in range(1, max(map(len, self.dense)) + 1):
-                    have = sum(row[power - 1] * v for row, v in zip(self.dense, values, strict=True) if len(row) >= power)
-                    if abs(have - (power == size) / density(tree)) > DENSE_TOLERANCE:
+                    weights = [row[power - 1] if len(row) >= power else 0.0 for row in self.dense]
+                    have = sum(w * v for w, v in zip(weights, values, strict=True))
+                    allowed = DENSE_TOLERANCE * max(1.0, sum(map(abs, weights)) / DENSE_SIZE)
+                    if abs(have - (power == size) / density(tree)) > allowed:
                         raise ConfigError(
                             f"dense is not of order {max(1, self.order - 1)}: in the condition of order {size} for the tree {tree}, "
                             f"theta^{power} has {have:.17g}"
@@ -160,10 +181,10 @@ class Tableau:
     def _stage_weights(self, tree: Tree, known: Known) -> list[float]:
         if tree in known:
             return known[tree]
-        values = [1.0] * len(self.b)
+        values = [1.0] * len(self.rows)
         for branch in tree:
-            inner = self._stage_weights(branch, known)
-            sums = [sum(a * value for a, value in zip(self.row(i), inner, strict=False)) for i in range(len(self.a))]
+            below = self._stage_weights(branch, known)
+            sums = [sum(a * value for a, value in zip(row, below, strict=False)) for row in self.rows]
             values = [value * total for value, total in zip(values, sums, strict=True)]
         known[tree] = values
         return values
@@ -179,6 +200,7 @@ def tableau(
     coarse: Sequence[Coefficient] | None = None,
     coarse_order: int = 0,
     gamma: Coefficient = 0,
+    inner: Sequence[Sequence[Coefficient]] = (),
 ) -> Tableau:
     """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row sums of a."""
     rows = [[Fraction(value) for value in row] for row in a]
@@ -199,6 +221,8 @@ def tableau(
         coarse=None if coarse is None else floats(coarse),
         coarse_order=coarse_order,
         gamma=float(Fraction(gamma)),
+        inner=tuple(floats(row) for row in inner),
+        inner_c=tuple(round(float(sum((Fraction(value) for value in row), Fraction(0))), 15) for row in inner),
     )
 
 

@@ -13,6 +13,7 @@ from torchdiffeq._impl.odeint import SOLVERS  # the only list of its methods' na
 from torchdiffeq._impl.solvers import AdaptiveStepsizeODESolver
 
 from solvers.errors import ConfigError
+from solvers.method import ADAPTIVE, FIXED
 from solvers.run import Run, Stopped, finite
 from solvers.segment import Segment
 from solvers.solution import Status
@@ -37,6 +38,11 @@ class TorchDiffEq:
     def adaptive(self) -> bool:
         """Whether it chooses its own steps."""
         return issubclass(SOLVERS[self.name], AdaptiveStepsizeODESolver) or self.name == "scipy_solver"
+
+    @property
+    def options(self) -> frozenset[str]:
+        """What of a request it heeds; scipy's own steps are not seen."""
+        return frozenset({"rtol", "atol"}) if self.name == "scipy_solver" else ADAPTIVE if self.adaptive else FIXED
 
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
         """The state at the segment's end. Raises Stopped where torchdiffeq fails."""

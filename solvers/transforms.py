@@ -79,10 +79,10 @@ class _Once(torch.autograd.Function):
 
 def stand_for(tensors: Sequence[Tensor]) -> Tensor:
     """What `differentiable_once` needs of the tensors that gradients depend on."""
-    return cast(Tensor, _Stand.apply(*tensors))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Stand.apply(*tensors))  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 def differentiable_once(stand: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The gradients, of which autograd raises ConfigError when it is asked to differentiate them again."""
-    marked = iter(_Once.apply(stand, *(gradient for gradient in gradients if gradient is not None)))  # type: ignore[no-untyped-call]
+    marked = iter(_Once.apply(stand, *(gradient for gradient in gradients if gradient is not None)))  # type: ignore[no-untyped-call]  # torch gives it no types
     return [None if gradient is None else next(marked) for gradient in gradients]

@@ -1,42 +1,93 @@
-"""States of several tensors, in tuples, lists, dictionaries and these nested, as one flat tensor."""
+"""States of several tensors, in tuples, named tuples, lists, dictionaries and these nested, as one flat tensor."""
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from solvers.errors import ConfigError
 
+if TYPE_CHECKING:
+    State = Tensor  # what nearly every state is; one of another structure comes back in that
+else:
+    State = Any
+
+
+def leaves(state: object) -> list[Any]:
+    """What the structure holds, in order; of a dictionary by the order of its keys."""
+    if isinstance(state, (tuple, list)):
+        return [leaf for part in state for leaf in leaves(part)]
+    if isinstance(state, dict):
+        return [leaf for part in state.values() for leaf in leaves(part)]
+    return [state]
+
+
+def mapped(function: Callable[[Any], Any], state: Any) -> Any:
+    """The same structure of function(leaf) for each leaf."""
+    if isinstance(state, (tuple, list)):
+        parts = [mapped(function, part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+    if isinstance(state, dict):
+        made = copy.copy(state)  # a subclass keeps what else it knows
+        made.update({key: mapped(function, part) for key, part in state.items()})
+        return made
+    return function(state)
+
 
 class Tree:
-    """The structure of a state and the shapes of its tensors: `flat` puts their entries one after the other, `parts` undoes it."""
+    """The structure of a state: `flat` puts its tensors' entries one after the other, `parts` undoes it.
 
-    def __init__(self, state: Any):
-        leaves, self.structure = tree_flatten(state)
-        self.shapes = [leaf.shape for leaf in leaves]
+    Raises ConfigError for a structure that holds anything but tensors of one type on one device, or none.
+    """
 
-    def flat(self, what: str, state: Any) -> Tensor:
+    def __init__(self, state: object, what: str = "the initial state"):
+        found = leaves(state)
+        if not found or not all(isinstance(leaf, Tensor) for leaf in found):
+            raise ConfigError(f"{what} is {type(state).__name__}: give a tensor, or tuples, lists and dictionaries of tensors")
+        if len({leaf.dtype for leaf in found}) > 1 or len({leaf.device for leaf in found}) > 1:
+            raise ConfigError(f"the tensors of {what} have several types or devices: convert them to one")
+        self.shapes = [leaf.shape for leaf in found]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+        places = iter(range(len(found)))
+        self.places = mapped(lambda _: next(places), state)
+
+    def flat(self, what: str, state: object) -> Tensor:
         """The entries of all tensors; ConfigError where `what` has given another structure or other shapes."""
-        leaves, structure = tree_flatten(state)
-        if structure != self.structure or [getattr(leaf, "shape", None) for leaf in leaves] != self.shapes:
+        found = list(_alongside(self.places, state))
+        if [getattr(leaf, "shape", None) for leaf in found] != self.shapes:
             raise ConfigError(
                 f"{what} returned {type(state).__name__} for a state of {len(self.shapes)} tensors: return the same structure with the "
                 "same shapes"
             )
-        return torch.cat([leaf.reshape(-1) for leaf in leaves])
+        return torch.cat([leaf.reshape(-1) for leaf in found])
 
     def parts(self, y: Tensor) -> Any:
         """The structure with its tensors' entries from the last axis of y; axes before it stay in front."""
-        parts = torch.split(y, [math.prod(shape) for shape in self.shapes], dim=-1)
-        shaped = [part.reshape((*y.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
-        return tree_unflatten(shaped, self.structure)
+        cut = torch.split(y, self.sizes, dim=-1)
+        return mapped(lambda i: cut[i].reshape((*y.shape[:-1], *self.shapes[i])), self.places)
 
-    @staticmethod
-    def leaves(state: Any) -> list[Tensor]:
-        """Its tensors in order."""
-        found: list[Tensor] = tree_leaves(state)
-        return found
+    def norm(self, norm: Callable[[Any], Tensor], named: bool) -> Callable[[Tensor], Tensor]:
+        """A norm of the flat state: the largest that a named norm has of its tensors, or a user's own, which is given the structure."""
+        if not named:
+            return lambda e: norm(self.parts(e))
+        return lambda e: torch.stack([norm(part) for part in leaves(self.parts(e)) if part.numel()]).max()
+
+
+def _alongside(places: object, state: Any) -> Iterator[Any]:
+    """The leaves of a state that is built as the places are; None where it is not."""
+    if isinstance(places, (tuple, list)):
+        # a named tuple's field may return a plain one
+        alike = isinstance(state, tuple if isinstance(places, tuple) else list) and len(state) == len(places)
+        for i, part in enumerate(places):
+            yield from _alongside(part, state[i] if alike else None)
+    elif isinstance(places, dict):
+        alike = isinstance(state, dict) and state.keys() == places.keys()
+        for key, part in places.items():
+            yield from _alongside(part, state[key] if alike else None)
+    else:
+        yield state

@@ -3,7 +3,6 @@
 import collections
 import os
 from importlib.util import find_spec
-from pathlib import Path
 
 import hypothesis
 import jaxtyping
@@ -11,6 +10,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+from tests import costs
 from tests.cases import covering
 
 if find_spec("beartype") is not None:  # a machine borrowed for its GPU may lack it: all but annotations is tested there
@@ -25,21 +25,23 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 TYPES_CHECKED = pytest.StashKey[bool]()
-COSTS = Path(__file__).parent / "costs.txt"
-"""Processor seconds of the dear tests, as `make costs` measures them."""
-DEAR = 0.45
-"""Seconds from which a test is one for `make test-all`."""
 
 
 def pytest_addoption(parser):
-    parser.addoption("--costs", action="store_true", help=f"measure each test's processor seconds, and write {COSTS.name} anew")
+    says = f"write the processor seconds of the tests that are run, kept or all but the slow ones, to {costs.LIST.name}"
+    parser.addoption("--costs", choices=("kept", "all"), help=says)
+
+
+def pytest_sessionstart(session):
+    if session.config.option.costs:
+        costs.import_what_is_imported_by_need()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Without slow tests, a test with several tables of cases meets every case of each table, not all their combinations; and shapes
     and types, which double a test's time, are checked in its first case, and not where whole commands are run. Tests that are dear
-    are slow ones, but for those marked as core.
+    are slow ones (`tests.costs`), but for those marked as core.
     """
     of_a_test = collections.defaultdict(list)
     for item in items:
@@ -50,13 +52,17 @@ def pytest_collection_modifyitems(config, items):
         for place, case in enumerate(free):
             if place not in chosen:
                 case.add_marker(pytest.mark.slow)
+    if config.option.costs != "all":
+        free = [item for item in items if not {"slow", "core"} & {mark.name for mark in item.iter_markers()}]
+        dear = costs.left_out([item.nodeid for item in free], costs.listed())
+        for item in free:
+            if item.nodeid in dear:
+                item.add_marker(pytest.mark.slow)
+    for cases in of_a_test.values():
+        first = next((case for case in cases if case.get_closest_marker("slow") is None), cases[0])
         for case in cases:
-            first = case is cases[0] and "cli" not in case.path.parts
-            case.stash[TYPES_CHECKED] = first or "not slow" not in config.option.markexpr
-    dear = set() if config.option.costs else {line.split("\t")[1] for line in COSTS.read_text().splitlines()}
-    for item in items:
-        if item.nodeid in dear and item.get_closest_marker("core") is None:
-            item.add_marker(pytest.mark.slow)
+            checked = case is first and "cli" not in case.path.parts
+            case.stash[TYPES_CHECKED] = checked or "not slow" not in config.option.markexpr
 
 
 def _places(case):
@@ -78,15 +84,17 @@ def _cost(request):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if not config.option.costs:
-        return
-    ends = [each for each in terminalreporter.stats.get("", []) if each.when == "teardown"]
-    costs = {end.nodeid: seconds for end in ends for name, seconds in end.user_properties if name == "seconds"}
-    dear = sorted((name for name, seconds in costs.items() if seconds >= DEAR), key=lambda name: (-costs[name], name))
-    COSTS.write_text("".join(f"{costs[name]:.2f}\t{name}\n" for name in dear))
-    terminalreporter.write_line(
-        f"{sum(costs.values()):.0f} processor seconds, of which {len(dear)} dear tests take {sum(costs[name] for name in dear):.0f}"
-    )
+    """Writes the costs where that is asked; else tells about dear tests that are not listed."""
+    reports = [each for found in terminalreporter.stats.values() for each in found if isinstance(each, pytest.TestReport)]
+    ends = [each for each in reports if each.when == "teardown"]
+    measured = {end.nodeid: seconds for end in ends for name, seconds in end.user_properties if name == "seconds"}
+    if config.option.costs:
+        failed = {each.nodeid for each in reports if each.failed}
+        whole = config.option.costs == "all" and not config.option.keyword and not any("::" in each for each in config.args)
+        costs.write(costs.merged(costs.listed(), measured, failed, whole_files=whole))
+    for name, seconds in costs.untold(measured, costs.listed()).items():
+        terminalreporter.write_line(f"{seconds:.1f} processor seconds, and not in {costs.LIST.name} (make costs): {name}")
+    terminalreporter.write_line(f"{sum(measured.values()):.0f} processor seconds in tests")
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,20 @@
 """The site says what runs: every code block of every page, in order, from an empty directory and without a network."""
 
+import importlib
+import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from ctrans.cli import COMMANDS
+import ctrans
+from ctrans.cli import COMMANDS, main
+from ctrans.study.study_file import read_study
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "gallery.md")
@@ -41,14 +46,51 @@ def test_a_pages_code_runs(page, tmp_path):
                 ran([sys.executable, "-m", *shlex.split(line)], tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_that_are_only_shown_exist(page):
+def shown_commands(page):
+    """The arguments of each `ctrans` that a page shows or runs, lines that end in a backslash joined."""
     for language, _, code in blocks(page):
-        for line in code.splitlines() if language in ("", "sh") else ():
-            if re.match(r"(\S*/)?ctrans ", line):
-                words = shlex.split(line.rstrip("\\"), comments=True)
-                named = words[3] if words[1] == "--plugin" else words[1]
-                assert named in COMMANDS, line
+        for line in code.replace("\\\n", " ").splitlines() if language in ("", "sh") else ():
+            if called := re.search(r"(?:^|^\S+/|^torchrun .*-m )ctrans (.*)", line):
+                yield shlex.split(called[1], comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_are_only_shown_are_understood(page, monkeypatch):
+    """They may need hours, or files of the reader's; but each option is one, and takes what it is given."""
+    monkeypatch.setattr("ctrans.cli.plugins.import_named", lambda value: None)
+    for arguments in shown_commands(page):
+        while arguments[0] == "--plugin":
+            arguments = arguments[2:]
+        if not arguments[0].startswith("-"):
+            assert arguments[0] in COMMANDS, arguments
+            main.get_command(None, arguments[0]).make_context(arguments[0], list(arguments[1:]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_are_run_or_read_by_a_test(page, tmp_path):
+    """Python and sh are run, commands in blocks of no language understood, TOML read; `text` is for another shell."""
+    for language, title, code in blocks(page):
+        assert language in ("", "python", "sh", "toml", "text"), language
+        if language == "toml":
+            (tmp_path / title).write_text(code)
+            if "learning_rates" in tomllib.loads(code):
+                assert read_study(tmp_path / title).base
+        if language == "":
+            assert "ctrans" in code or page.name == "diagnose.md", code
+
+
+def test_the_gallery_has_every_example_as_it_is():
+    """Its source at least; what it printed is made by `make gallery`."""
+    text = (ROOT / "docs" / "gallery.md").read_text()
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        code = "\n".join(f"    {line}".rstrip() for line in path.read_text().splitlines())
+        assert code in text, f"{path.name}: make gallery"
+
+
+def test_every_picture_has_the_command_that_draws_it():
+    text = (ROOT / "docs" / "_site" / "pictures.py").read_text()
+    for path in sorted((ROOT / "examples" / "pictures").glob("*.png")):
+        assert f'"{path.stem}": (' in text, path.name
 
 
 def test_every_page_is_in_the_navigation_and_back():
@@ -57,9 +99,8 @@ def test_every_page_is_in_the_navigation_and_back():
     assert named == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
 
 
-def test_the_reference_names_what_there_is():
-    import importlib
-
+def referred():
+    """What the reference describes, by its name there."""
     for page in (ROOT / "docs" / "api").glob("*.md"):
         for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE):
             module, parts = name, []
@@ -72,4 +113,19 @@ def test_the_reference_names_what_there_is():
                     parts.insert(0, last)
             for part in parts:
                 found = getattr(found, part)
-            assert found.__doc__, name
+            yield name, found
+
+
+def test_the_reference_names_what_there_is_and_all_of_the_face():
+    there = dict(referred())
+    assert [name for name, each in there.items() if not each.__doc__] == []
+    assert [name for name in ctrans.__all__ if not any(getattr(ctrans, name) is each for each in there.values())] == []
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ctrans.__all__ if not (name.isupper() and name != "GPT") and not name.endswith("Error")]
+)
+def test_parameters_of_the_face_have_types(name):
+    """Which the reference shows."""
+    parameters = inspect.signature(getattr(ctrans, name)).parameters.values()
+    assert [each.name for each in parameters if each.annotation is each.empty and each.name not in ("args", "kwargs")] == []

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ctrans import __version__
 from ctrans.cli.plugins import import_plugins
@@ -52,6 +53,11 @@ class Commands(click.Group):
             ctx.fail(f"No such command {cmd_name!r}{hint}")
         command: click.Command = importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands that begin so, without importing them, then options of the group."""
+        named = [CompletionItem(name, help=says) for name, says in COMMANDS.items() if name.startswith(incomplete)]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -36,6 +36,7 @@ class ControlRequest(ModelRequest):
 
 
 @click.command("control", context_settings={"default_map": SMALLER})
+@options.one_model
 @options.placements_option("peri")
 @options.architecture_options
 @options.text_options
@@ -59,7 +60,7 @@ def command(request: ControlRequest) -> None:
     ctrans control
     ctrans control --placement pre --placement peri --file book.txt
     ctrans control --placement all --dt 0.1 --rtol 1e-8
-    ctrans control --model out/ckpt.pt --ids data/val.bin
+    ctrans control out/ckpt.pt --ids data/val.bin
     """
     dtype, device = get_dtype(request.dtype), get_device(request.device)
     check_solver("tsit5", 1, request.rtol, request.atol, dtype)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,33 +14,36 @@ from rich.table import Table
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
-from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_device, get_dtype, takes
+from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, settle_threads
 from ctrans.depth import check_count
-from ctrans.model.checkpoint import load_config
 from ctrans.report.diagnosis_report import diagnosis_figure, findings_table, not_looked_at, summary
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.stability.diagnosis.ailments import AILMENTS
 from ctrans.stability.diagnosis.diagnose import Diagnosis, check_decay, diagnose, merged
-from solvers import ConfigError
+from ctrans.stability.diagnosis.words import limits_in_words
 
 MOST_SEEDS = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest(ModelRequest):
-    """What `diagnose` is asked: `named` are models as arguments, `weight_decay` that of their training, `seeds` how many walks."""
+    """What `diagnose` is asked: `weight_decay` is that of the training, `seeds` how many walks."""
 
-    named: tuple[Path, ...]
     weight_decay: float | None
     seeds: int
 
     compares = True
 
 
-@click.command("diagnose")
-@click.argument("named", metavar="[MODEL]...", nargs=-1, type=click.Path(path_type=Path))
+LIMITS = "\b\nEvery finding with its severity, what is measured, its limit, and who set it:\n" + "\n".join(
+    textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ") for line in limits_in_words()
+)
+
+
+@click.command("diagnose", epilog=LIMITS)
+@options.several_models
 @options.placements_option("peri")
 @options.architecture_options
 @click.option("--weight-decay", type=float, metavar="LAM", help="The training's weight decay, to be compared with dt lam*.")
@@ -70,18 +73,16 @@ def command(request: DiagnoseRequest) -> None:
     ctrans diagnose out/train --weight-decay 0.1 --seeds 5
     ctrans diagnose --placement none --init large
     """
-    request = _with_model(request)
     device, dtype = get_device(request.device), get_dtype(request.dtype)
     check_decay(request.weight_decay)
     seeds = check_count("seeds", request.seeds, MOST_SEEDS)
     found = find(request)
     text = read(request, found)
-    batch = check_count("batch", request.batch)
     opened, length = found[0].opened, min(subject.context for subject in found)
     if opened is None or opened.loss != "none":
-        tokens, targets = (part.to(device) for part in text.pairs(batch * seeds, length))
+        tokens, targets = (part.to(device) for part in text.pairs(request.batch, length, seeds))
     else:  # all that needs no loss is looked at
-        tokens, targets = text.sequences(batch * seeds, length).to(device), None
+        tokens, targets = text.sequences(request.batch, length, seeds).to(device), None
     settle_threads(found, tokens[::seeds], dtype)
     directory = directory_of(request)
     results: dict[str, Diagnosis] = {}
@@ -102,22 +103,6 @@ def command(request: DiagnoseRequest) -> None:
         page=[part for name, diagnosis in results.items() for part in _page(name, diagnosis)],
     )
     end(request, directory, ending)
-
-
-def _with_model(request: DiagnoseRequest) -> DiagnoseRequest:
-    """The request with its arguments as what they are: checkpoints of ours, or somebody else's models."""
-    given = [(option, getattr(request, option)) for option in MODEL_OPTIONS if getattr(request, option) is not None]
-    named = (*((_kind(path), path) for path in request.named), *given, *request.several)
-    alone: dict[str, Any] = dict(named) if len(named) < 2 else dict.fromkeys(MODEL_OPTIONS)
-    return dataclasses.replace(request, several=named if len(named) > 1 else (), **alone)
-
-
-def _kind(path: Path) -> str:
-    try:
-        load_config(path)
-        return "checkpoint"
-    except ConfigError:  # nothing of ours: whoever opens it says what it is
-        return "model"
 
 
 def _title(found: Sequence[Subject]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
@@ -43,7 +43,7 @@ class CommandEnding:
     """
 
     findings: Mapping[str, Any]
-    page: Sequence[str | Table]
+    page: Sequence[str | Table | Group]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     looked_at: LookedAt | None = None
     device: torch.device = CPU

@@ -50,6 +50,7 @@ class HJBCheckRequest(ModelRequest):
 
 
 @click.command("hjb-check", context_settings={"default_map": SMALLER})
+@options.one_model
 @options.placements_option("all")
 @click.option(
     "--norm",
@@ -86,6 +87,7 @@ class HJBCheckRequest(ModelRequest):
 @options.size_options
 @options.residual_options
 @options.parallel_option
+@options.stack_option
 @options.norm_details
 @options.map_options
 @options.weight_options
@@ -110,7 +112,7 @@ def command(request: HJBCheckRequest) -> None:
     ctrans hjb-check --placement pre --weight-decay 0.1
     ctrans hjb-check --placement peri --gain-decay 0.1
     ctrans hjb-check --kinetic 0.1 --file book.txt
-    ctrans hjb-check --model models/gemma --context 32
+    ctrans hjb-check models/gemma --context 32
     """
     remedy = Remedy(**{field.name: getattr(request, field.name) for field in dataclasses.fields(Remedy)})
     if request.pde and request.quiet and request.out is None:

@@ -55,6 +55,7 @@ def placements_option(*default: str) -> Callable[[Command], Command]:
         default=default,
         show_default=True,
         metavar="NAME",
+        shell_complete=lambda context, parameter, begun: [name for name in ("all", *PLACEMENTS) if name.startswith(begun)],
         help=f"Repeatable; all, or {one_of(PLACEMENTS)}; {MIXED}.",
     )
 
@@ -154,14 +155,24 @@ residual_options = stack(
     ),
 )
 
-parallel_option = click.option(
-    "--parallel-blocks",
-    is_flag=True,
-    help="Attention and FFN at once in every block: X + dt (attention(N X) + FFN(N X)).",
+parallel_option = stack(
+    click.option(
+        "--parallel-blocks",
+        is_flag=True,
+        help="Attention and FFN at once in every block: X + dt (attention(N X) + FFN(N X)).",
+    ),
+    click.option("--branch-norms", is_flag=True, help="There, an input norm for each of the two, not one for both."),
+)
+
+stack_option = click.option(
+    "--stack-steps",
+    type=int,
+    help="Take the whole stack of blocks as one velocity with the same weights at every time (OT-Transformer), in so many steps of "
+    "length --dt.  [default: every sublayer is a segment with weights of its own]",
 )
 
 architecture_options = stack(
-    size_options, norm_option, norm_details, residual_options, parallel_option, map_options, weight_options
+    size_options, norm_option, norm_details, residual_options, parallel_option, stack_option, map_options, weight_options
 )
 ARCHITECTURE = (
     *("depth", "width", "heads", "context", "dt", "attention", "ffn", "initialisation", "embedding_std", "activation"),
@@ -170,6 +181,8 @@ ARCHITECTURE = (
         "residual_init",
         "streams",
         "parallel_blocks",
+        "stack_steps",
+        "branch_norms",
         "qk_norm",
         *(field.name for kind in (AttentionOptions, ExpertOptions, NormOptions) for field in dataclasses.fields(kind)),
     ),
@@ -242,6 +255,10 @@ def one_alone(given: Sequence[tuple[str, Any]]) -> ConfigError:
     return ConfigError(f"{len(given)} models are given, {words}, and one is looked at: choose one")
 
 
+several_models = click.argument("named", metavar="[MODEL]...", nargs=-1, type=click.Path(path_type=Path))
+one_model = click.argument("named", metavar="[MODEL]", nargs=-1, type=click.Path(path_type=Path))
+"""Models as arguments: a local Hugging Face directory, nanoGPT's ckpt.pt, or what ctrans saved. Of several one command says why not."""
+
 checkpoint_option = click.option(
     "--checkpoint",
     multiple=True,
@@ -297,8 +314,9 @@ python_option = click.option(
     multiple=True,
     callback=each,
     metavar="MODULE:FUNCTION",
-    help="What that function of yours returns, an nn.Module of token ids, in place of a seeded model. This runs the code of the module "
-    "(installed, in this directory, or a .py file), which no other option does but --plugin.",
+    help="What that function of yours returns, an nn.Module, in place of a seeded model; of what it reads, if not token ids, --images or "
+    "--example says. This runs the code of the module (installed, in this directory, or a .py file), which no other option does but "
+    "--plugin, --example and a --loss of that form.",
 )
 
 anatomy_option = click.option(
@@ -311,14 +329,30 @@ anatomy_option = click.option(
 
 loss_option = click.option(
     "--loss",
-    metavar="NAME",
+    metavar="NAME|MODULE:FUNCTION",
     help="What the backward figures of somebody else's model are of: "
     + "; ".join(f"{name} ({what})" for name, what in LOSS_NAMES.items())
-    + ".  [default: next or mlm, as the model reads; random for one without a head of logits]",
+    + "; or a function of yours, of what the model returns and targets, to a number (this runs its code, as --python does).  "
+    "[default: next or mlm, as the model reads; random for one without a head of logits]",
+)
+
+example_option = click.option(
+    "--example",
+    metavar="MODULE:FUNCTION",
+    help="What the model of --python reads, where it is no token ids: that function of yours returns a batch, a tensor or the keyword "
+    "arguments of its forward, or a pair of that and targets for --loss. This runs its code, as --python does. Without --images or a text "
+    "that batch is what is looked at.",
 )
 
 model_options = stack(
-    checkpoint_option, model_option, architecture_option, python_option, anatomy_option, loss_option, stream_option
+    checkpoint_option,
+    model_option,
+    architecture_option,
+    python_option,
+    example_option,
+    anatomy_option,
+    loss_option,
+    stream_option,
 )
 
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -38,14 +38,20 @@ def import_named(value: str) -> ModuleType:
 
 def called(value: str) -> Any:
     """What the function of "module:function" or "file.py:function" returns, called without arguments."""
+    function = function_of(value)
+    with _beside(value.rpartition(":")[0]):
+        return _named(value, function)
+
+
+def function_of(value: str) -> Callable[..., Any]:
+    """The function of "module:function" or "file.py:function", not called."""
     where, colon, name = value.rpartition(":")
     if not colon or not name.isidentifier() or not where:
         raise click.BadParameter(f"{value!r} is no module:function: name a module, or a .py file, and a function in it")
-    function = getattr(import_named(where), name, None)
+    function: Any = getattr(import_named(where), name, None)
     if not callable(function):
         raise click.BadParameter(f"{where!r} has no function {name!r}")
-    with _beside(where):
-        return _named(value, function)
+    return cast("Callable[..., Any]", function)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ctrans.cli.subjects import Subject, tokens_of
 from ctrans.depth import check_count
 from ctrans.interop.images import Images, images_for
 from ctrans.interop.open_model import Opened
-from ctrans.interop.tokens import BYTES, read_ids
+from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.text import read_text, windows
 from solvers import ConfigError
 
@@ -30,10 +30,13 @@ class Text:
     said: str
     mask: int | None = None
     opened: Opened | None = None
+    words: Callable[[list[int]], list[str]] = as_numbers
 
-    def sequences(self, count: int, length: int) -> Tensor:
-        """So many sequences of that many tokens, spread evenly over the text. ConfigError for tokens beyond the vocabulary."""
-        cut = windows(self.ids, check_count("batch", count), length)
+    def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
+        """For each of so many walks as many sequences of that many tokens, spread evenly over the text. ConfigError for tokens beyond the
+        vocabulary.
+        """
+        cut = windows(self.ids, walks * check_count("batch", count), length)
         lowest, highest = int(cut.min()), int(cut.max())
         if not 0 <= lowest <= highest < self.vocabulary:
             raise ConfigError(
@@ -42,36 +45,75 @@ class Text:
             )
         return cut
 
-    def pairs(self, count: int, length: int) -> tuple[Tensor, Tensor]:
+    def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
         """Tokens and their targets: the next tokens, or what an imported model was trained to tell (`Opened.pairs`)."""
-        longer = self.sequences(count, length + 1)
+        longer = self.sequences(count, length + 1, walks)
         return (longer[:, :-1], longer[:, 1:]) if self.opened is None else self.opened.pairs(longer, self.mask)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pictures:
-    """The same of images, or of other arrays, of which there are no targets."""
+    """The same of images, or of other arrays, of which there are no targets. `exact` is whether the user said how many."""
 
     images: Images
     loss: str
+    exact: bool
 
     @property
     def said(self) -> str:
         return self.images.said
 
-    def sequences(self, count: int, length: int) -> Tensor:
-        """So many images; their number of tokens is the model's."""
-        return self.images.batch(count)
+    def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
+        """So many images, or where nobody said how many as many as there are; their number of tokens is the model's."""
+        return self.images.batch(
+            _as_many(count, walks, self.images.there, self.exact, f"{str(self.images.path)!r} holds", "image")
+        )
 
-    def pairs(self, count: int, length: int) -> tuple[Tensor, Tensor]:
+    def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
         """Images, and targets that no loss looks at: -1 for each number where there is to be no loss."""
-        x = self.sequences(count, length)
+        x = self.sequences(count, length, walks)
         return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
 
 
-def read(request: ModelRequest, found: Sequence[Subject]) -> Text | Pictures:
-    """The text that the request names, as tokens of those models; or its images."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """What a function of the user's gave: rows of a tensor, and targets for the user's loss, None where there are none."""
+
+    rows: Tensor
+    targets: Tensor | None
+    said: str
+    loss: str
+    exact: bool
+
+    def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
+        """So many of the first rows, or where nobody said how many as many as there are."""
+        return self.rows[: _as_many(count, walks, len(self.rows), self.exact, f"{self.said} has", "row")]
+
+    def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
+        """Rows and their targets; where there are none, some that no loss looks at."""
+        x = self.sequences(count, length, walks)
+        if self.targets is not None:
+            return x, self.targets[: len(x)]
+        return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
+
+
+def _as_many(count: int, walks: int, there: int, exact: bool, holds: str, what: str) -> int:
+    """How many of what is there are read in so many walks. Raises ConfigError for too few, of what the user wants or of one a walk."""
+    wanted = walks * check_count("batch", count)
+    if not exact:
+        wanted = min(wanted, max(1, there // walks) * walks)
+    if there < wanted:
+        each = f" ({walks} walks of {wanted // walks})" if walks > 1 else ""
+        most = f", or lower --batch to {there // walks}" if there >= walks else ""
+        raise ConfigError(f"{holds} {there} {what}{'s' * (there != 1)}, and {wanted} are wanted{each}: give more{most}")
+    return wanted
+
+
+def read(request: ModelRequest, found: Sequence[Subject]) -> Text | Pictures | Batch:
+    """The text that the request names, as tokens of those models; or its images, or the batch of its example."""
     subject = found[0]
+    if subject.given is not None:
+        return _given(request, subject)
     if subject.vocabulary == 0 or request.images is not None:
         return _pictures(request, found)
     for other in found[1:]:
@@ -90,7 +132,7 @@ def read(request: ModelRequest, found: Sequence[Subject]) -> Text | Pictures:
                 f"{subject.name} and {other.name} make other tokens of the text, and models are compared on the same ones: give "
                 "token ids by --ids FILE"
             )
-    return Text(ids, subject.vocabulary, tokeniser.said, tokeniser.mask, subject.opened)
+    return Text(ids, subject.vocabulary, tokeniser.said, tokeniser.mask, subject.opened, tokeniser.words)
 
 
 def _pictures(request: ModelRequest, found: Sequence[Subject]) -> Pictures:
@@ -98,7 +140,10 @@ def _pictures(request: ModelRequest, found: Sequence[Subject]) -> Pictures:
     if opened is None or opened.vocabulary:
         raise ConfigError(f"--images is for a model of images, and {found[0].name} reads token ids: leave it out")
     if request.images is None:
-        raise ConfigError(f"{opened.config.model} reads no text: give --images PATH, a folder of images or an .npy array")
+        raise ConfigError(
+            f"{opened.config.model} reads no text: give --images PATH, a folder of images or an .npy array, or for --python what it "
+            "reads by --example MODULE:FUNCTION"
+        )
     others = [name for name in ("file", "text", "ids") if getattr(request, name) is not None]
     if others:
         raise ConfigError(f"--images and --{others[0]} are given, and each is what the model reads: choose one")
@@ -106,7 +151,21 @@ def _pictures(request: ModelRequest, found: Sequence[Subject]) -> Pictures:
     if len(shapes) > 1:
         raise ConfigError(f"the models read images of {len(shapes)} sizes: compare models of one size")
     dtype = next(opened.parameters()).dtype
-    return Pictures(images_for(request.images, shapes.pop(), dtype, opened.directory), opened.loss)
+    return Pictures(images_for(request.images, shapes.pop(), dtype, opened.directory), opened.loss, "batch" in request.typed)
+
+
+def _given(request: ModelRequest, subject: Subject) -> Text | Pictures | Batch:
+    """The example's batch where it has targets or is no text; a text or images that are asked for in its place."""
+    assert subject.given is not None, "who asks for it has it"
+    assert subject.opened is not None, "an example is for a model that was opened"
+    asked = [name for name in ("file", "text", "ids", "images") if getattr(request, name) is not None]
+    rows, targets = subject.given
+    if asked and targets is not None:
+        raise ConfigError(f"--example gives a batch with targets, and --{asked[0]} another: choose one")
+    if asked or (targets is None and subject.vocabulary):
+        return read(request, [dataclasses.replace(subject, given=None)])
+    said = f"the batch of {request.example}"
+    return Batch(rows, targets, said, subject.opened.loss, "batch" in request.typed)
 
 
 def _check_alike(one: Subject, other: Subject) -> None:
@@ -130,7 +189,7 @@ class LookedAt:
 
     request: ModelRequest
     found: Sequence[Subject]
-    text: Text | Pictures
+    text: Text | Pictures | Batch
     tokens: Tensor
 
     @property

@@ -13,6 +13,7 @@ import click
 import torch
 from click.core import ParameterSource
 
+from ctrans.model.checkpoint import load_config
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -72,9 +73,11 @@ class ModelRequest(WrittenRequest):
 
     - `placements`, `norms`: as they were typed: "all" stands for a whole table
     - `depth` to `seed`: the seeded models' architecture, as `GPTConfig` has it, and their weights
-    - `checkpoint`, `model`, `architecture`, `python`: where a model comes from that is not one of these; `stream` is whether weights
-      are made on demand, None where that is left to their size
-    - `anatomy`, `loss`: the file that names the parts of such a model, and what its output is compared with
+    - `named`: models as arguments, each a checkpoint of ours or somebody else's model
+    - `checkpoint`, `model`, `architecture`, `python`: where a model comes from that is not one of these, arguments among them; `stream`
+      is whether weights are made on demand, None where that is left to their size
+    - `anatomy`, `loss`, `example`: the file that names the parts of such a model, what its output is compared with, and the function
+      that gives what it reads
     - `file`, `text`, `ids`, `images`, `batch`: what it reads
     - `several`: option and value of every model that is named, where these are more than one; the options' own fields are then None
     """
@@ -104,6 +107,8 @@ class ModelRequest(WrittenRequest):
     residual_init: float | None
     streams: int | None
     parallel_blocks: bool
+    stack_steps: int | None
+    branch_norms: bool
     experts: int
     top_k: int
     shared_experts: int
@@ -113,12 +118,14 @@ class ModelRequest(WrittenRequest):
     norm_alpha: float | None
     norm_radius: float | None
     seed: int
+    named: tuple[Path, ...]
     checkpoint: Path | None
     model: Path | None
     architecture: str | None
     python: str | None
     anatomy: Path | None
     loss: str | None
+    example: str | None
     stream: bool | None
     file: Path | None
     text: str | None
@@ -137,9 +144,19 @@ class ModelRequest(WrittenRequest):
     def read(cls, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         # most commands take one norm, by an option of that name
         norms = {"norms": (parameters["norm"],)} if "norm" in parameters else {}
-        named = [(option, value) for option in MODEL_OPTIONS for value in _values(parameters[option])]
-        several = {"several": tuple(named) if len(named) > 1 else ()}
-        return {**parameters, **norms, **several, **(dict.fromkeys(MODEL_OPTIONS) if several["several"] else {})}
+        given = [("checkpoint" if is_ours(path) else "model", path) for path in parameters["named"]]
+        given += [(option, value) for option in MODEL_OPTIONS for value in _values(parameters[option])]
+        several = tuple(given) if len(given) > 1 else ()
+        return {**parameters, **norms, "several": several, **dict.fromkeys(MODEL_OPTIONS), **({} if several else dict(given))}
+
+
+def is_ours(path: Path) -> bool:
+    """Whether ctrans saved what is there; of anything else, whoever opens it says what it is."""
+    try:
+        load_config(path)
+        return True
+    except ConfigError:
+        return False
 
 
 def _in_words(value: Any) -> Any:

@@ -20,9 +20,12 @@ from ctrans.model.config import GPTConfig
 from ctrans.monitor.alarms import Alarm
 from ctrans.monitor.log import Header
 from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
+from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.ailments import Ailment
 from ctrans.stability.diagnosis.diagnose import Diagnosis
+from ctrans.stability.forward.contributions import ContributionsByDepth
 from ctrans.stability.forward.simulation import Simulation
+from ctrans.stability.forward.spectra import SpectrumFigures
 from ctrans.stability.screening.attention import AttentionStep, InitialisationStep
 from ctrans.stability.screening.backward import BackwardStep, TransportStep
 from ctrans.stability.screening.case import Finding
@@ -128,13 +131,27 @@ def _studied() -> dict[str, Schema]:
         "done": described("How many of them are kept.", WHOLE),
         "cost": described("With --dry-run, what is left to do and what that costs here.", {"type": ["object", "null"]}),
         "outcomes": a_map("By case, as JSON text of what varies.", figures),
+        "losses": a_map(
+            "By case: its learning rates, and over seeds the mean, lowest and highest loss at the end; that before the first step for "
+            "a run that diverged.",
+            a_map("By name.", schema_of(list[float])),
+        ),
         "verdict": one_of(Verdict, type(None)),
         "prediction": described("Of predict: the seal, the predictor, and how it does.", {"type": ["object", "null"]}),
     }
 
 
+def _beside() -> dict[str, Schema]:
+    """What simulate looks at beside the trajectory; null where it was not asked for."""
+    return {
+        "lyapunov": {"anyOf": [schema_of(TokenExponents, words=WORDS), schema_of(type(None))]},
+        "spectra": one_of(list[SpectrumFigures], type(None)),
+        "contributions": one_of(ContributionsByDepth, type(None)),
+    }
+
+
 FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
-    "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation))},
+    "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation, **_beside()))},
     "convergence": lambda: {"results": {"type": "array", "items": schema_of(Convergence, order=NUMBER)}},
     "hjb-check": _checks,
     "control": lambda: {
@@ -162,6 +179,12 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
         "steps": described("Of the reports.", schema_of(list[int])),
         "loss": schema_of(list[float]),
         "last": a_map("The last report's figures by gauge; lists are by depth.", one_of(float, list[float])),
+        "history": an_object(
+            "Over time: figures of the run at every report, and by depth at `steps`, evenly chosen where the log has more.",
+            over_time=a_map("By gauge, at every report.", schema_of(list[float])),
+            steps=schema_of(list[int]),
+            by_depth=a_map("By gauge, a list for each of `steps`.", schema_of(list[list[float]])),
+        ),
         "alarms": described("In the order in which they were told.", {"type": "array", "items": schema_of(Alarm)}),
         "probes": described(
             "Figures of each walk on the held batch, with its step.", {"type": "array", "items": {"type": "object"}}

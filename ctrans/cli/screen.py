@@ -14,18 +14,18 @@ from torch import Tensor
 
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.reading import LookedAt, Pictures, Text, read
+from ctrans.cli.reading import Batch, LookedAt, Pictures, Text, read
 from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, find, seeded, settle_threads
-from ctrans.depth import check_count
 from ctrans.fields import ACTIVATIONS, ATTENTIONS, EXPERTS, FFNS, POSITIONS, QK_NORMS, ROUTERS
 from ctrans.model.architectures import ARCHITECTURES, GROUPS, PLAIN, differences
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
+from ctrans.report.axes import MOST_LINES
 from ctrans.report.diagnosis_report import first_findings, summary
 from ctrans.report.files import png
 from ctrans.report.progress import Bar, progress_bar
-from ctrans.report.screen_figure import MOST_LINES, screen_figure
+from ctrans.report.screen_figure import screen_figure
 from ctrans.report.screen_report import (
     KEY,
     NAMES_APART,
@@ -33,6 +33,8 @@ from ctrans.report.screen_report import (
     comparison_tables,
     label,
     overview_table,
+    rate_words,
+    rates_table,
     screen_reasons,
     screen_table,
 )
@@ -95,6 +97,7 @@ COMPARABLE: dict[str, Comparable] = {
     "norm": Comparable("norms", _names(NORMS, "norm"), _alone),
     "residual": Comparable("residual", _names(RESIDUALS, "residual")),
     "parallel-blocks": Comparable("parallel_blocks", _names(SWITCH, "parallel-blocks"), SWITCH.__getitem__),
+    "branch-norms": Comparable("branch_norms", _names(SWITCH, "branch-norms"), SWITCH.__getitem__),
     "dt": Comparable("dt", _numbers(float, "dt")),
     "attention": Comparable("attention", _names(ATTENTIONS, "attention")),
     "ffn": Comparable("ffn", _names(FFNS, "ffn")),
@@ -132,6 +135,7 @@ class ScreenRequest(ModelRequest):
 
 
 @click.command("screen")
+@options.several_models
 @options.placements_option("peri")
 @options.architecture_options
 @click.option(
@@ -166,9 +170,9 @@ def command(request: ScreenRequest) -> None:
     ctrans screen --placement all --compare dt=1,0.1 --quick
     ctrans screen --compare modern --quick
     ctrans screen --compare pre,llama,mixtral,post:swiglu:dt=0.1 --quick
-    ctrans screen --checkpoint out/train --file book.txt
-    ctrans screen --model run/step-1000 --model run/step-2000 --quick
-    ctrans screen --model models/gpt2 --quick --dtype float32
+    ctrans screen out/train --file book.txt
+    ctrans screen run/step-1000 run/step-2000 --quick
+    ctrans screen models/gpt2 --quick --dtype float32
     ctrans screen --architecture llama-70b --depth 8 --tokens 32 --quick
     """
     _check_dtype(request.dtype)
@@ -309,10 +313,10 @@ def _check_dtype(name: str) -> None:
         raise ConfigError("dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or float64")
 
 
-def _parts(text: Text | Pictures, request: ScreenRequest, found: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(text: Text | Pictures | Batch, request: ScreenRequest, found: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, targets, and as many tokens of another text: every second sequence."""
     shortest = min(subject.context for subject in found)
-    tokens, targets = text.pairs(2 * check_count("batch", request.batch), shortest)
+    tokens, targets = text.pairs(request.batch, shortest, 2)
     return tokens[::2], targets[::2], tokens[1::2]
 
 
@@ -331,10 +335,29 @@ def _page(results: Mapping[str, Screening]) -> list[str | Table]:
     """One model with its reasons, or several beside each other, step by step."""
     ((name, first), *others) = results.items()
     if len(others) >= MOST_LINES:  # a page of words for each would bury the tables
-        return [overview_table(results), "", *(part for table in comparison_tables(results) for part in (table, "")), KEY, ""]
+        return [
+            overview_table(results),
+            "",
+            rates_table(results),
+            "",
+            *(part for table in comparison_tables(results) for part in (table, "")),
+            KEY,
+            "",
+        ]
     if others:
         opening = [
             part for name, each in results.items() for part in (summary(name, each.diagnosis), first_findings(each.diagnosis), "")
         ]
-        return [*opening, *(part for table in comparison_tables(results) for part in (table, "")), NAMES_APART, KEY, ""]
-    return [first_findings(first.diagnosis), "", screen_table(name, first), "", screen_reasons(first), "", KEY, ""]
+        tables = [*comparison_tables(results), rates_table(results)]
+        return [*opening, *(part for table in tables for part in (table, "")), NAMES_APART, KEY, ""]
+    return [
+        first_findings(first.diagnosis),
+        "",
+        screen_table(name, first),
+        "",
+        screen_reasons(first),
+        rate_words(first),
+        "",
+        KEY,
+        "",
+    ]

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
 import torch
+from torch import Tensor
 
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.reading import LookedAt, read
+from ctrans.cli.reading import Batch, LookedAt, Pictures, Text, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import find, settle_threads
+from ctrans.depth import check_count
+from ctrans.interop.losses import AnyModel, ModelWithLoss
+from ctrans.model.gpt import GPT
 from ctrans.report.files import png
+from ctrans.report.parts_report import (
+    contributions_figure,
+    contributions_table,
+    exponents_text,
+    spectra_figure,
+    spectra_table,
+)
 from ctrans.report.progress import progress_bar
 from ctrans.report.simulate_report import simulation_figure, simulation_table
 from ctrans.scheme import Scheme
+from ctrans.stability.backward.token_exponents import TokenExponents, token_exponents
+from ctrans.stability.forward.contributions import ContributionsByDepth, contributions_by_depth
 from ctrans.stability.forward.simulation import Simulation, simulate
+from ctrans.stability.forward.spectra import Spectra, SpectrumFigures, spectrum_figures
+from ctrans.walk import walk
 from solvers import NORMS, ConfigError, Status
 from solvers.methods import get_method
 
@@ -31,13 +47,17 @@ class SimulateRequest(ModelRequest):
     steps: int | None
     rtol: float | None
     atol: float | None
-    error_norm: str
+    error_norm: str | None
     reference: bool
+    lyapunov: int
+    spectra: bool
+    contributions: bool
 
     unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"reference"}
 
 
 @click.command("simulate")
+@options.one_model
 @options.placements_option("peri")
 @options.architecture_options
 @options.text_options
@@ -54,15 +74,27 @@ class SimulateRequest(ModelRequest):
 @click.option(
     "--error-norm",
     type=click.Choice(sorted(NORMS)),
-    default="rms",
-    show_default=True,
-    help="Of a step's error, by an adaptive method: all entries' root mean square, the largest token's, or the largest entry.",
+    help="Of a step's error, by an adaptive method: all entries' root mean square, the largest token's, or the largest entry.  "
+    "[default: rms]",
 )
 @click.option(
     "--reference/--no-reference",
     default=True,
     show_default=True,
     help="Also solve the ODE in float64, to compare with: hundreds of times the work of the discrete model.",
+)
+@click.option(
+    "--lyapunov",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Show so many tokens as coloured text, by how a small change of each grows on its way to the last one's state.",
+)
+@click.option("--spectra", is_flag=True, help="Eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png.")
+@click.option(
+    "--contributions",
+    is_flag=True,
+    help="What each sublayer adds to the last state and to the target's logit: contributions.png.",
 )
 @options.device_options
 @options.model_options
@@ -80,8 +112,9 @@ def command(request: SimulateRequest) -> None:
     ctrans simulate --placement peri --dt 0.1
     ctrans simulate --placement all --dt 0.1 --init xavier
     ctrans simulate --placement pre --placement peri --method tsit5 --rtol 1e-6 --file book.txt
-    ctrans simulate --model models/gpt2 --dtype float32
+    ctrans simulate models/gpt2 --dtype float32
     ctrans simulate --architecture llama-7b --tokens 32 --batch 1 --no-reference
+    ctrans simulate --checkpoint out/train --lyapunov 64 --spectra --contributions
     """
     device, dtype = get_device(request.device), get_dtype(request.dtype)
     solver = _scheme(request, dtype)
@@ -89,6 +122,7 @@ def command(request: SimulateRequest) -> None:
     text = read(request, found)
     tokens = text.sequences(request.batch, found[0].context).to(device)
     settle_threads(found, tokens, get_dtype(request.dtype))
+    beside = _Beside(request, text, tokens)
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
     results: list[Simulation] = []
@@ -109,18 +143,77 @@ def command(request: SimulateRequest) -> None:
                     progress=word,
                 )
             )
+            beside.look(results[-1].placement, model)
     title = found[0].title
     ending = CommandEnding(
         options={"reference": request.reference},
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
-        findings={"placements": {s.placement: s for s in results}},
-        files={"simulate.png": lambda: png(simulation_figure(results, title))},
-        page=[part for s in results for part in (simulation_table(s), "")],
+        findings={"placements": {s.placement: {**vars(s), **beside.of(s.placement)} for s in results}},
+        files={"simulate.png": lambda: png(simulation_figure(results, title)), **beside.files(title)},
+        page=[part for s in results for part in (simulation_table(s), "", *beside.page(s.placement))],
         said=f"{title}. ",
         failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
     )
     end(request, directory, ending)
+
+
+class _Beside:
+    """What is looked at beside the trajectory, where it was asked for, by the name of each model."""
+
+    def __init__(self, request: SimulateRequest, text: Text | Pictures | Batch, tokens: Tensor):
+        if request.lyapunov:
+            check_count("lyapunov", request.lyapunov)
+        if request.lyapunov and not isinstance(text, Text):
+            raise ConfigError("--lyapunov shows tokens of a text, and this model reads none: leave it out")
+        self.request, self.text, self.tokens = request, text, tokens
+        self.exponents: dict[str, TokenExponents] = {}
+        self.words: list[str] = []
+        self.spectra: dict[str, list[SpectrumFigures]] = {}
+        self.contributions: dict[str, ContributionsByDepth] = {}
+
+    def look(self, name: str, model: AnyModel | ModelWithLoss) -> None:
+        """Looks at the model."""
+        if self.request.lyapunov and isinstance(self.text, Text):
+            sequence = self.tokens[0, : self.request.lyapunov]
+            self.exponents[name] = token_exponents(model, sequence)
+            self.words = self.words or self.text.words(sequence.tolist())
+        if self.request.spectra:
+            (found,) = walk(model, self.tokens[:1], None, [Spectra()])
+            self.spectra[name] = [spectrum_figures(each) for each in found]
+        if self.request.contributions:
+            targets = self.tokens[:, 1:] if isinstance(self.text, Text) and isinstance(model, GPT) else None
+            read = self.tokens if targets is None else self.tokens[:, :-1]
+            self.contributions[name] = contributions_by_depth(model, read, targets)
+
+    def of(self, name: str) -> dict[str, Any]:
+        """The JSON's keys of that model."""
+        exponents = self.exponents.get(name)
+        return {
+            "lyapunov": None if exponents is None else {**vars(exponents), "words": self.words},
+            "spectra": self.spectra.get(name),
+            "contributions": self.contributions.get(name),
+        }
+
+    def page(self, name: str) -> list[Any]:
+        """What is printed of that model."""
+        parts: list[Any] = []
+        if name in self.exponents:
+            parts.append(exponents_text(name, self.exponents[name], self.words))
+        if name in self.spectra:
+            parts += [spectra_table(name, self.spectra[name]), ""]
+        if name in self.contributions:
+            parts += [contributions_table(name, self.contributions[name]), ""]
+        return parts
+
+    def files(self, title: str) -> dict[str, Callable[[], bytes]]:
+        """Pictures by name, and what makes them."""
+        made: dict[str, Callable[[], bytes]] = {}
+        if any(self.spectra.values()):
+            made["spectra.png"] = lambda: png(spectra_figure(self.spectra, title))
+        if self.contributions:
+            made["contributions.png"] = lambda: png(contributions_figure(self.contributions, title))
+        return made
 
 
 def _scheme(request: SimulateRequest, dtype: torch.dtype) -> Scheme:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
 from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
+from ctrans.study.outcomes import losses, outcomes_of
 from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.table import PRESETS, get_preset
 from ctrans.study.store import FILE, Finished, Store, open_store
@@ -109,6 +109,10 @@ def _study(request: StudyRequest) -> Study:
     given = {
         name: str(path.absolute()) if path is not None else None for name, path in (("file", request.file), ("bin", request.bin))
     }
+    if any(given.values()) and study.task is not None:
+        raise ConfigError(
+            f"{study.name} is of the task {study.source['task']}, which brings its data: leave --file and --bin out"
+        )
     changes: dict[str, Any] = {"source": given} if any(given.values()) else {}
     changes |= {"budget": request.budget} if request.budget is not None else {}
     return dataclasses.replace(study, **changes)
@@ -140,11 +144,11 @@ def _check(request: StudyRequest, directory: Path) -> None:
 
 def _end(request: StudyRequest, directory: Path, study: Study, store: Store, plan: Prospect) -> None:
     """Writes and prints what the study's runs show by now."""
-    runs, outcomes = store.runs(plan.runs.keys()), store.outcomes()
-    verdict = _verdict(request, runs)
+    runs = plan.kept(store)
+    outcomes, verdict = outcomes_of(runs), _verdict(request, plan, runs)
     files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(_figure(study, runs, verdict))}
-    files |= {name: partial(make, store) for each in request.formats for name, make in export.files(each).items()}
-    findings = {**begins(study, plan), "cost": None, "outcomes": outcomes, "verdict": verdict, "prediction": None}
+    files |= {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
+    findings = {**begins(study, plan), "outcomes": outcomes, "losses": losses(runs), "verdict": verdict}
     ending = CommandEnding(
         findings=findings,
         page=[*_page(runs, outcomes, verdict)],
@@ -155,12 +159,13 @@ def _end(request: StudyRequest, directory: Path, study: Study, store: Store, pla
     end(request, directory, ending)
 
 
-def _verdict(request: StudyRequest, runs: Sequence[Finished]) -> Verdict | None:
-    """A preset's, of the runs by now."""
+def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) -> Verdict | None:
+    """A preset's, of the seeds whose runs are all done: means over other runs on one side than on the other compare nothing."""
     if request.name.endswith(TOML):
         return None
-    preset = get_preset(request.name)
-    return judge(preset.claim, preset.source, preset.contrasts, runs, preset.notes)
+    preset, left = get_preset(request.name), {run.training.seed for run in plan.left.values()}
+    whole = [run for run in runs if run.run.training.seed not in left]
+    return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes)
 
 
 def _figure(study: Study, runs: Sequence[Finished], verdict: Verdict | None) -> Figure:

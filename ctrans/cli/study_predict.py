@@ -14,12 +14,13 @@ from ctrans.cli.study_request import StudyRequest, begins, carry_out, rest, tell
 from ctrans.report.files import png
 from ctrans.report.prediction_report import calibration_words, correlations_table, prediction_figure
 from ctrans.report.progress import progress_bar
+from ctrans.stability.screening.predicted_rate import Predictor
 from ctrans.study.carry_out import prospect
 from ctrans.study.description import Study
 from ctrans.study.prediction.architectures import REGIMES, prediction_study
 from ctrans.study.prediction.evaluation import Evaluated
-from ctrans.study.prediction.predictor import Predictor, to_text
-from ctrans.study.prediction.protocol import Seal, add_predictors, break_seal, built, judged, missing, seal
+from ctrans.study.prediction.fitting import to_text
+from ctrans.study.prediction.protocol import Seal, add_predictors, break_seal, built, judged, kept_evaluation, missing, seal
 from ctrans.study.store import Store, open_store
 from ctrans.training.data import read_source
 from solvers import ConfigError
@@ -61,20 +62,19 @@ def predict(request: StudyRequest, directory: Path) -> None:
 def _work(request: StudyRequest, study: Study, store: Store) -> None:
     if request.stage == "sealed":
         break_seal(store)
-    data = read_source(study.source, study.base["context"])
-    with progress_bar("initial weights", missing(store)) as advance:
-        add_predictors(store, data, advance)
     plan = prospect(study, store)
     if request.stage != "predictors" and plan.left:
         carry_out(request, plan, store)
+    data = read_source(study.source, study.base["context"])
+    with progress_bar("initial weights", missing(store)) as advance:
+        add_predictors(store, data, advance)
     if request.stage == "sealed" and not prospect(study, store).left:
-        judged(store, study)
+        judged(store, study, request.regime)
 
 
-def found(store: Store, study: Study) -> Allowed:
+def found(store: Store, study: Study, regime: str) -> Allowed:
     """What is known by now."""
-    kept = store.about("evaluation")
-    sealed = None if kept is None else Evaluated.from_object(kept)
+    sealed = kept_evaluation(store, regime)
     try:
         build, predictor = built(store, study)
     except ConfigError as error:
@@ -83,14 +83,14 @@ def found(store: Store, study: Study) -> Allowed:
 
 
 def _end(request: StudyRequest, study: Study, store: Store, directory: Path) -> None:
-    plan, here = prospect(study, store), found(store, study)
+    plan, here = prospect(study, store), found(store, study, request.regime)
     files: dict[str, Callable[[], bytes]] = {}
     shown = here.sealed or here.build
     if shown is not None:
         files["study.png"] = lambda: png(prediction_figure(shown))
     if here.predictor is not None:
         files["predictor.json"] = to_text(here.predictor).encode
-    findings: dict[str, Any] = {**begins(study, plan), "cost": None, "outcomes": {}, "verdict": None, "prediction": here}
+    findings: dict[str, Any] = {**begins(study, plan), "prediction": here}
     said = f"{request.stage}: {len(plan.runs) - len(plan.left)} of {len(plan.runs)} runs are done{rest(plan)}. "
     ending = CommandEnding(
         findings=findings, page=list(_page(here)), options={"formats": list(request.formats)}, files=files, said=said

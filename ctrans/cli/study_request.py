@@ -79,13 +79,7 @@ def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
     else:
         plan = prospect(study, None)
     whole, left = cost(request, plan)
-    findings = {
-        **begins(study, plan),
-        "cost": as_object(left, request.processes),
-        "outcomes": {},
-        "verdict": None,
-        "prediction": None,
-    }
+    findings = {**begins(study, plan), "cost": as_object(left, request.processes)}
     end(
         request,
         None,
@@ -94,6 +88,7 @@ def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
 
 
 def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
+    """Carries out what is left, with a bar of runs and the time that the rest will take. Errors as `carry_out_study`."""
     with progress_bar("study", len(plan.left)) as advance:
         done = 0
 
@@ -106,22 +101,28 @@ def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
 
 
 def engine(request: StudyRequest) -> Engine:
+    """Where runs go: the Ray cluster at the address that was asked for, else processes of this machine."""
     return partial(in_processes, request.processes) if request.ray is None else partial(by_ray, request.ray)
 
 
 def rest(plan: Prospect) -> str:
+    """What to do for the runs that are left, as the end of a sentence; "" where none is."""
     if not plan.left:
         return ""
     return "; the budget is spent, give more by --budget" if plan.study.budget is not None else "; the same command goes on"
 
 
 def begins(study: Study, plan: Prospect) -> dict[str, Any]:
-    return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left)}
+    """What every study's result has: which, how far it is, and nothing yet of what this request may add."""
+    nothing: dict[str, Any] = {"cost": None, "outcomes": {}, "losses": {}, "verdict": None, "prediction": None}
+    return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left), **nothing}
 
 
 def as_object(cost: Cost, workers: int) -> dict[str, float]:
+    """The cost for JSON, with processor hours, and hours of so many processes."""
     return {**dataclasses.asdict(cost), "processor_hours": cost.processor_hours, "hours": cost.hours(workers)}
 
 
 def options_of(request: StudyRequest) -> dict[str, Any]:
+    """The options that the JSON says beside the study: formats of exports."""
     return {"formats": list(request.formats)}

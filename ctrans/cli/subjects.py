@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.cli import options
-from ctrans.cli.plugins import called
+from ctrans.cli.plugins import called, function_of
 from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_dtype
 from ctrans.depth import check_dt
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.hugging_face import import_transformers
 from ctrans.interop.images import read_array
-from ctrans.interop.losses import AnyModel, ModelWithLoss
+from ctrans.interop.losses import AnyModel, Loss, ModelWithLoss
 from ctrans.interop.open_model import Opened, open_imported, open_model
+from ctrans.interop.plain_host import Example
 from ctrans.interop.tokens import quiet
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.config import GPTConfig
@@ -53,6 +54,7 @@ class Subject:
     - `streamed`: whether its weights are made on demand
     - `trained`: whether its weights may be others than an initialisation's
     - `label`: what it is called among several that were named
+    - `given`: rows and targets of --example
     """
 
     config: Described
@@ -70,6 +72,7 @@ class Subject:
     streamed: bool = False
     trained: bool = False
     label: str | None = None
+    given: tuple[Tensor, Tensor | None] | None = None
 
     @property
     def name(self) -> str:
@@ -87,7 +90,9 @@ class Subject:
         if not isinstance(self.config, GPTConfig):
             return ""
         residual = "" if self.config.residual == "plain" else f", residual {self.config.residual}"
-        return residual + ", parallel blocks" * self.config.parallel_blocks
+        blocks = ", parallel blocks" + " with two norms" * self.config.branch_norms
+        steps = "" if self.config.stack_steps is None else f", one velocity in {self.config.stack_steps} steps"
+        return residual + blocks * self.config.parallel_blocks + steps
 
     def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
         """The model, ready to be looked at: no gradients, evaluation mode."""
@@ -108,6 +113,10 @@ def find(request: ModelRequest) -> list[Subject]:
     for name, value in (("anatomy", request.anatomy), ("loss", request.loss)):
         if value is not None and not foreign:
             raise ConfigError(f"--{name} is for somebody else's model: leave it out, or add --model, --architecture or --python")
+    if request.example is not None and request.python is None:
+        raise ConfigError(
+            "--example is for the module of --python, as files say what their model reads: leave it out, or add --python"
+        )
     return SOURCES[given[0] if given else None](request)
 
 
@@ -214,7 +223,7 @@ def _foreign(request: ModelRequest) -> list[Subject]:
         get_dtype(request.dtype),
         dt=request.dt,
         on_demand=request.stream,
-        loss=request.loss,
+        loss=_loss(request),
         heads=request.heads if "heads" in request.typed else None,
         images=request.images is not None,
         **_named_parts(request),
@@ -233,15 +242,36 @@ def _made(request: ModelRequest) -> list[Subject]:
         raise ConfigError(f"{request.python!r} returns what open_model gives: return the module itself")
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{request.python!r} returns a {type(made).__name__}: return an nn.Module")
-    example = None
-    if request.images is not None and not hasattr(getattr(made, "config", None), "model_type"):
+    example, given = (None, None) if request.example is None else _example(request.example)
+    if example is None and request.images is not None and not hasattr(getattr(made, "config", None), "model_type"):
         if request.images.suffix != ".npy":
             raise ConfigError(
                 f"{request.python!r} does not say of which size its images are: give --images an .npy array of them"
             )
         example = torch.from_numpy(read_array(request.images)[:2].copy()).to(dtype)
-    opened = open_model(made, dtype, dt=check_dt(request.dt), loss=request.loss, example=example, **_named_parts(request))
-    return [_of_opened(opened, request, f"weights of {request.python}", trained=True)]
+    opened = open_model(made, dtype, dt=check_dt(request.dt), loss=_loss(request), example=example, **_named_parts(request))
+    return [dataclasses.replace(_of_opened(opened, request, f"weights of {request.python}", trained=True), given=given)]
+
+
+def _loss(request: ModelRequest) -> str | Loss | None:
+    """The loss by its name, or the user's function."""
+    return function_of(request.loss) if request.loss is not None and ":" in request.loss else request.loss
+
+
+def _example(value: str) -> tuple[Example, tuple[Tensor, Tensor | None]]:
+    """What the model reads as the user's function gives it, and of that the rows and targets of its batch."""
+    made = called(value)
+    example, targets = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    rows = next(iter(example.values()), None) if isinstance(example, Mapping) else example
+    if not isinstance(rows, Tensor) or not (targets is None or isinstance(targets, Tensor)):
+        what = f"a {type(rows).__name__}" if targets is None else f"a {type(rows).__name__} and a {type(targets).__name__}"
+        raise ConfigError(
+            f"{value!r} returns {what}: return a tensor, or a mapping of a forward's keyword arguments, such a tensor first; or a pair of "
+            "that and a tensor of targets"
+        )
+    if targets is not None and targets.shape[:1] != rows.shape[:1]:
+        raise ConfigError(f"{value!r} returns {len(rows)} rows and targets {tuple(targets.shape)}: give as many targets")
+    return example, (rows, targets)
 
 
 def _named_parts(request: ModelRequest) -> dict[str, Any]:
@@ -266,7 +296,7 @@ def _described(request: ModelRequest) -> list[Subject]:
         )
     place = Path(source)
     directory = None if source in PRESETS else place if os.path.isdir(place) else place.parent
-    return [_of_opened(open_imported(model, directory, request.loss), request, f"fresh weights of {source}, seed {seed}")]
+    return [_of_opened(open_imported(model, directory, _loss(request)), request, f"fresh weights of {source}, seed {seed}")]
 
 
 def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: bool = False) -> Subject:
@@ -304,7 +334,10 @@ SOURCES: dict[str | None, Callable[[ModelRequest], list[Subject]]] = {
 
 
 def _names(config: GPTConfig) -> tuple[str, ...]:
-    return tuple(placement.name for placement in placements_in(config.placement))
+    names = tuple(placement.name for placement in placements_in(config.placement))
+    if config.stack_steps is None:
+        return names
+    return ("output",) if config.placements[-1].ffn.final_norm else ("none",)  # the velocity's
 
 
 def _check_alone(option: str, brought: Sequence[str], request: ModelRequest) -> None:

@@ -20,8 +20,17 @@ from ctrans.cli import options
 from ctrans.cli.ending import check_json, result_of, save_json, write_json
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import get_device, takes
-from ctrans.cli.train_options import DEFAULTS, TrainRequest, data_options, model_options, run_options, setting_options
+from ctrans.cli.train_options import (
+    ARCHITECTURE,
+    DEFAULTS,
+    TrainRequest,
+    data_options,
+    model_options,
+    run_options,
+    setting_options,
+)
 from ctrans.depth import check_count
+from ctrans.model.gpt import GPT
 from ctrans.monitor import Alarm, Monitor
 from ctrans.monitor.log import plain_numbers
 from ctrans.monitor.memory import MEMORY, memory_in
@@ -35,6 +44,7 @@ from ctrans.training import log
 from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, carry_out
 from ctrans.training.processes import restarts
 from ctrans.training.run_directory import KEEP, RunDirectory
+from ctrans.training.start_from import start_from
 from ctrans.training.train import Plan, begun, plan, plan_to_resume
 from ctrans.training.training_state import Progress
 from solvers import ConfigError
@@ -73,6 +83,7 @@ def command(request: TrainRequest) -> None:
     ctrans train --placement pre --dt 0.1 --file book.txt --iterations 5000 --out out/book
     ctrans train --resume --out out/book
     ctrans train --task digits --placement post --iterations 300 --out out/digits
+    ctrans train --from out/book --depth 8 --iterations 500 --out out/book-8
     ctrans train --method rk4 --gradient checkpoint --kinetic 0.01
     torchrun --nproc-per-node 2 -m ctrans train --parallel ddp --batch 32
     """
@@ -102,6 +113,8 @@ def _check_places(request: TrainRequest) -> None:
     for first, second in (("resume", "overwrite"), ("file", "bin")):
         if getattr(request, first) and getattr(request, second):
             raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
+    if request.origin is not None and request.resume:
+        raise ConfigError("--from begins a run and --resume goes on with one: choose one")
     if request.threads is not None:
         check_count("threads", request.threads, max(MOST_THREADS, os.cpu_count() or 1))
     if request.use_tensorboard:
@@ -124,9 +137,15 @@ def _plan(request: TrainRequest) -> Plan:
         planned = plan_to_resume(request.out, request.given, moved, parallel=request.parallel, flags=flags)
         check_depths(request.eval_depth, planned.architecture, planned.config)
         return planned
-    model, config = request.model, request.settings
-    check_depths(request.eval_depth, model, config)
+    config = request.settings
+    model = request.model if request.origin is None else start_from(request.origin, _architecture(request))
+    check_depths(request.eval_depth, model.config if isinstance(model, GPT) else model, config)
     return plan(model, config, request.source, out=request.out, overwrite=request.overwrite, parallel=request.parallel)
+
+
+def _architecture(request: TrainRequest) -> dict[str, Any]:
+    """The options of the architecture that were typed."""
+    return {name: value for name, value in request.given.items() if name in ARCHITECTURE}
 
 
 def _set_threads(request: TrainRequest, planned: Plan) -> None:
@@ -181,12 +200,13 @@ class MonitoredRun:
     def __init__(self, request: TrainRequest, run: TrainingRun, step: int):
         self.run, self.quiet = run, request.quiet
         self._before: Mapping[str, str] | None = None
+        tokens, targets = run.data.validation_windows(HELD)
         self.monitor = Monitor(
             run.model,
             every=request.every,
             out=run.store.directory,
             probe_every=request.probe_every,
-            held=tuple(part.to(run.processes.device) for part in run.data.validation_windows(HELD)),
+            held=(tokens.to(run.processes.device), targets.to(run.processes.device)),
             react=request.react,
             save=self._save,
             start=step,

@@ -77,13 +77,14 @@ NUMBERS = {"min_learning_rate": float, "temperature_start": float, "rtol": float
 class TrainRequest(WrittenRequest):
     """What `train` is asked. Options of the model and of the training are fields of `model` and `settings`, checked when asked for.
 
-    - `resume`, `overwrite`, `out`: which run it is
+    - `resume`, `overwrite`, `out`: which run it is; `origin`: the trained model that it begins with
     - `task`, `file`, `bin`, `vocab_size`: what it is trained on
     - `parallel`, `threads`, `device`: on what
     - `eval_depth`, `use_tensorboard`: what is done beside; `monitor`, `every`, `probe_every`, `react`: and watched
     """
 
     out: Path
+    origin: Path | None
     resume: bool
     overwrite: bool
     task: str
@@ -211,6 +212,14 @@ data_options = options.stack(
 run_options = options.stack(
     click.option(
         "--out", type=click.Path(path_type=Path), default=Path("out/train"), show_default=True, help="Directory of the run."
+    ),
+    click.option(
+        "--from",
+        "origin",
+        type=click.Path(path_type=Path),
+        metavar="RUN",
+        help="Begin with the model of this run or checkpoint; with --depth in another number of blocks over the same depth-time, weights "
+        "interpolated (of a stack, with --stack-steps in other steps).  [default: fresh weights]",
     ),
     click.option(
         "--resume",

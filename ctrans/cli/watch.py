@@ -14,6 +14,7 @@ from rich.live import Live
 from ctrans.cli import options
 from ctrans.cli.ending import CPU, check_json, result_of, write_json
 from ctrans.cli.request import WrittenRequest, takes
+from ctrans.monitor.history import history
 from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.report.files import check_writable, png, write_atomic
 from ctrans.report.watch_figure import watch_figure
@@ -80,6 +81,7 @@ def findings(log: MonitorLog) -> dict[str, Any]:
         "steps": log.steps,
         "loss": [float(loss) for loss in log.series("loss")] if log.reports else [],
         "last": runs,
+        "history": history(log),
         "alarms": log.alarms,
         "probes": log.probes,
     }

@@ -89,7 +89,7 @@ def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows star
     If there are fewer than `starts`, the lowest of the other points fill up.
     """
     rank = problems.map.shape[-1]
-    sobol_points: Callable[..., Tensor] = torch.quasirandom.SobolEngine(rank).draw  # type: ignore[no-untyped-call, unused-ignore]
+    sobol_points: Callable[..., Tensor] = torch.quasirandom.SobolEngine(rank).draw  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     sobol = sobol_points(SAMPLES_PER_START * starts, dtype=torch.float64)
     points = project(2 * sobol - 1).to(problems.base)
     near = torch.cdist(points, points).topk(NEIGHBOURS + 1, largest=False).indices

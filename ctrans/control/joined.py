@@ -30,8 +30,9 @@ def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) 
     gains = None if sublayer.residual is None else sublayer.residual.gains
     if sublayer.state_norm is not None and gains is not None and bool((gains == 0).any()) and not silent(sublayer):
         raise ConfigError(
-            "some of the residual's gains are 0 and others are not: inside a norm around the state that is no invertible factor, and its "
-            "velocities have no closed form here; prune these channels, or leave them a small gain"
+            "some of the residual's gains are 0 and others are not: inside a norm around the state that is no invertible factor, and "
+            "velocities are a section of the image (`residual-section` of ctrans verify), which is not certified here; prune these "
+            "channels, or leave them a small gain"
         )
     if sublayer.state_norm is not None or silent(sublayer):
         return p

@@ -128,7 +128,7 @@ def _against_costate(
 ) -> PointwiseReading:
     size = p.norm() * v.norm()
     bounded = sublayer.placement.output_norm or sublayer.image is not None
-    h = None if bounded else math.inf  # where it is finite it was not asked for
+    h = None if bounded else math.inf if bool(p.any()) else 0.0  # where it is finite it was not asked for; H(0) = 0
     return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
 
 

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import Supremum, VelocitySet
-from ctrans.control.gain_decay import GainDecay, check_decays
+from ctrans.control.gain_decay import GainDecay
 from ctrans.control.images import image_of, reached_by
 from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.linear_spaces import TangentSpace, WholeSpace
-from ctrans.norm import Norm, SphereNorm
+from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
 from solvers import ConfigError
 
@@ -49,10 +49,7 @@ def admissible_set(
     if last_map_decay is not None:
         return LastMapDecay(_given(placement, features, "features, what its last linear map acts on"), last_map_decay)
     if gain_decay is not None:
-        decaying = _given(placement, norm, "norm, its output norm")
-        check_decays(decaying)
-        assert isinstance(decaying, SphereNorm), "the others are refused"
-        return GainDecay(decaying, gain_decay)
+        return GainDecay(_given(placement, norm, "norm, its output norm"), gain_decay)
     velocities: VelocitySet
     if placement.output_norm:
         norm = _given(placement, norm, "norm, its output norm")

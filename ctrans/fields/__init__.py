@@ -4,6 +4,7 @@ from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.around import AroundMap
 from ctrans.fields.attention import Attention, SoftmaxAttention, plain_attention
 from ctrans.fields.attention_options import AttentionOptions
+from ctrans.fields.branch import Branch, BranchGains, OwnGains
 from ctrans.fields.check_map import check_map, check_shape
 from ctrans.fields.differential_attention import DifferentialAttention
 from ctrans.fields.experts import MixtureOfExperts
@@ -56,6 +57,8 @@ __all__ = [
     "Attention",
     "AttentionOptions",
     "Balances",
+    "Branch",
+    "BranchGains",
     "DifferentialAttention",
     "EndsLinear",
     "ExpertOptions",
@@ -77,6 +80,7 @@ __all__ = [
     "Matrix",
     "MixesTokens",
     "MixtureOfExperts",
+    "OwnGains",
     "ParallelMaps",
     "Role",
     "SaysWhyNot",

@@ -1,80 +1,89 @@
-"""Attention and FFN at once: one map that is their sum, as GPT-J, PaLM, Phi and Cohere have it."""
+"""Attention and FFN at once: one map that is their sum, as GPT-J, PaLM, Phi and Cohere have it, and with a norm for each GPT-NeoX."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.protocols import (
-    EndsLinear,
-    HasBound,
-    Kind,
-    Matrix,
-    SaysWhyNot,
-    ShowsMatrices,
-    TokenBound,
-    why_not,
-)
-from solvers import ConfigError
+from ctrans.fields.branch import Branch, BranchGains
+from ctrans.fields.protocols import EndsLinear, HasBound, Kind, Matrix, SaysWhyNot, ShowsMatrices, TokenBound
 
 
 class ParallelMaps(nn.Module):
-    """f(x) = f_attention(x) + f_ffn(x), both given the same x: X + dt (attention(N X) + FFN(N X)) behind one input norm.
+    """f(u) = attention(A u) + ffn(B u), A and B gains of their own (`BranchGains`) or the identity: X + dt (attention(N X) + FFN(N X)).
+
+    With two norms that differ in gain and offset alone, N_i X = gamma_i * x_hat + beta_i, u = x_hat is what a norm without gains gives
+    (GPT-NeoX, Falcon); with one norm u = N X (GPT-J, Wang and Komatsuzaki 2021; PaLM, Chowdhery et al. 2022). No step of one after the
+    other computes that, as the FFN does not see what attention adds.
 
     One map and not two that act in one segment: a segment is one smooth field, so that whatever is asked of a sublayer is asked of the
     sum, and an output norm acts on it. It ends in one linear map, [W_O W_2] of both features. What only an attention says, its
-    rows and heads, is asked of `parts`.
+    rows and heads, is asked of `branches`. Keyword arguments are attention's.
     """
 
     mixes_tokens = True
 
-    def __init__(self, attention: nn.Module, ffn: nn.Module):
+    def __init__(self, attention: nn.Module, ffn: nn.Module, gains: tuple[BranchGains | None, BranchGains | None] = (None, None)):
         super().__init__()
         self.attention, self.ffn = attention, ffn
+        self.attention_gains, self.ffn_gains = gains
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.attention(x) + self.ffn(x)
+    def forward(self, u: Float[Tensor, "*batch tokens width"], **context: Any) -> Float[Tensor, "*batch tokens width"]:
+        attention, ffn = self.branches.values()
+        y: Tensor = attention.field(attention.given(u), **context) + ffn.field(ffn.given(u))
         return y
 
     @property
-    def parts(self) -> Mapping[Kind, nn.Module]:
-        return {"attention": self.attention, "ffn": self.ffn}
+    def branches(self) -> Mapping[Kind, Branch]:
+        return {"attention": Branch(self.attention, self.attention_gains), "ffn": Branch(self.ffn, self.ffn_gains)}
 
-    def matrices(self) -> Iterator[Matrix]:
-        for part in self.parts.values():
-            if not isinstance(part, ShowsMatrices):
-                raise ConfigError(f"{type(part).__name__} does not show its weight matrices by `matrices()`")
-            yield from part.matrices()
+    @property
+    def matrices(self) -> Callable[[], Iterator[Matrix]]:
+        """Those of attention and then of the FFN; not there where one does not show its own."""
+        attention, ffn = self._all(ShowsMatrices, "does not show its weight matrices by `matrices()`")
 
-    def bound(self) -> TokenBound:
-        """The sum of both bounds. Raises ConfigError for a part that has none."""
-        each = []
-        for part in self.parts.values():
-            if not isinstance(part, HasBound):
-                raise ConfigError(f"{type(part).__name__} does not say how large its output can be{why_not(part)}")
-            each.append(part.bound())
-        return TokenBound(*(sum(values) for values in zip(*each, strict=True)))
+        def both() -> Iterator[Matrix]:
+            yield from attention.matrices()
+            yield from ffn.matrices()
+
+        return both
+
+    @property
+    def bound(self) -> Callable[[], TokenBound]:
+        """The sum of both bounds, |f(u)_i| <= |attention(A u)_i| + |ffn(B u)_i|; not there where one has none."""
+        self._all(HasBound, "does not say how large its output can be")
+
+        def both() -> TokenBound:
+            each = [branch.field.bound().behind(branch.steepest, branch.offset) for branch in self.branches.values()]
+            return TokenBound(*(sum(values) for values in zip(*each, strict=True)))
+
+        return both
 
     @property
     def last(self) -> LinearMaps:
-        """[W_O W_2] of the features side by side; not there where a part names no last map."""
-        return LinearMaps(*(part.last for part in self._ending()))
+        """[W_O W_2] of the features side by side; not there where a map names no last one. Raises ConfigError where it says why."""
+        return LinearMaps(*(field.last for field in self._all(EndsLinear, "does not name its last linear map")))
 
-    def features(self, x: Tensor) -> Tensor:
-        """[h_attention(x) h_ffn(x)]."""
-        return torch.cat([part.features(x) for part in self._ending()], -1)
+    def features(self, u: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
+        """[h_attention(A u) h_ffn(B u)]."""
+        return torch.cat([branch.field.features(branch.given(u)) for branch in self.branches.values()], -1)
 
     @property
     def why_not(self) -> str:
-        return next((part.why_not for part in self.parts.values() if isinstance(part, SaysWhyNot) and part.why_not), "")
+        """The first reason that one of them gives, or ""."""
+        fields = (branch.field for branch in self.branches.values())
+        return next((field.why_not for field in fields if isinstance(field, SaysWhyNot) and field.why_not), "")
 
-    def _ending(self) -> list[EndsLinear]:
-        ending: list[EndsLinear] = [part for part in self.parts.values() if isinstance(part, EndsLinear)]
-        if len(ending) < len(self.parts):
-            raise AttributeError("a part does not name its last linear map")
-        return ending
+    def _all(self, protocol: type, lacks: str) -> list[Any]:
+        """Both maps, where both have the protocol; AttributeError otherwise, so that the sum has it if they do."""
+        fields = [branch.field for branch in self.branches.values()]
+        if (odd := next((field for field in fields if not isinstance(field, protocol)), None)) is not None:
+            raise AttributeError(f"{type(odd).__name__} {lacks}")
+        return fields
 
 
 class LinearMaps(nn.Module):

@@ -32,16 +32,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.activations import Activation
+from ctrans.fields.branch import Branch
 
 Kind = Literal["attention", "ffn", "parallel"]
 Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
 
 
 class Matrix(NamedTuple):
-    """One weight matrix of a map: a view of its parameter, and which one it is."""
+    """One weight matrix of a map: a view of its parameter, and which one it is; or rows of the parameter `copied`, where these do not
+    lie together.
+    """
 
     weight: Float[Tensor, "out in"]
     role: Role
+    copied: Tensor | None = None
 
     @property
     def last(self) -> bool:
@@ -63,6 +67,11 @@ class TokenBound(NamedTuple):
         """How long an output token can be where no input token is longer than `radius`."""
         # no product with a radius that may be infinite where there is no curvature
         return self.offset + radius * (self.gain + (self.curvature * radius if self.curvature else 0.0))
+
+    def behind(self, gain: float, offset: float) -> TokenBound:
+        """The bound of f(A x) where abs(A x_i) <= gain r + offset: k (g r + b)^2 + l (g r + b) + o, by powers of r."""
+        slope = gain * (self.gain + (2 * self.curvature * offset if self.curvature else 0.0))
+        return TokenBound(slope, self.at(offset) if offset else self.offset, self.curvature * gain**2)
 
 
 class HeadMatrices(NamedTuple):
@@ -125,7 +134,8 @@ class HasLipschitz(Protocol):
 class ShowsHeads(Protocol):
     """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its temperature.
 
-    Queries and keys may be turned by their positions first, and scores may pass a function of slope at most 1 (soft-capping).
+    Queries and keys may be turned by their positions first, and scores may pass a function of slope at most 1 (soft-capping) and get
+    a number more for each pair of positions (ALiBi, T5's table), which changes no derivative.
     """
 
     @property
@@ -189,10 +199,10 @@ def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
 
 @runtime_checkable
 class SumOfMaps(Protocol):
-    """A map that is the sum of others which are given the same input."""
+    """A map that is the sum of others which are given the same input, but for gains of their own."""
 
     @property
-    def parts(self) -> Mapping[Kind, nn.Module]: ...
+    def branches(self) -> Mapping[Kind, Branch]: ...
 
 
 @runtime_checkable

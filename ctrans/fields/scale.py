@@ -7,8 +7,7 @@ from torch import nn
 
 
 @torch.no_grad()
-def scale_linear(linear: nn.Linear, c: float) -> None:
-    """W -> c W and b -> c b, in place."""
-    linear.weight.mul_(c)
-    if linear.bias is not None:
-        linear.bias.mul_(c)
+def scale_linear(linear: nn.Module, c: float) -> None:
+    """W -> c W and b -> c b, in place; of all that it is made of, where it is two maps side by side."""
+    for parameter in linear.parameters():
+        parameter.mul_(c)

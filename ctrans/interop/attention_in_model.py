@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ctrans.fields import HeadMatrices, Matrix, TokenBound, norm_of_product, spectral_norm
+from ctrans.fields import HeadMatrices, Matrix, Role, TokenBound, norm_of_product, spectral_norm
 from ctrans.interop.attention_reading import AttentionReading, seeing_rows
 from ctrans.interop.contexts import Contexts, showing_rows
-from ctrans.interop.module_chain import ModuleChain
+from ctrans.interop.module_chain import ModuleChain, Projection
 
 
 class AttentionInModel(nn.Module):
@@ -63,11 +63,13 @@ class AttentionWithValues(AttentionInModel):
         return self.reading.heads
 
     def matrices(self) -> Iterator[Matrix]:
-        """W_Q, W_K, W_V, where heads share keys and values smaller than W_Q, and W_O: views of the module's own weights."""
-        yield Matrix(self.reading.query.weight(self.attention), "query")
-        yield Matrix(self.reading.key.weight(self.attention), "key")
-        yield Matrix(self.reading.value.weight(self.attention), "value")
-        yield Matrix(self.reading.out.weight(self.attention), "out")
+        """W_Q, W_K, W_V, where heads share keys and values smaller than W_Q, and W_O: views of the module's own weights, or
+        copies of their rows.
+        """
+        roles: tuple[Role, ...] = ("query", "key", "value", "out")
+        for role in roles:
+            projection: Projection = getattr(self.reading, role)
+            yield projection.matrix(self.attention, role)
 
     def bound(self) -> TokenBound:
         """|f(x)_i| <= gain max_j |x_j| + |W_O b_V + b_o|, gain = min(sum_h |O_h V_g|_2, |W_O|_2 (sum_h |V_g|_2^2)^(1/2)).
@@ -101,8 +103,10 @@ class AttentionWithValues(AttentionInModel):
     def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h as the library returns them."""
         states = x.reshape(-1, *x.shape[-2:])
-        with showing_rows(self.contexts.model), seeing_rows(self.attention.stages[0]) as shown:
-            self.attention.stages[0](states, **self.contexts.of(self.block, states))
+        with showing_rows(self.contexts.model):
+            context = self.contexts.of(self.block, states)  # which may run the model, and is not to be seen
+            with seeing_rows(self.attention.stages[0]) as shown:
+                self.attention.stages[0](states, **context)
         rows = shown()
         assert rows is not None  # as was seen when it was read
         return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])
@@ -166,7 +170,7 @@ class AttentionWithHeads(AttentionWithValues):
 
     @property
     def _head(self) -> int:
-        return (self.reading.query.stop - self.reading.query.start) // self.heads
+        return self.reading.query.rows // self.heads
 
 
 def attention_in_model(

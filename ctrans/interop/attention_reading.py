@@ -5,9 +5,11 @@ their order and shapes, and a reading counts only if it gives back what came out
 
 - values: heads' averages equal sum_j a_hij (V_g x_j + b_v), g the group of head h. Then f(x)_i = sum_h O_h (that) + b_o, as its
   last linear map was seen to act on them;
-- scores: log a_hij equals, but for a constant in each row, scale <Q_h x_i + b_q, K_g x_j + b_k>, through c tanh(./c) where a
-  soft-cap c is known. Rotary positions are set to one and the same for all tokens, at which rotations R cancel: <R q, R k> = <q, k>.
-  That a rotation in the middle of the text does cancel shows that it is one (up to a factor, which becomes part of the scale).
+- scores: log a_hij equals, but for a constant in each row, scale <Q_h x_i + b_q, K_g x_j + b_k> + c_hij, the first part through
+  c tanh(./c) where a soft-cap c is known. The number c_hij is what is there at states of 0: ALiBi, or a table of relative positions,
+  which no state changes, so that every derivative is as without. Rotary positions are set to one and the same for all tokens, at
+  which rotations R cancel: <R q, R k> = <q, k>. That a rotation in the middle of the text does cancel shows that it is one (up to a
+  factor, which becomes part of the scale).
 """
 
 from __future__ import annotations
@@ -124,11 +126,7 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
     candidates = list(_candidates(inner, x, heads, head))
     reading = [each for each in candidates if _miss(_averages(chain, each[2], x, rows, head), last.x) <= close]
     if not reading:
-        raise _UnreadableError(
-            "its heads' averages are not those of values linear in its input"
-            if candidates
-            else f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads"
-        )
+        raise _UnreadableError(_no_values(inner, x, heads, bool(candidates)))
     cap = next(
         (float(cap) for name in SOFT_CAPS if isinstance(cap := getattr(own_module(first), name, None), (int, float))), None
     )
@@ -142,7 +140,7 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
         value=value,
         out=Projection(last.path, 0, last.y.shape[-1]),
         heads=heads,
-        groups=(value.stop - value.start) // head,
+        groups=value.rows // head,
         whole_rows=sums_to_one,
         scale=scale,
         key_offsets=ROTARY in context or cap is not None,
@@ -150,20 +148,51 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
     )
 
 
+def _no_values(inner: Sequence[Acting], x: Tensor, heads: int, fitting: bool) -> str:
+    """Why none of the linear maps before the last are queries, keys and values."""
+    if fitting:
+        return "its heads' averages are not those of values linear in its input"
+    others = dict.fromkeys(part.path.rpartition(".")[2] for part in inner if not torch.equal(part.x, x))
+    are = "is" if len(others) == 1 else "are"
+    given = (
+        f": {', '.join(others)} {are} given something else than the state (relative positions, or a map between)"
+        if others
+        else ""
+    )
+    return f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads{given}"
+
+
 def _candidates(inner: Sequence[Acting], x: Tensor, heads: int, head: int) -> Iterator[tuple[Projection, Projection, Projection]]:
-    """What may be queries, keys and values by their shapes: three linear maps in any order, or one map's rows in this order."""
+    """What may be queries, keys and values by their shapes: three linear maps in any order, queries and a map of keys and values, or
+    one map of all; in maps that are shared one below the other, or group by group of heads.
+    """
     if not all(torch.equal(part.x, x) for part in inner):
         return
     wholes = [Projection(part.path, 0, part.y.shape[-1]) for part in inner]
+    if any(whole.rows % head for whole in wholes):
+        return
     if len(wholes) == 1:
-        groups, odd = divmod(wholes[0].stop // head - heads, 2)
-        if groups > 0 and not odd and wholes[0].stop % head == 0 and heads % groups == 0:
-            query, key, value = wholes[0].cut([heads * head, groups * head, groups * head])
+        groups, odd = divmod(wholes[0].rows // head - heads, 2)
+        for sizes, parts in _layouts(heads, groups, head) if not odd else ():
+            query, key, value = wholes[0].cut(sizes, parts)
             yield query, key, value
+    elif len(wholes) == 2:
+        for query, both in itertools.permutations(wholes):
+            groups, odd = divmod(both.rows // head, 2)
+            for sizes, parts in _layouts(heads, groups, head) if query.rows == heads * head and not odd else ():
+                first, second = both.cut(sizes[1:], parts)
+                yield from ((query, first, second), (query, second, first))
     elif len(wholes) == 3:
         for query, key, value in itertools.permutations(wholes):
-            if query.stop == heads * head and key.stop == value.stop and heads * head % key.stop == 0 and key.stop % head == 0:
+            if query.rows == heads * head and key.rows == value.rows and query.rows % key.rows == 0:
                 yield query, key, value
+
+
+def _layouts(heads: int, groups: int, head: int) -> Iterator[tuple[tuple[int, int, int], int]]:
+    """How a map may hold queries, keys and values: the sizes of each, and of how many equal parts."""
+    if groups > 0 and heads % groups == 0:
+        for parts in dict.fromkeys((1, groups)):
+            yield (heads * head // parts, groups * head // parts, groups * head // parts), parts
 
 
 def _by_head(z: Tensor, heads: int, head: int) -> Tensor:
@@ -198,12 +227,12 @@ class _Scores:
         small, large = (self._state_size(query, key, target * math.sqrt(self.head)) for target in (FAINT, STRONG))
         if not 0 < small < large < math.inf:
             return None
-        close, faint = tolerance(self.x.dtype), self._centred(self._products(query, key, small))
-        fitted = float((faint * self._observed(small)).sum() / faint.square().sum())
+        close, faint, by_place = tolerance(self.x.dtype), self._centred(self._products(query, key, small)), self._observed(0.0)
+        fitted = float((faint * (self._observed(small) - by_place)).sum() / faint.square().sum())
         scale = max((said for said in self._said() if abs(said - fitted) <= close * said), default=fitted * (1 + close))
         scores = scale * self._products(query, key, large)
         capped = scores if self.cap is None else self.cap * torch.tanh(scores / self.cap)
-        return scale if scale > 0 and _miss(self._centred(capped), self._observed(large)) <= 2 * close else None
+        return scale if scale > 0 and _miss(self._centred(capped), self._observed(large) - by_place) <= 2 * close else None
 
     def _said(self) -> list[float]:
         """What the scale may be by what the module says of it, and by custom; with what rotary tables put on top."""
@@ -258,10 +287,9 @@ def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
 
 
 def _other_parameters(chain: nn.Module) -> bool:
-    """Whether it has weights that are no part of a linear map or norm, such as sinks."""
-    known = {
-        p for part in chain.modules() if is_linear(part) or as_norm(part) is not None for p in part.parameters(recurse=False)
-    }
+    """Whether it has weights that are no part of a linear map, a norm or a table of positions, such as sinks."""
+    parts = [part for part in chain.modules() if isinstance(part, nn.Embedding) or is_linear(part) or as_norm(part) is not None]
+    known = {p for part in parts for p in part.parameters(recurse=False)}
     return any(parameter not in known for parameter in chain.parameters())
 
 

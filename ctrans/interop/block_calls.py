@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,20 @@ OWN_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a block: the state, under which name, and everything else that it was given, by the names in its signature."""
+    """One call of a block: the state, under which name, and everything else that it was given, by the names in its signature.
+
+    Where blocks are given a mapping that holds the state, `around` is that, and `key` the state's name in it.
+    """
 
     x: Tensor
     context: dict[str, Any]
     argument: str = ""
+    around: Mapping[str, Any] | None = None
+    key: str = ""
+
+    def given(self, x: Tensor) -> Any:
+        """What the block is given for another state."""
+        return x if self.around is None else {**self.around, self.key: x}
 
 
 def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -33,7 +42,11 @@ def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
     names = _arguments(kind)  # type: ignore[arg-type]  # classes are hashable
     named = dict(zip(names, args, strict=False)) | kwargs
     state = next((name for name in names if is_state(named.get(name))), names[0])
-    return Call(named.pop(state), named, state)
+    value = named.pop(state)
+    inside = [key for key, part in value.items() if is_state(part)] if isinstance(value, Mapping) else []
+    if len(inside) == 1:
+        return Call(value[inside[0]], named, state, value, inside[0])
+    return Call(value, named, state)
 
 
 def is_state(value: object) -> bool:
@@ -95,8 +108,9 @@ class Running:
     def __call__(self, x: Tensor) -> Any:
         x, named, kind = self.form.turned(x), self.call.context, type(self.block)
         parameter = inspect.signature(kind.forward).parameters[self.call.argument]
-        first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]
-        output = self.block(x, **named) if first else self.block(**{self.call.argument: x}, **named)
+        first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]  # a class is hashable
+        given = self.call.given(x)
+        output = self.block(given, **named) if first else self.block(**{self.call.argument: given}, **named)
         return output if self.form.part is None and not isinstance(output, Tensor) else self.form.read(output)
 
 

@@ -18,7 +18,7 @@ from ctrans.interop.anatomy import Anatomy, named_maps, parts_of
 from ctrans.interop.block_calls import OWN_ERRORS, Running, is_state
 from ctrans.interop.calls import Act, CalledAs, first_tensor, watched
 from ctrans.interop.ffn_in_model import KNOWN, Activated, GatedUnits
-from ctrans.interop.module_chain import ModuleChain, is_linear
+from ctrans.interop.module_chain import ModuleChain, has_matrix, is_linear
 from ctrans.interop.multihead import UnfoldedAttention, unfolds
 from ctrans.interop.norms import as_norm
 from ctrans.interop.rounding import unit
@@ -83,6 +83,42 @@ def seen_parts(running: Running, x: Tensor, anatomy: Anatomy, *, own_calls: bool
     _check_one_sequence(block, [*acts], attention, x)
     ffn = _ffn(block, acts, attention) if anatomy.ffn is None or named[1] is None else _given_ffn(block, acts, named[1])
     return Parts(attention, ffn, context, own_calls)
+
+
+def check_roles(running: Running, x: Tensor, anatomy: Anatomy) -> None:
+    """Raises ConfigError where what is named attention mixes no tokens and something else does, or what is named FFN mixes them.
+
+    Of blocks that add both at once, a sum, nothing else would tell that the two were swapped.
+    """
+    if anatomy.attention is None and anatomy.ffn is None:
+        return
+    block = running.block
+    with watched({path: part for path, part in block.named_modules() if part is not block}) as acts:
+        running(x)
+    attention, ffn = (set(part or ()) for part in named_maps(block, anatomy))
+    mixing = _smallest([act for act in acts if _mixes(act, running)])
+    inside = {name: {part for module in own for part in module.modules()} for name, own in (("a", attention), ("f", ffn))}
+    mixes = {name: any(act.module in parts for act in mixing) for name, parts in inside.items()}
+    kind = type(block).__name__
+    if anatomy.attention is not None and attention and mixing and not mixes["a"]:
+        if anatomy.ffn is not None and mixes["f"]:
+            raise ConfigError(
+                f"attention= and ffn= are swapped: in {kind} {_path(anatomy.ffn)} mixes tokens and {_path(anatomy.attention)} does not; "
+                f"give attention={anatomy.ffn!r}, ffn={anatomy.attention!r}"
+            )
+        raise ConfigError(
+            f"attention=: {_path(anatomy.attention)} of {kind} mixes no tokens, as an FFN does, and {mixing[0].path} does: give "
+            f"attention={mixing[0].path!r}, or leave it out"
+        )
+    if anatomy.ffn is not None and mixes["f"] and (not mixes["a"] or attention & ffn):
+        raise ConfigError(
+            f"ffn=: {_path(anatomy.ffn)} of {kind} mixes tokens, as attention does: name it by attention=, and by ffn= what acts on "
+            "each token alone, or leave both out"
+        )
+
+
+def _path(named: str | Sequence[str]) -> str:
+    return repr(named) if isinstance(named, str) else " then ".join(map(repr, named))
 
 
 def _check_one_sequence(block: nn.Module, acts: Sequence[Act], attention: Part, x: Tensor) -> None:
@@ -181,7 +217,7 @@ def _ffn(block: nn.Module, acts: Sequence[Act], attention: Part) -> Part | None:
     kind = type(block).__name__
     start = next(i for i, act in enumerate(acts) if act.module is attention.own[0])
     leaves = [act for act in _leaves(acts) if act.module not in attention.inside]
-    weighty = [act for act in leaves if _has_matrix(act.module) and as_norm(act.module, act.x.shape[-1]) is None]
+    weighty = [act for act in leaves if has_matrix(act.module) and as_norm(act.module, act.x.shape[-1]) is None]
     if not weighty:
         return None
     early = next((act for act in weighty if acts.index(act) < start), None)
@@ -205,10 +241,6 @@ def _given_ffn(block: nn.Module, acts: Sequence[Act], given: Sequence[nn.Module]
     if missing is not None:
         raise ConfigError(f"ffn=: {type(block).__name__} does not call its {type(missing).__name__}")
     return Part(ModuleChain(given), tuple(given)) if len(own) == 1 else _line(type(block).__name__, own, own, own)
-
-
-def _has_matrix(module: nn.Module) -> bool:
-    return any(weight.dim() > 1 for weight in module.parameters(recurse=False))
 
 
 def _holder(block: nn.Module, acts: Sequence[Act], paths: Sequence[str], attention: Part) -> Act | None:
@@ -245,7 +277,7 @@ def _line(kind: str, leaves: Sequence[Act], weighty: Sequence[Act], acts: Sequen
         stages, y = [heads[0].module], heads[0].y
     for act in rest:
         if act.x is not y and not _same(act.x, y):
-            if not _has_matrix(act.module):
+            if not has_matrix(act.module):
                 continue  # a leaf of another branch
             name = next((name for name, phi in KNOWN.items() if _same(phi(y), act.x)), None)
             if name is None:

@@ -321,9 +321,10 @@ def found_family(family: str) -> FoundFamily:
         imported = Imported(model)
     except ConfigError as error:
         return FoundFamily(**about, supported=False, refused=str(error))
-    config, maps = imported.config, [part.field for part in imported.depth.sublayers]
+    config, branches = imported.config, [part.branches for part in imported.depth.sublayers]
+    maps = [branch.field for each in branches for branch in each.values()]
     heads = [each for each in maps if isinstance(each, ShowsHeads)]
-    attentions = sum(part.kind != "ffn" for part in imported.depth.sublayers)
+    attentions = sum("attention" in each for each in branches)
     return FoundFamily(
         **about,
         supported=True,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ctrans.interop.anatomy import described, lists_of_modules
 from ctrans.interop.block_calls import StateForm, bind, form_of, is_state
+from ctrans.interop.module_chain import has_matrix
 from solvers import ConfigError
 
 Blocks = nn.ModuleList | nn.Sequential
@@ -96,7 +97,7 @@ def _form(blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[
 
 def _is_block(block: nn.Module) -> bool:
     """Whether it may be a block: matrices in at least two modules."""
-    return sum(any(weight.dim() > 1 for weight in part.parameters(recurse=False)) for part in block.modules()) > 1
+    return sum(has_matrix(part) for part in block.modules()) > 1
 
 
 def _within_larger(name: str, part: Blocks, others: Mapping[str, Blocks]) -> bool:

@@ -46,6 +46,11 @@ class Images:
         return self._of_array(count) if self.path.suffix == ".npy" else self._of_files(count)
 
     @property
+    def there(self) -> int:
+        """How many there are. Errors as `batch`."""
+        return len(read_array(self.path)) if self.path.suffix == ".npy" else len(image_files(self.path))
+
+    @property
     def said(self) -> str:
         """What they are, in words."""
         return f"{'array' if self.path.suffix == '.npy' else 'images'} of {self.path}"

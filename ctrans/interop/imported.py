@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_dt
+from ctrans.fields import ParallelMaps
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import AttentionReading, random_states, read_attention
@@ -26,9 +27,9 @@ from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.hosts import OUTPUTS, Host, LibraryHost
 from ctrans.interop.norms import AdaptedNorm, FreeNorm
-from ctrans.interop.parallel_maps import BothMaps, WithoutGain, both_in_model
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
 from ctrans.interop.residual_scale import ScaledOutput
+from ctrans.interop.two_norms import WithoutGain
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand
@@ -160,8 +161,9 @@ class Imported(nn.Module):
     def padded(self, mask: Tensor) -> Iterator[None]:
         """Inside, tokens at which the mask (batch, tokens) is 0 are padding, as the library's `attention_mask` has it.
 
-        Every map, and so every instrument, is of these sequences alone: no token reads padding. Give targets of -1 there. Raises
-        ConfigError for a model that is not of `transformers`, and for masks that are none.
+        Every map, and so every instrument, is of these sequences alone: no token reads padding, and means over tokens leave it out
+        (`Instrument.kept`). Give targets of -1 there. Raises ConfigError for a model that is not of `transformers`, and for masks
+        that are none.
         """
         if not isinstance(self.host, LibraryHost) or not self.vocabulary:
             raise ConfigError(
@@ -174,6 +176,12 @@ class Imported(nn.Module):
             yield
         finally:
             self.host.padding.mask = before
+
+    @property
+    def kept(self) -> Bool[Tensor, "batch tokens"] | None:
+        """Where `padded` says that there is text; None outside of it."""
+        mask = self.host.padding.mask if isinstance(self.host, LibraryHost) else None
+        return None if mask is None else mask.bool()
 
     @property
     def vocabulary(self) -> int:
@@ -214,8 +222,8 @@ def _say_what_they_are(
             structure.sublayers[0].field = attention
             continue
         ffn, first = ffn_in_model(chains[1], ffn_read_as), structure.sublayers[0]
-        if isinstance(first.field, BothMaps):
-            first.field = both_in_model(first.field, attention, ffn)
+        if isinstance(both := first.field, ParallelMaps):
+            first.field = ParallelMaps(attention, ffn, (both.attention_gains, both.ffn_gains))
         else:
             first.field, structure.sublayers[1].field = attention, ffn
 
@@ -238,15 +246,14 @@ def _architecture(host: Host, structures: list[Structure], width: int, depth: De
         context=host.context,
         dt=depth.dt,
         lengths=tuple(dict.fromkeys(depth.lengths)),
-        parallel=isinstance(structures[0].sublayers[0].field, BothMaps),
+        parallel=structures[0].sublayers[0].kind == "parallel",
         unread=(*_by_channel(structures), *_unread(structures)),
     )
 
 
 def _maps(structure: Structure) -> list[Any]:
     """Its attention and its FFN, if it has one, as maps that say what they are."""
-    fields = [part.field for part in structure.sublayers]
-    return [fields[0].attention, fields[0].ffn] if isinstance(fields[0], BothMaps) else fields
+    return [branch.field for part in structure.sublayers for branch in part.branches.values()]
 
 
 def _stages(map_: Any) -> nn.ModuleList:
@@ -279,7 +286,6 @@ def _unread(structures: list[Structure]) -> tuple[str, ...]:
         for name, part in zip(("attention", "FFN"), _maps(structure), strict=False)
         if part.why_not
     ]
-    said += [part.field.why_not for s in structures for part in s.sublayers if isinstance(part.field, BothMaps)]
     return tuple(dict.fromkeys(said))
 
 

@@ -39,7 +39,7 @@ def images(model: nn.Module, batch: int = 1) -> Tensor:
 
 
 def _tokens(model: nn.Module) -> Tensor:
-    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]  # a method, no module
     count: int = getattr(embedding, "num_embeddings", 5)
     return (torch.arange(1, 5) % count).unsqueeze(0)  # 0 is often padding
 

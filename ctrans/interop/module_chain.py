@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.fields import Matrix, Role
 from solvers import ConfigError
 
 
@@ -80,6 +81,16 @@ class ModuleChain(nn.Module):
         return self.ending
 
 
+BYTES = (torch.int8, torch.uint8)
+"""As what quantised weights are kept."""
+
+
+def has_matrix(module: nn.Module) -> bool:
+    """Whether it has a matrix of its own: a parameter, or one that is kept as bytes in a buffer."""
+    kept = any(buffer.dim() > 1 and buffer.dtype in BYTES for buffer in module.buffers(recurse=False))
+    return kept or any(weight.dim() > 1 for weight in module.parameters(recurse=False))
+
+
 def is_linear(module: nn.Module) -> bool:
     """Whether it computes W x + b by a weight of its own."""
     return isinstance(module, (nn.Linear, TransposedLinear))
@@ -89,30 +100,46 @@ def is_linear(module: nn.Module) -> bool:
 class Projection:
     """W x + b with W the rows `start` .. `stop` of the linear map at `path`: all of it, or the part of a map that several share.
 
-    It says where the weights are and holds none; `chain` is the map in which they are.
+    Of a map in `parts` equal parts, as where each head has its queries, keys and values side by side, they are those rows of every
+    part, one part below the other. It says where the weights are and holds none; `chain` is the map in which they are.
     """
 
     path: str
     start: int
     stop: int
+    parts: int = 1
+
+    @property
+    def rows(self) -> int:
+        """How many rows W has."""
+        return self.parts * (self.stop - self.start)
 
     def weight(self, chain: nn.Module) -> Float[Tensor, "out in"]:
-        """W, a view of the module's own weight."""
+        """W: a view of the module's own weight; a copy, through which gradients pass, where it is of several parts."""
         module: Any = chain.get_submodule(self.path)
         whole: Tensor = module.weight
-        if isinstance(module, TransposedLinear):
-            whole = whole.T
-        return whole[self.start : self.stop]
+        return self._rows_of(whole.T if isinstance(module, TransposedLinear) else whole)
+
+    def matrix(self, chain: nn.Module, role: Role) -> Matrix:
+        """W as the map shows it."""
+        own: Any = chain.get_submodule(self.path)
+        return Matrix(self.weight(chain), role, own.weight if self.parts > 1 else None)
 
     def bias(self, chain: nn.Module) -> Float[Tensor, " out"] | None:
-        """b, a view of the module's own bias, or None."""
+        """b, likewise, or None."""
         bias: Tensor | None = getattr(chain.get_submodule(self.path), "bias", None)
-        return None if bias is None else bias[self.start : self.stop]
+        return None if bias is None else self._rows_of(bias)
 
-    def cut(self, parts: Sequence[int]) -> list[Projection]:
-        """Its rows in parts of those sizes."""
-        ends = [self.start + sum(parts[: i + 1]) for i in range(len(parts))]
-        return [Projection(self.path, end - size, end) for size, end in zip(parts, ends, strict=True)]
+    def _rows_of(self, whole: Tensor) -> Tensor:
+        if self.parts == 1:
+            return whole[self.start : self.stop]
+        parts: Tensor = whole.unflatten(0, (self.parts, -1))[:, self.start : self.stop]
+        return parts.flatten(0, 1)
+
+    def cut(self, sizes: Sequence[int], parts: int = 1) -> list[Projection]:
+        """All rows of its map, cut into those sizes; the rows of each of so many equal parts likewise."""
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        return [Projection(self.path, end - size, end, parts) for size, end in zip(sizes, ends, strict=True)]
 
 
 @contextlib.contextmanager

@@ -227,7 +227,15 @@ def _from_module(
     example: Example | None,
 ) -> Opened:
     training = module.training
-    module = module.requires_grad_(False).eval()
+    module = unwrapped(module).requires_grad_(False).eval()
+    compiled = next((path for path, part in module.named_modules() if hasattr(part, "_orig_mod")), None)
+    if compiled is not None:
+        raise ConfigError(
+            f"{compiled} is compiled, and is read here as it was before: open the model first, then compile its parts"
+        )
+    quantised = next((path for path, part in module.named_modules() if type(part).__module__.startswith(QUANTISED)), None)
+    if quantised is not None:
+        raise ConfigError(f"{quantised} is quantised by torch.ao and passes no derivatives: open the model as it was before")
     if isinstance(module, (GPT, OTTransformer)):
         raise ConfigError(f"a {type(module).__name__} is a model of ctrans as it is: give it to screen, simulate and the others")
     if isinstance(module, Imported):
@@ -241,6 +249,15 @@ def _from_module(
     opened.described += _not_finite(broken)
     opened.described += "; it was training, and is in evaluation mode now" if training else ""
     return opened
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The user's own module within what torch.compile, DataParallel and DistributedDataParallel made of it."""
+    while True:
+        inner = module.module if isinstance(module, WRAPPERS) else getattr(module, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
 
 
 def _not_finite(broken: Sequence[str]) -> str:
@@ -262,6 +279,9 @@ def _token_example(module: nn.Module) -> Tensor:
     return ids.to(table.weight.device)
 
 
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+"""Where torch has modules whose kernels know no gradients."""
 EXAMPLE_TOKENS = 6
 """How many tokens an example has that nobody gave."""
 

@@ -11,23 +11,9 @@ from torch import Tensor, nn
 from ctrans.depth import Depth, check_count, check_dt
 from ctrans.interop.limits import MOST_PARTS
 from ctrans.model.gpt import GPT
+from ctrans.model.stack import stacked
 from ctrans.scheme import trajectory
-from ctrans.sublayer import Sublayer
-from solvers import Solution
-
-
-class Stack(nn.Module):
-    """f(x): blocks one after the other, each of its own steps of length 1."""
-
-    why_not = "it is a whole stack of blocks and no single map"
-
-    def __init__(self, blocks: Depth):
-        super().__init__()
-        self.blocks = blocks
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.blocks(x)
-        return y
+from solvers import ConfigError, Solution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +60,8 @@ class OTTransformer(nn.Module):
         norm = None if isinstance(model.final_norm, nn.Identity) else model.final_norm
         model.final_norm = nn.Identity()
         c, dt = model.config, check_dt(check_dt(scale) * (1.0 / steps))
-        velocity = Sublayer(Stack(model.depth), "attention", output_norm=norm)
         self.model = model
-        self.depth = Depth([velocity] * steps, dt, per_block=1)
+        self.depth = stacked(model.depth, steps, dt, norm)
         self.config = OTConfig(
             vocab_size=c.vocab_size,
             context=c.context,
@@ -84,7 +69,7 @@ class OTTransformer(nn.Module):
             width=c.width,
             heads=c.heads,
             stack=c.placement,
-            placement=velocity.placement.name,
+            placement=self.depth.sublayers[0].placement.name,
             norm=c.norm,
             steps=steps,
             dt=dt,
@@ -94,9 +79,25 @@ class OTTransformer(nn.Module):
 
     def with_scale(self, scale: float) -> OTTransformer:
         """The same weights with steps that many times as long as 1/steps. Raises ConfigError unless it is positive and finite."""
-        self.depth = Depth(self.depth.sublayers, check_dt(check_dt(scale) * (1.0 / self.config.steps)), per_block=1)
+        self.depth = Depth(self.depth.sublayers, check_dt(check_dt(scale) * (1.0 / self.config.steps)), per_block=1, shared=True)
         self.config = dataclasses.replace(self.config, dt=self.depth.dt)
         return self
+
+    def native(self) -> GPT:
+        """The same model as a GPT with `stack_steps`, to be trained on and saved; it shares the weights.
+
+        Raises ConfigError for a velocity that no norm ends (lnf_on = False) though its blocks normalise, which no GPT here has.
+        """
+        c = self.config
+        config = dataclasses.replace(self.model.config, stack_steps=c.steps, dt=c.dt)
+        if config.placements[-1].ffn.final_norm != (self.depth.sublayers[0].output_norm is not None):
+            raise ConfigError(
+                "no norm ends the velocity (lnf_on = False), where a GPT's stack of these blocks has one: it stays as it is"
+            )
+        model = GPT(config)
+        model.token_embedding, model.position_embedding = self.model.token_embedding, self.model.position_embedding
+        model.depth = self.depth
+        return model
 
     def forward(
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None

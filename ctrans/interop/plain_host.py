@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,8 +34,9 @@ KEPT = 8
 class PlainHost:
     """A module that says nothing of itself: its blocks, its first state and its output are seen when it reads the example.
 
-    `example` is what it reads, or its keyword arguments, of which the first is what is put in the place of tokens. `embed` and `head`
-    take the place of what the module does before its blocks and after them.
+    `example` is what it reads, or its keyword arguments, of which the first is what is put in the place of tokens; a mapping that is no
+    keyword arguments of its forward is the one argument. `embed` and `head` take the place of what the module does before its blocks
+    and after them.
     """
 
     context = None
@@ -44,7 +46,10 @@ class PlainHost:
     ):
         self.model: Any = model
         self.own_embed, self.own_head = embed, head
+        if isinstance(example, Mapping) and len(example) == 1 and isinstance(inner := next(iter(example.values())), Mapping):
+            example = inner  # of an argument that is one mapping, by its name
         self.named = dict(example) if isinstance(example, Mapping) else None
+        self.as_one = self.named is not None and not _fits(model, self.named)
         main = next(iter(self.named.values())) if self.named else example
         if not isinstance(main, Tensor) or main.dim() < 2:
             raise ConfigError(
@@ -115,7 +120,7 @@ class PlainHost:
             return self.model(given)
         first, *others = self.named
         rest = {name: self._like_the_weights(self._as_many(self.named[name], len(tokens))) for name in others}
-        return self.model(**{first: given}, **rest)
+        return self.model({first: given, **rest}) if self.as_one else self.model(**{first: given}, **rest)
 
     def embed(self, tokens: Tensor) -> Tensor:
         axes = self.example.dim() - 1
@@ -264,6 +269,15 @@ class PlainHost:
         except OWN_ERRORS:
             return None
         return calls[0].x.shape[-2] if calls else None
+
+
+def _fits(model: nn.Module, named: Mapping[str, Any]) -> bool:
+    """Whether these can be keyword arguments of its forward."""
+    try:
+        inspect.signature(model.forward).bind(**named)
+        return True
+    except TypeError:
+        return False
 
 
 class SeenContexts:

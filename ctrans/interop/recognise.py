@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import Kind
+from ctrans.fields import Kind, ParallelMaps
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.block_calls import OWN_ERRORS, Call, Running, StateForm
-from ctrans.interop.block_parts import Parts, named_parts, seen_parts
+from ctrans.interop.block_parts import Parts, check_roles, named_parts, seen_parts
 from ctrans.interop.calls import watched
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, as_norm
-from ctrans.interop.parallel_maps import BothMaps, Gained, WithoutGain
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
 from ctrans.interop.rounding import tolerance, unit
+from ctrans.interop.two_norms import GainsOf, WithoutGain
 from ctrans.ode_block import in_context
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
@@ -42,7 +42,7 @@ Roles = dict[str, Any]
 class Structure:
     """A block as sublayers whose fields are its own modules, to be called with the context of a forward pass.
 
-    They are attention and FFN; or one, of kind attention: the sum of the two (`BothMaps`), or a map that is alone in its block.
+    They are attention and FFN; or one: of kind parallel the sum of the two (`ParallelMaps`), of kind attention a map alone in its block.
     `lengths` are the numbers s in X + s f(N X), for how much depth-time each acts: 1 but for blocks that scale what they add.
     `context` is what attention is given besides the state, as seen, and `called` the block's own module that is. `own_calls` says
     whether that is called as it was seen to be, or with what the block is.
@@ -62,8 +62,7 @@ class Structure:
     @property
     def chains(self) -> tuple[ModuleChain, ...]:
         """The modules of its attention and of its FFN, where it has one."""
-        fields = [part.field for part in self.sublayers]
-        return fields[0].chains if isinstance(fields[0], BothMaps) else tuple(fields)
+        return tuple(branch.field for part in self.sublayers for branch in part.branches.values())
 
     def depth(self, dt: float = 1.0) -> Depth:
         """The block alone; the block itself at dt = 1."""
@@ -93,6 +92,7 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm | 
         raise ConfigError(f"a {type(block).__name__} is an ODE already: call discretize(model) first")
     running = Running(block, call, StateForm() if form is None else form)
     x = _telling_state(running)
+    check_roles(running, x, anatomy)
     named = named_parts(block, anatomy, call.context) if form is None else None
     parts = seen_parts(running, x, anatomy, own_calls=form is not None) if named is None else named
     return _fitting(block, running, x, parts)
@@ -104,6 +104,7 @@ def recognise_by_any(block: nn.Module, call: Call, anatomy: Anatomy, form: State
     Raises ConfigError as `recognise`, of the names where both fail.
     """
     x = _telling_state(running := Running(block, call, form))
+    check_roles(running, x, anatomy)
     named = named_parts(block, anatomy, call.context)
     try:
         parts = named if named is not None else seen_parts(running, x, anatomy, own_calls=False)
@@ -293,11 +294,11 @@ def _candidates(parts: Parts, acting: Sequence[_Acting], parallel: bool) -> Iter
         norms = [role for role in roles if isinstance(role, AdaptedNorm)]
         if len(norms) <= 1:
             roles_of_both: Roles = dict(zip(ROLES, norms, strict=False))
-            yield (Sublayer(BothMaps(parts.attention.chain, parts.ffn.chain), "attention", **roles_of_both),)
+            yield (Sublayer(ParallelMaps(parts.attention.chain, parts.ffn.chain), "parallel", **roles_of_both),)
         elif len(norms) == 2 and (norms[0].centred, norms[0].eps) == (norms[1].centred, norms[1].eps):
             for one, other in (norms, norms[::-1]):
-                both = BothMaps(parts.attention.chain, parts.ffn.chain, (Gained(one), Gained(other)))
-                yield (Sublayer(both, "attention", input_norm=WithoutGain(one)),)
+                both = ParallelMaps(parts.attention.chain, parts.ffn.chain, (GainsOf(one), GainsOf(other)))
+                yield (Sublayer(both, "parallel", input_norm=WithoutGain(one)),)
 
 
 def _scaled(structure: Structure, block: nn.Module, acting: Sequence[_Acting], x: Tensor, output: Tensor) -> Structure | None:

@@ -29,16 +29,31 @@ SETTINGS = "tokenizer_config.json"
 Ids = Integer[np.ndarray, " _"]
 
 
+def as_numbers(ids: list[int]) -> list[str]:
+    """Token ids as texts where nothing else is known of them."""
+    return [f" {i}" for i in ids]
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokeniser:
-    """Bytes to token ids. `said` names it in a line; `mask` is the token that stands for a hidden one, if there is one."""
+    """Bytes to token ids. `said` names it in a line; `mask` is the token that stands for a hidden one, if there is one; `words` are
+    tokens as texts.
+    """
 
     said: str
     encode: Callable[[bytes], Ids]
     mask: int | None = None
+    words: Callable[[list[int]], list[str]] = as_numbers
 
 
-BYTES = Tokeniser("bytes as token ids", lambda text: np.frombuffer(text, dtype=np.uint8))
+def _byte(i: int) -> str:
+    """The character that a byte is in ASCII, or its hexadecimal digits: bytes above may be parts of one."""
+    return chr(i) if i < 128 else f"\\x{i:02x}"
+
+
+BYTES = Tokeniser(
+    "bytes as token ids", lambda text: np.frombuffer(text, dtype=np.uint8), words=lambda ids: [_byte(i) for i in ids]
+)
 """How seeded models read, and others without a tokenizer."""
 
 
@@ -125,8 +140,18 @@ def _from_files(directory: Path) -> Tokeniser:
 
         return np.frombuffer(_attempt(transformers, directory, ids, len(text)), dtype=np.int64)
 
+    def words(found: list[int]) -> list[str]:
+        def texts() -> bytes:
+            tokenizer = load()
+            return json.dumps(
+                [tokenizer.convert_tokens_to_string([each]) for each in tokenizer.convert_ids_to_tokens(found)]
+            ).encode()
+
+        made: list[str] = json.loads(_attempt(transformers, directory, texts, len(found)))
+        return made
+
     size, mask = json.loads(_attempt(transformers, directory, describe))
-    return Tokeniser(f"the tokenizer in {str(directory)!r} ({size} tokens)", encode, mask)
+    return Tokeniser(f"the tokenizer in {str(directory)!r} ({size} tokens)", encode, mask, words)
 
 
 SECONDS, BYTES_A_SECOND = 20, 100_000

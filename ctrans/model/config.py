@@ -10,9 +10,10 @@ from ctrans.depth import check_count, check_dt
 from ctrans.fields import ACTIVATIONS, ExpertOptions
 from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.fields.attention_options import ROTARY_BASE
-from ctrans.fields.tables import check_maps, usual_hidden_width
+from ctrans.fields.tables import check_maps, takes, usual_hidden_width
 from ctrans.model.initialisation import get_initialisation
-from ctrans.norm import NORMS, check_norm, norm_settings
+from ctrans.model.stack import MOST_STEPS, check_stack
+from ctrans.norm import NORMS, WITHOUT_GAINS, check_norm, norm_settings
 from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
 from ctrans.residual import RESIDUALS, check_image, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
@@ -58,8 +59,11 @@ class GPTConfig:
       entry's own if None)
     - `streams`: of how many copies of the width the state is, for hyper-connections (4 if None)
     - `parallel_blocks`: whether a block is one segment of attention and FFN at once, X + dt (attention(N X) + FFN(N X)), and not two
+    - `branch_norms`: whether the two have an input norm each there, as GPT-NeoX has them, and not one
     - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
       function of depth, `knots` (4 if None) for every parameter
+    - `stack_steps`: None (every sublayer is a segment), or over how many segments of length `dt` the whole stack of blocks is one velocity
+      with the same weights (the OT-Transformer); the blocks inside have steps of length 1
     """
 
     vocab_size: int = 256
@@ -95,6 +99,7 @@ class GPTConfig:
     residual: str = "plain"
     residual_init: float | None = None
     parallel_blocks: bool = False
+    branch_norms: bool = False
     streams: int | None = None
     tied: bool = True
     experts: int = 8
@@ -105,6 +110,7 @@ class GPTConfig:
     norm_groups: int | None = None
     norm_alpha: float | None = None
     norm_radius: float | None = None
+    stack_steps: int | None = None
 
     def __post_init__(self) -> None:
         check_count("depth", self.depth, MOST_BLOCKS)
@@ -112,6 +118,8 @@ class GPTConfig:
             check_count(name, getattr(self, name))
         if self.ffn_width is not None:
             check_count("ffn_width", self.ffn_width)
+        if self.stack_steps is not None:
+            check_count("stack_steps", self.stack_steps, MOST_STEPS)
         check_dt(self.dt)
         if not self.segments * self.dt < math.inf:
             raise ConfigError(f"dt = {self.dt:g} times {self.segments} sublayers is no finite depth-time: lower dt")
@@ -131,9 +139,10 @@ class GPTConfig:
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
         norm_settings(self.norm, self, self.width, self.heads)
-        for name in ("bias", "causal", "parallel_blocks", "tied"):
+        for name in ("bias", "causal", "parallel_blocks", "branch_norms", "tied"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
+        self._check_branch_norms()
         check_temperature(self.temperature)
         _check_positive("embedding_std", self.embedding_std)
         look_up("depth_weights", self.depth_weights, {FREE: None, **BASES})
@@ -151,6 +160,8 @@ class GPTConfig:
             _check_finite("residual_init", self.residual_init)
         check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
         check_image(self.residual, self.norm)
+        if self.stack_steps is not None:
+            check_stack(placements_in(self.placement), self.state_streams, takes("ffn", self.ffn, "experts"))
         if self.depth_weights != FREE and RESIDUALS[self.residual].counts_blocks:
             raise ConfigError(
                 f"residual {self.residual!r} counts blocks and weights that are functions of depth do not: choose depth_weights {FREE}"
@@ -176,8 +187,8 @@ class GPTConfig:
 
     @property
     def segments(self) -> int:
-        """The number of sublayers, each a segment of depth-time."""
-        return self.per_block * self.depth
+        """The number of segments of depth-time: of sublayers, or of steps over the stack."""
+        return self.per_block * self.depth if self.stack_steps is None else self.stack_steps
 
     @property
     def placements(self) -> list[BlockPlacement]:
@@ -204,11 +215,15 @@ class GPTConfig:
         return 1 / self._alpha if placement.residual_gain else 1.0
 
     def at_depth(self, blocks: int) -> GPTConfig:
-        """The same architecture over the same depth-time T in another number of blocks; alpha stays what it was.
+        """The same architecture over the same depth-time T in another number of blocks, or of steps over a stack; alpha stays what it
+        was.
 
         Raises ConfigError for placements that differ by block and residuals that count blocks, which say nothing of another number.
         """
         check_count("blocks", blocks, MOST_BLOCKS)
+        if self.stack_steps is not None:
+            dt = float(Fraction(self.dt) * Fraction(self.stack_steps, blocks))
+            return dataclasses.replace(self, stack_steps=blocks, dt=dt)
         if blocks != self.depth and "+" in self.placement:
             raise ConfigError(f"placement {self.placement!r} is of {self.depth} blocks: it has no other depth")
         if blocks != self.depth and RESIDUALS[self.residual].counts_blocks:
@@ -216,6 +231,21 @@ class GPTConfig:
         dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))
         alpha = self._alpha if self._has_residual_gain else None
         return dataclasses.replace(self, depth=blocks, dt=dt, alpha=alpha)
+
+    def _check_branch_norms(self) -> None:
+        if not self.branch_norms:
+            return
+        if not self.parallel_blocks:
+            raise ConfigError(
+                "branch_norms = True has no meaning for blocks of two sublayers: leave it out, or choose parallel_blocks"
+            )
+        if self.norm not in WITHOUT_GAINS:
+            raise ConfigError(
+                f"branch_norms = True needs a norm with gains by channel over one x_hat, and {self.norm!r} is none: choose norm "
+                f"{', '.join(WITHOUT_GAINS)}"
+            )
+        if odd := next((p.name for p in placements_in(self.placement) if not p.input_norm), None):
+            raise ConfigError(f"branch_norms = True with placement {odd!r}, which has no input norm: leave it out, or choose pre")
 
     @property
     def _alpha(self) -> float:

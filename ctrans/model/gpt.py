@@ -16,12 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, Sublayers
-from ctrans.fields import FIELDS, Kind, ParallelMaps
+from ctrans.fields import FIELDS, Kind, OwnGains, ParallelMaps
 from ctrans.fields.positions import POSITIONS, Positions
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
+from ctrans.model.stack import stacked
 from ctrans.model.unit_weights import put_on_spheres
-from ctrans.norm import NORMS, Norm, norm_settings
+from ctrans.norm import NORMS, WITHOUT_GAINS, Norm, norm_settings
 from ctrans.placement import BlockPlacement, Placement
 from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
@@ -55,8 +56,7 @@ class GPT(nn.Module):
                     embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
-        last = config.placements[-1].ffn
-        self.final_norm = make_norm(config) if last.final_norm else nn.Identity()
+        self.final_norm = make_norm(config) if _ends_in_norm(config) and config.stack_steps is None else nn.Identity()
         if self.unembedding is not None:
             nn.init.normal_(self.unembedding.weight, 0.0, config.embedding_std, generator=generator)
         self._normalise_embeddings()
@@ -115,7 +115,7 @@ class GPT(nn.Module):
         return trajectory(self.depth, self.embed(tokens), **options)
 
     def at_depth(self, blocks: int, weights: str = "linear") -> GPT:
-        """A copy of this model over the same depth-time T in another number of blocks, dt = T over its segments.
+        """A copy of this model over the same depth-time T in another number of blocks (of steps over a stack), dt = T over its segments.
 
         Weights are `Depth.resample`'s: free ones interpolated as `weights` says, functions of depth evaluated at the new blocks.
         Raises ConfigError for a number of blocks below 1 or an interpolation that is none.
@@ -151,12 +151,17 @@ def make_norm(config: GPTConfig) -> Norm:
     return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False), **options)
 
 
+def make_input_norm(config: GPTConfig) -> Norm:
+    """A fresh one in front of a map; without gains where the map has its own."""
+    return NORMS[WITHOUT_GAINS[config.norm]](config.width, config.eps) if config.branch_norms else make_norm(config)
+
+
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int = 0) -> Sublayer:
     """A fresh sublayer of that kind, of that number from 0, with the norms that the placement puts around its map."""
     return Sublayer(
         make_map(config, kind),
         kind,
-        input_norm=make_norm(config) if placement.input_norm else None,
+        input_norm=make_input_norm(config) if placement.input_norm else None,
         output_norm=make_norm(config) if placement.output_norm else None,
         state_norm=make_norm(config) if placement.state_norm else None,
         gain=config.gain_of(placement),
@@ -176,8 +181,14 @@ def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) ->
 def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
     """A fresh map of that kind, its weights not drawn yet."""
     if kind == "parallel":
-        return ParallelMaps(make_map(config, "attention"), make_map(config, "ffn"))
+        gains = [make_gains(config) if config.branch_norms else None for _ in FIELDS]
+        return ParallelMaps(make_map(config, "attention"), make_map(config, "ffn"), (gains[0], gains[1]))
     return FIELDS[kind][getattr(config, kind)](config)
+
+
+def make_gains(config: GPTConfig) -> OwnGains:
+    """Fresh gains of one of two input norms, with an offset where the configuration's norm has one."""
+    return OwnGains(config.width, config.bias and getattr(NORMS[config.norm], "has_offset", False))
 
 
 def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
@@ -191,8 +202,17 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     blocks = [make_block(config, each, block) for block, each in enumerate(placements)]
     draw([part for block in blocks for part in block], config, generator)
     if config.depth_weights != FREE:
-        blocks = blocks_through(blocks, config.depth_weights, config.depth)
-    return Depth([part for block in blocks for part in block], config.dt, per_block=config.per_block)
+        blocks = blocks_through(blocks, config.depth_weights, config.depth, generator)
+    parts = [part for block in blocks for part in block]
+    if config.stack_steps is None:
+        return Depth(parts, config.dt, per_block=config.per_block)
+    # the norm that would stand before the head ends the velocity
+    norm = make_norm(config) if _ends_in_norm(config) else None
+    return stacked(Depth(parts, 1.0, per_block=config.per_block), config.stack_steps, config.dt, norm)
+
+
+def _ends_in_norm(config: GPTConfig) -> bool:
+    return config.placements[-1].ffn.final_norm
 
 
 def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generator) -> None:
@@ -207,6 +227,10 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     if config.depth_weights != FREE:
         raise ConfigError(
             f"depth_weights = {config.depth_weights!r} are few enough to keep: on demand, only free weights are made"
+        )
+    if config.stack_steps is not None:
+        raise ConfigError(
+            "a stack is one velocity, whose weights are needed at once: leave out on_demand (--stream) or stack_steps"
         )
     draws, shelf = _Draws(config, generator), Shelf()
     with skeletons():

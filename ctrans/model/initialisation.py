@@ -112,7 +112,7 @@ def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Genera
             raise ConfigError(
                 f"cannot initialise a field of type {type(field).__name__}: it does not show its weight matrices by `matrices()`"
             )
-        for weight, role in field.matrices():
+        for weight, role, _ in field.matrices():
             weight.normal_(0.0, rule.gain(role, depth) * rule.std(weight.shape[1], weight.shape[0]), generator=generator)
         for module in sublayer.field.modules():
             if isinstance(module, nn.Linear) and module.bias is not None:

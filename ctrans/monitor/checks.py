@@ -163,11 +163,17 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
 
 
 def not_finite(past: Past, limits: Limits) -> Sighting | None:
-    """The first figure in the order of a pass that is inf or nan, or else a loss that is."""
+    """The first figure in the order of a pass that is inf or nan, or else a loss that is.
+
+    A loss that was so at a step before this report has made every weight so since: where it began is then not to be seen.
+    """
+    bad = next(((step, loss) for step, loss in past.losses if not math.isfinite(loss)), None)
+    if bad is not None and bad[0] < past.step:
+        place = f"the loss of step {bad[0]}, between reports, so that where it began was not seen (every=1 shows it)"
+        return Sighting(place, bad[1], math.inf, bad[0])
     if past.broken:
         name, index = past.broken[0]
         return Sighting(f"{past.place(name, index)} ({name.replace('_', ' ')})", math.nan, math.inf, past.step)
-    bad = next(((step, loss) for step, loss in past.losses if not math.isfinite(loss)), None)
     return None if bad is None else Sighting("the loss", bad[1], math.inf, bad[0])
 
 

@@ -82,7 +82,8 @@ class LightningCallback(Base):
 
     def _found(self, pl_module: Any) -> nn.Module:
         if self.model is None:
-            return getattr(pl_module, "model", pl_module)  # type: ignore[no-any-return]
+            own: nn.Module = getattr(pl_module, "model", pl_module)
+            return own
         return getattr(pl_module, self.model) if isinstance(self.model, str) else self.model(pl_module)
 
     def _log(self, trainer: Any, step: int, figures: Mapping[str, float]) -> None:

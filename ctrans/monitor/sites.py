@@ -18,7 +18,6 @@ from ctrans.interop import open_model
 from ctrans.interop.calls import CalledAs, own_module
 from ctrans.interop.hosts import tensor_in
 from ctrans.interop.multihead import UnfoldedAttention
-from ctrans.interop.parallel_maps import BothMaps
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.model.text import default_text
 from ctrans.sublayer import Sublayer
@@ -175,31 +174,30 @@ def _own_sites(depth: Depth, own: set[nn.Module]) -> tuple[Site, ...]:
     found = []
     for k, (sublayer, length) in enumerate(zip(depth.sublayers, depth.lengths, strict=True)):
         made = _ours(sublayer) if sublayer in own else _theirs(sublayer, own)
-        kind: Kind = "parallel" if isinstance(sublayer.field, BothMaps) else sublayer.kind
-        found.append(Site(k, kind, k // depth.per_block, length, sublayer, **made))
+        found.append(Site(k, sublayer.kind, k // depth.per_block, length, sublayer, **made))
     return tuple(found)
 
 
 def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
+    branch = sublayer.attention
     return {
         "enter": sublayer,
         "exits": (Exit(sublayer, _itself),),
         "state_norm": sublayer.state_norm,
-        "attention": sublayer.attention,
-        "router": next((part for part in sublayer.parts if isinstance(part, Balances)), None),
+        "attention": None if branch is None else branch.field,
+        "router": next((each.field for each in sublayer.branches.values() if isinstance(each.field, Balances)), None),
     }
 
 
 def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     """By the modules of another library within our sublayer: its norms' and its maps', in the order in which they act."""
-    field = sublayer.field
-    both = isinstance(field, BothMaps)
-    maps = [_acting(chain, own) for chain in (field.chains if both else [getattr(field, "attention", field)])]
+    branches = sublayer.branches
+    maps = [_acting(getattr(branch.field, "attention", branch.field), own) for branch in branches.values()]
     if not all(maps):
         raise ConfigError(f"no module of the model was found in its {sublayer.kind}: its functions alone cannot be watched")
     norms = {role: None if norm is None else norm.module for role, norm in _norms(sublayer).items()}
     behind = norms["output_norm"]
-    mixes = both or sublayer.kind == "attention"
+    mixes = "attention" in branches
     return {
         "enter": norms["input_norm"] or maps[0][0].module,
         "exits": tuple(each[-1] for each in maps) if behind is None else (Exit(behind, _itself),),

@@ -29,6 +29,9 @@ NORMS: dict[str, Callable[..., Norm]] = {
 """From name to norm, made as NORM(width, eps, bias=..., **options): a new one is one entry, and models and commands pick it up from
 there. Its `options` say which fields of `NormOptions` it takes."""
 
+WITHOUT_GAINS = {"layernorm": "plain_layernorm", "rmsnorm": "plain_rmsnorm"}
+"""x_hat alone of norms that are gamma * x_hat + beta, for maps that have gains of their own on it."""
+
 
 def norm_settings(name: str, settings: Any, width: int, heads: int | None = None) -> dict[str, Any]:
     """What the norm of `NORMS` is made with beside width, eps and bias; ConfigError for what it does not take, or that makes no sense."""
@@ -38,6 +41,7 @@ def norm_settings(name: str, settings: Any, width: int, heads: int | None = None
 
 __all__ = [
     "NORMS",
+    "WITHOUT_GAINS",
     "ClipEntries",
     "ClipLength",
     "ClipNorm",

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ctrans.control.maximum_principle import MaximumPrinciple
-from ctrans.report.axes import show_at_least_a_decade
+from ctrans.report.axes import legend_below, show_at_least_a_decade
 from ctrans.report.placement_style import colour as line_colour
 
 MARKERS = {"attention": "o", "ffn": "s", "parallel": "D"}
@@ -38,8 +38,10 @@ def control_figure(readings: Mapping[str, MaximumPrinciple]) -> Figure:
         for axes, values in ((sizes, reading.costate_norm), (gaps, reading.gap), (alignments, reading.alignment)):
             _draw(axes, reading, _numbers(values), colour, dash)
         sizes.plot([], [], dash, color=colour, label=name)
-    sizes.set(title="costate", ylabel=r"$|P| = |\partial L/\partial X|$", yscale="log")
-    show_at_least_a_decade(sizes)
+    sizes.set(title="costate", ylabel=r"$|P| = |\partial L/\partial X|$")
+    if any(size > 0 for reading in readings.values() for size in reading.costate_norm):
+        sizes.set_yscale("log")
+        show_at_least_a_decade(sizes)
     gaps.set(title="gap to free velocities, token by token", ylabel=r"$g = H(P) + \langle P, v\rangle$")
     alignments.set(title="alignment with them (0 at a critical point)", ylabel=r"$a$;  $\cos(-P, v)$ where $H = +\infty$")
     _scale_gaps(gaps, readings)
@@ -47,9 +49,8 @@ def control_figure(readings: Mapping[str, MaximumPrinciple]) -> Figure:
     for axes in (sizes, gaps, alignments):
         axes.set_xlabel("depth-time $t$")
         axes.grid(alpha=0.25)
-    figure.legend(
-        handles=sizes.get_legend_handles_labels()[0] + _keys(readings), loc="outside lower center", ncols=10, frameon=False
-    )
+    handles = sizes.get_legend_handles_labels()[0] + _keys(readings)
+    legend_below(figure, handles, [str(handle.get_label()) for handle in handles], most=10)
     return figure
 
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
+from ctrans.report.axes import legend_below
 from ctrans.report.placement_style import colour, marker
 from ctrans.verify.convergence import Convergence
 
@@ -48,5 +49,5 @@ def convergence_figure(results: Sequence[Convergence]) -> Figure:
         axes.set_visible(False)
     for axes in grid[:, 0]:
         axes.set_ylabel("relative error")
-    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
+    legend_below(figure, *grid.flat[0].get_legend_handles_labels(), most=7)
     return figure

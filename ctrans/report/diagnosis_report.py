@@ -13,7 +13,7 @@ from matplotlib.image import AxesImage
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.report.axes import count_in_whole_numbers
+from ctrans.report.axes import count_in_whole_numbers, title_above
 from ctrans.stability.diagnosis import words
 from ctrans.stability.diagnosis.ailments import AILMENTS
 from ctrans.stability.diagnosis.diagnose import Diagnosis, Symptom
@@ -81,7 +81,7 @@ def diagnosis_figure(diagnoses: Mapping[str, Diagnosis], title: str) -> Figure:
         image = _draw(axes, each, shades) or image
     if image is not None:
         figure.colorbar(image, ax=list(panels), label="powers of ten beyond the limit (cross: outside)", aspect=40)
-    figure.suptitle(title)
+    title_above(figure, title)
     return figure
 
 

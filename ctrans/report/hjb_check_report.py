@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans.control.admissible import Verdict
+from ctrans.control.costate import SILENT
 from ctrans.control.model_check import ModelCheck, SegmentCheck
 from ctrans.placement import PLACEMENTS
-from ctrans.report.axes import show_at_least_a_decade
+from ctrans.report.axes import legend_below, show_at_least_a_decade
 from ctrans.report.placement_style import colour, marker
 
 LARGEST, SMALLEST, SMALLER_BY = 11.0, 2.0, 1.2
@@ -162,6 +163,7 @@ def check_notes(checks: Sequence[ModelCheck]) -> str:
     lines += [f"{c.placement}: {c.instead}" for c in checks if c.instead is not None]
     lines += [f"{c.placement}: {segment} is skipped: {why}" for c in checks for segment, why in c.skipped.items()]
     lines += [line for c in checks for line in decay_notes(c)]
+    lines += [f"{c.placement}: {SILENT}; the verdict is of any other costate" for c in checks if not c.largest.costate_norm]
     for c in checks:
         ties = sum(segment.certificate.ties for segment in c.segments)
         if ties:
@@ -220,7 +222,7 @@ def check_figure(checks: Mapping[str, Sequence[ModelCheck]]) -> Figure:
         axes.grid(alpha=0.25)
     show_at_least_a_decade(panels[0])
     panels[0].set_ylabel(r"best $-\langle P, f\rangle$ with $|W|_F \leq R$, less any running cost")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4 * len(checks), frameon=False)
+    legend_below(figure, *panels[0].get_legend_handles_labels(), most=4 * len(checks))
     undecayed = any(segment.weight_decay for row in checks.values() for c in row for segment in c.segments)
     title = "At gains as they are, without weight decay" if undecayed else "At gains as they are"
     figure.suptitle(f"{title}. Bounded: saturates at H. Degenerate: grows with R")

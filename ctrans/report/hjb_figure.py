@@ -8,10 +8,11 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
 from ctrans.control.hjb_study import PDEStudy
+from ctrans.report.axes import PLAIN
 
 LEVEL = 0.25
 """The front drawn is Phi = LEVEL: the states that can still come that close to a target."""
-FIELD_COLOURS = "viridis"
+FIELD_COLOURS = "cividis"
 RADIUS_COLOURS = ("#9ecae1", "#4292c6", "#2171b5", "#08306b")
 
 
@@ -78,14 +79,14 @@ def _draw_spreads(axis: Axes, study: PDEStudy) -> None:
         times = [horizon - reach / radius for reach in relaxation.reaches]
         axis.plot(times, spread, color=colour, linewidth=1.8, label=f"|v| $\\leq$ {radius:g}")
     axis.plot(
-        [0, horizon, horizon], [0, 0, spread[0]], color="crimson", linestyle="dashed", label="whole space:\nflat, jumps at T"
+        [0, horizon, horizon], [0, 0, spread[0]], color=PLAIN[1], linestyle="dashed", label="whole space:\nflat, jumps at T"
     )
     bounded = study.front.exact.flatten(1)
     axis.plot(
         study.front.grid.times,
         (bounded.amax(1) - bounded.amin(1)).tolist(),
         "s--",
-        color="darkorange",
+        color=PLAIN[2],
         label="bounded,\nas above",
     )
     axis.set(xlabel="depth-time t", ylabel="max $\\Phi$ - min $\\Phi$", title="How much the value still depends on the state")

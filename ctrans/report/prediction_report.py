@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from ctrans.report.study_report import a_table, shown
+from ctrans.report.study_report import HUES, a_table, shown
 from ctrans.study.prediction.evaluation import FACTOR, OUTCOMES, PREDICTED, Evaluated
 
 STRONGEST = 8
 """Figures that a table shows for each outcome, besides the baselines."""
+NAMED = 6
+"""Points of the picture that have their family's name beside them."""
+COLOURS = (*HUES, "0.5")
+"""By table."""
 
 
 def correlations_table(title: str, found: Evaluated) -> Table:
@@ -33,34 +40,60 @@ def calibration_words(found: Evaluated) -> str:
     """How far off predicted rates are."""
     worst = sorted(found.families.items(), key=lambda each: -abs(each[1]))[:3]
     names = ", ".join(f"{family} ({10**error:.2g} times)" for family, error in worst if not math.isnan(error))
+    alike = ", ".join(
+        f"{json.loads(placement)} {shown(each.rho, 2)} ({each.count})"
+        for placement, each in found.by_placement.items()
+        if not math.isnan(each.rho)
+    )
+    nothing = f" {len(found.unlearned)} more learned nothing at any rate, and are left out." if found.unlearned else ""
     return (
-        f"Predicted largest stable rates are within a factor of {FACTOR:g} for {found.within:.0%}; that of pre, for all, is for "
-        f"{found.always_pre:.0%}. Deviation: a factor of {10**found.deviation:.2g}. Farthest off: {names}."
+        f"Predicted largest stable rates are within a factor of {FACTOR:g} for {found.within:.0%} of the architectures, and "
+        f"{found.covered:.0%} of the measured ones are in the interval. The median rate of its placement is within the factor for "
+        f"{found.usual:.0%}, that of pre for {found.always_pre:.0%}. Deviation: a factor of {10**found.deviation:.2g}. Within one "
+        f"placement rho is: {alike or 'unknown'}. Farthest off: {names}.{nothing}"
     )
 
 
 def prediction_figure(found: Evaluated) -> Figure:
-    """Measured against predicted largest stable rates, a colour for each family; grey within the factor."""
-    figure = Figure(figsize=(8.5, 5.4), layout="constrained")
+    """Measured against predicted largest stable rates, a colour for each table that families are from; grey within the factor, and the
+    `NAMED` families that are farthest off by name.
+    """
+    figure = Figure(figsize=(7.5, 5.2), layout="constrained")
     axes = figure.subplots()
-    families = list(found.families)
-    for i, family in enumerate(families):
-        mine = [point for point in found.points if point["family"] == family]
-        # measured rates are few values: points of one are set apart a little
+    groups = list(dict.fromkeys(family.split()[0] for family in found.families))
+    for i, group in enumerate(groups):
+        mine = [(j, point) for j, point in enumerate(found.points) if point["family"].split()[0] == group]
         axes.plot(
-            [10 ** (point["measured"] + 0.02 * (j % 5 - 2)) for j, point in enumerate(mine)],
-            [10 ** point["predicted"] for point in mine],
-            "osv^D"[i % 5],
-            color=f"C{i % 10}",
-            markersize=4,
-            label=family,
+            [10 ** _apart(j, point) for j, point in mine],
+            [10 ** point["predicted"] for _, point in mine],
+            "osv^DPX*"[i % 8],
+            color=COLOURS[i % len(COLOURS)],
+            markersize=5,
+            linestyle="none",
+            label=group.replace("_", " "),
         )
+    for j, point in sorted(enumerate(found.points), key=lambda each: -abs(_error(each[1])))[:NAMED]:
+        place = (10 ** _apart(j, point), 10 ** point["predicted"])
+        axes.annotate(point["family"].replace("_", " "), place, (4, 4), textcoords="offset points", fontsize=7, color="0.3")
     measured = [point["measured"] for point in found.points]
     ends = [10 ** (min(measured) - 0.3), 10 ** (max(measured) + 0.3)]
     axes.plot(ends, ends, color="0.3", linewidth=1)
-    axes.fill_between(ends, [end / FACTOR for end in ends], [end * FACTOR for end in ends], color="0.9")
+    axes.fill_between(ends, [end / FACTOR for end in ends], [end * FACTOR for end in ends], color="0.92", zorder=0)
     axes.set(
-        xscale="log", yscale="log", xlabel="largest stable learning rate, measured", ylabel="predicted from the initial weights"
+        xscale="log",
+        yscale="log",
+        xlabel="largest stable learning rate, measured (points of one rate are set apart a little)",
+        ylabel="predicted from the initial weights",
     )
-    figure.legend(loc="outside right upper", fontsize=6, frameon=False, ncols=1)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False, title="what the family changes", title_fontsize=8)
     return figure
+
+
+def _apart(j: int, point: Mapping[str, Any]) -> float:
+    """log10 of the measured rate, which takes few values, moved a little."""
+    return float(point["measured"]) + 0.02 * (j % 9 - 4)
+
+
+def _error(point: Mapping[str, Any]) -> float:
+    error = float(point["predicted"]) - float(point["measured"])
+    return 0.0 if math.isnan(error) else error

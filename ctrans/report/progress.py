@@ -44,6 +44,7 @@ class Bar:
         self._update(word, 0)
 
     def close(self) -> None:
+        """Takes the bar away, if it was shown."""
         if self._shown:
             self._progress.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ctrans.placement import PLACEMENTS
-from ctrans.report.axes import bound_style, count_in_whole_numbers, show_at_least_a_decade
+from ctrans.report.axes import (
+    MOST_LINES,
+    bound_style,
+    bound_styles,
+    count_in_whole_numbers,
+    legend_below,
+    mark_places,
+    show_at_least_a_decade,
+    title_above,
+)
 from ctrans.report.placement_style import colour, marker
+from ctrans.report.words import SCREENED, Drawn
 from ctrans.stability.screening.attention import AttentionStep
 from ctrans.stability.screening.backward import BackwardStep
 from ctrans.stability.screening.forward import ForwardStep
@@ -23,8 +34,6 @@ from ctrans.stability.screening.updates import UpdateStep
 
 DASHES = ("-", "--", ":", "-.")
 """Models of one placement share its colour and are told apart by these."""
-MOST_LINES = 7
-"""More models than these are rows of heat maps."""
 Series = Callable[[Any], tuple[Sequence[float], Sequence[float | None]]]
 """From a step's result to what is shown, and where along the depth."""
 
@@ -38,6 +47,8 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     figure = Figure(figsize=(14, 8.2), layout="constrained")
     panels = figure.subplots(2, 3).flatten()
     used: Counter[str] = Counter()
+    forward = [screening.findings["forward"].result for screening in screenings.values()]
+    bounds = bound_styles([None if each is None or each.bounds is None else each.bounds.mean_abs for each in forward])
     for i, (name, screening) in enumerate(screenings.items()):
         style = {
             "color": colour(screening.placement),
@@ -46,18 +57,19 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
             "linewidth": 1.3,
             "markersize": 3.5,
             "label": name,
-            "bound": bound_style(i, len(screenings)),
+            "bound": bounds[i],
+            "place": i,
         }
         used[screening.placement] += 1
-        for axes, (step, _, _, series) in zip(panels, PANELS, strict=True):
-            result = screening.findings[step].result
+        for axes, panel in zip(panels, PANELS, strict=True):
+            result = screening.findings[panel.step].result
             if result is not None:
-                _line(axes, *series(result), style)
-                if series is _growth and result.bounds is not None:
+                _line(axes, *panel.series(result), style)
+                if panel.series is _growth and result.bounds is not None:
                     bound = {**style, "marker": "", "linestyle": style["bound"], "label": "_bound"}
                     _line(axes, range(len(result.times)), result.bounds.mean_abs[: len(result.times)], bound)
-    for axes, (_, heading, unit, _) in zip(panels, PANELS, strict=True):
-        axes.set(title=heading, xlabel=unit, yscale="log")
+    for axes, panel in zip(panels, PANELS, strict=True):
+        axes.set(title=panel.words.title, xlabel=panel.words.x, ylabel=panel.words.y, yscale="log")
         show_at_least_a_decade(axes)
         count_in_whole_numbers(axes)
         axes.grid(alpha=0.25)
@@ -67,8 +79,10 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     handles = {
         line.get_label(): line for axes in panels for line in axes.get_lines() if not str(line.get_label()).startswith("_")
     }
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=7, frameon=False)
-    figure.suptitle(title)
+    if any(line.get_label() == "_bound" for line in panels[0].get_lines()):
+        handles["bound (dashes without marks)"] = Line2D([], [], color="black", linestyle=bound_style(0, 2))
+    legend_below(figure, list(handles.values()), list(map(str, handles)), most=7)
+    title_above(figure, title)
     return figure
 
 
@@ -79,11 +93,11 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
     names = list(screenings)
     figure = Figure(figsize=(18, 2.2 + 0.2 * len(names)), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
-    for axes, (step, heading, unit, series) in zip(panels, PANELS, strict=True):
-        results = {name: screenings[name].findings[step].result for name in names}
-        rows = {name: series(result) for name, result in results.items() if result is not None}
-        axes.set(xlabel=unit, facecolor="0.85")
-        axes.set_title(heading.partition(",")[0] if series is _growth else heading, fontsize=9)
+    for axes, panel in zip(panels, PANELS, strict=True):
+        results = {name: screenings[name].findings[panel.step].result for name in names}
+        rows = {name: panel.series(result) for name, result in results.items() if result is not None}
+        axes.set(xlabel=panel.words.x, facecolor="0.85")
+        axes.set_title(panel.words.title, fontsize=9)
         axes.tick_params(left=False)
         if not rows:
             continue
@@ -105,7 +119,7 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
         )
         bar = figure.colorbar(image, ax=axes, orientation="horizontal", pad=0.01, aspect=12, extend="both")
         bar.ax.tick_params(labelsize=7)
-        bar.ax.set_xlabel("decimal logarithm", fontsize=7)
+        bar.ax.set_xlabel(f"log10 of {panel.words.y}", fontsize=7)
         count_in_whole_numbers(axes)
     panels[0].set_yticks(range(len(names)), names, fontsize=8)
     for label, screening in zip(panels[0].get_yticklabels(), screenings.values(), strict=True):
@@ -113,8 +127,8 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
     used = {screening.placement: colour(screening.placement) for screening in screenings.values()}
     named = {name if name in PLACEMENTS else "several placements": hue for name, hue in used.items()}
     marks = [Line2D([], [], color=hue, marker="s", linestyle="", label=name) for name, hue in named.items()]
-    figure.legend(handles=marks, loc="outside lower center", ncols=9, frameon=False)
-    figure.suptitle(f"{title}; grey is not measured")
+    legend_below(figure, marks, list(named), most=9)
+    title_above(figure, f"{title}; grey is not measured")
     return figure
 
 
@@ -156,15 +170,24 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict
     """What a logarithmic axis can show of it."""
     known = [(a, b) for a, b in zip(x, y, strict=True) if b is not None and 0 < b < math.inf]
     if known:
-        line = {name: value for name, value in style.items() if name != "bound"}
-        axes.plot(*zip(*known, strict=True), **line, markevery=max(1, len(known) // 8))
+        line = {name: value for name, value in style.items() if name not in ("bound", "place")}
+        axes.plot(*zip(*known, strict=True), **line, markevery=mark_places(style["place"], len(known)))
 
 
-PANELS: tuple[tuple[str, str, str, Series], ...] = (
-    ("forward", "mean |x|, and its bound (dashes without marks)", "segments done", _growth),
-    ("forward", "added by the depth, of the state", "segments done", _added),
-    ("forward", "1 - similarity of tokens", "segments done", _similarity),
-    ("backward", r"condition $|J_{i:D}||X_i|/|X_D|$", "block i", _condition),
-    ("updates", "output moved by a step of Adam, lr 0.001", "segment k", _updates),
-    ("attention", "gain through attention rows alone", "segment k", _attention),
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """What a panel shows: whose result, its words, and where the figures are."""
+
+    step: str
+    words: Drawn
+    series: Series
+
+
+PANELS = (
+    Panel("forward", SCREENED["growth"], _growth),
+    Panel("forward", SCREENED["added"], _added),
+    Panel("forward", SCREENED["apart"], _similarity),
+    Panel("backward", SCREENED["condition"], _condition),
+    Panel("updates", SCREENED["updates"], _updates),
+    Panel("attention", SCREENED["attention"], _attention),
 )

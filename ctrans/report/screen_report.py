@@ -15,7 +15,8 @@ from ctrans.stability.screening.screen import STEPS, Screening
 
 KEY = (
     "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights; inside of them nothing is said of "
-    "which of two models is better, and whether any of this predicts training has not been measured. Quantities with * are of an "
+    "which of two models ends at the lower loss. What short trainings of small architectures say of learning rates is in "
+    "docs/why/prediction.md. Quantities with * are of an "
     "optimiser's step, which depends on how weights are scaled against each other; all others are the function's own."
 )
 NAMES_APART = "A – is what was not measured; the reasons are in the notes of each model's own screening and in screen.json."
@@ -51,6 +52,38 @@ def screen_reasons(screening: Screening) -> str:
         lines += [f"  {what}: {word}; what helps: {REMEDIES[word]}" for what, word in finding.flags.items() if word in REMEDIES]
         lines += [f"  note: {note}" for note in dict.fromkeys(finding.notes)]
     return escape("\n".join(lines))
+
+
+def rate_words(screening: Screening) -> str:
+    """The learning rate that is predicted, or why none is."""
+    rate = screening.rate
+    if rate is None:
+        return escape(f"Learning rate: none predicted; {screening.no_rate}.")
+    outside = f" Outside of what was studied: {'; '.join(rate.outside)}." if rate.outside else ""
+    return escape(
+        f"Largest stable learning rate of AdamW, predicted: {rate.rate:.2g} ({rate.low:.2g} to {rate.high:.2g}), as learned from short "
+        f"trainings of {rate.architectures} small architectures.{outside}"
+    )
+
+
+def rates_table(screenings: Mapping[str, Screening]) -> Table:
+    """A row for each model: the learning rate that is predicted, with its interval, and in what it is outside of what was studied."""
+    table = Table(
+        title="Largest stable learning rate of AdamW, predicted", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+    )
+    table.title_style, table.title_justify = "bold", "left"
+    table.add_column("model", overflow="fold")
+    for name in ("rate", "from", "to"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("outside of what was studied", overflow="fold")
+    for name, screening in screenings.items():
+        rate = screening.rate
+        if rate is None:
+            table.add_row(escape(name), "–", "–", "–", escape(screening.no_rate))
+        else:
+            numbers = (f"{value:.2g}" for value in (rate.rate, rate.low, rate.high))
+            table.add_row(escape(name), *numbers, escape("; ".join(rate.outside) or "–"))
+    return table
 
 
 def comparison_tables(screenings: Mapping[str, Screening]) -> list[Table]:

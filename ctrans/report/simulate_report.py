@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from ctrans.report.axes import bound_style, show_at_least_a_decade
+from ctrans.report.axes import bound_style, bound_styles, legend_below, mark_places, show_at_least_a_decade, title_above
 from ctrans.report.fit import shown_rows
 from ctrans.report.placement_style import colour, equation, marker
 from ctrans.stability.forward.simulation import Simulation
@@ -76,10 +76,10 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
     """
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     growth, spread, distance = figure.subplots(1, 3)
-    for i, s in enumerate(simulations):
-        dashes = bound_style(i, len(simulations))
+    styles = bound_styles([None if s.bounds is None else s.bounds.mean_abs for s in simulations])
+    for i, (s, dashes) in enumerate(zip(simulations, styles, strict=True)):
         style = {"color": colour(s.placement), "linewidth": 1.4}
-        marks = {"marker": marker(s.placement), "markersize": 4, "markevery": max(1, len(s.times) // 8)}
+        marks = {"marker": marker(s.placement), "markersize": 4, "markevery": mark_places(i, len(s.times))}
         growth.plot(s.times, s.mean_abs, label=s.placement, **style, **marks)
         spread.plot(s.times, s.variance, **style, **marks)
         if s.bounds is not None:
@@ -88,12 +88,16 @@ def simulation_figure(simulations: Sequence[Simulation], title: str) -> Figure:
         known = [(t, d) for t, d in zip(s.times, s.discrete_distance, strict=False) if d]
         if known:
             distance.plot(*zip(*known, strict=True), **style, **marks)
-    for axes, name in ((growth, "mean |x|"), (spread, "variance"), (distance, "|X_discrete – X_ODE| / |X_ODE|")):
-        axes.set(xlabel="depth-time t", yscale="log", title=name)
+    for axes, name, unit in (
+        (growth, "hidden states", "mean |x| over their entries"),
+        (spread, "their variance", "variance of a token's entries, mean over tokens"),
+        (distance, "the discrete model and its ODE", "distance, as a share of |X_ODE|"),
+    ):
+        axes.set(xlabel="depth-time t", yscale="log", title=name, ylabel=unit)
         show_at_least_a_decade(axes)
         axes.grid(alpha=0.25)
     if any(s.bounds is not None for s in simulations):
         growth.plot([], [], color="black", linestyle=bound_style(0, 2), label="bound (dashes without marks)")
-    figure.legend(*growth.get_legend_handles_labels(), loc="outside lower center", ncols=8, frameon=False)
-    figure.suptitle(title)
+    legend_below(figure, *growth.get_legend_handles_labels())
+    title_above(figure, title)
     return figure

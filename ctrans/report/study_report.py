@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from ctrans.placement import PLACEMENTS
+from ctrans.report.axes import MOST_LINES
+from ctrans.report.placement_style import colour, marker
 from ctrans.study.cost import Cost
 from ctrans.study.outcomes import by_case, by_rate, end_loss
 from ctrans.study.store import Finished
-
-MOST_CASES = 12
-"""Lines that a picture can still tell apart."""
 
 
 def a_table(title: str, *columns: str) -> Table:
@@ -67,19 +69,54 @@ def cost_table(whole: Cost, left: Cost, workers: int) -> Table:
 
 
 def rates_figure(runs: Sequence[Finished], title: str) -> Figure:
-    """Validation loss at the end against learning rate: a line through the mean over seeds for each case, a point for each seed."""
+    """Validation loss at the end against learning rate: a line through the mean over seeds for each case, a point for each seed.
+
+    More cases than `MOST_LINES` are rows of a heat map.
+    """
+    cases = list(by_case(runs).values())
+    if len(cases) > MOST_LINES:
+        return _rates_map(cases, title)
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
-    cases = list(by_case(runs).values())
-    for each in cases[:MOST_CASES]:
+    looks = case_looks([each[0].run.varied for each in cases])
+    for each, look in zip(cases, looks, strict=True):
         rates = by_rate(each)
         means = [statistics.fmean(map(end_loss, same)) for same in rates.values()]
-        (line,) = axes.plot(list(rates), means, marker="o", markersize=3, label=case_name(each[0].run.varied))
+        (line,) = axes.plot(list(rates), means, markersize=4, label=case_name(each[0].run.varied), **look)
         for rate, same in rates.items():
             axes.plot([rate] * len(same), [end_loss(run) for run in same], "o", color=line.get_color(), alpha=0.35, markersize=3)
     axes.set(title=title, xlabel="learning rate", ylabel="validation loss at the end (nats)", xscale="log")
     axes.grid(alpha=0.25)
-    hidden = f"; {len(cases) - MOST_CASES} more cases are in the table" if len(cases) > MOST_CASES else ""
     if cases:
-        figure.legend(loc="outside right upper", frameon=False, fontsize=8, title=f"case{hidden}")
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8, title="case")
     return figure
+
+
+def _rates_map(cases: Sequence[Sequence[Finished]], title: str) -> Figure:
+    """A row for each case, a column for each learning rate, the mean loss over seeds as a colour."""
+    rates = sorted({rate for each in cases for rate in by_rate(each)})
+    values = np.full((len(cases), len(rates)), math.nan)
+    for i, each in enumerate(cases):
+        for rate, same in by_rate(each).items():
+            values[i, rates.index(rate)] = statistics.fmean(map(end_loss, same))
+    figure = Figure(figsize=(4.5 + 0.5 * len(rates), 2 + 0.22 * len(cases)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap="cividis")
+    figure.colorbar(image, ax=axes, label="validation loss at the end (nats)")
+    axes.set_yticks(range(len(cases)), [case_name(each[0].run.varied) for each in cases], fontsize=7)
+    axes.set_xticks(range(len(rates)), [f"{rate:.1g}" for rate in rates])
+    axes.set(title=f"{title}; white is not measured", xlabel="learning rate")
+    return figure
+
+
+HUES = ("#332288", "#88ccee", "#117733", "#ddcc77", "#882255", "#44aa99", "#aa4499")
+"""Colours of cases that are told apart by something else than their placement (Paul Tol's "muted")."""
+MARKS = "osD^vPX"
+
+
+def case_looks(varied: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+    """Colour and mark of each case: its placement's where all differ in that, else one of its own."""
+    placements = [str(each.get("placement")) for each in varied]
+    if len(set(placements)) == len(varied) and all(name in PLACEMENTS for name in placements):
+        return [{"color": colour(name), "marker": marker(name)} for name in placements]
+    return [{"color": HUES[i % len(HUES)], "marker": MARKS[i % len(MARKS)]} for i in range(len(varied))]

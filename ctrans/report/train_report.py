@@ -7,6 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ctrans.report.axes import PLAIN, show_at_least_a_decade
+
 SMOOTH = 100
 """The training loss is drawn as means of about this many stretches of equal length, over the single losses in grey."""
 
@@ -40,18 +42,21 @@ def loss_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     losses.plot(at, train, color="0.8", linewidth=0.6)
     stretch = max(1, len(steps) // SMOOTH)
     means = [slice(i, i + stretch) for i in range(0, len(steps) - stretch + 1, stretch)]
-    losses.plot([_mean(at[part]) for part in means], [_mean(train[part]) for part in means], color="C0", label="training")
+    losses.plot([_mean(at[part]) for part in means], [_mean(train[part]) for part in means], color=PLAIN[0], label="training")
     at_evaluation = _column(evaluations, "step")
-    losses.plot(at_evaluation, _column(evaluations, "validation_loss"), "o-", color="C1", markersize=3, label="validation")
-    losses.set(title="cross-entropy, nats per token")
+    losses.plot(at_evaluation, _column(evaluations, "validation_loss"), "o-", color=PLAIN[1], markersize=3, label="validation")
+    losses.set(title="loss", ylabel="cross-entropy, nats a token")
     losses.legend(frameon=False)
-    rates.plot(at, _column(steps, "learning_rate"), color="C2", label="learning rate")
-    rates.plot(at, _column(steps, "gradient_norm"), color="C3", linewidth=0.6, label="|gradient| before clipping")
-    rates.set(title="step", yscale="log")
+    rates.plot(at, _column(steps, "learning_rate"), color=PLAIN[0], label="learning rate")
+    rates.plot(at, _column(steps, "gradient_norm"), color=PLAIN[1], linewidth=0.6, label="|gradient| before clipping")
+    rates.set(title="step", yscale="log", ylabel="learning rate; norm of the gradient")
     rates.legend(frameon=False)
-    growth.plot(at_evaluation, _column(evaluations, "growth"), "o-", color="C4", markersize=3, label="rms X_T / rms X_0")
-    growth.plot(at_evaluation, _column(evaluations, "largest"), "s-", color="C5", markersize=3, label="largest entry of any X")
-    growth.set(title="hidden state", yscale="log")
+    growth.plot(at_evaluation, _column(evaluations, "growth"), "o-", color=PLAIN[0], markersize=3, label="rms X_T / rms X_0")
+    growth.plot(
+        at_evaluation, _column(evaluations, "largest"), "s-", color=PLAIN[1], markersize=3, label="largest entry of any X"
+    )
+    growth.set(title="hidden state", yscale="log", ylabel="multiple of rms X_0; largest |x|")
+    show_at_least_a_decade(growth)
     growth.legend(frameon=False)
     for axes in (losses, rates, growth):
         axes.set_xlabel("iteration")

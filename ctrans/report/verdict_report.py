@@ -11,14 +11,15 @@ from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.report.study_report import MOST_CASES, a_table, case_name, shown
+from ctrans.report.axes import MOST_LINES, PLAIN
+from ctrans.report.study_report import a_table, case_looks, case_name, shown
 from ctrans.study.outcomes import by_case, by_rate, end_loss
 from ctrans.study.presets.claim import Verdict
 from ctrans.study.presets.figures import FIGURES
 from ctrans.study.store import Finished
 
 WORDS = {True: "holds", False: "refuted", None: "open"}
-COLOURS = {True: "C2", False: "C3", None: "0.5"}
+COLOURS = {True: PLAIN[0], False: PLAIN[1], None: "0.5"}
 
 
 def effects_table(verdict: Verdict) -> Table:
@@ -34,7 +35,8 @@ def verdict_figure(runs: Sequence[Finished], verdict: Verdict, title: str) -> Fi
     """Left what the runs did: moments by depth where they were measured, else loss by learning rate or by step. Right the effects."""
     figure = Figure(figsize=(12, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    cases = list(by_case(runs).values())[:MOST_CASES]
+    every = list(by_case(runs).values())
+    cases = every[:MOST_LINES]
     draw = (
         _moments
         if any(_moments_of(run) for run in runs)
@@ -42,11 +44,13 @@ def verdict_figure(runs: Sequence[Finished], verdict: Verdict, title: str) -> Fi
         if any(len(by_rate(each)) > 1 for each in cases)
         else _curves
     )
-    for i, each in enumerate(cases):
-        draw(left, each, f"C{i}")
+    looks = case_looks([each[0].run.varied for each in cases])
+    for each, look in zip(cases, looks, strict=True):
+        draw(left, each, look["color"])
     left.grid(alpha=0.25)
     if cases:
-        left.legend(fontsize=7, frameon=False)
+        hidden = f"{len(every) - len(cases)} more cases are in the table" if len(every) > len(cases) else None
+        left.legend(fontsize=7, frameon=False, title=hidden, title_fontsize=7)
     for i, effect in enumerate(reversed(verdict.effects)):
         colour = COLOURS[effect.holds]
         right.plot([effect.low, effect.high], [i, i], color=colour, linewidth=3)

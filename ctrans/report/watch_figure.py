@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import MonitorLog
-from ctrans.report.axes import count_in_whole_numbers
+from ctrans.report.axes import PLAIN, count_in_whole_numbers, show_at_least_a_decade
+from ctrans.report.words import ALONG, WATCHED
 
 PANELS = ("rms", "gradient", "logit", "update", "step_share", "velocity")
 """Which gauges have a panel by depth."""
-NAMES = {
-    "rms": "rms of the state",
-    "gradient": "|gradient| by sublayer",
-    "logit": "largest attention score by head",
-    "update": "update over weight",
-    "step_share": "|h r|/|X|",
-    "velocity": "rms of the velocity",
-}
 MARKED = 6
-"""So many of the first alarms are written into the picture."""
+"""So many of the first alarms are marked in the picture."""
+ALARM_DASHES = ("--", ":", "-.")
 
 
 def watch_figure(log: MonitorLog) -> Figure:
-    """The loss above, with a line for each alarm; below, each gauge's colours by step and depth."""
+    """Loss and gradient norm above, with a numbered line for the first alarm of each rule; below, each gauge by step and depth."""
     shown = [name for name in PANELS if (series := log.series(name)).ndim == 2 and np.isfinite(series).any()]
     rows = 1 + (len(shown) + 2) // 3
-    figure = Figure(figsize=(13, 3.4 + 2.3 * (rows - 1)), layout="constrained")
-    grid = figure.add_gridspec(rows, 3, height_ratios=[1.5, *([1.0] * (rows - 1))])
-    _losses(figure.add_subplot(grid[0, :]), log)
+    figure = Figure(figsize=(13, 3.6 + 2.4 * (rows - 1)), layout="constrained")
+    grid = figure.add_gridspec(rows, 6, height_ratios=[1.4, *([1.0] * (rows - 1))])
+    losses, norms = figure.add_subplot(grid[0, :4]), figure.add_subplot(grid[0, 4:])
+    _losses(losses, log)
+    _norms(norms, log)
+    marks = _mark_alarms((losses, norms), log)
     for i, name in enumerate(shown):
-        _by_depth(figure, figure.add_subplot(grid[1 + i // 3, i % 3]), log, name)
+        _by_depth(figure, figure.add_subplot(grid[1 + i // 3, 2 * (i % 3) : 2 * (i % 3) + 2]), log, name)
+    if marks:
+        figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(
         f"{log.header.model.split(',')[0]}: {len(log.header.places)} sublayers" + (f"; {log.ended}" if log.ended else "")
     )
@@ -40,35 +43,52 @@ def watch_figure(log: MonitorLog) -> Figure:
 
 
 def _losses(axes: Axes, log: MonitorLog) -> None:
-    steps = log.steps
-    axes.plot(steps, log.series("highest_loss"), color="0.75", linewidth=0.8, label="highest since the last report")
-    axes.plot(steps, log.series("loss"), color="C0", label="loss")
-    norms = log.series("gradient_norm")
-    if np.isfinite(norms).any():
-        right = axes.twinx()
-        right.plot(steps, norms, color="C3", linewidth=0.7, alpha=0.7)
-        right.set(yscale="log", ylabel="|gradient|")
-        right.yaxis.label.set_color("C3")
-    dangers = [alarm for alarm in log.alarms if alarm["grade"] == "danger"]
-    told: dict[str, int] = {}
-    for alarm in dangers:
-        told.setdefault(alarm["rule"], alarm["step"])
-    for i, (rule, step) in enumerate(list(told.items())[:MARKED]):
-        colour = f"C{(i + 1) % 10 if i + 1 != 3 else 8}"
-        axes.axvline(step, color=colour, linestyle="--", linewidth=1.2, label=f"step {step}: {rule}")
-    axes.set(xlabel="step", ylabel="loss")
+    axes.plot(log.steps, log.series("highest_loss"), color="0.6", linewidth=0.8, label="highest since the last report")
+    axes.plot(log.steps, log.series("loss"), color=PLAIN[0], label="at the report")
+    axes.set(xlabel="training step", ylabel="loss (nats a token)")
+    axes.set_title("loss", loc="left")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8, loc="upper center", ncols=4)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.25 * (high - low))  # room for the legend
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _norms(axes: Axes, log: MonitorLog) -> None:
+    norms = log.series("gradient_norm")
+    axes.set(xlabel="training step", ylabel="|dL/dW|, all weights")
+    axes.set_title("gradient", loc="left")
+    axes.grid(alpha=0.25)
+    if np.isfinite(norms).any():
+        axes.plot(log.steps, norms, color=PLAIN[0])
+        axes.set_yscale("log")
+        show_at_least_a_decade(axes)
+    else:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="0.45")
+
+
+def _mark_alarms(panels: tuple[Axes, ...], log: MonitorLog) -> list[Line2D]:
+    """A line, numbered at its top, where each rule first saw danger; what the numbers mean as a legend."""
+    first: dict[str, int] = {}
+    for alarm in log.alarms:
+        if alarm["grade"] == "danger":
+            first.setdefault(alarm["rule"], alarm["step"])
+    marks = []
+    for i, (rule, step) in enumerate(list(first.items())[:MARKED]):
+        style: dict[str, Any] = {"color": PLAIN[1], "linestyle": ALARM_DASHES[i % len(ALARM_DASHES)], "linewidth": 1.2}
+        for axes in panels:
+            axes.axvline(step, **style)
+            place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "xytext": (0, 2), "textcoords": "offset points"}
+            axes.annotate(str(i + 1), (step, 1.0), **place, color=PLAIN[1], ha="center", fontsize=9)
+        marks.append(Line2D([], [], **style, label=f"{i + 1}: {rule}, step {step:,}"))
+    return marks
 
 
 def _by_depth(figure: Figure, axes: Axes, log: MonitorLog, name: str) -> None:
     series = log.series(name)
     positive = series[np.isfinite(series) & (series > 0)]
     norm = LogNorm(positive.min(), max(positive.max(), positive.min() * 1.01)) if len(positive) else None
-    image = axes.pcolormesh(log.steps, np.arange(series.shape[1]), np.ma.masked_invalid(series.T), norm=norm, shading="nearest")
-    figure.colorbar(image, ax=axes)
-    axes.set(title=NAMES[name], xlabel="step", ylabel="head" if name == "logit" else "sublayer")
-    axes.title.set_fontsize(9)
+    image = axes.pcolormesh(
+        log.steps, np.arange(series.shape[1]), np.ma.masked_invalid(series.T), norm=norm, shading="nearest", cmap="cividis"
+    )
+    title, unit = WATCHED[name]
+    figure.colorbar(image, ax=axes, label=unit)
+    axes.set(title=title, xlabel="training step", ylabel=ALONG[GAUGES[name].scope].partition(",")[0])
     count_in_whole_numbers(axes)

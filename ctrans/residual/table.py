@@ -139,8 +139,20 @@ ALIASES = {"skipinit": "rezero", "layernorm_scaling": "depth_scaled"}
 """Other names, which differ in nothing but words from an entry."""
 
 
+REFUSED = {
+    "dynamic_hyper_connections": (
+        "mixes, reads and writes by matrices of the state, X <- M(X) X, dX/dt = b(X) x f(a(X)'X), and what is known of streams here is of "
+        "an M, a and b that are the same for every state: H is that of f at W'P, growth that of the product of the M, stretch |b|. "
+        "Choose hyper_connections or mhc, the static ones"
+    ),
+}
+"""Residuals that are no entry of this table, and why."""
+
+
 def residual_name(name: str) -> str:
-    """The entry's name of that name or alias; ConfigError with the nearest otherwise."""
+    """The entry's name of that name or alias; ConfigError with the nearest otherwise, or with why it is none."""
+    if name in REFUSED:
+        raise ConfigError(f"residual {name!r} {REFUSED[name]}")
     look_up("residual", name, {**RESIDUALS, **ALIASES})
     return ALIASES.get(name, name)
 

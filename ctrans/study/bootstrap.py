@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import rankdata, t
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -33,8 +33,17 @@ def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed
 
 
 def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tuple[float, float]:
-    """Of the mean."""
-    return interval(values, lambda samples: samples.mean(-1), seed=seed)
+    """Of the mean, also of few values: the wider on either side of the bootstrap's and Student's, mean -+ t_(n-1) s/sqrt(n).
+
+    The bootstrap alone has of three values their range, which holds a normal variable's mean in 3 of 4 cases; with Student's it is 95%
+    of normal values, and some 88% of three exponential ones. (nan, nan) of fewer than two.
+    """
+    rows = np.asarray(values, dtype=float)
+    if len(rows) < 2:
+        return math.nan, math.nan
+    low, high = interval(rows, lambda samples: samples.mean(-1), seed=seed)
+    half = t.ppf((1 + LEVEL) / 2, len(rows) - 1) * rows.std(ddof=1) / math.sqrt(len(rows))
+    return float(np.fmin(low, rows.mean() - half)), float(np.fmax(high, rows.mean() + half))
 
 
 def spearman(pairs: np.ndarray) -> np.ndarray:

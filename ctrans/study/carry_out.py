@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ctrans.study.cost import flops_of
@@ -13,7 +13,7 @@ from ctrans.study.description import PlannedRun, Study, check_data
 from ctrans.study.engine import Engine, Job
 from ctrans.study.outcomes import outcomes_of
 from ctrans.study.population import grouped
-from ctrans.study.store import Store
+from ctrans.study.store import Finished, Store
 from ctrans.study.training import INTERRUPTED
 from ctrans.training.data import read_source
 from solvers import ConfigError
@@ -23,11 +23,17 @@ HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Prospect:
-    """A study beside its store: all its runs by key, those that are left, and the data's fingerprints by context."""
+    """A study beside its store: all its runs by key, those that are left, and the keys that the store has of those that are done."""
 
     study: Study
     runs: dict[str, PlannedRun]
     left: dict[str, PlannedRun]
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def kept(self, store: Store) -> list[Finished]:
+        """The study's runs that are done, and no other's that the store has from before; each in the case that it is of this study."""
+        now = {each: key for key, each in {**{key: key for key in self.runs}, **self.names}.items()}
+        return [dataclasses.replace(each, run=self.runs[now[each.key]]) for each in store.runs(now)]
 
     @property
     def jobs(self) -> list[Job]:
@@ -59,8 +65,9 @@ def prospect(study: Study, store: Store | None) -> Prospect:
     kept = store.about("name")
     if kept is not None and kept != study.name:
         raise ConfigError(f"{str(store.path)!r} is the study {kept!r}, not {study.name!r}: choose another --out")
-    done = store.keys()
-    return Prospect(study, by_key, {key: run for key, run in by_key.items() if key not in done})
+    done = store.known(fingerprints)
+    left = {key: run for key, run in by_key.items() if key not in done}
+    return Prospect(study, by_key, left, {key: done[key] for key in by_key if key in done})
 
 
 def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Callable[[Advance], None] = lambda _: None) -> bool:
@@ -72,31 +79,31 @@ def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Calla
     store.tell("name", study.name)
     store.tell("description", study.as_object())
     commit, keys = commit_of_ctrans(), {id(run): key for key, run in plan.left.items()}
-    jobs, total = plan.jobs, sum(flops_of(run) for run in plan.left.values())
-    worked, started, count, complete = 0.0, time.perf_counter(), 0, True
-    results = engine(_within(jobs, study, store))
+    total = sum(flops_of(run) for run in plan.left.values())
+    worked, started, count = 0.0, time.perf_counter(), 0
+    results = engine(_within(plan.jobs, study, store))
     try:
         for job, found in results:
             usable = [(run, result) for run, result in zip(job.runs, found, strict=True) if result.ending != INTERRUPTED]
-            complete &= len(usable) == len(found)
             store.add([(keys[id(run)], run, result) for run, result in usable], commit)
             count += len(usable)
             worked += sum(flops_of(run) for run in job.runs)
             elapsed = time.perf_counter() - started
             observe(Advance(count, len(plan.left), elapsed * (total - worked) / worked))
-            if spent(study, store):
-                complete &= count == len(plan.left)
-                break
     finally:
         close = getattr(results, "close", None)
         if close is not None:
             close()
-        store.put_outcomes(outcomes_of(store.runs()))
-    return complete and not (jobs and count == 0 and spent(study, store))
+        store.put_outcomes(outcomes_of(plan.kept(store)))
+    return count == len(plan.left)
 
 
-def _within(jobs: Sequence[Job], study: Study, store: Store) -> Sequence[Job]:
-    return [] if spent(study, store) else jobs
+def _within(jobs: Iterable[Job], study: Study, store: Store) -> Iterator[Job]:
+    """The jobs, while the budget lasts: what is under way when it is spent is ended and kept."""
+    for job in jobs:
+        if spent(study, store):
+            return
+        yield job
 
 
 def spent(study: Study, store: Store) -> bool:
@@ -113,6 +120,7 @@ def commit_of_ctrans() -> str:
         return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", "--", Path(__file__).name)  # an installed copy may lie in a tree of something else
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", "../..") else "")
     except (OSError, subprocess.CalledProcessError):
         return ""

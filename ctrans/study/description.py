@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,10 @@ from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.study.measures import MEASURES
+from ctrans.study.run_key import run_key
 from ctrans.training.data import Data, Source
 from ctrans.training.settings import TrainConfig, number, positive
+from ctrans.training.tasks import TASKS, Task
 from solvers import ConfigError
 from solvers.errors import look_up, unknown
 
@@ -41,10 +42,8 @@ class PlannedRun:
         return json.dumps(dict(self.varied), sort_keys=True)
 
     def key(self, fingerprint: str) -> str:
-        """A hash of all that decides the result, data included: two runs of one key are one run."""
-        settings = {"model": dataclasses.asdict(self.model), "training": dataclasses.asdict(self.training), "data": fingerprint}
-        settings |= {"measure": sorted(self.measure)} if self.measure else {}
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        """A hash of all that decides the result, data included: two runs of one key are one run (see `ctrans.study.run_key`)."""
+        return run_key(dataclasses.asdict(self.model), dataclasses.asdict(self.training), fingerprint, self.measure)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +57,8 @@ class Study:
     - `learning_rates`, `seeds`: every case is trained with each of both. A seed is the weights' and the batches'
     - `measure`: names of `ctrans.study.measures.MEASURES`: what is measured of each model before and after its training
     - `budget`: hours of processor time after which no further run begins; None is no limit
-    - `source`: where the data are, as `ctrans.training.data.Source` has it
+    - `source`: where the data are, as `ctrans.training.data.Source` has it. {"task": name} is one of `TASKS`, which brings fields of the
+      architecture, that the study then leaves out, and settings, that `base` may replace
     """
 
     name: str
@@ -76,6 +76,7 @@ class Study:
             raise ConfigError(f"name = {self.name!r}: give a word of letters, digits, - and _")
         for where, given in (("base", self.base), ("vary", self.vary), *((f"case {i}", c) for i, c in enumerate(self.cases))):
             _check_fields(where, given)
+            self._check_task(where, given)
         for name, values in (*self.vary.items(), ("learning_rates", self.learning_rates), ("seeds", self.seeds)):
             _check_list(name, values)
         for name in ("vary", "cases"):
@@ -93,7 +94,9 @@ class Study:
             raise ConfigError(f"budget = {self.budget!r}: give a positive number of processor hours, or leave it out")
         if self.count > MOST_RUNS:
             raise ConfigError(f"{self.count:,} runs: give at most {MOST_RUNS:,}, by shorter lists")
-        self.runs()
+        runs = self.runs()
+        if len({(run.model, run.training) for run in runs}) < len(runs):
+            raise ConfigError(f"two cases of {self.name} are the same runs: leave one of them out, or what they do not differ in")
 
     @property
     def count(self) -> int:
@@ -106,9 +109,10 @@ class Study:
     def runs(self) -> list[PlannedRun]:
         """Every run: cases outermost, then learning rates, then seeds. Raises ConfigError for a configuration that cannot be."""
         rates = self.learning_rates or (self.base.get("learning_rate", TrainConfig.learning_rate),)
+        brought, usual = ({}, {}) if self.task is None else (self.task.architecture, self.task.settings)
         made = []
         for varied in self.varieties():
-            settings = {**self.base, **varied}
+            settings = {**usual, **self.base, **varied, **brought}
             model = GPTConfig(**{name: value for name, value in settings.items() if name in MODEL})
             training = TrainConfig(**{name: value for name, value in settings.items() if name in TRAINING})
             made += [
@@ -125,9 +129,20 @@ class Study:
         grid = [dict(zip(self.vary, values, strict=True)) for values in itertools.product(*self.vary.values())]
         return [{**case, **point} for case in (self.cases or ({},)) for point in grid]
 
+    @property
+    def task(self) -> Task | None:
+        """What its source is where that is no text. Raises ConfigError for a task that is none."""
+        name = self.source.get("task")
+        return None if name is None else look_up("task", name, TASKS)
+
+    def _check_task(self, where: str, given: Mapping[str, Any]) -> None:
+        if self.task is not None and (brought := given.keys() & self.task.architecture.keys()):
+            raise ConfigError(f"task {self.source['task']} brings its own {min(brought)}: leave it out of {where}")
+
     def as_object(self) -> dict[str, Any]:
         """The description for JSON."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+        written: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return written
 
 
 def check_data(study: Study, data: Mapping[int, Data]) -> None:
@@ -151,7 +166,7 @@ def _check_list(name: str, values: object) -> None:
         raise ConfigError(f"{name} = {values!r}: give a list of values")
     if not values and name != "learning_rates":
         raise ConfigError(f"{name} is empty: give at least one value")
-    if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
+    if len({json.dumps(float(value) if number(value) else value, sort_keys=True) for value in values}) < len(values):
         raise ConfigError(f"{name} = {list(values)} has a value twice: give each once")
     if name == "learning_rates":
         for value in values:

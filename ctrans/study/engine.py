@@ -15,8 +15,8 @@ import multiprocessing.connection
 import os
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -53,39 +53,58 @@ def data_of(source: tuple[tuple[str, str | None], ...], context: int) -> Data:
 
 Done = tuple[Job, list[RunResult]]
 Work = Callable[[Job], list[RunResult]]
-Engine = Callable[[Sequence[Job]], Iterator[Done]]
+Engine = Callable[[Iterable[Job]], Iterator[Done]]
+"""What carries jobs out: it takes one when it can begin it, and not before, so that whoever gives them may stop."""
+
+
+@dataclasses.dataclass
+class Queue:
+    """Jobs that come one by one, and before them those that are to be done again."""
+
+    coming: Iterator[Job]
+    again: deque[Job] = dataclasses.field(default_factory=deque)
+
+    def first(self) -> Job | None:
+        """The next job, which stays the first until `taken`; None where there is none."""
+        if not self.again and (job := next(self.coming, None)) is not None:
+            self.again.append(job)
+        return self.again[0] if self.again else None
+
+    def taken(self) -> None:
+        """The first job has begun."""
+        self.again.popleft()
 
 
 def in_processes(
-    workers: int, jobs: Sequence[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
+    workers: int, jobs: Iterable[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
 ) -> Iterator[tuple[Job, list[RunResult]]]:
     """Results as they come, from so many processes of one thread each. They end with this one, however it ends.
 
-    No job begins that nobody asks for: at most one for each process is under way or waits. Raises SolveError for a job that
-    `TRIES` processes died in.
+    No job begins that nobody asks for: at most one for each process is under way. Raises SolveError where `TRIES` processes died in a
+    job, or beside it.
     """
-    waiting, died = deque(jobs), dict.fromkeys(range(len(jobs)), 0)
-    place = {id(job): i for i, job in enumerate(jobs)}
-    while waiting:
+    queue, died = Queue(iter(jobs)), Counter[int]()
+    while True:
         # afresh after a death, which breaks the whole pool
         with _pool(workers) as pool:
             under_way: dict[concurrent.futures.Future[list[RunResult]], Job] = {}
             try:
-                while waiting or under_way:
-                    while waiting and len(under_way) < workers:
-                        under_way[pool.submit(carry_out, waiting[0])] = waiting[0]
-                        waiting.popleft()
+                while True:
+                    while len(under_way) < workers and (job := queue.first()) is not None:
+                        under_way[pool.submit(carry_out, job)] = job
+                        queue.taken()
+                    if not under_way:
+                        return
                     done, _ = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
                     for future in done:
                         results = future.result()
                         yield under_way.pop(future), results
             except BrokenProcessPool:
-                for job in under_way.values():
-                    died[place[id(job)]] += 1
-                waiting.extendleft(under_way.values())
-        worst = max(died, key=died.__getitem__)
-        if died[worst] >= TRIES:
-            raise SolveError(f"{TRIES} processes died in one run, {jobs[worst].runs[0].case}: is memory out? Lower --workers")
+                died.update(id(job) for job in under_way.values())
+                queue.again.extendleft(under_way.values())
+        worst = [job.runs[0].case for job in under_way.values() if died[id(job)] >= TRIES]
+        if worst:
+            raise SolveError(f"{TRIES} processes died in one run, {' or '.join(worst)}: is memory out? Lower --workers")
 
 
 def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
@@ -115,7 +134,7 @@ def check_ray() -> None:
 
 
 def by_ray(
-    address: str, jobs: Sequence[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
+    address: str, jobs: Iterable[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
 ) -> Iterator[tuple[Job, list[RunResult]]]:
     """Results as they come from the Ray cluster at that address, one processor a job; a job whose node is lost is tried elsewhere.
 
@@ -132,8 +151,14 @@ def by_ray(
         ) from None
     try:
         remote = ray.remote(num_cpus=1, max_retries=TRIES)(_one_thread)
-        under_way: dict[Any, Job] = {remote.remote(carry_out, job): job for job in jobs}
-        while under_way:
+        queue = Queue(iter(jobs))
+        under_way: dict[Any, Job] = {}
+        while True:
+            while len(under_way) < ray.cluster_resources().get("CPU", 1) and (job := queue.first()) is not None:
+                under_way[remote.remote(carry_out, job)] = job
+                queue.taken()
+            if not under_way:
+                return
             (ready,), _ = ray.wait(list(under_way), num_returns=1)
             try:
                 results = ray.get(ready)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ctrans.study.store import Store
 from solvers import ConfigError
@@ -14,9 +15,21 @@ from solvers.errors import look_up
 TABLES = ("runs", "predictors", "outcomes")
 
 
-def as_csv(store: Store, table: str) -> bytes:
+Columns = Sequence[str]
+Rows = Sequence[tuple[Any, ...]]
+Outcomes = Mapping[str, Mapping[str, float | None]]
+
+
+def table(store: Store, name: str, outcomes: Outcomes) -> tuple[Columns, Rows]:
+    """The store's columns and rows of a table; of outcomes those given, since the store's are of the last command that came to its end."""
+    columns, rows = store.table(name)
+    if name == "outcomes":
+        rows = [(case, figure, value) for case, figures in outcomes.items() for figure, value in figures.items()]
+    return columns, rows
+
+
+def as_csv(columns: Columns, rows: Rows) -> bytes:
     """The table with a head of its columns' names; what is an object is JSON."""
-    columns, rows = store.table(table)
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)
@@ -24,19 +37,18 @@ def as_csv(store: Store, table: str) -> bytes:
     return text.getvalue().encode()
 
 
-def as_parquet(store: Store, table: str) -> bytes:
+def as_parquet(columns: Columns, rows: Rows) -> bytes:
     """The same as Parquet."""
     import pyarrow
     import pyarrow.parquet
 
-    columns, rows = store.table(table)
     values = list(zip(*rows, strict=True)) or [() for _ in columns]
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({name: list(column) for name, column in zip(columns, values, strict=True)}), buffer)
     return buffer.getvalue()
 
 
-FORMATS: dict[str, Callable[[Store, str], bytes]] = {"csv": as_csv, "parquet": as_parquet}
+FORMATS: dict[str, Callable[[Columns, Rows], bytes]] = {"csv": as_csv, "parquet": as_parquet}
 
 
 def check_format(name: str) -> str:
@@ -47,7 +59,7 @@ def check_format(name: str) -> str:
     return name
 
 
-def files(name: str) -> dict[str, Callable[[Store], bytes]]:
+def files(name: str, store: Store, outcomes: Outcomes) -> dict[str, Callable[[], bytes]]:
     """What an export in that format writes: names of files, and what makes them."""
     make = look_up("export format", name, FORMATS)
-    return {f"{table}.{name}": lambda store, table=table: make(store, table) for table in TABLES}  # type: ignore[misc]
+    return {f"{each}.{name}": lambda each=each: make(*table(store, each, outcomes)) for each in TABLES}  # type: ignore[misc]  # the default binds the loop's table

@@ -5,8 +5,8 @@ l(eta) = l_0 for a run that diverged (Wortsman et al., arXiv 2309.14322, section
 
     sensitivity = mean over eta of min(l(eta), l_0) - l*.
 
-A rate is stable if all its seeds finished at min(l, l_0) <= l* + SHARE (l_0 - l*). The largest stable rate is the largest one of the
-unbroken row of stable rates that goes upwards from the best.
+A rate is stable if all its seeds finished at min(l, l_0) <= l* + SHARE (l_0 - l*); one of which a run failed is not. The largest stable
+rate is the largest one of the unbroken row of stable rates that goes upwards from the best.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from ctrans.study.store import Finished
 
-SHARE = 0.25
+SHARE = 0.1
 """How much of what the best run gained a stable one may miss."""
 
 
@@ -41,6 +41,20 @@ def by_rate(runs: Sequence[Finished]) -> dict[float, list[Finished]]:
     return {rate: [run for run in runs if run.run.training.learning_rate == rate] for rate in rates}
 
 
+def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[float]]]:
+    """By case: its learning rates, ascending, and the mean, the lowest and the highest min(l, l_0) over the seeds of each."""
+    found = {}
+    for case, each in by_case(runs).items():
+        ends = {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()}
+        found[case] = {
+            "rates": list(ends),
+            "mean": [statistics.fmean(values) for values in ends.values()],
+            "lowest": [min(values) for values in ends.values()],
+            "highest": [max(values) for values in ends.values()],
+        }
+    return found
+
+
 def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
     """The figures of one case's runs; a largest stable rate of None where no rate is known to be stable."""
     rates = by_rate(runs)
@@ -57,7 +71,7 @@ def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
     best_rate = min(known, key=known.__getitem__)
     best = known[best_rate]
     first = statistics.fmean(run.first for run in runs if run.first is not None)
-    row = [rate for rate in known if rate >= best_rate]
+    row = [rate for rate in rates if rate >= best_rate]
     stable = _unbroken(row, {rate: _stable(rates[rate], best, first) for rate in row})
     return {
         **found,

@@ -30,7 +30,6 @@ from ctrans.study.training import CPU, INTERRUPTED, RunResult, begin, environmen
 from ctrans.training.data import Data
 from ctrans.training.loop import Ending, Outcome, TrainingRun, after_iteration, before_iterations, diverged
 from ctrans.training.objective import Objective
-from ctrans.training.optimiser import make_optimiser
 from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.signals import stopping
 from ctrans.training.training_state import Progress
@@ -150,15 +149,7 @@ class Population:
         made = []
         for member, mine in zip(members, rows, strict=True):
             config = member.config
-            optimiser = make_optimiser(
-                config.optimiser,
-                mine,
-                learning_rate=config.learning_rate,
-                betas=(config.beta1, config.beta2),
-                weight_decay=config.weight_decay,
-                decay_gains=config.decay_gains,
-                device=member.processes.device,
-            )
+            optimiser = config.make_optimiser(mine, member.processes.device)
             made.append(dataclasses.replace(member, optimiser=optimiser))
         return made, rows
 

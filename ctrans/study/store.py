@@ -17,12 +17,13 @@ import datetime
 import fcntl
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.study.description import PlannedRun
+from ctrans.study.run_key import as_now, run_key
 from ctrans.study.training import RunResult
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
@@ -102,6 +103,20 @@ class Store:
     def keys(self) -> set[str]:
         """The keys of all runs that are done."""
         return {row[0] for row in self.connection.execute("SELECT key FROM runs")}
+
+    def known(self, fingerprints: Mapping[int, str]) -> dict[str, str]:
+        """The keys of all runs by those that they have today, for data with these fingerprints, by context.
+
+        A run whose key is not that of what was kept with it, as of other data, has no other name.
+        """
+        rows = self.connection.execute('SELECT key, model, training, trained, "commit" FROM runs').fetchall()
+        found = {row[0]: row[0] for row in rows}
+        for key, *texts, commit in rows:
+            model, training, trained = map(json.loads, texts)
+            measure, fingerprint = tuple(trained.get("asked", ())), fingerprints.get(model["context"])
+            if fingerprint is not None and run_key(model, training, fingerprint, measure) == key:
+                found[_planned(model, training, {}, measure, commit).key(fingerprint)] = key
+        return found
 
     def spent(self) -> float:
         """Processor seconds of all runs."""
@@ -183,8 +198,10 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
             yield Store(connection, path)
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"cannot write {str(path)!r}: {error}; what is in it is whole: free some space, and give the same command again"
+                f"cannot use {str(path)!r}: {error}; what is in it is whole: free some space, and give the same command again"
             ) from None
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{str(path)!r} is damaged: {error}; choose another --out, or a copy from before") from None
 
 
 def _lock(stack: contextlib.ExitStack, directory: Path) -> None:
@@ -247,8 +264,26 @@ def _row(each: Finished) -> tuple[Any, ...]:
 
 def _read(row: dict[str, Any]) -> Finished:
     row = {name: json.loads(value) if name in OBJECTS else value for name, value in row.items()}
-    run = PlannedRun(
-        GPTConfig(**row["model"]), TrainConfig(**row["training"]), json.loads(row["case"]), tuple(row["trained"].get("asked", ()))
-    )
+    asked = tuple(row["trained"].get("asked", ()))
+    run = _planned(row["model"], row["training"], json.loads(row["case"]), asked, row["commit"])
     result = RunResult(row["ending"], row["message"], row["curve"], row["seconds"], row["environment"], row["trained"])
     return Finished(row["key"], run, result, row["commit"], row["finished"])
+
+
+def _planned(
+    model: dict[str, Any], training: dict[str, Any], varied: dict[str, Any], measure: tuple[str, ...], commit: str
+) -> PlannedRun:
+    """A kept run with the fields that came since. ConfigError for a field that this ctrans no longer has."""
+    architecture = GPTConfig(**_complete("model", model, GPTConfig, commit))
+    return PlannedRun(architecture, TrainConfig(**_complete("training", training, TrainConfig, commit)), varied, measure)
+
+
+def _complete(kind: str, kept: dict[str, Any], known: type[GPTConfig | TrainConfig], commit: str) -> dict[str, Any]:
+    fields = as_now(kind, kept)
+    gone = fields.keys() - {field.name for field in dataclasses.fields(known)}
+    if gone:
+        raise ConfigError(
+            f"the study has runs with {min(gone)}, which this ctrans does not know: read it with the ctrans that wrote it"
+            + (f", commit {commit}" if commit else "")
+        )
+    return fields

@@ -4,7 +4,7 @@ name = "placements"
 seeds = [0, 1]
 learning_rates = [1e-3, 1e-2]
 budget = 2.0                      # processor hours
-file = "book.txt"                 # or bin = "DIR"; Python's documentation without
+file = "book.txt"                 # or bin = "DIR", or task = "digits"; Python's documentation without
 
 [base]                            # fields of GPTConfig and TrainConfig
 depth = 4
@@ -26,6 +26,7 @@ from typing import Any
 
 from ctrans.given_files import read_file
 from ctrans.study.description import Study
+from ctrans.training.data import Source
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -40,6 +41,7 @@ KEYS = {
     "budget": (int, float),
 }
 PATHS = ("file", "bin")
+SOURCES = (*PATHS, "task")
 
 
 def read_study(path: Path) -> Study:
@@ -49,16 +51,19 @@ def read_study(path: Path) -> Study:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is no TOML: {error}") from None
     for key, value in content.items():
-        if key not in (*KEYS, *PATHS):
-            raise unknown(f"key in {str(path)!r}", key, [*KEYS, *PATHS])
+        if key not in (*KEYS, *SOURCES):
+            raise unknown(f"key in {str(path)!r}", key, [*KEYS, *SOURCES])
         kind: Any = KEYS.get(key, str)
         if not isinstance(value, kind) or isinstance(value, bool):
             names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
             raise ConfigError(f"{key} = {value!r} in {str(path)!r}: give a value of type {names}")
     if not all(isinstance(case, dict) for case in content.get("cases", [])):
         raise ConfigError(f"cases in {str(path)!r} has what is no table: write each as [[cases]]")
-    if all(key in content for key in PATHS):
-        raise ConfigError(f"file and bin in {str(path)!r} exclude each other: leave one out")
+    if len(given := [key for key in SOURCES if key in content]) > 1:
+        raise ConfigError(f"{' and '.join(given)} in {str(path)!r} exclude each other: leave one out")
+    if "task" in content:
+        source: Source = {"task": content.pop("task")}
+        return Study(**{"name": path.stem, **content}, source=source)
     # a path is meant from where the file is
     source = {key: str((path.parent / content.pop(key)).absolute()) if key in content else None for key in PATHS}
     return Study(**{"name": path.stem, **content}, source=source)

@@ -31,10 +31,10 @@ class MeanTheta(Instrument):
         attention = sublayer.attention
         if attention is None:
             return
-        if not isinstance(attention, ShowsHeads):
-            raise ConfigError(f"attention of type {type(attention).__name__} does not show its rows: leave out --theta")
-        u = sublayer.given(at.entered)
-        self._means.append(balanced_mass(attention.probabilities(u), tolerance=TOLERANCE).lower.mean())
+        if not isinstance(attention.field, ShowsHeads):
+            raise ConfigError(f"attention of type {type(attention.field).__name__} does not show its rows: leave out --theta")
+        u = attention.given(sublayer.given(at.entered))
+        self._means.append(balanced_mass(attention.field.probabilities(u), tolerance=TOLERANCE).lower.mean())
 
     def figures(self) -> float:
         return float(torch.stack(self._means).mean())

@@ -13,7 +13,6 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.weight_scaling import log_slope
 from ctrans.training.data import Data
-from ctrans.training.optimiser import make_optimiser
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
 
@@ -52,15 +51,7 @@ def coordinate_check(
     tokens, targets = data.batch(0, 0, batch=settings.batch, seed=settings.seed)
     for width in sorted(set(widths)):
         model = GPT(dataclasses.replace(config, width=width, heads=width // head), seed=settings.seed)
-        optimiser = make_optimiser(
-            settings.optimiser,
-            model.parameters(),
-            learning_rate=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
-            decay_gains=settings.decay_gains,
-            device=tokens.device,
-        )
+        optimiser = settings.make_optimiser(model.parameters(), tokens.device)
         for at in found:
             places = _places(model, tokens)
             start = first.setdefault(width, places)

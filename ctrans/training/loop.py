@@ -200,7 +200,8 @@ class TrainingRun:
     def rebalance(self, loads: list[Tensor]) -> None:
         """Moves what balances the parts of maps without a loss, by the loads of the whole iteration, in every process alike."""
         if loads:
-            maps = [part for sublayer in self.model.depth.sublayers for part in sublayer.parts if isinstance(part, Balances)]
+            each = [branch.field for sublayer in self.model.depth.sublayers for branch in sublayer.branches.values()]
+            maps = [field for field in each if isinstance(field, Balances)]
             for field, load in zip(maps, loads, strict=True):
                 field.rebalance(self.processes.sum(load), self.config.bias_rate)
 

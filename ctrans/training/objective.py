@@ -49,7 +49,9 @@ class Objective(nn.Module):
         self.model, self.config = model, config
         self.scheme = config.scheme
         self.scheme.check(model.depth)
-        self.has_terms = any(isinstance(part, HasAuxiliary) for sublayer in model.depth.sublayers for part in sublayer.parts)
+        self.has_terms = any(
+            isinstance(branch.field, HasAuxiliary) for part in model.depth.sublayers for branch in part.branches.values()
+        )
 
     def forward(self, tokens: Int[Tensor, "batch tokens"], targets: Int[Tensor, "batch tokens"]) -> Losses:
         """The losses of these sequences. Errors are those of `GPT.embed` and `solve`."""
@@ -81,9 +83,9 @@ class Objective(nn.Module):
         """Each term's values, of every map that has it."""
         terms: dict[str, list[Tensor]] = {}
         for sublayer, state in zip(self.model.depth.sublayers, states[:-1], strict=True):
-            for part in sublayer.parts:
-                if isinstance(part, HasAuxiliary):
-                    for name, value in part.auxiliary(sublayer.given(sublayer.enter(state))).items():
+            for branch in sublayer.branches.values():
+                if isinstance(branch.field, HasAuxiliary):
+                    for name, value in branch.field.auxiliary(branch.given(sublayer.given(sublayer.enter(state)))).items():
                         terms.setdefault(name, []).append(value)
         return terms
 
@@ -91,10 +93,10 @@ class Objective(nn.Module):
     def _loads(self, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The load of every map that balances its parts."""
         return tuple(
-            part.load(sublayer.given(sublayer.enter(state)))
+            branch.field.load(branch.given(sublayer.given(sublayer.enter(state))))
             for sublayer, state in zip(self.model.depth.sublayers, states[:-1], strict=True)
-            for part in sublayer.parts
-            if isinstance(part, Balances)
+            for branch in sublayer.branches.values()
+            if isinstance(branch.field, Balances)
         )
 
     def _flow(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:

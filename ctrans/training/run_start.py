@@ -16,7 +16,6 @@ from ctrans.training import log
 from ctrans.training.data import Data, share_of
 from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
-from ctrans.training.optimiser import make_optimiser
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import RunDirectory
@@ -151,15 +150,7 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
     if config.compile:
         objective.compile()
     module = parallel.wrap(objective, processes.device)
-    optimiser = make_optimiser(
-        config.optimiser,
-        model.parameters(),
-        learning_rate=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-        decay_gains=config.decay_gains,
-        device=processes.device,
-    )
+    optimiser = config.make_optimiser(model.parameters(), processes.device)
     return TrainingRun(model, module, optimiser, data, config, store, state, parallel, processes)
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from ctrans.depth import check_count
 from ctrans.fields.attention import check_temperature
 from ctrans.scheme import Scheme
-from ctrans.training.optimiser import OPTIMISERS
+from ctrans.training.optimiser import OPTIMISERS, make_optimiser
 from ctrans.training.schedule import SCHEDULES
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import look_up, unknown
@@ -118,6 +119,18 @@ class TrainConfig:
             raise ConfigError(
                 "a temperature warm-up changes a constant of the compiled model at every step: leave one of them out"
             )
+
+    def make_optimiser(self, parameters: Iterable[nn.Parameter], device: torch.device) -> torch.optim.Optimizer:
+        """The optimiser of these settings, at the learning rate that a schedule starts from."""
+        return make_optimiser(
+            self.optimiser,
+            parameters,
+            learning_rate=self.learning_rate,
+            betas=(self.beta1, self.beta2),
+            weight_decay=self.weight_decay,
+            decay_gains=self.decay_gains,
+            device=device,
+        )
 
     @property
     def weight_dtype(self) -> torch.dtype:

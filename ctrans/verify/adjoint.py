@@ -45,7 +45,7 @@ def _slopes(made: GPT, k: int, x: Tensor) -> tuple[float, float]:
     if isinstance(sublayer.output_norm, Norm):
         slope *= float(sublayer.output_norm.gamma.abs().max() / sublayer.output_norm.sigma(sublayer.field(u)).min())
     with torch.enable_grad():
-        dense = torch.autograd.functional.jacobian(sublayer.field, u)  # type: ignore[no-untyped-call, unused-ignore]
+        dense = torch.autograd.functional.jacobian(sublayer.field, u)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     return slope * float(torch.linalg.matrix_norm(dense.reshape(u.numel(), u.numel()), 2)), sigma
 
 

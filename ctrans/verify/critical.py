@@ -53,11 +53,11 @@ def _critical(generator: torch.Generator) -> tuple[float, float, float]:
         optimiser.zero_grad()
         logits = made.head(state + gamma * raw)
         value = F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + LAM / 2 * gamma.square().sum()
-        value.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        value.backward()  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
         return value
 
     with torch.enable_grad():
-        optimiser.step(loss)  # type: ignore[no-untyped-call, unused-ignore]
+        optimiser.step(loss)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     last.gamma.copy_(gamma)
     found = attained(made, tokens, targets)
     gap = found.pointwise_gap[-1]
@@ -81,11 +81,11 @@ def shared_principle(generator: torch.Generator) -> Trial:
         optimiser.zero_grad()
         logits = made.head(state + h * (features @ theta.mT).reshape(state.shape))
         value = F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + lam / 2 * theta.square().sum()
-        value.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        value.backward()  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
         return value
 
     with torch.enable_grad():
-        optimiser.step(loss)  # type: ignore[no-untyped-call, unused-ignore]
+        optimiser.step(loss)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     theta = theta.detach()
     last.weight.copy_(theta[:, :-1])
     last.bias.copy_(theta[:, -1])

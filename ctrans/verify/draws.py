@@ -91,7 +91,7 @@ def model(generator: torch.Generator, placement: str, *, spread: float = 0.3, **
         "initialisation": "xavier",
         "embedding_std": 1.0,
     }
-    config = GPTConfig(**{**chosen, **changes})  # type: ignore[arg-type]
+    config = GPTConfig(**{**chosen, **changes})  # type: ignore[arg-type]  # by name, and checked as it is made
     made = GPT(config, seed=below(generator, 2**31)).double().requires_grad_(False)
     if spread:
         with torch.no_grad():

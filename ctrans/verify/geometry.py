@@ -95,7 +95,7 @@ def _steepness(chosen: SphereNorm, x: Tensor) -> Tensor:
 
 
 def _autograd(chosen: SphereNorm, x: Tensor) -> Tensor:
-    dense: Tensor = torch.autograd.functional.jacobian(chosen, x)  # type: ignore[no-untyped-call, unused-ignore]
+    dense: Tensor = torch.autograd.functional.jacobian(chosen, x)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     return dense
 
 

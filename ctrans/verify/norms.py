@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ctrans.control import certify
+from ctrans.control import GainDecay, certify
 from ctrans.control.ascent import ascend
 from ctrans.control.gain_slope import has_offset
 from ctrans.control.images import image_of
@@ -19,6 +19,8 @@ from ctrans.verify.statement import Check, Statement, Trial, at_most, equal, hol
 
 SURFACES = sorted(name for name, kind in NORMS.items() if kind(2).has_tangent)
 SQUASHING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), SquashNorm))
+DECAYING = ["derf", "dyt", "group_rmsnorm", "rmsnorm", "scalenorm"]
+"""Norms with gains whose decay has one maximum; LayerNorm's local ones are `gain-decay`'s."""
 CLIPPING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), ClipNorm))
 
 
@@ -121,7 +123,7 @@ def jacobians(generator: torch.Generator) -> Trial:
     """J in closed form against autograd, relative to the slope stated; |J|_2 <= slope(x) <= steepest; at inputs of any size."""
     norm = any_norm(generator, eps=one_of(generator, (1e-5, 0.1)))
     x = size(generator, -1, 1) * noise(generator, norm.width)
-    dense: Tensor = torch.autograd.functional.jacobian(norm, x)  # type: ignore[no-untyped-call, unused-ignore]
+    dense: Tensor = torch.autograd.functional.jacobian(norm, x)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     slope, words = norm.slope(x), words_of(norm)
     return worst(
         equal(norm.jacobian(x), dense, f"J against autograd, {words}", slope),
@@ -228,6 +230,33 @@ def verdicts(generator: torch.Generator) -> Trial:
     )
 
 
+def decayed_gains(generator: torch.Generator) -> Trial:
+    """(kappa^2 + |sum_j p_j|^2)/(2 lam) written out anew, and what gains that improve step by step reach by the norm's own support."""
+    norm = any_norm(generator, DECAYING)
+    P, lam = noise(generator, 1 + below(generator, 4), norm.width), size(generator, -1, 1)
+    H = float(GainDecay(norm, lam).support(P))
+    own = [norm.get_parameter(name) for name in norm.linear_parameters()]
+    best = -math.inf
+    for _ in range(4):
+        for parameter in own:
+            parameter.copy_(noise(generator, *parameter.shape))
+        for _ in range(300):
+            with torch.enable_grad():
+                wanted = [parameter.requires_grad_() for parameter in own]
+                slopes = torch.autograd.grad(norm.support(-P).sum(), wanted)
+            for parameter, slope in zip(own, slopes, strict=True):
+                parameter.requires_grad_(False).copy_(slope / lam)
+        best = max(best, float(norm.support(-P).sum()) - lam / 2 * sum(float(each.square().sum()) for each in own))
+    drift = float(P.sum(0).square().sum()) if has_offset(norm) else 0.0
+    words = f"{words_of(norm)}, {len(P)} tokens, lam = {lam:.3g}"
+    found = [at_most(best, H, f"{words}: gains that improve step by step against H")]
+    if norm.image == "box":
+        found.append(equal(H, (float(P.abs().sum(0).square().sum()) + drift) / (2 * lam), f"{words}: H"))
+    if norm.gains == "one":
+        found.append(equal(H, float(P.norm(dim=-1).sum()) ** 2 / (2 * lam), f"{words}: H"))
+    return worst(*found, equal(best, H, f"{words}: the best gains against H"))
+
+
 def linear_growth(generator: torch.Generator) -> Trial:
     """|X_D|_F <= |X_0|_F + sqrt(n) sum_k dt sup|N_k|, sup|N| the length of the farthest point of the output norm's image."""
     made = model(generator, one_of(generator, ("peri", "output")), norm=one_of(generator, sorted(NORMS)))
@@ -331,6 +360,14 @@ STATEMENTS: tuple[Statement, ...] = (
         "ctrans",
         "trained gains and offsets: H grows like |(a, sum_j p_j)|, a_i = sum_j abs(p_ji), behind a box, like sum_j |p_j| with one gain",
         Check(gain_slopes, 1e-9, 0.5),
+    ),
+    Statement(
+        "gain-decay-norms",
+        4,
+        "ctrans",
+        "cost lam/2 (|gamma|^2 + |beta|^2): 2 lam H = |a|^2 + |sum_j p_j|^2 behind a box, (sum_j |p_j|)^2 for one gain, over groups "
+        "sum_g kappa_g^2",
+        Check(decayed_gains, 1e-8, 0.25),
     ),
     Statement(
         "norm-growth",

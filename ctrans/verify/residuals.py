@@ -152,7 +152,7 @@ def scaled_growth(generator: torch.Generator) -> Trial:
     depth = 1 + below(generator, 40)
     made = model(generator, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm")
     states = states_of(made.depth, size(generator, -1, 1) * noise(generator, 1, 4, 8))
-    gain = max(part.field.bound().gain * float(part.input_norm.gamma.abs().max()) for part in made.depth.sublayers)  # type: ignore[union-attr]
+    gain = max(part.field.bound().gain * float(part.input_norm.gamma.abs().max()) for part in made.depth.sublayers)  # type: ignore[union-attr]  # maps with bounds
     longest = [float(x.norm(dim=-1).max()) for x in (states[0], states[-1])]
     return at_most(
         longest[1], longest[0] + 4 * made.config.dt * gain * math.sqrt(8 * depth), f"the longest token, {described(made)}"
@@ -238,6 +238,50 @@ def parallel_limit(generator: torch.Generator) -> Trial:
     return worst(holds_if(gaps[-1] > 0, "they differ"), Trial(abs(orders[-1] - 1), words))
 
 
+def section(generator: torch.Generator) -> Trial:
+    """Gains that are 0 in some channels, inside a norm around the state: the step's support in closed form, the ODE's costates of H = 0.
+
+    N(X + dt g * f) = beta + sqrt(d) gamma * C y/|C y|, C y = r + v: v any vector of V = C span(e_i : g_i != 0), r the part of C X that
+    is orthogonal to it. <q, v + r>/|v + r|, q = gamma * p, is largest at v = a |r|^2/b, a the part of q in V and b = <q, r> > 0;
+    for b <= 0 it only comes near |a|, for long v.
+    """
+    chosen = norm(generator, width=3 + below(generator, 6))
+    d, dt = chosen.width, size(generator, -2, 0)
+    p, X = noise(generator, d), noise(generator, d)
+    g = torch.where(
+        torch.arange(d) < 1 + below(generator, d - 1), 0.5 + torch.rand(d, generator=generator, dtype=torch.float64), 0.0
+    )
+    g = g[torch.randperm(d, generator=generator)]
+    basis = torch.linalg.svd(chosen.centre(torch.eye(d, dtype=torch.float64)[g != 0]).T, full_matrices=False)
+    V = basis.U[:, basis.S > 1e-9]
+    q, centred = chosen.gamma * p, chosen.centre(X)
+    r = centred - V @ (V.T @ centred)
+    r = r if float(r.norm()) > 1e-9 * float(centred.norm()) else torch.zeros_like(r)  # V is all that centring leaves
+    a, b = V.T @ q, float(q @ r)
+    beside = b**2 / float(r @ r) if b > 0 else 0.0
+    H = math.sqrt(d) * math.sqrt(float(a @ a) + beside) + float(p @ chosen.beta)
+    v = V @ a * (float(r @ r) / b if b > 0 else 1e8 * float(X.norm() / a.norm()))
+    # some f has C(X + dt g * f) = v + r, as V is what these channels make
+    f = torch.linalg.lstsq(dt * chosen.centre(torch.diag(g)).T, (v + r - centred).unsqueeze(-1), driver="gelsd").solution[:, 0]
+    raw = size(generator, -1, 5) * noise(generator, 300, d)
+    scale = math.sqrt(d) * float(q.norm())
+    A = torch.stack([chosen.tangent(chosen.retract(X), g * e) for e in torch.eye(d, dtype=torch.float64)], -1)
+    idle = torch.linalg.svd(A.T).Vh[int(torch.linalg.matrix_rank(A)) :]
+    moved = chosen.tangent(chosen.retract(X), g * noise(generator, 30, d))
+    words = f"{type(chosen).__name__}, d = {d}, {int((g != 0).sum())} channels move"
+    return worst(
+        equal(chosen(X + dt * g * f) @ p, H, f"{words}: what the best output reaches", scale),
+        Trial((float((chosen(X + dt * g * raw) @ p).max()) - H) / scale, f"{words}: 300 outputs against the support"),
+        Trial(
+            float((moved @ idle.T).abs().max()) / float(moved.norm()),
+            f"{words}: a costate that T' takes to channels without gain",
+        ),
+        holds_if(
+            len(idle) >= d - int((g != 0).sum()), f"{words}: costates of H = 0, of at least as many dimensions as channels stand"
+        ),
+    )
+
+
 STATEMENTS: tuple[Statement, ...] = (
     Statement(
         "parallel-limit",
@@ -275,6 +319,14 @@ STATEMENTS: tuple[Statement, ...] = (
         "ctrans, on nGPT",
         "dX/dt = T_X a * (N f - X): H = H_N(Q) + <Q, X>, Q = a * T_X'P, finite for the steps a and gains as they are, and attained",
         Check(towards_image, 1e-9, share=0.2),
+    ),
+    Statement(
+        "residual-section",
+        4,
+        "ctrans, on LayerScale with gains of 0",
+        "around the state, gains 0 in some channels: sup <p, N(X + dt g*f)> = sqrt(d)(|a|^2 + max(0, b)^2/|r|^2)^(1/2) + <p, beta>, a the "
+        "part of gamma*p in V = C span(e_i: g_i != 0), r = CX off V, b = <gamma*p, r>; the ODE's H = 0 where g*T'P = 0",
+        Check(section, 1e-6, share=0.5),
     ),
     Statement(
         "gain-radial",

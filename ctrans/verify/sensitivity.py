@@ -84,7 +84,7 @@ def _far_below_eps(generator: torch.Generator, expected: float) -> Trial:
 
 
 def _dense(function: Map, x: Tensor) -> Tensor:
-    dense: Tensor = torch.autograd.functional.jacobian(function, x)  # type: ignore[no-untyped-call, unused-ignore]
+    dense: Tensor = torch.autograd.functional.jacobian(function, x)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     return dense.reshape(x.numel(), x.numel())
 
 
@@ -140,7 +140,7 @@ def _attention(generator: torch.Generator) -> tuple[Attention, Tensor]:
 def proposition_11(generator: torch.Generator) -> Trial:
     """d f(X)/dX in closed form against autograd, entry by entry: 1 to 3 heads, causal or not, queries and keys normalised or not."""
     attention, x = _attention(generator)
-    exact: Tensor = torch.autograd.functional.jacobian(attention, x)  # type: ignore[no-untyped-call, unused-ignore]
+    exact: Tensor = torch.autograd.functional.jacobian(attention, x)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     return equal(attention_jacobian(attention, x), exact, f"the closed form against autograd, {attention.heads} heads")
 
 

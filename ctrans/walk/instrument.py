@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.depth import Depth
@@ -55,12 +55,24 @@ class Turn:
     p: Float[Tensor, "*batch tokens width"]
 
 
+def of_text(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None) -> Float[Tensor, "... width"]:
+    """The rows of x that are text, side by side; x itself where all are."""
+    return x if kept is None else x[kept]
+
+
 class Instrument:
     """Offered a walk's states and costates in the order below; each method may be left out but `figures`.
 
     A sublayer's weights are there while its `forward` or `backward` runs. An instrument that keeps them, or a graph through them,
     holds that much memory. What an instrument keeps of a walk it sets anew in `begin`, so that it may walk again.
     """
+
+    kept: Bool[Tensor, "*batch tokens"] | None = None
+    """Which tokens are text and not padding, in the walk under way; None where all are. What averages over tokens counts these alone."""
+
+    def of_text(self, kept: Bool[Tensor, "*batch tokens"] | None) -> None:
+        """Says which tokens those are, before `begin`."""
+        self.kept = kept
 
     @property
     def looks_back(self) -> bool:
@@ -112,6 +124,9 @@ class Attempt(Instrument):
     @property
     def looks_back(self) -> bool:
         return self.instrument.looks_back
+
+    def of_text(self, kept: Bool[Tensor, "*batch tokens"] | None) -> None:
+        self.instrument.of_text(kept)
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._try("begin", depth, x0)

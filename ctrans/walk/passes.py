@@ -65,7 +65,7 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = N
     for lane in lanes:
         if lane.targets is not None:
             check_targets(model, lane.tokens, lane.targets)
-    ways = [_LaneUnderWay(lane, model.embed(lane.tokens).detach()) for lane in lanes]
+    ways = [_LaneUnderWay(lane, model.embed(lane.tokens).detach(), getattr(model, "kept", None)) for lane in lanes]
     _down(model.depth, ways, progress)
     back = [way for way in ways if way.lane.targets is not None]
     for way in back:
@@ -118,6 +118,7 @@ def _segments(depth: Depth) -> Iterator[tuple[int, Sublayer, float, float]]:
 def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: Told | None) -> None:
     for way in ways:
         for instrument in way.lane.instruments:
+            instrument.of_text(way.kept)
             instrument.begin(depth, way.x)
     for k, sublayer, time, h in _segments(depth):
         with norms_found_once():
@@ -130,8 +131,9 @@ def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: Told | None) ->
 class _LaneUnderWay:
     """A lane on its way: the state it is at, those behind it if it has to come back, and the costate."""
 
-    def __init__(self, lane: Lane, x0: Tensor):
+    def __init__(self, lane: Lane, x0: Tensor, kept: Tensor | None = None):
         self.lane, self.x, self.states = lane, x0, [x0]
+        self.kept = None if kept is None else kept.to(x0.device).expand(x0.shape[:-1])
         self.p: Tensor | None = None
 
     def forward(self, k: int, sublayer: Sublayer, time: float, h: float) -> None:

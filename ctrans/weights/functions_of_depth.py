@@ -2,7 +2,8 @@
 blocks.
 
 A block uses theta at the middle of its interval. Only then has D to infinity a limit at fixed T, the averaged ODE (theory,
-section 2), and one set of coefficients serves every depth.
+section 2), and one set of coefficients serves every depth. With "network" the functions themselves are trained: phi(s) is a small
+network of a time embedding, which gains of norms go through as matrices do.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ctrans.weights.time_network import TimeNetwork
 from solvers.errors import look_up
 
 Block = TypeVar("Block", bound=nn.Module)
@@ -32,6 +34,8 @@ class Basis:
     """s, J -> phi_j(s)."""
     knots: Callable[[int], list[Fraction]]
     """J -> s_k."""
+    network: Callable[[int, torch.Generator], nn.Module] | None = None
+    """J -> a network u of s, 0 when it is made, that makes of these functions phi_j(s) + u_j(s)."""
 
     def coefficients(self, count: int) -> Float[Tensor, "count count"]:
         """V^-1 with V[k, j] = phi_j(s_k): c = V^-1 theta(s)."""
@@ -74,23 +78,39 @@ BASES: dict[str, Basis] = {
     "constant": Basis(constant, _centres),
     "linear": Basis(linear, _equidistant),
     "chebyshev": Basis(chebyshev, _extrema),
+    "network": Basis(chebyshev, _extrema, TimeNetwork),
 }
 
 
 class InDepth(nn.Module):
-    """theta(s) = sum_j phi_j(s) c_j at the place s of one block: what stands between the coefficients c_j and a parameter."""
+    """theta(s) = sum_j phi_j(s) c_j at the place s of one block: what stands between the coefficients c_j and a parameter.
 
-    def __init__(self, basis: str, count: int, place: Fraction):
+    `network` is what is trained of the functions, where anything is.
+    """
+
+    def __init__(self, basis: str, count: int, place: Fraction, network: nn.Module | None = None):
         super().__init__()
-        self.basis, self.count = basis, count
+        self.basis, self.count, self.network = basis, count, network
         self.move(place)
 
     def move(self, place: Fraction) -> None:
         """Puts the block at another s."""
         self.place = place
-        self.shares = tuple(BASES[self.basis].functions(place, self.count))
+        self._fixed = tuple(BASES[self.basis].functions(place, self.count))
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """phi_j(s) here."""
+        return self._fixed if self.network is None else tuple(self._trained().tolist())
+
+    def _trained(self) -> Tensor:
+        assert self.network is not None, "nothing of these functions is trained"
+        u: Tensor = self.network(self.place)
+        return u + u.new_tensor(self._fixed)
 
     def forward(self, *coefficients: Tensor) -> Tensor:
+        if self.network is not None:  # by products of entries, which autocast leaves in the weights' dtype
+            return torch.stack([share * c for share, c in zip(self._trained().unbind(), coefficients, strict=True)]).sum(0)
         (first, share), *others = [(c, share) for c, share in zip(coefficients, self.shares, strict=True) if share]
         theta = first if share == 1 else share * first
         for c, share in others:
@@ -103,22 +123,29 @@ class InDepth(nn.Module):
         return tuple(theta * (share / square) for share in self.shares)
 
 
-def blocks_through(knots: Sequence[Block], basis: str, blocks: int) -> list[Block]:
+def blocks_through(knots: Sequence[Block], basis: str, blocks: int, generator: torch.Generator | None = None) -> list[Block]:
     """That many blocks on theta, which passes through the weights of `knots`: theta(s_k) are the k-th module's.
 
     So what holds for the modules holds for theta at its knots: a standard deviation that their entries were drawn with, a gain
     of 1. Between the knots the functions that interpolate them have squares that add up to at most 1 (constant, linear) or 1.1
     (chebyshev), and to at least 1/2: so much of their variance do entries keep that were drawn independently. The blocks share
-    the coefficients, each a parameter of the shape of what it stands for. Raises ConfigError for a basis that is none.
+    the coefficients, each a parameter of the shape of what it stands for, and the basis' network, drawn from `generator`. Raises
+    ConfigError for a basis that is none.
     """
-    to_coefficients = look_up("basis of weights in depth", basis, BASES).coefficients(len(knots))
+    kind = look_up("basis of weights in depth", basis, BASES)
+    to_coefficients = kind.coefficients(len(knots))
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    network = None if kind.network is None else kind.network(len(knots), generator)
     block = copy.deepcopy(knots[0])
     values = [dict(knot.named_parameters()) for knot in knots]
     places = _centres(blocks)
     for path, module in list(block.named_modules()):
         for name in [name for name, _ in module.named_parameters(recurse=False)]:
             key = f"{path}.{name}" if path else name
-            _replace(module, name, [value[key] for value in values], to_coefficients, InDepth(basis, len(knots), places[0]))
+            if network is not None:
+                network = network.to(values[0][key])
+            theta = InDepth(basis, len(knots), places[0], network)
+            _replace(module, name, [value[key] for value in values], to_coefficients, theta)
     shared = coefficients_of([block])
     return [copy_to(block, shared, place) for place in places]
 
@@ -134,7 +161,9 @@ def _replace(module: nn.Module, name: str, values: list[nn.Parameter], to_coeffi
 
 
 def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
-    """The coefficients that parameters of the modules are functions of, by identity; none where all weights are free."""
+    """The coefficients that parameters of the modules are functions of, and their networks' weights, by identity; none where all
+    weights are free.
+    """
     return {
         id(c): c
         for module in modules

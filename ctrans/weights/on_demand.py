@@ -110,7 +110,7 @@ class OnDemand(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OnDemand:
         """Follows `to`, `double` and the like."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         self.place.shelf.clear()
         self.place.shelf.like = fn(self.place.shelf.like)
         return self

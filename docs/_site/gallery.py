@@ -1,12 +1,14 @@
 """Makes docs/gallery.md: every example that runs from nothing, with what it printed and drew just now.
 
-`make gallery` runs it. Examples that need models of yours or a machine for themselves are named with how to start them.
+`make gallery` runs it; `python docs/_site/gallery.py NAME.py ...` runs some anew. Examples that
+need models of yours or a machine for themselves are named with how to start them.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,41 +17,46 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+PAGE = ROOT / "docs" / "gallery.md"
 PICTURES = ROOT / "docs" / "pictures"
 LEFT_OUT = {
     "any_model.py": "opens ten unlike models, some of packages that not everybody has",
     "compare_at_7b_shape.py": "screens at the shape of a 7B model, for an hour",
     "monitor_lightning.py": "trains for minutes, with a library that not everybody has",
-    "monitor_loop.py": "trains for minutes",
-    "monitor_trainer.py": "trains for minutes",
+    "monitor_loop.py": "trains for a minute",
+    "monitor_trainer.py": "trains for a minute; its picture is on [watching a training](commands/watch.md)",
     "screen_local_model.py": "screens a directory of yours",
-    "steer_points.py": "steers for minutes",
+    "steer_points.py": "steers for minutes; its picture is on [hjb-check and control](commands/hjb-check.md)",
     "what_training_attains.py": "trains for minutes",
 }
 LONGEST = 60
 """So many lines of an example's output are shown."""
 
 
-def main() -> None:
-    """Runs every example in an empty directory and writes the page."""
+OUTPUT = re.compile(r"^## (\S+\.py)\n(.*?)^\?\?\? note \"Its source\"$", re.MULTILINE | re.DOTALL)
+
+
+def main(names: list[str]) -> None:
+    """Runs every example in an empty directory and writes the page; with names those alone, what others printed is kept."""
     PICTURES.mkdir(exist_ok=True)
+    kept = dict(OUTPUT.findall(PAGE.read_text())) if names else {}
     parts = ["# Gallery", "", "Every example, and what it printed when this page was made (`make gallery`).", ""]
     for path in sorted(EXAMPLES.glob("*.py")):
-        print(path.name, flush=True)
-        parts += [f"## {path.name}", "", f"{(ast.get_docstring(ast.parse(path.read_text())) or '').strip()}", ""]
-        if path.name in LEFT_OUT:
-            parts += [f"Not run here: it {LEFT_OUT[path.name]}.", ""]
+        parts += [f"## {path.name}"]
+        if path.name in kept and path.name not in names:
+            parts += [*kept[path.name].rstrip().splitlines(), ""]
         else:
-            parts += _run(path)
-        parts += [
-            '??? note "Its source"',
-            "",
-            "    ```python",
-            *(f"    {line}".rstrip() for line in path.read_text().splitlines()),
-            "    ```",
-            "",
-        ]
-    (ROOT / "docs" / "gallery.md").write_text("\n".join(parts).rstrip() + "\n")
+            print(path.name, flush=True)
+            parts += ["", f"{(ast.get_docstring(ast.parse(path.read_text())) or '').strip()}", ""]
+            parts += [f"Not run here: it {LEFT_OUT[path.name]}.", ""] if path.name in LEFT_OUT else _run(path)
+        parts += source(path)
+    PAGE.write_text("\n".join(parts).rstrip() + "\n")
+
+
+def source(path: Path) -> list[str]:
+    """An example's source, folded."""
+    code = [f"    {line}".rstrip() for line in path.read_text().splitlines()]
+    return ['??? note "Its source"', "", "    ```python", *code, "    ```", ""]
 
 
 def _run(path: Path) -> list[str]:
@@ -71,4 +78,4 @@ def _run(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -31,6 +31,18 @@ def number():
 
 def broken():
     raise ValueError("no weights here")
+
+def batch():
+    return torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+def labelled():
+    return batch(), torch.tensor([0, 1, 2, 3, 4])
+
+def unlike():
+    return batch(), torch.tensor([0])
+
+def loss(output, targets):
+    return torch.nn.functional.cross_entropy(output, targets)
 """
 
 
@@ -150,3 +162,47 @@ def test_a_file_imports_what_lies_beside_it_and_its_context_is_found(tmp_path):
     assert list(found["models"]) == ["pre"]
     assert found["model"]["tokens"] == 16, "its table of positions is that long"
     assert str(folder) not in sys.path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_module_reads_and_its_loss_are_functions_of_the_users(name, there):
+    mine = there / "mine.py"
+    args = ["--python", f"{mine}:images", "--example", f"{mine}:labelled", "--loss", f"{mine}:loss", "--json", "-"]
+    result = found(name, *args, *(["--quick"] if name == "screen" else []))
+    assert result["model"]["text"] == f"the batch of {mine}:labelled"
+    smaller = {"hjb-check": 1, "control": 2, "screen": 2}
+    assert result["model"]["sequences"] == smaller.get(name, 4)  # of five rows; a screening holds as many beside
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--python", "mine.py:images", "--example", "mine.py:number"], "returns a int: return a tensor"),
+        (["--python", "mine.py:images", "--example", "mine.py:unlike"], "returns 5 rows and targets (1,): give as many targets"),
+        (
+            ["--python", "mine.py:images", "--example", "mine.py:batch", "--batch", "6"],
+            "has 5 rows, and 6 are wanted: give more, or lower",
+        ),
+        (
+            ["--python", "mine.py:images", "--example", "mine.py:labelled", "--text", "a"],
+            "gives a batch with targets, and --text another",
+        ),
+        (["--model", "llama", "--example", "mine.py:batch"], "--example is for the module of --python"),
+        (["--python", "mine.py:model", "--loss", "mine.py:none"], "has no function 'none'"),
+        (["llama", "llama"], "2 models are given, --model 'llama', --model 'llama', and one is looked at"),
+        (["llama", "--checkpoint", "llama"], "2 models are given"),
+    ],
+)
+def test_a_wrong_example_or_a_second_model_is_a_line(args, words, there, monkeypatch):
+    monkeypatch.chdir(there)
+    result = run("simulate", "--no-reference", "--json", "-", *args)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.stderr.split()), result.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_model_is_an_argument_of_every_command_that_looks_at_one(name, there):
+    args = ["--ids", there / "ids.npy", *FEW, *(["--quick"] if name == "screen" else [])]
+    one, other = (found(name, *form, *args) for form in ([there / "llama"], ["--model", there / "llama"]))
+    assert one["model"] == other["model"]
+    assert one["options"]["named"] == [str(there / "llama")]

@@ -1,6 +1,8 @@
 """Commands as users type them: what they print and write, and the one line that each mistake gets."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -39,6 +41,44 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_are_given_a_completion_script(shell):
+    if shutil.which(shell) is None and shell == "bash":  # click asks it for its version
+        pytest.skip("no bash here")
+    assert "_ctrans_completion" in completed(_CTRANS_COMPLETE=f"{shell}_source")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("ctrans si", ["simulate"]), ("ctrans --v", ["--version"]), ("ctrans ", list(COMMANDS)), ("ctrans x", [])],
+)
+def test_commands_are_completed_without_importing_torch(typed, offered):
+    said = completed(_CTRANS_COMPLETE="bash_complete", COMP_WORDS=typed, COMP_CWORD="1").splitlines()
+    assert [line.removeprefix("plain,") for line in said if line] == [*offered, "no torch"]
+
+
+def test_placements_are_completed():
+    said = completed(_CTRANS_COMPLETE="bash_complete", COMP_WORDS="ctrans simulate --placement pe", COMP_CWORD="3")
+    assert "plain,peri" in said.splitlines()
+
+
+def completed(**environment):
+    """What the command says to a shell that asks, and "no torch" where that was not imported."""
+    code = """
+import sys
+from ctrans.cli import main
+try:
+    main(prog_name="ctrans")
+finally:
+    print("" if "torch" in sys.modules else "no torch")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -109,6 +109,14 @@ def test_bytes_are_shifted_and_scaled_as_the_directory_says(there, tmp_path):
     assert np.allclose(x.numpy(), expected)
 
 
+@pytest.mark.parametrize(("name", "count"), [("simulate", 4), ("screen", 2)])
+def test_as_many_images_are_read_as_a_small_folder_has(name, count, there):
+    args = COMMANDS[name][:1]
+    result = run(name, there / "vit", "--images", there / "folder", "--json", "-", *args)
+    assert result.exit_code == 0, result.output
+    assert strict(result.stdout)["model"]["sequences"] == count  # the default is 4, and a screening holds as many beside
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -116,7 +124,10 @@ def test_bytes_are_shifted_and_scaled_as_the_directory_says(there, tmp_path):
         (["--images", "folder"], "--images is for a model of images, and peri reads token ids"),
         (["--model", "llama", "--images", "folder"], "reads token ids: leave it out"),
         (["--model", "vit", "--images", "folder", "--text", "a"], "--images and --text are given"),
-        (["--model", "vit", "--images", "folder", "--batch", "9"], "holds 4 images, and 9 are wanted"),
+        (
+            ["--model", "vit", "--images", "folder", "--batch", "9"],
+            "holds 4 images, and 9 are wanted: give more, or lower --batch to 4",
+        ),
         (["--model", "vit", "--images", "absent"], "cannot read"),
         (["--model", "vit", "--images", "empty"], "has no images: files that end in .png"),
         (["--model", "vit", "--images", "none"], "is no whole image"),

@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ctrans.report import progress
-from ctrans.report.axes import bound_style
+from ctrans.report.axes import bound_style, bound_styles, mark_places
 from ctrans.report.progress import duration, progress_bar
 
 
@@ -33,6 +33,20 @@ def test_bounds_that_coincide_show_their_own_colours_and_no_other(count):
     row = np.asarray(figure.canvas.buffer_rgba())[50, :, :3]
     seen = {matplotlib.colors.to_hex(pixel / 255) for pixel in row}
     assert set(colours) <= seen <= {*colours, "#ffffff"}
+
+
+def test_only_bounds_that_lie_upon_each_other_take_turns():
+    """Others would have gaps that the eye does not follow."""
+    one, near, other = [1.0, 2.0, 3.0], [1.0, 2.01, 3.0], [1.0, 2.0, 9.0]
+    assert bound_styles([one, None, near, other]) == [bound_style(0, 2), bound_style(0, 1), bound_style(1, 2), bound_style(0, 1)]
+
+
+@pytest.mark.parametrize("count", [1, 7, 25, 1000])
+def test_marks_of_lines_that_coincide_take_turns(count):
+    places = [{*range(count)[slice(start, None, every)]} for start, every in (mark_places(i, count) for i in range(7))]
+    assert all(places)
+    assert all(len(each) <= 16 for each in places)
+    assert count < 20 or not places[0] & places[1]
 
 
 class Clock:

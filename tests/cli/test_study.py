@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from ctrans.stability.screening.predicted_rate import TERMS
 from ctrans.study.carry_out import prospect
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import prediction_study
@@ -13,7 +14,7 @@ from ctrans.study.presets.table import get_preset
 from ctrans.study.store import open_store
 from ctrans.study.training import RunResult
 from tests.cli.test_commands import run, strict
-from tests.study.test_prediction import figures_of
+from tests.study.test_prediction import LAW, figures_of
 
 TOML = """
 learning_rates = [1e-3, 1e-2]
@@ -29,12 +30,14 @@ placement = ["pre", "peri"]
 """
 
 
-def kept(directory, study, loss, trained=None):
+def kept(directory, study, loss, trained=None, only=lambda each: True):
     """A store with every run of the study, ended at the loss that `loss(run)` says."""
     with open_store(directory) as store:
         plan = prospect(study, store)
         done = []
         for key, each in plan.runs.items():
+            if not only(each):
+                continue
             curve = [{"step": 0, "validation_loss": 5.0}, {"step": 20, "loss": 4.0}, {"step": 40, "validation_loss": loss(each)}]
             done.append((key, each, RunResult("finished", "", curve, 1.0, {}, trained or {})))
         store.add(done, "")
@@ -69,6 +72,18 @@ def test_a_preset_says_claim_effects_and_verdict(tmp_path):
     assert (tmp_path / "study.png").stat().st_size > 10_000
 
 
+def test_a_report_after_a_kill_has_outcomes_and_no_verdict_of_half_a_study(tmp_path):
+    """A command that was killed has put no outcomes in the store; seeds that are not whole compare nothing."""
+    study = get_preset("xiong-warmup").study("xiong-warmup", "small")
+    kept(tmp_path, study, lambda each: 3.0 + (each.model.placement == "post"), only=lambda each: each.training.seed < 1)
+    result = run("study", "xiong-warmup", "--report", "--out", tmp_path, "--export", "csv")
+    assert result.exit_code == 0, result.output
+    found = strict((tmp_path / "study.json").read_text())
+    assert {figures["best loss"] for figures in found["outcomes"].values()} == {3.0, 4.0}
+    assert {effect["seeds"] for effect in found["verdict"]["effects"]} == {1}
+    assert (tmp_path / "outcomes.csv").read_text().count("best loss") == 4
+
+
 def test_prediction_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, monkeypatch):
     few = {family: each[:2] for family, each in architectures.families().items() if family.startswith(("placement", "option"))}
     for module in (architectures, protocol):
@@ -78,7 +93,7 @@ def test_prediction_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, mo
     figures = {each.case: figures_of(generator) for each in study.runs()}
 
     def loss(each):
-        return 2.0 + max(0.0, math.log10(each.training.learning_rate * figures[each.case]["Adam Hessian"] / 0.01))
+        return 2.0 + max(0.0, math.log10(each.training.learning_rate * 10 ** TERMS[LAW].value(figures[each.case][LAW]) / 0.01))
 
     kept(tmp_path, study, loss)
     with open_store(tmp_path) as store:
@@ -105,6 +120,7 @@ WRONG = {
     ("predict", "--stage", "all"): "unknown stage",
     ("predict", "--regime", "adam"): "adamw",
     ("kim-growth", "--file", "a", "--bin", "b"): "exclude each other",
+    ("vision", "--file", "a"): "leave --file and --bin out",
     ("kim-growth", "--report", "--out", "/proc/none"): "give the --out of a study",
 }
 

@@ -132,12 +132,35 @@ def test_trained_gains_make_h_grow_at_the_proven_slope(name):
 
 @every
 def test_a_decay_of_gains_is_for_gains(name):
-    norm = make(name)
-    if name in ("layernorm", "rmsnorm"):
-        holds(certify(admissible_set(norm, "peri", gain_decay=0.5), numbers(TOKENS, WIDTH)))
-    else:
-        with pytest.raises(ConfigError, match="leave gain_decay out"):
-            admissible_set(norm, "peri", gain_decay=0.5)
+    """H by an oracle that knows no closed form: theta <- d support/d theta / lam, which never lets the payoff fall, from 20 starts."""
+    norm, P, lam = make(name), numbers(TOKENS, WIDTH), 0.5
+    if not norm.linear_parameters():
+        with pytest.raises(ConfigError, match="leave gain_decay out, as H is finite whatever is trained"):
+            admissible_set(norm, "peri", gain_decay=lam)
+        return
+    decay = admissible_set(norm, "peri", gain_decay=lam)
+    holds(certify(decay, P))
+    H, best = float(decay.support(P)), 0.0
+    own = [norm.get_parameter(key) for key in norm.linear_parameters()]
+    for seed in range(20):
+        for k, parameter in enumerate(own):
+            parameter.copy_(numbers(*parameter.shape, seed=31 * seed + k))
+        for _ in range(200):
+            with torch.enable_grad():
+                wanted = [parameter.requires_grad_() for parameter in own]
+                slopes = torch.autograd.grad(norm.support(-P).sum(), wanted)
+            for parameter, slope in zip(own, slopes, strict=True):
+                parameter.requires_grad_(False).copy_(slope / lam)
+        best = max(best, float(norm.support(-P).sum()) - lam / 2 * sum(float(each.square().sum()) for each in own))
+    assert best <= decay.ceiling(P) * (1 + 1e-12)
+    assert best == pytest.approx(H, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["scalenorm", "group_rmsnorm", "dyt", "derf"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_decay_of_gains_is_certified_where_signs_are_all_there_is(name, width):
+    norm = NORMS[name](width, 0.0, **({"norm_groups": width} if name == "group_rmsnorm" else {})).double().requires_grad_(False)
+    holds(certify(admissible_set(norm, "peri", gain_decay=2.0), numbers(TOKENS, width, seed=5)))
 
 
 @every

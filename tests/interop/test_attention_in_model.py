@@ -12,12 +12,14 @@ from click.testing import CliRunner
 from ctrans.cli import main
 from ctrans.fields import HasBound, HasLipschitz, MixesTokens, SaysWhyNot, ShowsHeads, ShowsMatrices, spectral_norm
 from ctrans.interop import from_transformers
+from ctrans.interop.families import small_model
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.stability.attention.bounds import attention_bound, attention_theta
 from ctrans.stability.attention.by_depth import attention_layers
 from ctrans.stability.attention.local_bound import local_attention_bound
 from ctrans.stability.backward.parameter_gradients import gradient_norms
 from solvers import ConfigError
+from tests.helpers import learned
 from tests.interop.models import FAMILIES, TEXT, inputs, made
 from tests.interop.worst_inputs import longest_output
 
@@ -307,3 +309,49 @@ def test_commands_show_bounds_and_theta_of_an_architecture(streamed, tmp_path):
     layers = findings["attention"]["result"]["layers"]
     assert all(0 < max(layer["theta_max"]) <= 1 and layer["ratio"] > 1 for layer in layers)
     assert all(each["bound"] is not None for each in findings["transport"]["result"]["distances"])
+
+
+@pytest.mark.parametrize("name", ["t5", "mpt", "mpnet"])
+def test_theta_with_a_bias_by_position_is_exact_and_theorem_5_1_holds(name):
+    """Scores <Q x, K x> + c_ij with numbers c_ij that no state changes: rows are the library's, and derivatives as without c."""
+    model = learned(small_model(name), 0.3).double().requires_grad_(False)
+    imported = from_transformers(model)
+    x = torch.randint(3, 31, (2, 7), generator=torch.Generator().manual_seed(0))
+    states = imported.trajectory(x).states
+    layers = attention_layers(imported.depth, states)
+    for layer, (attention, u) in zip(layers, attentions(imported, states), strict=True):
+        reading, rows = attention.reading, attention.probabilities(u)
+        assert attention.why_not == ""
+        shift = attention.probabilities(torch.zeros_like(u)).log()
+        for h, head in enumerate(attention.head_matrices()):
+            q = u @ head.query.T + (0.0 if head.query_offset is None else head.query_offset)
+            scores = q @ (u @ head.key.T).transpose(-1, -2) / (attention.temperature * math.sqrt(len(head.query)))
+            assert torch.allclose((scores + shift[:, h]).softmax(-1), rows[:, h], atol=1e-5)
+        assert float(shift.exp().std()) > 1e-3  # the positions do count
+        assert reading.whole_rows
+        assert layer.theta_max == pytest.approx(theta_of(attention, u))
+        assert 0 < layer.measured <= layer.bound
+        assert layer.measured <= local_attention_bound(attention, u)
+    assert layers[0].softmax_norm == pytest.approx(max(layers[0].theta_max) / attention.temperature)
+    if name == "t5":
+        assert attention.temperature == pytest.approx(8**-0.5, rel=1e-4)  # it has no 1/sqrt(d_h), d_h = 8
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
+def test_terms_of_relative_positions_are_named_where_theta_is_not_given(name):
+    attention = from_transformers(small_model(name)).depth.sublayers[0].field
+    assert not isinstance(attention, ShowsHeads)
+    assert "given something else than the state (relative positions" in attention.why_not
+    assert len(attention.why_not) < 200
+
+
+def test_heads_that_lie_side_by_side_in_one_map_are_read_and_their_gradients_told_apart():
+    """BLOOM's map holds q, k, v of head 1, then of head 2; the gradient of all is that of the parts together."""
+    model = learned(small_model("bloom"), 0.3).double()
+    imported = from_transformers(model)
+    x = torch.randint(3, 31, (2, 7), generator=torch.Generator().manual_seed(0))
+    imported(x, x.roll(1, -1))[1].backward()
+    whole = model.transformer.h[1].self_attention.query_key_value.weight.grad.unflatten(0, (4, 3, 8))
+    found = gradient_norms(imported, x, x.roll(1, -1)).sublayers[2].matrices
+    for i, name in enumerate(("W_Q", "W_K", "W_V")):
+        assert found[name] == pytest.approx(float(whole[:, i].norm()), rel=1e-9)

@@ -16,7 +16,7 @@ from ctrans.stability.forward.simulation import simulate
 from ctrans.stability.screening.screen import screen
 from solvers import ConfigError
 from tests.interop import plain_modules
-from tests.interop.plain_modules import HEADS, PLAIN, WIDTH, ids, numbers, plain
+from tests.interop.plain_modules import HEADS, PLAIN, WIDTH, FusedAttention, ids, numbers, plain
 from tests.interop.test_open_model import TINY
 
 BLOCKS = ("stack", "layers", "blocks", "trunk")
@@ -48,6 +48,19 @@ def own_states(module, given):
     first = isinstance(module, plain_modules.Encoder) and not module.batch_first
     turned = [state.transpose(0, 1) for state in seen] if first else seen
     return turned, (output["logits"] if isinstance(output, dict) else output.transpose(0, 1) if first else output), first
+
+
+class TwoMaps(nn.Module):
+    def __init__(self, at_once):
+        super().__init__()
+        self.n, self.m, self.a = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), FusedAttention(True)
+        self.b, self.at_once = nn.Sequential(nn.Linear(WIDTH, 48), nn.GELU(), nn.Linear(48, WIDTH)), at_once
+
+    def forward(self, x):
+        if self.at_once:
+            return x + self.a(self.n(x)) + self.b(self.m(x))
+        x = x + self.a(self.n(x))
+        return x + self.b(self.m(x))
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -317,6 +330,24 @@ def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words
     with pytest.raises(ConfigError, match=words) as caught:
         ctrans.open_model(module.eval(), **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"attention": "b", "ffn": "a"}, "are swapped: in .* 'a' mixes tokens and 'b' does not; give attention='a', ffn='b'"),
+        ({"attention": "b"}, "'b' of .* mixes no tokens, as an FFN does, and a does: give attention='a'"),
+        ({"ffn": "a"}, "'a' of .* mixes tokens, as attention does: name it by attention="),
+    ],
+)
+def test_names_that_are_swapped_are_told_by_what_mixes_tokens(names, words, at_once):
+    """Where both are added at once nothing else would tell: their sum is one and the same."""
+    model = plain("language")
+    model.stack = nn.ModuleList([TwoMaps(at_once) for _ in range(2)])
+    with pytest.raises(ConfigError, match=words):
+        ctrans.open_model(model, **names)
+    assert ctrans.open_model(model, attention="a", ffn="b").config.placement == "pre"
 
 
 def test_attention_and_ffn_at_once_are_one_segment():

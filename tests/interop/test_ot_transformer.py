@@ -119,12 +119,18 @@ def test_dt_is_in_units_of_its_own_steps():
 
 
 @pytest.mark.parametrize("command", [["simulate"], ["screen", "--quick"], ["hjb-check"], ["control"]])
-def test_commands_look_at_it_and_say_what_they_do_not_know(command, tmp_path):
+def test_commands_look_at_it(command, tmp_path):
     torch.save(checkpoint(vocabulary=256, steps=2)[1], tmp_path / "ckpt.pt")
     result = run(*command, "--model", tmp_path, "--context", 5, "--batch", 1, "--json", "-")
-    if command == ["hjb-check"]:
-        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        assert "does not name its last linear map" in result.stderr
-    else:
-        assert result.exit_code == 0, result.stderr
-        assert "OT-Transformer (nanoGPT): 2 steps" in json.loads(result.stdout)["model"]["described"]
+    assert result.exit_code == 0, result.stderr
+    assert "OT-Transformer (nanoGPT): 2 steps" in json.loads(result.stdout)["model"]["described"]
+
+
+def test_a_norm_at_the_end_of_its_velocity_makes_h_finite_and_none_does_not(tmp_path):
+    for norms, verdict in ((FLAGS, True), ({**FLAGS, "lnf_on": False}, False)):
+        torch.save(checkpoint(vocabulary=256, steps=2, **norms)[1], tmp_path / "ckpt.pt")
+        result = run("hjb-check", "--model", tmp_path, "--context", 5, "--batch", 1, "--json", "-")
+        (row,) = json.loads(result.stdout)["checks"].values()
+        (check,) = row.values()
+        assert (check["verdict"] not in ("open", "degenerate")) == verdict
+        assert check["agrees"]

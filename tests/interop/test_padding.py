@@ -1,5 +1,7 @@
 """Padding masks reach every map: states are the library's, nobody reads padding, and costates there are zero."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -8,6 +10,14 @@ from ctrans.fields import ShowsHeads
 from ctrans.interop import from_transformers, open_model
 from ctrans.interop.families import FAMILIES, small_model
 from ctrans.interop.inputs import reads_tokens
+from ctrans.stability.attention.by_depth import AttentionByDepth, AttentionLayer
+from ctrans.stability.diagnosis.down import HeadRows, StatesByDepth
+from ctrans.stability.forward.bounds import BoundsByDepth
+from ctrans.stability.forward.depth_share import DepthShares, token_similarity
+from ctrans.stability.forward.moments import MomentsByDepth
+from ctrans.stability.forward.weight_growth import GrowthWithWeights
+from ctrans.walk import walk
+from ctrans.walk.instrument import Attempt
 from solvers import ConfigError
 from tests.helpers import learned
 from tests.interop.plain_modules import plain
@@ -68,6 +78,45 @@ def test_costates_of_padding_are_zero():
     for p in found.costates:
         assert float(p[~KEPT].abs().max()) == 0
         assert float(p[KEPT].abs().max()) > 0
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gptj"])
+def test_what_is_a_mean_over_tokens_is_that_of_the_text_alone(name):
+    imported = from_transformers(made(name))
+    text = torch.randint(3, 31, (1, 9), generator=torch.Generator().manual_seed(2))
+
+    def found(ids):
+        each = [MomentsByDepth(), DepthShares(), HeadRows(), StatesByDepth(), BoundsByDepth(), GrowthWithWeights([1.0, 2.0]), Attempt(
+            AttentionByDepth())]  # fmt: skip
+        return numbers_in(walk(imported, ids, instruments=each))
+
+    with imported.padded(torch.tensor([[1] * 6 + [0] * 3])):
+        padded = found(text)
+    alone = found(text[:, :6])
+    assert len(alone) > 50
+    assert padded == pytest.approx(alone, rel=1e-3, abs=1e-6, nan_ok=True)
+
+
+def test_sequences_of_different_lengths_count_by_their_tokens():
+    x, kept = torch.randn(2, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), KEPT
+    each = [token_similarity(x[0]), token_similarity(x[1, :6])]
+    assert token_similarity(x, kept) == pytest.approx(sum(each) / 2, rel=1e-12)
+    one = kept.clone()
+    one[1, 1:] = False
+    assert token_similarity(x, one) == pytest.approx(each[0], rel=1e-12)
+
+
+def numbers_in(found):
+    """Every number of an instrument's figures, in order; what is said of theta is of rows, and bounds and measured values of sequences."""
+    if isinstance(found, (int, float)) and not isinstance(found, bool):
+        return [float(found)]
+    if isinstance(found, AttentionLayer):
+        return numbers_in([found.theta_mean, found.theta_max, found.theta_min])
+    if dataclasses.is_dataclass(found):
+        found = [getattr(found, field.name) for field in dataclasses.fields(found)]
+    if isinstance(found, dict):
+        found = list(found.values())
+    return [number for each in found for number in numbers_in(each)] if isinstance(found, (list, tuple)) else []
 
 
 def test_wrong_masks_get_a_line():

@@ -14,6 +14,7 @@ from tests.helpers import learned
 
 SIZES = {"vocab_size": 31, "context": 24, "depth": 2, "width": 32, "heads": 4}
 LLAMA = GPTConfig(**SIZES, placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
+NEOX = GPTConfig(**SIZES, placement="pre", positions="rotary", parallel_blocks=True, branch_norms=True)
 CASES = {
     "llama": (LLAMA, "LlamaForCausalLM"),
     "llama, grouped heads, own head": (
@@ -21,6 +22,11 @@ CASES = {
         "LlamaForCausalLM",
     ),
     "granite": (dataclasses.replace(LLAMA, kv_heads=1, dt=0.3), "GraniteForCausalLM"),
+    "gpt_neox": (NEOX, "GPTNeoXForCausalLM"),
+    "gpt_neox, part of a head turned": (
+        dataclasses.replace(NEOX, rotary_fraction=0.25, rotary_base=500.0, tied=False, ffn_width=40, eps=1e-6),
+        "GPTNeoXForCausalLM",
+    ),
     "gpt2": (GPTConfig(**SIZES, placement="pre"), "GPT2LMHeadModel"),
     "gpt2, own head": (GPTConfig(**SIZES, placement="pre", tied=False, ffn_width=40), "GPT2LMHeadModel"),
 }
@@ -83,6 +89,7 @@ def test_a_llama_of_theirs_has_the_same_logits_and_gradients_as_ours(groups):
         ({"sinks": True}, "sinks = True"),
         ({"ffn": "geglu"}, "ffn = 'geglu'"),
         ({"bias": True}, "bias = True"),
+        ({"parallel_blocks": True}, "parallel_blocks = True"),
     ],
 )
 def test_what_no_family_computes_is_refused_in_a_line(changes, words, tmp_path):
@@ -107,6 +114,30 @@ def test_a_llama_that_computes_something_else_is_refused_in_a_line(changes, word
     )
     with pytest.raises(ConfigError, match=words):
         to_gpt(transformers.LlamaForCausalLM(config))
+
+
+def test_a_gpt_neox_of_theirs_has_the_same_logits_and_gradients_as_ours():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 31}
+    theirs = learned(transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes, max_position_embeddings=24)).eval(), 0.1)
+    model = to_gpt(theirs)
+    assert model.config.rotary_fraction == 0.25
+    logits, loss = model(TOKENS[:, :-1], TOKENS[:, 1:])
+    own = theirs(TOKENS[:, :-1]).logits
+    assert torch.allclose(logits, own, rtol=1e-5, atol=1e-5)
+    loss.backward()
+    torch.nn.functional.cross_entropy(own.flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
+    for i, (block, sublayer) in enumerate(zip(theirs.gpt_neox.layers, model.depth.sublayers, strict=True)):
+        both = sublayer.field
+        assert torch.allclose(both.ffn_gains.weight.grad, block.post_attention_layernorm.weight.grad, rtol=1e-4, atol=1e-6), i
+        expected = block.attention.query_key_value.weight.grad.view(2, 3, 16, 32).transpose(0, 1).reshape(96, 32)
+        assert torch.allclose(both.attention.qkv.weight.grad, expected, rtol=1e-4, atol=1e-6), i
+
+
+def test_a_gpt_neox_one_after_the_other_is_refused_in_a_line():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 31}
+    with pytest.raises(ConfigError, match="use_parallel_residual = False"):
+        to_gpt(transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes, use_parallel_residual=False)))
 
 
 def test_a_directory_that_cannot_be_written_gets_a_line(tmp_path):

@@ -328,7 +328,7 @@ def test_another_name_is_the_same_residual_and_the_plain_one_is_saved_as_it_alwa
         assert GPTConfig(placement="pre", residual=alias) == GPTConfig(placement="pre", residual=name)
     save(GPT(small_config("peri")), tmp_path)
     assert (
-        not {"residual", "residual_init", "parallel_blocks", "streams"}
+        not {"residual", "residual_init", "parallel_blocks", "branch_norms", "streams"}
         & json.loads((tmp_path / "config.json").read_text()).keys()
     )
 
@@ -337,6 +337,10 @@ def test_another_name_is_the_same_residual_and_the_plain_one_is_saved_as_it_alwa
     ("changes", "words"),
     [
         ({"residual": "rezzero"}, "unknown residual 'rezzero': did you mean 'rezero'"),
+        (
+            {"residual": "dynamic_hyper_connections"},
+            "by matrices of the state, .* Choose hyper_connections or mhc, the static ones",
+        ),
         ({"residual": "depth_scaled", "placement": "post"}, "residual 'depth_scaled' with placement 'post' scales"),
         ({"residual": "depth_scaled", "placement": "pre", "depth_weights": "linear"}, "counts blocks"),
         ({"residual": "mhc", "placement": "post"}, "residual 'mhc' with placement 'post' would have a norm around all streams"),

@@ -207,7 +207,7 @@ def test_a_parallel_block_is_one_segment_whose_field_is_the_sum_of_both_maps():
     sublayer, x = made.depth.sublayers[0], states(2, 5, 16)
     u = sublayer.input_norm(x)
     assert torch.equal(sublayer.step(x, 0.1), x + 0.1 * (sublayer.field.attention(u) + sublayer.field.ffn(u)))
-    assert sublayer.attention is sublayer.field.attention
+    assert sublayer.attention == (sublayer.field.attention, None)
     last = sublayer.field.last
     assert torch.allclose(sublayer.field.features(u) @ last.weight.T + last.bias, sublayer.field(u), atol=1e-13)
     assert made.at_depth(6).depth.times[-1] == pytest.approx(0.3)

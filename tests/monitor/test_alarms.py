@@ -149,3 +149,23 @@ def test_a_figure_that_is_not_finite_is_told_where_it_is_first():
     alarm = monitor.step(loss)[0]
     assert alarm.rule == "not finite"
     assert alarm.place.startswith("block 1, ffn")
+
+
+def test_what_became_nan_between_reports_is_said_to_have_begun_there_and_not_where_all_is_nan():
+    model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = Monitor(model, every=5)
+    alarms = []
+    for step in range(1, 6):
+        if step == 3:
+            model.depth.sublayers[3].field.last.weight.data[0, 0] = math.nan
+        tokens = torch.randint(32, (2, 9))
+        loss = model(tokens[:, :-1], tokens[:, 1:])[1]
+        loss.backward()
+        alarms += monitor.step(loss, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    (alarm,) = [alarm for alarm in alarms if alarm.rule == "not finite"]
+    assert alarm.place.startswith("the loss of step 3, between reports")
+    assert "every=1" in alarm.place
+    assert (alarm.step, alarm.since) == (5, 3)

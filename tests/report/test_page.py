@@ -9,10 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 from ctrans.cli import COMMANDS, main
+from ctrans.monitor.gauges import GAUGES
+from ctrans.monitor.log import Header, LogWriter, Report
 from ctrans.placement import PLACEMENTS
 from ctrans.report.page import CONTENTS, html, page_of, render
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell
+from ctrans.study.presets.table import get_preset
 from solvers import ConfigError
+from tests.cli.test_study import kept
+from tests.monitor.test_watch import write
 
 TINY = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]
 CALLS = {
@@ -22,7 +27,31 @@ CALLS = {
     "hjb-check": ["--placement", "peri", *TINY],
     "control": ["--placement", "peri", *TINY],
     "verify": ["--only", "theorem-4", "--cases", "3"],
+    "families": ["gpt2", "granite", "t5"],
+    "watch": ["LOG"],
+    "study": ["xiong-warmup", "--report"],
 }
+WITHOUT_OUT = ("verify", "families")
+"""Commands that write no directory."""
+
+
+def call(name, root):
+    """A small request of that command, after which there are root/<name>.json and .html; what it looks at is made in root."""
+    (root / "log").mkdir(exist_ok=True)
+    write(root / "log")
+    if name == "study":
+        kept(
+            root / "study",
+            get_preset("xiong-warmup").study("xiong-warmup", "small"),
+            lambda run: 1e3 * run.training.learning_rate,
+        )
+    arguments = [root / "log" if word == "LOG" else word for word in CALLS[name]]
+    out = [] if name in WITHOUT_OUT else ["--out", root / name]
+    result = run(name, *arguments, "--json", root / f"{name}.json", "--html", root / f"{name}.html", *out)
+    assert result.exit_code == 0, result.output
+    return json.loads((root / f"{name}.json").read_text())
+
+
 LARGEST = 6_000_000
 """Bytes of a page."""
 
@@ -67,10 +96,7 @@ def results(tmp_path_factory):
 
     def of(name):
         if name not in made:
-            out = [] if name == "verify" else ["--out", root / name]
-            result = run(name, *CALLS[name], "--json", root / f"{name}.json", "--html", root / f"{name}.html", *out)
-            assert result.exit_code == 0, result.output
-            made[name] = (json.loads((root / f"{name}.json").read_text()), (root / f"{name}.html").read_text())
+            made[name] = (call(name, root), (root / f"{name}.html").read_text())
         return made[name]
 
     return of
@@ -135,7 +161,7 @@ def test_a_name_that_is_markup_is_a_name(name, results):
 
 def test_every_result_has_a_page_known_or_not():
     page = page_of(
-        {"x": {"command": "families", "count": 3, "families": {"gpt2": {"placement": "pre", "theta": True}}, "empty": []}}
+        {"x": {"command": "export", "count": 3, "families": {"gpt2": {"placement": "pre", "theta": True}}, "empty": []}}
     )
     assert {"gpt2", "pre", "yes", "count", "3"} <= set(Reader(render(page)).words)
 
@@ -238,8 +264,59 @@ def test_forty_models_make_a_page_that_is_small_enough(results):
 
 
 def test_a_chart_of_moments_has_a_slider():
-    lines = {str(step): [Line("run", [0.0, 1.0], [1.0, float(step)])] for step in (0, 50, 100)}
-    chart = Diagram("rms", "segment", "rms", lines["0"], frames=lines)
+    frames = {str(step): [[1.0, float(step)]] for step in (0, 50, 100)}
+    chart = Diagram("rms", "segment", "rms", [Line("run", [0.0, 1.0], [1.0, 100.0])], frames=frames, over="Step")
     page = Page("t", "a", [Chapter("c", [Words("w"), chart, Sheet("s", [Column("x")], [[Cell("1", 1.0)]])])], {})
     sliders = [attributes for tag, attributes in Reader(render(page)).tags if attributes.get("class") == "moment"]
-    assert [slider["max"] for slider in sliders] == ["2"]
+    assert [(slider["max"], slider["value"]) for slider in sliders] == [("2", "2")]
+
+
+def logged(steps, value, names=2):
+    """A result of ctrans watch whose state of every place is `value` at every step."""
+    header = {"model": "m", "places": ["a"] * names, "total": None}
+    found = {"over_time": {"loss": [1.0] * len(steps)}, "steps": steps, "by_depth": {"rms": [[value] * names] * len(steps)}}
+    return {"command": "watch", "log": header, "ended": "", "steps": steps, "loss": [1.0], "alarms": [], "history": found}
+
+
+def test_runs_side_by_side_share_a_slider():
+    """At a moment each run shows its last report until then, and none before its first."""
+    page = page_of({"early": logged([1, 5], 2.0), "late": logged([4], 3.0)})
+    (chart,) = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Diagram) and part.frames]
+    assert {moment: [figures[0] for figures in each] for moment, each in chart.frames.items()} == {
+        "1": [2.0, None],
+        "4": [2.0, 3.0],
+        "5": [2.0, 3.0],
+    }
+    assert [list(line.y) for line in chart.lines] == [[2.0, 2.0], [3.0, 3.0]]
+
+
+def test_a_watched_run_of_100_000_steps_is_a_page_that_is_small_enough(tmp_path):
+    """100 blocks of 32 heads reported every 50 steps: the log thins itself, the result keeps fewer, and the page says how many."""
+    writer = LogWriter(tmp_path, Header("GPT", ["block"] * 200, ["attention", "ffn"] * 100, [32, 0] * 100, 50))
+    scopes = {"state": 201, "sublayer": 200, "head": 3200}
+    values = {gauge: [1.2345 + i for i in range(scopes[each.scope])] for gauge, each in GAUGES.items() if each.scope in scopes}
+    single = {gauge: 1.2345 for gauge, each in GAUGES.items() if each.scope == "run"}
+    for i in range(511):  # as many as the log keeps of 2,000
+        writer.report(Report(200 * i, {**single, **values}))
+    result = run("watch", tmp_path, "--html", tmp_path / "watch.html")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "watch.html").read_text()
+    found = data(text, "results")["watch"]["history"]
+    assert (found["steps"][0], found["steps"][-1]) == (0, 102_000)
+    assert len(text.encode()) < LARGEST
+    assert f"moves over {len(found['steps'])} of 511 reports" in text
+
+
+def test_cases_of_a_study_have_the_colours_of_their_placements(results):
+    found, _ = results("study")
+    losses = {
+        json.dumps({"placement": name}): {"rates": [1e-3, 1e-2], "mean": [2.0, 3.0], "lowest": [1.0, 2.0], "highest": [3.0, 4.0]}
+        for name in ("pre", "peri")
+    }
+    page = page_of({"study": {**found, "losses": losses}})
+    (chart,) = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Diagram)]
+    assert chart.log_x
+    assert [(line.model, line.placement, list(line.y)) for line in chart.lines] == [
+        ("placement pre", "pre", [2.0, 3.0]),
+        ("placement peri", "peri", [2.0, 3.0]),
+    ]

@@ -7,7 +7,7 @@ import pytest
 
 from ctrans.report.page import page_of, render
 from ctrans.report.page.parts import Chapter, Diagram, Line, Page
-from tests.report.test_page import CALLS, NAMES, run
+from tests.report.test_page import CALLS, NAMES, call
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -28,14 +28,15 @@ def browser():
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A result of each command."""
-    root, found = tmp_path_factory.mktemp("kept"), {}
-    for name, arguments in CALLS.items():
-        out = [] if name == "verify" else ["--out", root / name]
-        result = run(name, *arguments, "--json", root / f"{name}.json", *out)
-        assert result.exit_code == 0, result.output
-        found[name] = json.loads((root / f"{name}.json").read_text())
-    return found
+    """A result of each command, made when it is first asked for."""
+    root = tmp_path_factory.mktemp("kept")
+
+    class Kept(dict):
+        def __missing__(self, name):
+            self[name] = call(name, root)
+            return self[name]
+
+    return Kept()
 
 
 @pytest.fixture
@@ -156,10 +157,15 @@ def test_the_json_comes_back_out(kept, opened):
 
 
 def test_a_slider_moves_between_moments(opened):
-    frames = {str(step): [Line("run", [0.0, 1.0, 2.0], [1.0, 1.0, float(step)])] for step in (10, 20, 30)}
-    chart = Diagram("rms by depth", "segment", "rms of the state", frames["10"], frames=frames, log=False)
+    frames = {str(step): [[1.0, 1.0, float(step)]] for step in (10, 20, 30)}
+    line = Line("run", [0.0, 1.0, 2.0], [1.0, 1.0, 30.0])
+    chart = Diagram("rms by depth", "segment", "rms of the state", [line], frames=frames, log=False)
     page = opened(Page("watch", "a run", [Chapter("By depth", [chart])], {"watch": {}}))
+    scale = "document.querySelector('.plot').layout.yaxis.range"
+    assert page.evaluate("document.querySelector('.plot').data[0].y[2]") == 30
+    before = page.evaluate(scale)
     page.locator(".moment").focus()
-    page.keyboard.press("End")
-    page.wait_for_function("document.querySelector('.plot').data[0].y[2] === 30")
-    assert page.locator("output").inner_text() == "30"
+    page.keyboard.press("Home")
+    page.wait_for_function("document.querySelector('.plot').data[0].y[2] === 10")
+    assert page.locator("output").inner_text() == "10"
+    assert page.evaluate(scale) == before, "what moves is the line, not the axis"

@@ -1,5 +1,6 @@
 """States at any times: their order, their cost and their gradient, against closed forms, scipy and solves that stop there."""
 
+import dataclasses
 import math
 from itertools import pairwise
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import solve_ivp
-from scipy.integrate._ivp.rk import RK23, RK45
+from scipy.integrate._ivp.rk import DOP853, RK23, RK45
 
 from solvers import METHODS, ConfigError, RungeKutta, Segment, solve, tableau
 from solvers.tableau import BOSH3, DOPRI5, RK4_38, TSIT5
@@ -41,7 +42,7 @@ def test_states_inside_have_the_methods_order(method):
     # the same field on both segments, in closed form
     segments = [Segment(0, 0.7, smooth), Segment(0.7, 2, smooth)]
     exact = torch.tensor([math.exp(math.sin(2 * t) / 2) for t in times], dtype=torch.float64)
-    sizes = {1: (64, 128), 2: (32, 64), 3: (16, 32), 4: (12, 24), 5: (20, 40)}[chosen.order]
+    sizes = {1: (64, 128), 2: (32, 64), 3: (16, 32), 4: (12, 24), 5: (20, 40), 8: (5, 10)}[chosen.order]
     errors = []
     for steps in sizes:
         states = solve(segments, X0[:1], method=chosen, steps=steps, times=times).states
@@ -74,9 +75,31 @@ def test_more_times_cost_no_more_evaluations_and_leave_the_bits(method):
     many = solve(problem(), X0, times=np.linspace(0, 2, 1000).tolist(), **request_for(method))
     assert len(many.states) == 1000
     if METHODS[method].adaptive:
+        # dop853 has three stages for them, in each step that has a time inside
+        extra = len(METHODS[method].tableau.inner) * plain.stats.accepted
         assert torch.equal(plain.x1, many.x1)
-        assert plain.stats == many.stats
+        assert dataclasses.replace(plain.stats, evaluations=plain.stats.evaluations + extra) == many.stats
     assert many.stats.accepted == plain.stats.accepted
+
+
+def test_dop853s_interpolant_is_scipys():
+    # one step, by the same stages; scipy evaluates the three more when it makes its dense output
+    x0 = X0.numpy()
+    theirs = DOP853(lambda t, x: field(torch.tensor(t), torch.tensor(x)).numpy(), 0, x0, 2, first_step=0.3, rtol=1e-2, atol=1e-2)
+    theirs.step()
+    dense, times = theirs.dense_output(), [0.01, 0.1, 0.17, 0.23, 0.29]
+    ours = solve([Segment(0, 0.3, field)], X0, method=METHODS["dop853"].fixed(), times=times).states
+    assert theirs.t == 0.3
+    for t, x in zip(times, ours, strict=True):
+        assert np.abs(x.numpy() - dense(t)).max() < 1e-14
+
+
+def test_a_step_without_a_time_inside_has_no_stage_for_it():
+    plain = solve(problem(), X0, method="dop853", rtol=1e-6, atol=1e-8)
+    ends = solve(problem(), X0, method="dop853", rtol=1e-6, atol=1e-8, times=[0.0, 0.7, 2.0])
+    one = solve(problem(), X0, method="dop853", rtol=1e-6, atol=1e-8, times=[0.31])
+    assert ends.stats == plain.stats
+    assert one.stats.evaluations == plain.stats.evaluations + 3
 
 
 def test_the_interpolants_are_those_that_scipy_has():
@@ -92,7 +115,7 @@ def test_a_dense_solve_agrees_with_scipys():
         return [x[1] * math.cos(t), -math.sin(x[0])]
 
     right = solve_ivp(f, (0, 2), X0.numpy(), rtol=1e-11, atol=1e-12, t_eval=times, method="DOP853").y.T
-    for method in ("tsit5", "dopri5"):
+    for method in ("tsit5", "dopri5", "dop853"):
         states = solve([Segment(0, 2, field)], X0, method=method, rtol=1e-7, atol=1e-9, times=torch.tensor(times)).states
         assert np.abs(torch.stack(states).numpy() - right).max() < 1e-6
 
@@ -107,7 +130,7 @@ def test_the_weights_lead_from_nothing_to_the_steps_own(theta):
 
 
 @pytest.mark.parametrize("kind", ["backprop", "adjoint"])
-@pytest.mark.parametrize("method", ["rk4", "dopri5", "tsit5"])
+@pytest.mark.parametrize("method", ["rk4", "dopri5", "tsit5", "dop853"])
 def test_states_inside_have_their_gradient(method, kind):
     rate = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
     x = X0.clone().requires_grad_()
@@ -179,3 +202,17 @@ def test_a_mistyped_interpolant_cannot_become_one():
         else:
             with pytest.raises(ConfigError, match=words):
                 tableau(2, [[], [1]], ["1/2", "1/2"], dense=dense)
+
+
+def test_inner_stages_are_checked_as_the_others():
+    # Heun's method with a stage in the middle, and the quadratic through the slopes at both ends and there
+    heun = {"order": 2, "a": [[], [1]], "b": ["1/2", "1/2"], "dense": [[1, "-1/2"], [0, "1/2"], [0, 0]]}
+    assert tableau(**heun, inner=[["1/4", "1/4"]]).inner_c == (0.5,)
+    for change, words in (
+        ({"inner": [["1/4"]]}, "give rows of 2, 3"),
+        ({"inner": [["1/4", "1/4"]], "dense": []}, "inner stages go with dense output"),
+        ({"inner": [["3/4", "3/4"]]}, "lies outside"),
+        ({}, "3 polynomials for 2 stages"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            tableau(**{**heun, **change})

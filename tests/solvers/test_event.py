@@ -16,7 +16,7 @@ from tests.helpers import unchecked
 
 DENSE = sorted(name for name, method in METHODS.items() if getattr(method, "dense", False))
 X0 = torch.tensor([1.0, -0.5], dtype=torch.float64)
-SIZES = {1: 3e-2, 2: 3e-3, 3: 3e-4, 4: 1e-5, 5: 1e-6}
+SIZES = {1: 3e-2, 2: 3e-3, 3: 3e-4, 4: 1e-5, 5: 1e-6, 8: 1e-6}
 
 
 def pendulum(t, x):
@@ -84,7 +84,7 @@ def test_a_falling_stone_lands_to_the_last_bits(backward):
 
 
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
-@pytest.mark.parametrize("method", ["rk4", "dopri5", "tsit5"])
+@pytest.mark.parametrize("method", ["rk4", "dopri5", "tsit5", "dop853"])
 def test_time_and_state_have_the_gradients_of_the_implicit_function(method, kind):
     # dT = -(dg + g_x dx)/(g_t + g_x f) by differences of whole solves; height, gravity and the plane that it lands on all count
     def landing(p, **request):

@@ -7,6 +7,7 @@ import pytest
 
 from ctrans.study.description import Study
 from ctrans.study.study_file import read_study
+from ctrans.training.tasks import TASKS
 from solvers import ConfigError
 from tests.study.helpers import BASE, small
 
@@ -49,6 +50,8 @@ WRONG = {
     "wrong value in a list": ({"vary": {"placement": ["pre", "per"]}}, "peri"),
     "empty list": ({"vary": {"dt": []}}, "at least one value"),
     "no list": ({"vary": {"dt": 1.0}}, "list"),
+    "a number twice": ({"vary": {"dt": [1, 1.0]}}, "twice"),
+    "a case twice": ({"cases": [{}, {"dt": 1.0}]}, "two cases of small are the same runs"),
     "a value twice": ({"seeds": [0, 0]}, "twice"),
     "rates that vary": ({"vary": {"learning_rate": [1.0]}}, "learning_rates"),
     "both": ({"vary": {"dt": [1.0]}, "cases": [{"dt": 0.1}]}, "dt varies in cases and in vary"),
@@ -57,6 +60,11 @@ WRONG = {
     "a budget": ({"budget": -1.0}, "budget"),
     "a name": ({"name": "a/b"}, "name"),
     "a measure": ({"measure": ["moment"]}, "moments"),
+    "what a task brings": (
+        {"source": {"task": "digits"}},
+        "task digits brings its own (context|vocab_size): leave it out of base",
+    ),
+    "a task": ({"source": {"task": "digts"}}, "digits"),
     "too many": ({"seeds": list(range(50_001))}, "at most"),
 }
 
@@ -93,12 +101,24 @@ def test_a_file_says_what_the_same_object_says(tmp_path):
     json.dumps(read_study(path).as_object())
 
 
+def test_a_task_brings_its_architecture_and_its_usual_settings(tmp_path):
+    (tmp_path / "images.toml").write_text('task = "digits"\n[base]\nwidth = 16\nheads = 2\nbatch = 5\n[vary]\ndt = [1.0, 0.5]\n')
+    study = read_study(tmp_path / "images.toml")
+    assert study.source == {"task": "digits"}
+    task = TASKS["digits"]
+    for run in study.runs():
+        assert (run.model.width, run.training.batch) == (16, 5)
+        assert all(getattr(run.model, name) == value for name, value in task.architecture.items())
+        assert run.training.iterations == task.settings["iterations"]
+
+
 WRONG_FILES = {
     "no TOML": ("base = {", "no TOML"),
     "an unknown key": ("sedes = [1]", "seeds"),
     "a wrong type": ("seeds = 3", "list"),
     "no table": ("cases = [1]", r"\[\[cases\]\]"),
     "both": ('file = "a"\nbin = "b"', "exclude"),
+    "a task and a file": ('file = "a"\ntask = "digits"', "file and task"),
     "no number": ("budget = true", "budget"),
 }
 

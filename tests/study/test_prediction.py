@@ -12,11 +12,12 @@ import torch
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.backward.curvature import ADAM_EPS
+from ctrans.stability.screening.predicted_rate import TERMS, predicted_rate, read_predictor
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import RATES, REGIMES, families, prediction_study, sealed
-from ctrans.study.prediction.evaluation import FACTOR, PREDICTED, Known, evaluate
+from ctrans.study.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, evaluate
+from ctrans.study.prediction.fitting import COVERED, cross_validated, fit, to_text, with_interval
 from ctrans.study.prediction.hessian import PARTS, hessian_edges, largest_eigenvalue
-from ctrans.study.prediction.predictor import TERMS, cross_validated, fit, read_predictor, to_text
 from ctrans.study.prediction.predictors import BASELINES, predictors, response
 from ctrans.study.prediction.scores import gradient_scores, naswot, synflow
 from ctrans.study.store import open_store
@@ -103,39 +104,93 @@ def test_there_are_enough_architectures_rates_and_seeds_and_the_split_is_by_fami
     assert all(len(rates) >= 6 for rates in RATES.values())
     shares = [sealed(family) for family in families()]
     assert 0.2 < sum(shares) / len(shares) < 0.45
-    assert sealed("placement post")
+    assert sealed("placement output")
     assert not sealed("placement pre")
     build, kept = (prediction_study("adamw", seal=seal) for seal in (False, True))
     assert not {run.case for run in build.runs()} & {run.case for run in kept.runs()}
     assert {run.case for run in [*build.runs(), *kept.runs()]} == set(protocol.cases()) == set(cases)
 
 
+def test_the_frozen_list_is_what_the_tables_gave_and_they_may_only_grow():
+    """A later entry of a table is outside of what was studied; nothing that was studied changes its family or its part."""
+    today = architectures.drawn()
+    for family, frozen in architectures._frozen().items():
+        assert today[family]["architectures"] == frozen["architectures"]
+
+
+LAW = next(name for name, term in TERMS.items() if not term.plain)
+
+
 def figures_of(generator):
-    values = {"Adam Hessian": 3.0, "response": 0.3, "Euler": 0.2, "condition": 2.0, "gradient spread": 0.2}
-    return {name: value * math.exp(generator.normal()) for name, value in values.items()}
+    return {name: float(np.exp(generator.normal())) for name in TERMS} | {"blocks": 6.0}
 
 
 def made_up(count=60, noise=0.0):
-    """Architectures whose largest stable rate is 38/Adam Hessian, up to noise."""
+    """Architectures whose largest stable rate is one term's figure, or 1 over it, up to noise: of two placements alike."""
     generator = np.random.default_rng(0)
     found = []
     for i in range(count):
         figures = figures_of(generator)
-        rate = math.log10(38 / figures["Adam Hessian"]) + noise * generator.normal()
-        found.append(Known(str(i), f"family {i % 10}", figures, rate, 1.0 + i, 2.0))
+        rate = -TERMS[LAW].value(figures[LAW]) + noise * generator.normal()
+        case = json.dumps({"placement": ["pre", "peri"][i % 2], "i": i})
+        found.append(Known(case, f"family {i % 10}", figures, rate, 1.0 + i, 2.0))
     return found
 
 
 def test_a_predictor_finds_the_law_that_made_its_data_and_is_monotone():
     each = made_up(noise=0.05)
     predictor = fit([case.figures for case in each], [case.log_rate for case in each])
-    assert predictor.slopes["Adam Hessian"] == pytest.approx(1.0, abs=0.1)
+    assert predictor.slopes[LAW] == pytest.approx(1.0, abs=0.1)
     assert all(slope >= 0 for slope in predictor.slopes.values())
-    steeper = {**each[0].figures, "Adam Hessian": 10 * each[0].figures["Adam Hessian"]}
-    assert predictor.log_rate(steeper) < predictor.log_rate(each[0].figures)
-    assert math.isfinite(predictor.log_rate({"Euler": None}))
+    worse = {**each[0].figures, LAW: each[0].figures[LAW] * 10 ** TERMS[LAW].sign}
+    assert predictor.log_rate(worse) < predictor.log_rate(each[0].figures)
+    assert math.isfinite(predictor.log_rate({LAW: None}))
     with pytest.raises(ConfigError, match="train more"):
-        fit([case.figures for case in each[:5]], [case.log_rate for case in each[:5]])
+        fit([case.figures for case in each[: len(TERMS)]], [case.log_rate for case in each[: len(TERMS)]])
+
+
+def test_architectures_that_learned_nothing_are_left_out_of_fit_and_evaluation():
+    each = made_up(noise=0.1)
+    blank = [dataclasses.replace(case, log_rate=math.nan) for case in each[:7]]
+    figures, rates = [[getattr(case, name) for case in [*blank, *each]] for name in ("figures", "log_rate")]
+    assert fit(figures, rates) == fit([case.figures for case in each], [case.log_rate for case in each])
+    predicted = cross_validated(figures, rates, [case.family for case in [*blank, *each]])
+    mixed, plain = evaluate([*blank, *each], predicted, [*blank, *each]), evaluate(each, predicted[7:], each)
+    assert mixed.unlearned == [case.case for case in blank]
+    assert json.dumps(dataclasses.asdict(dataclasses.replace(mixed, unlearned=[]))) == json.dumps(dataclasses.asdict(plain))
+
+
+def test_the_interval_covers_what_it_says_and_a_model_beyond_what_was_studied_is_told():
+    each = made_up(400, noise=0.3)
+    figures, rates = [case.figures for case in each], [case.log_rate for case in each]
+    predicted = cross_validated(figures, rates, [case.family for case in each])
+    predictor = with_interval(fit(figures, rates), predicted, rates)
+    # a normal's quantiles
+    assert predictor.low == pytest.approx(1.2816 * 0.3, rel=0.15)
+    assert predictor.high == pytest.approx(1.2816 * 0.3, rel=0.15)
+    found = evaluate(each, predicted, each, (predictor.low, predictor.high))
+    assert found.covered == pytest.approx(COVERED, abs=0.01)
+    rate = predicted_rate(figures[0], predictor)
+    assert rate.low < rate.rate < rate.high
+    assert rate.outside == []
+    assert predicted_rate({**figures[0], "blocks": 96.0}, predictor).outside == ["blocks 96, studied from 6 to 6"]
+    with pytest.raises(ConfigError, match=f"{LAW} not known"):
+        predicted_rate({**figures[0], LAW: math.nan}, predictor)
+
+
+def test_the_placement_alone_is_a_baseline_from_other_families():
+    each = made_up()
+    moved = [dataclasses.replace(case, log_rate=case.log_rate - 9.0 * (case.placement == '"peri"')) for case in each]
+    found = evaluate(moved, [0.0] * len(moved), moved)
+    (alone,) = [c for c in found.correlations if c.figure == PLACEMENT and c.outcome == "largest stable learning rate"]
+    assert alone.baseline
+    assert alone.rho > 0.6  # two values beside many: at most .87
+    near = 0
+    for case in moved:
+        others = [c.log_rate for c in moved if c.family != case.family and c.placement == case.placement]
+        near += abs(float(np.median(others)) - case.log_rate) <= math.log10(FACTOR)
+    assert found.usual == pytest.approx(near / len(moved))
+    assert set(found.by_placement) == {'"pre"', '"peri"'}
 
 
 def test_a_family_is_predicted_without_itself():
@@ -158,7 +213,7 @@ def test_an_evaluation_says_the_share_within_the_factor_and_ranks_by_spearman():
     assert found.within == 1.0
     off = [rate + (2 * math.log10(FACTOR) if i % 4 == 0 else 0.0) for i, rate in enumerate(exact)]
     assert evaluate(each, off, each).within == pytest.approx(0.75)
-    assert math.isnan(found.always_pre)
+    assert found.always_pre == 0.0  # no case is of the family whose median it is
     of_constant = [c for c in found.correlations if c.outcome == "best loss"]
     assert all(math.isnan(c.rho) for c in of_constant)
 
@@ -199,7 +254,7 @@ def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(
         with pytest.raises(ConfigError, match="may not be looked at"):
             protocol.known(store, kept, sealed_third=True)
         with pytest.raises(ConfigError, match="may not be looked at"):
-            protocol.judged(store, kept)
+            protocol.judged(store, kept, "adamw")
         with pytest.raises(ConfigError, match="fit one"):
             protocol.break_seal(store, tmp_path / "nowhere.json")
         (tmp_path / "loose.json").write_text(to_text(predictor))
@@ -214,11 +269,11 @@ def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(
         path.write_text(to_text(predictor))
         broken = protocol.break_seal(store, path)
         assert len(broken.commit) == 40
-        found = protocol.judged(store, kept)
+        found = protocol.judged(store, kept, "adamw")
         assert {point["family"] for point in found.points} == {family for family in few if sealed(family)}
         # once: the result stays, whatever becomes of predictor and runs
         store.connection.execute("DELETE FROM runs")
-        assert json.dumps(dataclasses.asdict(protocol.judged(store, kept))) == json.dumps(dataclasses.asdict(found))
+        assert json.dumps(dataclasses.asdict(protocol.judged(store, kept, "adamw"))) == json.dumps(dataclasses.asdict(found))
         assert protocol.break_seal(store, path) == broken
 
 
@@ -227,12 +282,13 @@ def test_it_is_evaluated_when_all_is_done(tmp_path):
     with open_store(tmp_path) as store:
         store.tell("seal", {"commit": "0" * 40, "date": ""})
         with pytest.raises(ConfigError, match="when all are"):
-            protocol.judged(store, kept)
+            protocol.judged(store, kept, "adamw")
 
 
 def test_a_committed_predictor_is_read_back(tmp_path):
     each = made_up()
-    predictor = fit([case.figures for case in each], [case.log_rate for case in each], 0.2)
+    rates = [case.log_rate for case in each]
+    predictor = with_interval(fit([case.figures for case in each], rates), rates, rates)
     (tmp_path / "predictor.json").write_text(to_text(predictor))
     assert read_predictor(tmp_path / "predictor.json") == predictor
     (tmp_path / "predictor.json").write_text("{}")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 
 import pytest
 
-from ctrans.study import export
+from ctrans.study import carry_out, export
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.store import FILE, open_store
 from ctrans.study.training import RunResult, train_run
@@ -74,7 +75,7 @@ def test_the_same_command_finds_nothing_to_do(tmp_path):
     carried_out(small(), tmp_path)
 
     def none_left(jobs):
-        assert not jobs
+        assert not list(jobs)
         yield from ()
 
     assert carried_out(small(), tmp_path, none_left)
@@ -88,6 +89,57 @@ def test_a_study_that_grows_runs_what_is_new(tmp_path):
         assert {run.training.seed for run in left.values()} == {1}
         with pytest.raises(ConfigError, match="'small', not 'other'"):
             prospect(small("other"), store)
+
+
+def test_outcomes_are_of_the_study_as_it_is_now(tmp_path):
+    """Runs of what the study was before stay in the store, and are no runs of its cases."""
+    carried_out(small(), tmp_path)
+    longer = small(base={**BASE, "iterations": 6})
+    carried_out(longer, tmp_path)
+    assert len(rows(tmp_path)) == 8
+    with open_store(tmp_path, write=False) as store:
+        assert {figures["runs"] for figures in store.outcomes().values()} == {2.0}
+        assert {run.run.training.iterations for run in prospect(longer, store).kept(store)} == {6}
+
+
+def test_a_study_that_varies_more_has_what_was_kept_in_its_own_cases(tmp_path):
+    carried_out(small(), tmp_path)
+    wider = small(vary={"placement": ["pre", "peri"], "dt": [1.0, 0.5]})
+    carried_out(wider, tmp_path)
+    with open_store(tmp_path, write=False) as store:
+        assert set(store.outcomes()) == {run.case for run in wider.runs()}
+        assert len(rows(tmp_path)) == 8
+
+
+def test_what_is_under_way_when_the_budget_is_spent_is_kept(tmp_path):
+    def two_at_once(jobs):
+        while two := list(itertools.islice(jobs, 2)):
+            yield from [(job, job.carry_out()) for job in two]
+
+    assert not carried_out(small(budget=1e-9), tmp_path, two_at_once)
+    assert len(rows(tmp_path)) == 2
+
+
+def test_a_damaged_file_is_no_traceback(tmp_path):
+    with pytest.raises(ConfigError, match="is damaged: page lost"), open_store(tmp_path):
+        raise sqlite3.DatabaseError("page lost")
+
+
+def test_the_commit_is_ctranss_own_and_not_of_a_tree_that_it_lies_in(tmp_path, monkeypatch):
+    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-q", "--allow-empty", "-m", "a"]):
+        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    monkeypatch.setattr(carry_out, "__file__", str(tmp_path / "carry_out.py"))
+    assert carry_out.commit_of_ctrans() == ""
+
+
+def test_a_task_is_trained_as_any_text_is(tmp_path):
+    base = {name: value for name, value in BASE.items() if name not in ("vocab_size", "context")}
+    study = small(base={**base, "eval_windows": 20}, source={"task": "digits"}, learning_rates=[1e-3], measure=["massive"])
+    assert carried_out(study, tmp_path)
+    kept = rows(tmp_path)
+    assert [run.result.ending for run in kept] == ["finished"] * 2
+    assert all(run.run.model.context == 65 and run.last != run.first for run in kept)
+    assert all(run.result.trained["after"]["massive"]["largest"] for run in kept)
 
 
 def test_a_budget_that_is_spent_stops_and_more_goes_on(tmp_path):
@@ -166,12 +218,13 @@ def test_kill_9_at_any_moment_loses_at_most_what_is_in_flight_and_nothing_runs_t
 def test_exports_have_every_row(tmp_path, monkeypatch):
     carried_out(small(), tmp_path)
     with open_store(tmp_path, write=False) as store:
-        table = list(csv.DictReader(io.StringIO(export.as_csv(store, "runs").decode())))
+        made = {
+            name: make().decode() for name, make in export.files("csv", store, {"a": {"best loss": 2.0, "none": None}}).items()
+        }
+        table = list(csv.DictReader(io.StringIO(made["runs.csv"])))
         assert len(table) == 4
         assert json.loads(table[0]["model"])["width"] == BASE["width"]
-        assert {row["case"] for row in csv.DictReader(io.StringIO(export.as_csv(store, "outcomes").decode()))} == set(
-            store.outcomes()
-        )
+        assert made["outcomes.csv"] == "case,name,value\r\na,best loss,2.0\r\na,none,\r\n"
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(ConfigError, match=r"pip install 'ctrans\[parquet\]'"):
             export.check_format("parquet")
@@ -183,6 +236,6 @@ def test_parquet_has_what_csv_has(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     carried_out(small(), tmp_path)
     with open_store(tmp_path, write=False) as store:
-        read = parquet.read_table(io.BytesIO(export.as_parquet(store, "runs"))).to_pylist()
+        read = parquet.read_table(io.BytesIO(export.files("parquet", store, {})["runs.parquet"]())).to_pylist()
         columns, kept = store.table("runs")
         assert [tuple(row[name] for name in columns) for row in read] == kept

@@ -15,7 +15,7 @@ from ctrans.control.costate import costate
 from ctrans.model.gpt import GPT, number_of_weights
 from ctrans.stability.forward.simulation import simulate
 from ctrans.verify.convergence import Convergence
-from ctrans.weights.functions_of_depth import BASES, blocks_through, coefficients_of
+from ctrans.weights.functions_of_depth import BASES, InDepth, blocks_through, coefficients_of
 from solvers import ConfigError, Segment, solve
 from tests.helpers import NAMES, learned, small_config, small_model, tokens, unchecked
 
@@ -42,14 +42,23 @@ def theta_by_hand(depth, k, s):
     """Every parameter of sublayer k of a block at the place s, from coefficients and formulas that numpy knows."""
     sublayer = depth.sublayers[k]
     parameters = dict(sublayer.named_parameters())
-    theta = sublayer.field.get_submodule("up" if sublayer.kind == "ffn" else "qkv").parametrizations.weight[0]
+    theta = next(part for part in sublayer.modules() if isinstance(part, InDepth))
     phi = {
         "constant": lambda: [float(math.floor(s * KNOTS) == j or (s == 1 and j == KNOTS - 1)) for j in range(KNOTS)],
         "linear": lambda: [np.interp(float(s), np.linspace(0, 1, KNOTS), np.eye(KNOTS)[j]) for j in range(KNOTS)],
         "chebyshev": lambda: np.polynomial.chebyshev.chebvander(2 * float(s) - 1, KNOTS - 1).ravel(),
+        "network": lambda: np.polynomial.chebyshev.chebvander(2 * float(s) - 1, KNOTS - 1).ravel() + network_by_hand(theta, s),
     }[theta.basis]()
-    names = {n.replace("parametrizations.", "").rpartition(".")[0] for n in parameters}
+    names = {n.replace("parametrizations.", "").rpartition(".")[0] for n in parameters if ".original" in n}
     return {name: sum(float(phi[j]) * plain(parameters, name, j) for j in range(KNOTS)) for name in names}
+
+
+def network_by_hand(theta, s):
+    """W_2 silu(W_1 e(s) + b_1) of numpy."""
+    up, bias, down = (getattr(theta.network, name).detach().numpy() for name in ("up", "bias", "down"))
+    angles = np.pi * float(s) * 2.0 ** np.arange(4)
+    hidden = up @ np.stack([np.sin(angles), np.cos(angles)], 1).ravel() + bias
+    return down @ (hidden / (1 + np.exp(-hidden)))
 
 
 def free_copy(model):
@@ -121,10 +130,10 @@ def test_constant_weights_with_a_knot_for_each_block_are_free_weights_bit_for_bi
 @pytest.mark.parametrize("depth", [3, 4, 9])
 def test_the_number_of_parameters_does_not_depend_on_depth(basis, depth):
     model = GPT(small_config("peri", depth=depth, depth_weights=basis, knots=KNOTS))
-    assert sum(p.numel() for p in model.parameters()) == sum(
-        p.numel() for p in GPT(small_config("peri", depth=KNOTS)).parameters()
-    )
-    assert number_of_weights(model.config) == sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    own = {name: p for name, p in model.named_parameters() if ".network." not in name}
+    assert len(dict(model.named_parameters())) - len(own) == 3 * (basis == "network")  # one for all parameters
+    assert sum(p.numel() for p in own.values()) == sum(p.numel() for p in GPT(small_config("peri", depth=KNOTS)).parameters())
+    assert number_of_weights(model.config) == sum(p.numel() for p in own.values() if p.dim() == 2)
 
 
 @pytest.mark.parametrize("name", ["peri", "deepnorm"])
@@ -223,14 +232,57 @@ def test_more_blocks_converge_at_order_one_to_the_averaged_ode(basis, placement)
 
         return velocity
 
-    pieces = {"constant": KNOTS, "linear": KNOTS - 1, "chebyshev": 1}[basis]
+    pieces = {"constant": KNOTS, "linear": KNOTS - 1}.get(basis, 1)
     edges = [Fraction(i, pieces) for i in range(pieces + 1)]
     segments = [Segment(float(a) * total, float(b) * total, field(a, b)) for a, b in pairwise(edges)]
-    exact = solve(segments, x, method="rk4", steps=12 // pieces).x1
-    sizes = (6, 12, 18, 24, 30)  # whole blocks on every stretch
+    exact = solve(segments, x, method="rk4", steps=(60 if basis == "network" else 12) // pieces).x1
+    finer = 4 if basis == "network" else 1  # it turns several times over the depth
+    sizes = tuple(finer * n for n in (6, 12, 18, 24, 30))  # whole blocks on every stretch
     ends = [solve(depth.resample(n).segments(continuous=True), x, method="midpoint").x1 for n in sizes]
     errors = tuple(float((end - exact).norm() / exact.norm()) for end in ends)
     assert Convergence("depth", "plain", placement, sizes, errors, 1).order == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("midpoint", 2)])
+@pytest.mark.parametrize("basis", ["chebyshev", "network"])
+def test_with_one_segment_a_block_refinement_in_depth_converges_at_the_methods_order(basis, method, order):
+    """theta frozen at the middle of a block is a midpoint rule in depth-time: of order 2 where the method is of no less."""
+    model = model_in_depth(basis, "pre", 0.1, depth=4, dt=0.5, activation="silu", parallel_blocks=True).requires_grad_(False)
+    depth, x = model.depth, model.embed(tokens())
+    total = depth.times[-1]
+    twin = Velocity(next(iter(free_copy(model).depth.sublayers)))
+
+    def velocity(t, x):
+        theta = theta_by_hand(depth, 0, Fraction(float(t) / total))
+        return functional_call(twin, {f"sublayer.{name}": value for name, value in theta.items()}, (x,))
+
+    exact = solve([Segment(0.0, total, velocity)], x, method="rk4", steps=120).x1
+    sizes = (32, 64, 128)
+    ends = [solve(depth.resample(n).segments(), x, method=method).x1 for n in sizes]
+    errors = tuple(float((end - exact).norm() / exact.norm()) for end in ends)
+    assert Convergence("depth", "plain", "pre", sizes, errors, order).order == pytest.approx(order, abs=0.15)
+
+
+def test_the_network_and_the_coefficients_are_trained_and_begin_as_polynomials():
+    model = GPT(small_config("peri", depth=5, depth_weights="network", knots=KNOTS))
+    polynomials = GPT(small_config("peri", depth=5, depth_weights="chebyshev", knots=KNOTS))
+    torch.testing.assert_close(model(tokens())[0], polynomials(tokens())[0], rtol=0, atol=1e-5)
+    model(tokens(), tokens(seed=1))[1].backward()
+    named = dict(model.named_parameters())
+    assert all(named[name].grad.any() for name in named if name.endswith(".network.down"))
+    with torch.no_grad():
+        for name, parameter in named.items():
+            if name.endswith(".network.down"):
+                parameter -= 0.1 * parameter.grad
+    model.zero_grad()
+    model(tokens(), tokens(seed=1))[1].backward()
+    assert all(p.grad is not None and p.grad.any() for p in named.values() if p.dim() == 2)
+
+
+@bases
+def test_a_discretisation_is_the_gpt_with_the_sampled_weights_bit_for_bit(basis):
+    model = model_in_depth(basis).at_depth(7)
+    assert torch.equal(free_copy(model)(tokens())[0], model(tokens())[0])
 
 
 class Velocity(torch.nn.Module):

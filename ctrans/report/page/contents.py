@@ -10,7 +10,20 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctrans.report.page import anything, control, convergence, diagnose, hjb_check, screen, simulate, train, verify
+from ctrans.report.page import (
+    anything,
+    control,
+    convergence,
+    diagnose,
+    families,
+    hjb_check,
+    screen,
+    simulate,
+    study,
+    train,
+    verify,
+    watch,
+)
 from ctrans.report.page.parts import Cell, Chapter, Column, Page, Sheet, Words, cell
 from solvers import ConfigError
 
@@ -37,6 +50,9 @@ CONTENTS: dict[str, Content] = {
     "convergence": Content(convergence.models, convergence.chapters),
     "verify": Content(lambda result: {"": result}, verify.chapters),
     "train": Content(lambda result: {"": result}, train.chapters),
+    "watch": Content(lambda result: {"": result}, watch.chapters),
+    "study": Content(lambda result: {"": result}, study.chapters),
+    "families": Content(lambda result: result["families"], families.chapters),
 }
 """A command that is not here has a page with all that its result holds, as tables (`anything`)."""
 

@@ -37,7 +37,7 @@ def findings(models: Mapping[str, Any]) -> list[Chapter]:
         return []
     rows = [_row(name, symptom) for name, model in models.items() for symptom in model["symptoms"]]
     healthy = [name for name, model in models.items() if not model["symptoms"]]
-    said = [Words(f"Nothing found in {', '.join(healthy)}, of the kinds of finding that were looked for.")] if healthy else []
+    said = [Words(f"Nothing found in {', '.join(healthy)}, of the kinds of finding that were examined.")] if healthy else []
     return [
         Chapter("Diagnosis, the most severe first", [*said, *([Sheet("", [Column("model"), *COLUMNS], rows)] if rows else [])])
     ]

@@ -60,11 +60,22 @@
     }];
   }
 
+  // the same vertical axis at every moment, so that what moves is the line
+  function ofAllMoments(moments, log) {
+    const known = moments.flatMap(([, lines]) => lines.flat()).filter((v) => v !== null && (!log || v > 0)).map((v) => (log ? Math.log10(v) : v));
+    if (!known.length) return {};
+    let [low, high] = [Infinity, -Infinity];
+    for (const value of known) { low = Math.min(low, value); high = Math.max(high, value); }
+    const space = 0.05 * (high - low) || (log ? 0.5 : Math.abs(high) || 1);
+    return { range: [low - space, high + space] };
+  }
+
   function draw(figure) {
     const chart = charts[Number(figure.dataset.chart)];
     const slider = figure.querySelector(".moment");
     const moments = Object.entries(chart.frames);
-    const [name, lines] = slider ? moments[Number(slider.value)] : ["", chart.lines];
+    const [name, figures] = slider ? moments[Number(slider.value)] : ["", null];
+    const lines = figures ? chart.lines.map((line, i) => ({ ...line, y: figures[i] })) : chart.lines;
     if (slider) figure.querySelector("output").textContent = name;
     const log = figure.querySelector(".scale").getAttribute("aria-pressed") === "true";
     const measured = new Set(lines.filter((line) => !line.bound && models.get(line.model).shown).map((line) => line.model));
@@ -73,12 +84,13 @@
     const plot = figure.querySelector(".plot");
     figure.classList.toggle("map", asMap);
     const at = lines.flatMap((line) => line.x), span = Math.max(...at) - Math.min(...at);
-    const counted = at.every(Number.isInteger) ? { tick0: 0, dtick: Math.max(1, Math.ceil(span / 8)) } : {};
+    const counted = !chart.log_x && at.every(Number.isInteger) ? { tick0: 0, dtick: Math.max(1, Math.ceil(span / 8)) } : {};
     plot.style.height = asMap ? `${Math.max(22, 6 + 1.3 * measured.size)}rem` : "";
     const layout = {
       margin: { l: 8, r: 8, t: 8, b: 8 }, showlegend: false, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13 },
-      xaxis: { ...axis(text(chart.x), false), ...counted }, yaxis: asMap ? { automargin: true, autorange: "reversed" } : axis(text(chart.y), log),
+      xaxis: { ...axis(text(chart.x), chart.log_x), ...counted },
+      yaxis: asMap ? { automargin: true, autorange: "reversed" } : { ...axis(text(chart.y), log), ...ofAllMoments(moments, log) },
     };
     return Plotly.react(plot, asMap ? mapTraces(chart, lines, log) : lineTraces(chart, lines, log), layout, { responsive: true, displaylogo: false, displayModeBar: "hover" });
   }

@@ -52,7 +52,8 @@ class Line:
 class Diagram:
     """Lines against depth, or whatever `x` says in words with its unit; `log` is how the vertical axis starts.
 
-    `frames` has the lines of other moments by name, such as training steps, between which a slider moves; `lines` is then the first.
+    `frames` has the lines' figures y of other moments by name, such as training steps, between which a slider called `over` moves;
+    `lines` is then the last of them.
     """
 
     title: str
@@ -61,7 +62,9 @@ class Diagram:
     lines: Sequence[Line]
     meaning: str = ""
     log: bool = True
-    frames: Mapping[str, Sequence[Line]] = dataclasses.field(default_factory=dict)
+    log_x: bool = False
+    frames: Mapping[str, Sequence[Sequence[float | None]]] = dataclasses.field(default_factory=dict)
+    over: str = "Moment"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +76,29 @@ class Words:
 
 
 @dataclasses.dataclass(frozen=True)
+class Token:
+    """A token's text on a colour, and its figure in words."""
+
+    text: str
+    colour: str
+    figure: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ColouredText:
+    """Tokens one after the other."""
+
+    title: str
+    tokens: Sequence[Token]
+    meaning: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Chapter:
     """A heading and what stands below it; `folded` is shown when asked for."""
 
     title: str
-    parts: Sequence[Words | Sheet | Diagram]
+    parts: Sequence[Words | Sheet | Diagram | ColouredText]
     folded: bool = False
 
 
@@ -102,6 +123,7 @@ def number(value: Any) -> float | None:
 
 
 def numbers(values: Sequence[Any]) -> list[float | None]:
+    """Each of them so."""
     return [number(value) for value in values]
 
 

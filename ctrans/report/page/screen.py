@@ -8,6 +8,7 @@ from typing import Any
 
 from ctrans.report.page import diagnose
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, digits, number, numbers
+from ctrans.report.words import SCREENED, Drawn
 
 Series = tuple[Sequence[Any], Sequence[Any]]
 
@@ -135,58 +136,36 @@ def _attention(model: Mapping[str, Any]) -> Series:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A chart: axes in words, what is meant, and what finds the measured line, and its bound, in a model's screening."""
+    """A chart: its words, what is meant, and what finds the measured line, and its bound, in a model's screening."""
 
-    title: str
-    x: str
-    y: str
+    words: Drawn
     meaning: str
     measured: Callable[[Mapping[str, Any]], Series]
     bound: Callable[[Mapping[str, Any]], Series] | None = None
 
 
 PANELS = (
-    Panel("Hidden states", "segments done", "mean |x|", "Dashed: what the placement's theorem allows at most.", _growth, _bound),
+    Panel(SCREENED["growth"], "Dashed: what the placement's theorem allows at most.", _growth, _bound),
+    Panel(SCREENED["added"], "Y is the state without any sublayer: what is left of the embedded text.", _added),
+    Panel(SCREENED["apart"], "Towards 0 all tokens of a sequence become one and the same vector.", _apart),
     Panel(
-        "Added by the depth",
-        "segments done",
-        "|X_k − Y_k| / |X_k|",
-        "Y is the state without any sublayer: what is left of the embedded text.",
-        _added,
-    ),
-    Panel(
-        "Tokens apart",
-        "segments done",
-        "1 − mean cosine of two tokens",
-        "Towards 0 all tokens of a sequence become one and the same vector.",
-        _apart,
-    ),
-    Panel(
-        "Sensitivity of a sublayer",
-        "segment",
-        "|dv/dX|",
+        SCREENED["sensitivity"],
         "Largest singular value of a velocity's Jacobian: what a small change of the state can become in a step of length 1.",
         _sensitivity,
     ),
-    Panel("Gradients", "segment", "|dL/dW|", "Norm of the loss's gradient by the weights of each sublayer.", _gradients),
+    Panel(SCREENED["gradients"], "Norm of the loss's gradient by the weights of each sublayer.", _gradients),
     Panel(
-        "Rest of the model",
-        "block looked at",
-        "|J_i:D| |X_i| / |X_D|",
-        "How much a relative change of the state at block i can grow up to the end.",
+        SCREENED["condition"],
+        "|J_i:D| |X_i| / |X_D|: how much a relative change of the state at block i can grow up to the end.",
         _condition,
     ),
     Panel(
-        "One step of Adam",
-        "segment",
-        "|dX_D/dW dW| / |X_D|",
-        "By how much of itself one step at learning rate 0.001 on this sublayer's weights moves the state at the end.",
+        SCREENED["updates"],
+        "By how much of itself one step at learning rate 0.001 on this sublayer's weights moves the state at the end, to first order.",
         _updates,
     ),
     Panel(
-        "Attention's rows",
-        "segment",
-        "relative gain",
+        SCREENED["attention"],
         "How much a relative change of the state grows through the attention rows (softmax) alone.",
         _attention,
     ),
@@ -202,7 +181,7 @@ def _charts(models: Mapping[str, Any]) -> list[Diagram]:
                 at, values = ((), ()) if series is None else series(model)
                 if len(values):
                     lines.append(Line(name, [float(k) for k in at], numbers(values), model["placement"], is_bound))
-        charts.append(Diagram(panel.title, panel.x, panel.y, lines, panel.meaning))
+        charts.append(Diagram(panel.words.title.capitalize(), panel.words.x, panel.words.y, lines, panel.meaning))
     return charts
 
 

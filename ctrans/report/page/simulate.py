@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, number, numbers
+from ctrans.report.page.parts import (
+    Cell,
+    Chapter,
+    ColouredText,
+    Column,
+    Diagram,
+    Line,
+    Sheet,
+    Token,
+    Words,
+    cell,
+    digits,
+    number,
+    numbers,
+)
+from ctrans.report.token_colours import colours, visible
 
 COLUMNS = (
     Column("model"),
@@ -50,8 +66,64 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     return [
         Chapter("What was found", [Sheet("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
         Chapter("By depth", [chart for chart in charts if any(line.y for line in chart.lines)]),
+        *_beside(models),
         Chapter("Remarks", [Words(f"{name}: {text}") for name, model in models.items() for text in _remarks(model)], folded=True),
     ]
+
+
+def _beside(models: Mapping[str, Any]) -> list[Chapter]:
+    """Chapters of what was looked at beside the trajectory; none of what was not."""
+    told: list[tuple[str, list[Any]]] = [
+        ("Exponents by input token", [_tokens(name, m["lyapunov"]) for name, m in models.items() if m.get("lyapunov")]),
+        ("Spectra of matrix products", [_spectra(models)] if any(m.get("spectra") for m in models.values()) else []),
+        ("Contributions", [_contributions(n, m["contributions"]) for n, m in models.items() if m.get("contributions")]),
+    ]
+    return [Chapter(title, parts) for title, parts in told if parts]
+
+
+def _tokens(name: str, found: Mapping[str, Any]) -> ColouredText:
+    values = [number(each) for each in found["exponents"]]
+    known = [-math.inf if value is None else value for value in values]
+    tokens = [
+        Token(visible(word), colour, f"{digits(value)} (token {token})")
+        for word, colour, value, token in zip(found["words"], colours(known), known, found["tokens"], strict=True)
+    ]
+    return ColouredText(
+        f"{name}: log|dX_T[{found['reader']}]/dX_0[j]|/T of every input token j",
+        tokens,
+        "Red: a small change of the token grows on its way to the last one's state; blue: it decays; grey: it does not get there.",
+    )
+
+
+def _spectra(models: Mapping[str, Any]) -> Sheet:
+    columns = (
+        Column("model"),
+        Column("segment"),
+        Column("product", "Q'K of a head, O V of a head, or W_2 W_1 of an FFN or expert"),
+        Column("head or expert"),
+        Column("largest singular value"),
+        Column("largest |eigenvalue|"),
+        Column("positive", "share of the eigenvalues' sizes that those with positive real part have"),
+    )
+    keys = ("segment", "product", "part")
+    rows = [
+        [cell(name), *(cell(s[key]) for key in keys), cell(s["singular"][0]), cell(s["radius"]), cell(s["positive"])]
+        for name, model in models.items()
+        for s in model.get("spectra") or []
+    ]
+    return Sheet("", columns, rows)
+
+
+def _contributions(name: str, found: Mapping[str, Any]) -> Sheet:
+    columns = (
+        Column("part"),
+        Column("of the last state", "<part, X>/|X|^2, mean over tokens: these sum to 1"),
+        Column("size", "|part|/|X|"),
+        Column("logit", "added to the target's logit less the mean logit: these sum to it"),
+    )
+    logit = found["logit"] or [None] * len(found["names"])
+    rows = [[cell(each) for each in row] for row in zip(found["names"], found["state"], found["size"], logit, strict=True)]
+    return Sheet(name, columns, rows, str(found.get("note") or ""))
 
 
 def _row(name: str, model: Mapping[str, Any]) -> list[Cell]:

@@ -20,16 +20,18 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
     stand (the identity where they do not), at X, f(U) and X + h r(X), g is the sublayer's gain and residual. Of a function of X alone, so
     that weights in another gauge (V and W_O against each other, Q and K, a map before its output norm) have the same.
     """
-    field, whole = sublayer.attention, sublayer.field
+    branch = sublayer.attention
+    assert branch is not None, "asked of attention alone"
+    field = branch.field
     assert isinstance(field, ShowsHeads), "asked by whoever needs it"
     with torch.no_grad():
         entered = sublayer.enter(x)
         u = sublayer.given(entered)
-        f, mixed = whole(u), _values(field, u)
-        rows = field.probabilities(u)
+        f, mixed = sublayer.field(u), _values(field, branch.given(u))
+        rows = field.probabilities(branch.given(u))
 
     def step(state: Tensor) -> Tensor:
-        inner = sublayer.given(sublayer.enter(state))
+        inner = branch.given(sublayer.given(sublayer.enter(state)))
         changed = field.probabilities(inner) - rows
         # zero at X, so that f is what it is, and its derivative there is D
         v = f + torch.einsum("...hij,...hjd->...id", changed.to(mixed.dtype), mixed)

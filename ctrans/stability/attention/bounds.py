@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.fields import HasLipschitz, ShowsHeads, SumOfMaps, spectral_norm, why_not
+from ctrans.fields import HasLipschitz, ShowsHeads, spectral_norm, why_not
 from ctrans.norm import Norm
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
 from ctrans.sublayer import Sublayer
@@ -115,14 +115,12 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
 
 
 def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
-    """L_f of the sublayer's map at its input U: a constant of its own, as FFNs have, or theorem 5.1."""
-    return _steepest(sublayer.field, u, printed)
+    """L_f of the sublayer's map at its input U: a constant of its own, as FFNs have, or theorem 5.1; of a sum the sum of both."""
+    return math.fsum(each.steepest * _steepest(each.field, each.given(u), printed) for each in sublayer.branches.values())
 
 
 def _steepest(field: object, u: Tensor, printed: bool) -> float:
     largest = float(torch.linalg.vector_norm(u, dim=-1).max())
-    if isinstance(field, SumOfMaps):
-        return sum(_steepest(part, u, printed) for part in field.parts.values())
     if isinstance(field, HasLipschitz):
         return field.lipschitz(largest, printed=printed)
     if isinstance(field, ShowsHeads):

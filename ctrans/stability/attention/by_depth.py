@@ -98,7 +98,8 @@ class AttentionByDepth(Instrument):
 
     def forward(self, at: Passage) -> None:
         if at.sublayer.attention is not None and (self.segments is None or at.k in self.segments):
-            layer = _layer(at.k, at.sublayer, at.x.detach(), self.padding, self._generator)
+            padding = ~self.kept if self.padding is None and self.kept is not None else self.padding
+            layer = _layer(at.k, at.sublayer, at.x.detach(), padding, self._generator)
             if layer.finite:
                 gain = attention_path_gain(at.sublayer, at.h, at.x.detach(), at.y.detach(), tolerance=self.tolerance)
                 layer = dataclasses.replace(layer, path=gain)
@@ -180,10 +181,11 @@ def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
 
 
 def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, generator: torch.Generator) -> AttentionLayer:
-    field = sublayer.attention
+    assert sublayer.attention is not None, "asked of attention alone"
+    field = sublayer.attention.field
     if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices) and isinstance(field, nn.Module)):
         raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
-    u = sublayer.given(sublayer.enter(x))
+    u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
     if not bool(torch.isfinite(u).all()):
         return _broken(index, field.heads)
     mass = attention_theta(field, u, padding)

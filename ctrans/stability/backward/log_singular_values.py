@@ -17,6 +17,9 @@ from solvers import ConfigError, SolveError
 FLOOR = 1e-4
 """Singular values below this share of the largest count as zero: directions that a norm removes, whose logarithm means nothing."""
 
+ONE_SUFFICES = 2**14
+"""Dimensions from which one probe does: its standard error is then below a ninetieth of the deviation."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LogSingularValues:
@@ -38,7 +41,7 @@ class DepthSpectrum(Instrument):
     Raises ConfigError where weights are made on demand, SolveError where states are not finite.
     """
 
-    def __init__(self, graphs: StepGraphs, *, probes: int = 2, steps: int = 48):
+    def __init__(self, graphs: StepGraphs, *, probes: int | None = None, steps: int = 48):
         self.graphs, self.probes, self.steps = graphs, probes, steps
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -57,20 +60,21 @@ class DepthSpectrum(Instrument):
 
 @torch.no_grad()
 def log_singular_values(
-    linear: Linearisation, *, probes: int = 2, steps: int = 24, generator: torch.Generator | None = None
+    linear: Linearisation, *, probes: int | None = None, steps: int = 24, generator: torch.Generator | None = None
 ) -> LogSingularValues:
     """1/n sum_i g(sigma_i) for g = log and log^2, by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
     For a random unit z, E z' g(J'J) z = tr g(J'J)/n, and m Lanczos steps of J'J from z give the Gauss quadrature of z' g(J'J) z:
     nodes theta_i, the eigenvalues of the tridiagonal T, and weights, the squares of the first entries of its eigenvectors. A
-    batch of sequences is one block-diagonal J. Products with J and J': `probes` times `steps` pairs.
+    batch of sequences is one block-diagonal J. Products with J and J': `probes` times `steps` pairs. By default there are two probes,
+    and one from `ONE_SUFFICES` dimensions on.
 
-    Errors: the standard error of the probes, or what the second half of the steps has changed times log2(1/(FLOOR m))/3, whichever
-    is larger. m steps resolve singular values down to about 1/m of the largest, so that on a wide spectrum each doubling of m
-    changes the mean about alike until FLOOR is resolved; a third of these doublings is what is missing in measured cases. It is an
-    estimate. Raises ConfigError for counts below 1, SolveError where J is not finite or zero.
+    Errors: the standard error of the probes (`_standard_errors`), or what the second half of the steps has changed times
+    log2(1/(FLOOR m))/3, whichever is larger. m steps resolve singular values down to about 1/m of the largest, so that on a wide
+    spectrum each doubling of m changes the mean about alike until FLOOR is resolved; a third of these doublings is what is missing in
+    measured cases. It is an estimate. Raises ConfigError for counts below 1, SolveError where J is not finite or zero.
     """
-    check_count("probes", probes)
+    probes = check_count("probes", (1 if linear.x.numel() >= ONE_SUFFICES else 2) if probes is None else probes)
     check_count("steps", steps)
     generator = generator or torch.Generator().manual_seed(0)
     drawn = torch.randn(probes, *linear.x.shape, generator=generator, dtype=linear.x.dtype).to(linear.x.device)
@@ -80,8 +84,8 @@ def log_singular_values(
         raise SolveError("the Jacobian of the depth is zero or not finite, so that its singular values have no logarithm")
     moments = torch.stack([_moments(*_rule(*rule), top) for rule in rules])
     mean, deviation = _statistics(moments.mean(0))
-    alone = torch.tensor([_statistics(each) for each in moments])
-    errors = alone.std(0) / math.sqrt(probes) if probes > 1 else torch.zeros(2)
+    errors = torch.stack([_standard_errors(*_rule(*rule), top) for rule in rules]).mean(0)
+    errors = errors / math.sqrt(probes * (linear.x.numel() + 2) / 2)
     if all(len(alpha) == steps < linear.x.numel() for alpha, _ in rules):  # else the quadrature is exact
         half = torch.stack([_moments(*_rule(alpha[: (steps + 1) // 2], beta), top) for alpha, beta in rules]).mean(0)
         changed = torch.tensor([mean, deviation]) - torch.tensor(_statistics(half))
@@ -124,7 +128,29 @@ def _rule(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
 
 def _moments(nodes: Tensor, weights: Tensor, top: float) -> Tensor:
     """Mass, and the masses of log sigma and of its square, of the nodes that are not lost."""
-    kept = nodes > FLOOR**2 * top
-    logs = 0.5 * torch.where(kept, nodes, 1.0).log()
-    weights = torch.where(kept, weights, 0.0)
+    weights, logs = _kept(nodes, weights, top)
     return torch.stack([weights.sum(), (weights * logs).sum(), (weights * logs.square()).sum()])
+
+
+def _kept(nodes: Tensor, weights: Tensor, top: float) -> tuple[Tensor, Tensor]:
+    """Weights of the nodes that are not lost, zero for the others, and log sigma."""
+    kept = nodes > FLOOR**2 * top
+    return torch.where(kept, weights, 0.0), 0.5 * torch.where(kept, nodes, 1.0).log()
+
+
+def _standard_errors(nodes: Tensor, weights: Tensor, top: float) -> Tensor:
+    """Those of the mean m and the deviation s of one probe, times sqrt((n + 2)/2).
+
+    For z uniform on the unit sphere of R^n the variance of z'Az is 2/(n + 2) (tr A^2/n - (tr A/n)^2). To first order the error of m
+    is z' (log sigma - m) z over the mass w that is kept, that of s is z' ((log sigma - m)^2 - s^2) z/(2 s w); both matrices have trace
+    0, and what is lost counts in neither.
+    """
+    weights, logs = _kept(nodes, weights, top)
+    mass = float(weights.sum())
+    if not mass:
+        return torch.full((2,), math.nan, dtype=nodes.dtype)
+    centred = logs - (weights * logs).sum() / mass
+    variance = (weights * centred.square()).sum() / mass
+    fourth = (weights * (centred.square() - variance).square()).sum() / mass
+    resolved = torch.finfo(nodes.dtype).eps  # of an isometry s is zero, and so is its error
+    return torch.stack([variance, fourth / (4 * variance.clamp(min=resolved))]).div(mass).sqrt()

@@ -221,17 +221,14 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor) 
     """The norms of a weight's gradient by the matrices that the map shows of it, else by the name of a weight that is one."""
     if not isinstance(sublayer.field, ShowsMatrices):
         return {name: _norm([gradient])} if gradient.dim() == 2 else {}
-    own, kept = weight.untyped_storage().data_ptr(), weight.data
-    if not any(matrix.weight.untyped_storage().data_ptr() == own for matrix in sublayer.field.matrices()):
-        return {}
     found: dict[str, float] = {}
+    kept = weight.data
     try:
-        weight.data = gradient  # so that the map's own views cut it into matrices
-        of_gradient = gradient.untyped_storage().data_ptr()
+        weight.data = gradient  # so that the map itself cuts it into matrices
         for matrix in sublayer.field.matrices():
-            if matrix.weight.untyped_storage().data_ptr() == of_gradient:
-                name = NAMES[matrix.role]
-                found[name] = math.hypot(found.get(name, 0.0), _norm([matrix.weight]))
+            if matrix.copied is weight or matrix.weight.untyped_storage().data_ptr() == gradient.untyped_storage().data_ptr():
+                role = NAMES[matrix.role]
+                found[role] = math.hypot(found.get(role, 0.0), _norm([matrix.weight]))
         return found
     finally:
         weight.data = kept

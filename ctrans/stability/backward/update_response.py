@@ -41,8 +41,9 @@ class Responses:
 
     @property
     def spread(self) -> float:
-        """The largest over the smallest: 1 where every layer moves the output alike, inf where one cannot move it."""
-        return max(self.values) / min(self.values) if min(self.values) > 0 else math.inf
+        """The largest over the smallest: 1 where every layer moves the output alike, inf where one cannot move it, nan where none can."""
+        least, largest = min(self.values), max(self.values)
+        return largest / least if least > 0 else math.inf if largest > 0 else math.nan
 
 
 class UpdateResponse(Instrument):

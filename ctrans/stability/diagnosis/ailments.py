@@ -26,6 +26,7 @@ class Ailment:
     - `quantity`: which readings it judges; `says` is what that is, as a formula
     - `source`: who set the limit, or that we chose it
     - `does`, `helps`: what it does to the model, and what helps, in plain words
+    - `needs`: what a model has to have, or a user to give, for it to be examined at all
     - `near`: by what factor a value inside of the limit counts as close to it; None where there is no such ratio
     - `hides`: ailments that follow from it at the same segment, and are then not said again
     """
@@ -36,6 +37,7 @@ class Ailment:
     source: str
     does: str
     helps: str
+    needs: str = ""
     low: float = -math.inf
     high: float = math.inf
     near: float | None = 1.5
@@ -102,6 +104,7 @@ AILMENTS: dict[str, Ailment] = {
         "ODE divides by this gain: its velocity and costate have no finite value there, while the model's own step has",
         "set the gain to the norm's median and train on briefly, or prune the channel; keep weight decay off gains; read the discrete "
         "model's figures (its costate, its step) and not the ODE's",
+        needs="a norm around the residual sum",
         low=DEAD,
     ),
     "dead gain of an output norm": Ailment(
@@ -111,6 +114,7 @@ AILMENTS: dict[str, Ailment] = {
         _DEAD,
         "the sublayer cannot move that channel by more than the norm's offset",
         "set the gain to the norm's median and train on, or keep weight decay off gains",
+        needs="a norm behind attention or FFN",
         low=DEAD,
     ),
     "dead gain of an input norm": Ailment(
@@ -120,6 +124,7 @@ AILMENTS: dict[str, Ailment] = {
         _DEAD,
         "the sublayer does not see that channel; models with massive activations learn this on purpose",
         "nothing if that channel holds a massive activation; else keep weight decay off gains",
+        needs="a norm before attention or FFN",
         low=DEAD,
     ),
     "dead gain outside the depth": Ailment(
@@ -129,6 +134,7 @@ AILMENTS: dict[str, Ailment] = {
         _DEAD,
         "the channel does not pass between the embedding, the blocks and the head",
         "set the gain to the norm's median and train on, or keep weight decay off gains",
+        needs="a norm outside the blocks",
         low=DEAD,
     ),
     "dead norm": Ailment(
@@ -138,6 +144,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: gains start at 1",
         "all that passes the norm is its offset: the sublayer behind it sees the same whatever the text says, or moves nothing",
         "set its gains back to 1 and train on with a lower learning rate, or drop the sublayer; keep weight decay off gains",
+        needs="a norm",
         low=TINY_NORM,
         hides=("no sensitivity", "dead sublayer"),
     ),
@@ -145,9 +152,11 @@ AILMENTS: dict[str, Ailment] = {
         "largest entry of a matrix",
         "largest |w| of a matrix",
         "serious",
-        "one of zeros computes nothing",
+        f"one of zeros computes nothing; that 1e-30 counts as 0 is {OURS}",
         "whatever is read by it is lost; in a product of two matrices of zeros neither gets a gradient",
-        "draw it anew and train on, or drop the part; nothing where a training begins so on purpose (outputs of a block, adapters)",
+        "draw it anew and train on, or drop the part. Nothing for last maps of blocks and for adapters, which trainings begin with at 0 on "
+        "purpose: their own gradient is not 0; nor for a head, whose own gradient is not 0 either, but the first step moves nothing else",
+        needs="matrices, all in memory",
         low=1e-30,
         near=None,
         hides=("no sensitivity", "dead sublayer", "heads of zeros", "unused block"),
@@ -159,6 +168,7 @@ AILMENTS: dict[str, Ailment] = {
         "any is too many",
         "without queries or keys a head reads all tokens alike, without values or outputs it says nothing",
         "draw that head's weights anew and train on, or prune it; nothing where heads were pruned on purpose",
+        needs="attention that shows its heads",
         high=0.0,
         near=None,
     ),
@@ -169,6 +179,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: gains of trained models stay within 20 times the median, but for channels of massive activations",
         "one channel outweighs all others in what the sublayer reads, or in what it adds",
         "look whether that channel is meant so; else set the gain to the norm's median, or let gains decay",
+        needs="a norm inside the blocks",
         high=50.0,
     ),
     "eps drowns the state": Ailment(
@@ -178,6 +189,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: at 1, eps is half of what the norm divides by",
         "the norm hardly normalises: it passes small states on as they are, or next to nothing of them",
         "a smaller eps (1e-5, 1e-6), or a larger embedding",
+        needs="a norm with an eps",
         high=1.0,
     ),
     "embedding drowns the depth": Ailment(
@@ -187,6 +199,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: in trained models the depth makes most of the last state, and embeddings have entries of 0.01 to 3",
         "the state is its embedding from start to end: what attention and FFN add does not count beside it",
         "scale the embedding down (or what multiplies it), or put a norm behind it",
+        needs="finite states that are not 0",
         low=1.0,
     ),
     "positions drown the text": Ailment(
@@ -196,6 +209,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: tables of trained models have 10% to 99%",
         "tokens at one position look alike whatever they say, so that the blocks see positions and hardly a text",
         "scale the table of positions down, or what multiplies the tokens' embedding up",
+        needs="two sequences that differ",
         low=1e-3,
     ),
     "loud sublayer": Ailment(
@@ -205,15 +219,17 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: neighbours in trained and in fresh models differ by less than 10",
         "one sublayer sets the state, and what the others add does not count beside it",
         "look at the scale of that sublayer's weights; lower them, its learning rate, or put a norm behind it",
+        needs="no norm around the state, and blocks that move it",
         high=20.0,
     ),
     "dead sublayer": Ailment(
         "sensitivity",
         "h |dv/dX|_2 of a sublayer's velocity v over its length h",
         "serious",
-        "a velocity that depends on nothing",
+        f"a velocity that depends on nothing; that 1e-12 counts as 0 is {OURS}",
         "the sublayer adds the same whatever the text says: its units are all off, or its weights 0, and no gradient passes",
         "look at its offsets and at the gain before it; draw its weights anew and train on, or drop it",
+        needs="a Jacobian of each sublayer",
         low=1e-12,
         near=None,
         hides=("no sensitivity",),
@@ -226,6 +242,7 @@ AILMENTS: dict[str, Ailment] = {
         "small changes of the state, rounding too, come out that many times as large, and so do gradients on their way back",
         "mend dead gains first, which cause it behind a norm around the state; else enlarge the embedding or eps where a norm divides by "
         "a small state, lower dt or the weights of that sublayer, or clip gradients",
+        needs="a Jacobian of each sublayer",
         high=1e3,
     ),
     "no sensitivity": Ailment(
@@ -235,6 +252,7 @@ AILMENTS: dict[str, Ailment] = {
         OURS,
         "the sublayer adds next to the same whatever it is given: it neither computes anything of the text nor passes a gradient",
         "larger initial weights or a larger dt; in a trained model the sublayer may be dropped",
+        needs="a Jacobian of each sublayer",
         low=1e-5,
     ),
     "saturated heads": Ailment(
@@ -245,6 +263,7 @@ AILMENTS: dict[str, Ailment] = {
         "each token reads one other alone: the softmax passes next to no gradient to queries and keys, which then hardly learn",
         "norms on queries and keys, a higher temperature or its warm-up (ctrans train --temperature-start), a lower learning rate, or "
         "weight decay on W_Q and W_K; in a trained model that is only used, nothing",
+        needs="attention that shows the rows of its heads, and two tokens",
         low=0.05,
         near=2.0,
     ),
@@ -256,6 +275,7 @@ AILMENTS: dict[str, Ailment] = {
         "single entries set the scale of every norm and of every quantised tensor; attention uses their tokens as a sink",
         "quantise with that channel apart or in a wider dtype; for a new training: a norm behind each sublayer, register tokens or "
         "biases in attention that it can rest on",
+        needs="finite states",
         high=1.0,
     ),
     "rank collapse": Ailment(
@@ -265,6 +285,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}, as in ctrans screen; Dong et al. 2021 have the theory",
         "tokens have become next to one and the same vector, so that no later layer can tell them apart",
         REMEDIES["tokens collapse"],
+        needs="finite states",
         high=_COLLAPSE,
         near=None,
     ),
@@ -275,6 +296,7 @@ AILMENTS: dict[str, Ailment] = {
         OURS,
         "the block could be left out, and the model would say the same",
         "prune it; in a training that begins so: larger initial weights, a larger dt, or a longer warm-up that lets it start",
+        needs="finite states",
         low=1e-4,
     ),
     "decay far below lam*": Ailment(
@@ -286,6 +308,7 @@ AILMENTS: dict[str, Ailment] = {
         "more than it costs",
         "a norm behind each sublayer (placement peri or output) with decay on its gains, a kinetic cost, or a larger decay; AdamW's "
         "decoupled decay is no penalty in the loss, so take this as an order of magnitude",
+        needs="--weight-decay, and a sublayer without a norm behind or around it",
         low=0.1,
         near=None,
     ),
@@ -296,6 +319,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: ten times where they start",
         "velocities and H grow in proportion to these gains: what an output norm should bound runs away by its gains",
         "let gains decay (ctrans train --decay-gains), or bound them",
+        needs="a norm behind attention or FFN",
         high=10.0,
     ),
     "logits adrift": Ailment(
@@ -306,6 +330,7 @@ AILMENTS: dict[str, Ailment] = {
         "a common shift of all logits changes no probability, but takes digits from them; where it grows during a training it warns of a "
         "divergence",
         "a z-loss, 1e-4 (log Z)^2 beside the loss, or decay on the head; nothing in a model that is only used in float32",
+        needs="a cross-entropy of logits",
         high=30.0,
     ),
     "worse than guessing": Ailment(
@@ -315,6 +340,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}, as in ctrans screen",
         "the model is sure of wrong tokens: a training begins by unlearning that, with large gradients",
         REMEDIES["starts worse than guessing"],
+        needs="a cross-entropy of logits",
         high=_GUESSING,
     ),
     "tied weights that fight": Ailment(
@@ -324,6 +350,7 @@ AILMENTS: dict[str, Ailment] = {
         OURS,
         "a step that helps the embedding harms the head as much, so that the matrix learns slowly",
         "untie them, or scale one of the two (as T5 and Gemma do)",
+        needs="a matrix that embedding and head share, and a loss",
         low=-0.5,
         near=None,
     ),

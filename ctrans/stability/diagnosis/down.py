@@ -16,6 +16,7 @@ from ctrans.stability.diagnosis.ailments import DEAD
 from ctrans.stability.diagnosis.reading import Reading, at_entry, named, place_of
 from ctrans.stability.forward.depth_share import token_similarity
 from ctrans.walk import Instrument, Passage
+from ctrans.walk.instrument import of_text
 from solvers import ConfigError
 from solvers.run import finite
 
@@ -88,8 +89,9 @@ class StatesByDepth(Instrument):
         add(self._found, "entries that are not finite", Reading(float(bad), place, what, segment))
         if bad:
             return
-        size = x.abs().flatten()
-        top, median = int(size.argmax()), float(size.median())
+        size = x.abs() if self.kept is None else torch.where(self.kept.unsqueeze(-1), x.abs(), 0.0)
+        size, median = size.flatten(), float(of_text(x, self.kept).abs().median())
+        top = int(size.argmax())
         largest = float(size[top])
         times = largest / median if median else math.inf if largest else math.nan
         sequence, token, channel = at_entry(x, top)
@@ -103,7 +105,7 @@ class StatesByDepth(Instrument):
                 segment,
             ),
         )
-        likeness = token_similarity(x)
+        likeness = token_similarity(x, self.kept)
         said = f"two tokens of a sequence have a mean cosine of {likeness:.4f}"
         add(self._found, "token similarity", Reading(likeness, place, said, segment))
 
@@ -141,17 +143,23 @@ class HeadRows(Instrument):
         self._depth, self._found, self._tokens = depth, Readings(), x0.shape[-2]
 
     def forward(self, at: Passage) -> None:
-        field = at.sublayer.attention
-        if not isinstance(field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
+        attention = at.sublayer.attention
+        if attention is None or not isinstance(attention.field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
             return
-        x = at.sublayer.given(at.entered)
-        rows = field.probabilities(x).double()
-        rows = rows.reshape(-1, *rows.shape[-3:])
+        x = attention.given(at.sublayer.given(at.entered))
+        rows = attention.field.probabilities(x).double()
+        rows = rows.reshape(-1, *rows.shape[-3:]).movedim(-3, 0)
+        counted = torch.ones(rows.shape[1:3], dtype=torch.bool, device=rows.device) if self.kept is None else self.kept
+        counted = counted.reshape(rows.shape[1:3])
         if not bool(rows.triu(1).any()):
-            rows = rows[..., 1:, :]  # the first token of a causal text reads itself alone
-        entropy = torch.special.entr(rows).sum(-1).mean((0, -1))
+            # the first token of a causal text reads itself alone
+            counted = counted & (counted.cumsum(-1) > 1)
+        rows = rows[:, counted]
+        if not rows.shape[1]:
+            return
+        entropy = torch.special.entr(rows).sum(-1).mean(-1)
         likely = rows.topk(2).values
-        apart = torch.where(likely[..., 1] > 0, (likely[..., 0] / likely[..., 1]).log(), math.inf).amax((0, -1))
+        apart = torch.where(likely[..., 1] > 0, (likely[..., 0] / likely[..., 1]).log(), math.inf).amax(-1)
         order = entropy.argsort()
         saturated = [h for h in order.tolist() if entropy[h] < LEAST_ENTROPY] or order[:1].tolist()
         each = [f"head {h}: {float(entropy[h]):.2g} nats, its largest logit up to {_apart(float(apart[h]))}" for h in saturated]

@@ -112,7 +112,7 @@ class ZeroHeads(Instrument):
         self._depth, self._found = depth, Readings()
 
     def forward(self, at: Passage) -> None:
-        field = at.sublayer.field
+        field = None if at.sublayer.attention is None else at.sublayer.attention.field
         if not isinstance(field, ShowsHeads) or not isinstance(field, ShowsMatrices):
             return
         zero = []

@@ -19,8 +19,8 @@ WIDTH = 80
 
 
 def summary(name: str, diagnosis: Diagnosis) -> str:
-    """How many findings there are, or that there is none, and of how many kinds that were looked for."""
-    count, looked = len(diagnosis.symptoms), f"{len(diagnosis.examined)} of {len(AILMENTS)} kinds of finding were looked for"
+    """How many findings there are, or that there is none, and of how many kinds that were examined."""
+    count, looked = len(diagnosis.symptoms), f"{len(diagnosis.examined)} of {len(AILMENTS)} kinds of finding were examined"
     if diagnosis.healthy:
         return f"{name}: nothing found; {looked}"
     by_severity = {severity: sum(s.severity == severity for s in diagnosis.symptoms) for severity in SEVERITIES}
@@ -54,11 +54,24 @@ def close_to_limits(diagnosis: Diagnosis) -> list[str]:
 
 
 def not_looked_at(diagnosis: Diagnosis) -> list[str]:
-    """What could not be looked at and why, and the kinds of finding that were not looked for, a line each."""
+    """What could not be looked at and why, and the kinds of finding that were not examined with what each takes, a line each."""
     lines = [f"not looked at: {what}: {why}" for what, why in diagnosis.unknown.items()]
     if diagnosis.unexamined:
-        lines.append(f"not looked for, as nothing here shows it: {', '.join(diagnosis.unexamined)}")
+        wanting = [f"{name} (takes {AILMENTS[name].needs or 'a walk'})" for name in diagnosis.unexamined]
+        lines.append(f"not examined, so neither found nor ruled out: {'; '.join(wanting)}")
     return lines
+
+
+def limits_in_words() -> list[str]:
+    """Of every finding what is measured, its limit, and who set it, a line each."""
+    return [f"{name} ({a.severity}): {a.says}: {a.limit} ({a.source})" for name, a in AILMENTS.items()]
+
+
+def limits_table() -> str:
+    """The same as a table in Markdown."""
+    cells = [[name, a.severity, a.says, a.limit, a.source] for name, a in AILMENTS.items()]
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return "\n".join(["| finding | severity | what is measured | limit | source |", "| --- | --- | --- | --- | --- |", *rows])
 
 
 def in_words(diagnosis: Diagnosis, name: str = "diagnosis") -> str:

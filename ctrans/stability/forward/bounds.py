@@ -18,7 +18,6 @@ from ctrans.fields import (
     HasLipschitz,
     Kind,
     ShowsHeads,
-    SumOfMaps,
     TokenBound,
     mixes_tokens,
     norm_of_product,
@@ -29,6 +28,7 @@ from ctrans.residual import MixesStreams
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Passage, observe
+from ctrans.walk.instrument import of_text
 from solvers import ConfigError
 
 
@@ -85,7 +85,7 @@ class BoundsByDepth(Instrument):
         self.discrete = discrete
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._x0 = depth, x0.detach()
+        self._depth, self._x0 = depth, of_text(x0.detach(), self.kept)
         self._segments: list[_Measured] = []
 
     def forward(self, at: Passage) -> None:
@@ -133,11 +133,12 @@ def difference_bound(sublayer: Sublayer) -> float:
     that L = sum_h |W_h V_h|_2. An FFN acts on each token alone: L is its Lipschitz constant, among tokens no longer than the
     norm's image reaches.
     """
-    norm, field = sublayer.input_norm, sublayer.field
+    norm = sublayer.input_norm
     if norm is None or not needs_map_bound(sublayer):
         return math.inf
-    parts = field.parts if isinstance(field, SumOfMaps) else {sublayer.kind: field}
-    return math.fsum(_difference(part, kind, norm.level * math.sqrt(norm.width)) for kind, part in parts.items())
+    radius = norm.level * math.sqrt(norm.width)
+    each = sublayer.branches.items()
+    return math.fsum(branch.steepest * _difference(branch.field, kind, branch.reach(radius)) for kind, branch in each)
 
 
 def _difference(field: nn.Module, kind: Kind, radius: float) -> float:

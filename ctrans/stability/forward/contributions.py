@@ -11,7 +11,7 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.model.gpt import GPT
 from ctrans.norm import Norm
-from ctrans.walk import Instrument, Passage, walk
+from ctrans.walk import Instrument, ModelOfModules, Passage, walk
 from solvers import ConfigError
 
 ROUNDING = 1e-3
@@ -46,7 +46,8 @@ class Contributed:
 
 
 class Contributions(Instrument):
-    """`Contributed` of the last state along the walk. A sublayer adds h r_k(X_k); a norm around the state scales what was there by then.
+    """`Contributed` of the last state along the walk. A sublayer adds h r_k(X_k); a norm around the state scales what was there by then,
+    and streams that mix do so in every part.
 
     A part is what a sublayer wrote, not what the model would lose without it: others read it. It keeps K + 1 states.
     """
@@ -57,9 +58,10 @@ class Contributions(Instrument):
     @torch.no_grad()
     def forward(self, at: Passage) -> None:
         norm = at.sublayer.state_norm
-        added = at.y - at.x if norm is None else at.h * at.sublayer(at.x)
-        found = Contributed(torch.cat([self._found.parts, added.unsqueeze(0)]), self._found.offsets)
-        self._found = found if norm is None else found.through(norm, at.x + added)
+        parts, offsets, x = (at.sublayer.enter(each) for each in (self._found.parts, self._found.offsets, at.x))
+        added = at.y - x if norm is None else at.h * at.sublayer(x)
+        found = Contributed(torch.cat([parts, added.unsqueeze(0)]), offsets)
+        self._found = found if norm is None else found.through(norm, x + added)
 
     def figures(self) -> Contributed:
         return self._found
@@ -78,11 +80,57 @@ def logit_contributions(
     last = _LastState()
     walk(model, tokens, None, [states, last])
     found = states.figures()
+    parts, offsets, x = (_mean_stream(model, each) for each in (found.parts, found.offsets, last.figures()))
+    found = Contributed(parts, offsets)
     if isinstance(model.final_norm, Norm):
-        found = found.through(model.final_norm, last.figures())
-    weight = model.token_embedding.weight
+        found = found.through(model.final_norm, x)
+    weight = (model.token_embedding if model.unembedding is None else model.unembedding).weight
     direction = weight[targets] - weight.mean(0)
     return (found.parts * direction).sum(-1), (found.offsets * direction).sum(-1)
+
+
+def _mean_stream(model: GPT, x: Tensor) -> Tensor:
+    """What the head reads of a state."""
+    streams = model.config.state_streams
+    return x if streams == 1 else x.unflatten(-1, (streams, -1)).mean(-2)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContributionsByDepth:
+    """Means over tokens of what the embedding (first), each sublayer and norms' offsets (last) contribute; `names` has these.
+
+    `state` is <part, X_K>/|X_K|^2, which sums to 1, `size` |part|/|X_K|, and `logit` what is added to the logit of the target less the
+    mean logit, which sums to that; None, with `note`, where that is not known.
+    """
+
+    names: list[str]
+    state: list[float]
+    size: list[float]
+    logit: list[float] | None
+    note: str = ""
+
+
+@torch.no_grad()
+def contributions_by_depth(
+    model: ModelOfModules, tokens: Tensor, targets: Int[Tensor, "batch tokens"] | None = None
+) -> ContributionsByDepth:
+    """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that are no scalings."""
+    states, last = Contributions(), _LastState()
+    walk(model, tokens, None, [states, last])
+    found, x = states.figures(), last.figures()
+    each = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double()
+    square = x.double().square().sum(-1)
+    state = ((each * x).sum(-1) / square).flatten(1).mean(1)
+    size = (each.norm(dim=-1) / square.sqrt()).flatten(1).mean(1)
+    names = ["embedding", *(f"{k} {part.kind}" for k, part in enumerate(model.depth.sublayers)), "offsets"]
+    logit, note = None, "contributions to a logit need a head of our own models' form, and a target of every token"
+    if isinstance(model, GPT) and targets is not None:
+        try:
+            parts, offsets = logit_contributions(model, tokens, targets)
+            logit, note = [*parts.flatten(1).mean(1).tolist(), float(offsets.mean())], ""
+        except ConfigError as error:
+            note = str(error)
+    return ContributionsByDepth(names, state.tolist(), size.tolist(), logit, note)
 
 
 class _LastState(Instrument):

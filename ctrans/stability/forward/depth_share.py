@@ -6,10 +6,12 @@ import dataclasses
 import math
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.walk import Instrument, Passage
+from ctrans.walk.instrument import of_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,19 +35,22 @@ class DepthShares(Instrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._without = depth, x0
-        self._sizes, self._added, self._similarity = [_size(x0)], [0.0], [token_similarity(x0)]
+        self._sizes, self._added, self._similarity = [self._size(x0)], [0.0], [token_similarity(x0, self.kept)]
 
     def forward(self, at: Passage) -> None:
         norm = at.sublayer.state_norm
         self._without = at.sublayer.enter(self._without)
         self._without = self._without if norm is None else norm(self._without)
-        self._sizes.append(_size(at.y))
-        self._added.append(_size(at.y - self._without))
-        self._similarity.append(token_similarity(at.y))
+        self._sizes.append(self._size(at.y))
+        self._added.append(self._size(at.y - self._without))
+        self._similarity.append(token_similarity(at.y, self.kept))
 
     def figures(self) -> DepthShare:
         shares = [added / size if size else math.nan for added, size in zip(self._added, self._sizes, strict=True)]
         return DepthShare(shares, self._growth(), self._similarity)
+
+    def _size(self, x: Tensor) -> float:
+        return float(torch.linalg.vector_norm(of_text(x, self.kept).double()))
 
     def _growth(self) -> float:
         reached, half = len(self._added) - 1, self._depth.blocks // 2 * self._depth.per_block
@@ -55,13 +60,15 @@ class DepthShares(Instrument):
         return math.log(end / start) / math.log(reached / half) if start > 0 and 0 < end < math.inf else math.nan
 
 
-def token_similarity(x: Tensor) -> float:
-    """The mean of <x_i, x_j>/(|x_i||x_j|) over pairs i != j of a sequence's tokens, and over the batch; nan for one token."""
-    tokens = x.shape[-2]
+def token_similarity(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None = None) -> float:
+    """The mean of <x_i, x_j>/(|x_i||x_j|) over pairs i != j of a sequence's tokens, and over the batch; nan for one token.
+
+    Of tokens that are `kept`, where these are not all; a sequence that has one of them has no pair and does not count.
+    """
     unit = torch.nn.functional.normalize(x.double(), dim=-1)
-    pairs = (unit.sum(-2).square().sum(-1) - unit.square().sum((-1, -2))) / (tokens * (tokens - 1) or math.nan)
-    return float(pairs.mean())
-
-
-def _size(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x.double()))
+    tokens = torch.full(x.shape[:-2], x.shape[-2], device=x.device)
+    if kept is not None:
+        unit, tokens = torch.where(kept.unsqueeze(-1), unit, 0.0), kept.sum(-1)
+    several = tokens > 1
+    pairs = unit.sum(-2).square().sum(-1) - unit.square().sum((-1, -2))
+    return float((pairs[several] / (tokens * (tokens - 1))[several]).mean()) if bool(several.any()) else math.nan

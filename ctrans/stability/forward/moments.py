@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.walk import Instrument, Passage
+from ctrans.walk.instrument import of_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +31,10 @@ class MomentsByDepth(Instrument):
     """`Moments` of X_0 and of X at every segment's end."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._each = [moments(x0)]
+        self._each = [moments(of_text(x0, self.kept))]
 
     def forward(self, at: Passage) -> None:
-        self._each.append(moments(at.y))
+        self._each.append(moments(of_text(at.y, self.kept)))
 
     def figures(self) -> list[Moments]:
         return self._each

@@ -72,7 +72,7 @@ def simulate(
     steps: int = 1,
     rtol: float | None = None,
     atol: float | None = None,
-    norm: str | Norm = "rms",
+    norm: str | Norm | None = None,
     reference: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
@@ -97,7 +97,7 @@ def simulate(
     each, allowed, conserved = observe(model.depth, states, [MomentsByDepth(), bounding, DriftByDepth()])
     bounds, unbounded = None if allowed is None else _shortened(allowed, len(states)), bounding.note
     return Simulation(
-        placement=model.config.placement,
+        placement=model.depth.sublayers[0].placement.name if model.depth.shared else model.config.placement,
         discrete=itself,
         status=solution.status,
         message=solution.message,

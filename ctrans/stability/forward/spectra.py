@@ -31,6 +31,40 @@ class ProductSpectrum:
     eigenvalues: Complex[Tensor, " rank"]
 
 
+@dataclasses.dataclass(frozen=True)
+class SpectrumFigures:
+    """A `ProductSpectrum` as lists: real and imaginary parts of eigenvalues, the largest first; their largest size, and the share of their
+    sum of sizes that those with positive real part have.
+    """
+
+    segment: int
+    kind: str
+    product: str
+    part: int
+    singular: list[float]
+    real: list[float]
+    imaginary: list[float]
+    radius: float
+    positive: float
+
+
+def spectrum_figures(spectrum: ProductSpectrum) -> SpectrumFigures:
+    """The figures of one."""
+    values = spectrum.eigenvalues[spectrum.eigenvalues.abs().argsort(descending=True)]
+    sizes = values.abs()
+    return SpectrumFigures(
+        segment=spectrum.k,
+        kind=spectrum.kind,
+        product=spectrum.name,
+        part=spectrum.part,
+        singular=spectrum.singular.tolist(),
+        real=values.real.tolist(),
+        imaginary=values.imag.tolist(),
+        radius=float(sizes[0]),
+        positive=float((sizes * (values.real > 0)).sum() / sizes.sum()),
+    )
+
+
 class Spectra(Instrument):
     """Every `ProductSpectrum`, in order. Attention that does not show its heads and maps that do not show their matrices have none."""
 
@@ -39,8 +73,9 @@ class Spectra(Instrument):
 
     @torch.no_grad()
     def forward(self, at: Passage) -> None:
-        for name, part, left, right in _products(at.sublayer.field):
-            self._found.append(ProductSpectrum(at.k, at.sublayer.kind, name, part, *spectrum_of_product(left, right)))
+        for kind, branch in at.sublayer.branches.items():
+            for name, part, left, right in _products(branch.field):
+                self._found.append(ProductSpectrum(at.k, kind, name, part, *spectrum_of_product(left, right)))
 
     def figures(self) -> list[ProductSpectrum]:
         return self._found

@@ -13,6 +13,7 @@ from ctrans.stability.carried import CarriedStates
 from ctrans.stability.forward.moments import moments
 from ctrans.stability.weight_scaling import FACTORS, log_slope
 from ctrans.walk import Instrument, Passage, walk_depth
+from ctrans.walk.instrument import of_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class GrowthWithWeights(Instrument):
         self._carried.forward(at)
 
     def figures(self) -> WeightGrowth:
-        ends = [moments(x) for x in self._carried.figures()]
+        ends = [moments(of_text(x, self.kept)) for x in self._carried.figures()]
         mean_abs = [end.mean_abs for end in ends]
         return WeightGrowth(self._factors, mean_abs, [end.variance for end in ends], log_slope(self._factors[-2:], mean_abs[-2:]))
 

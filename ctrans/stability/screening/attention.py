@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from ctrans.stability.attention.by_depth import (
 )
 from ctrans.stability.initialisation.theory import SLOPES, LastLayer, Setting, gains, last_layer_bound
 from ctrans.stability.screening.case import Case, Finding, StepPlan, found, judged, largest, spread, three
-from ctrans.walk import Attempt, Instrument, PassageBack
+from ctrans.walk import Attempt, Described, Instrument, Passage, PassageBack
 from solvers import ConfigError, SolveError
 from solvers.run import finite
 
@@ -42,7 +43,7 @@ def plan_attention(case: Case) -> StepPlan:
     own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None]
     chosen = [own[i] for i in spread(len(own), case.effort.layers)]
     for k in chosen:
-        field = depth.sublayers[k].attention
+        field = depth.sublayers[k].branches["attention"].field
         if not isinstance(field, ShowsHeads):
             raise ConfigError(
                 f"theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not show{why_not(field)}"
@@ -76,14 +77,17 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
 class InitialisationStep:
     """Kim's bound on the last layer's gradient at the weights as they are, and what Xiong says of freshly drawn ones.
 
-    `low` and `high` bound what `pre` adds to E|x|^2/d over the depth, for ReLU without biases. `slope` is d log|dL/dW_2|/d log
-    depth, in Xiong's setting: Xavier weights, dt = 1. Each is None for other architectures, of which the theory says nothing.
+    `low` and `high` bound what `pre` adds to E|x|^2/d over the depth, for ReLU without biases, and `added` is what this model adds on
+    this text. `slope` is d log|dL/dW_2|/d log depth, in Xiong's setting: Xavier weights, dt = 1. Each of Xiong's is None for other
+    architectures, and for weights of which is not known how they were drawn: `lacks` says which premise is not there.
     """
 
     low: float | None
     high: float | None
+    added: float
     slope: float | None
     last: LastLayer
+    lacks: str
 
 
 EXACT = 1e-4
@@ -91,10 +95,16 @@ EXACT = 1e-4
 
 
 class LastLayerGradient(Instrument):
-    """Kim's bound on the gradient of the last sublayer's last matrix, at the state that enters it and dL/dX_T."""
+    """Kim's bound on the gradient of the last sublayer's last matrix, at the state that enters it and dL/dX_T; and what all sublayers
+    together add to mean |x|^2/d.
+    """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._last = len(depth.sublayers) - 1
+        self._last, self._start, self.added = len(depth.sublayers) - 1, _mean_square(x0), math.nan
+
+    def forward(self, at: Passage) -> None:
+        if at.k == self._last:
+            self.added = _mean_square(at.y) - self._start
 
     def backward(self, at: PassageBack) -> None:
         if at.k == self._last:
@@ -107,42 +117,50 @@ class LastLayerGradient(Instrument):
 
 
 def plan_initialisation(case: Case) -> StepPlan:
-    """Kim's proposition 3.1 measured; Xiong's lemma 2 and theorem 1 where they apply (theory, section 10). Not scored."""
-    if case.trained:
-        raise ConfigError(
-            "how these weights were drawn is not known here, and the theory of initialisation speaks of weights as ctrans draws them"
-        )
+    """Kim's proposition 3.1 measured, which is of weights as they are, whoever drew or trained them; Xiong's lemma 2 and theorem 1, of
+    freshly drawn weights, where they apply (theory, section 10). Not scored.
+    """
     config = case.model.config
+    lacks = ""
     if not isinstance(config, GPTConfig):
-        raise ConfigError(
-            "the theory of initialisation speaks of weights that ctrans drew for maps of its own, not of another library's"
-        )
+        lacks = "weights freshly drawn with mean 0 and known variances, which another library's model does not say of its own"
+    elif case.trained:
+        lacks = "weights freshly drawn with mean 0 and known variances, which these may no longer be"
     last = LastLayerGradient()
-    return StepPlan({"part": [last]}, lambda: _conclude_initialisation(config, last.figures()))
+    return StepPlan({"part": [last]}, lambda: _conclude_initialisation(config, last, lacks))
 
 
-def _conclude_initialisation(config: GPTConfig, last: LastLayer) -> Finding:
-    low, high = _growth(config)
-    slope = (
-        SLOPES.get(config.placement) if _of_the_papers(config) and config.initialisation in XAVIER and config.dt == 1 else None
-    )
+def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lacks: str) -> Finding:
+    last = gradient.figures()
+    low = high = slope = None
+    if isinstance(config, GPTConfig) and not lacks:
+        low, high = _growth(config)
+        xavier = config.initialisation in XAVIER and config.dt == 1
+        slope = SLOPES.get(config.placement) if _of_the_papers(config) and xavier else None
+        lacks = "" if low is not None or slope is not None else "Xavier weights at dt = 1, or ReLU without biases under pre"
     share = last.measured / last.bound if last.bound else 0.0
     said = [f"the last FFN's gradient is {last.measured:.3g}, {share:.2g} times its bound"]
-    if low is not None:
-        said.append(f"'{config.initialisation}' weights add {low:.3g} to {high:.3g} to E|x|^2/d over the depth")
+    growth = f"the depth adds {three(gradient.added)} to mean |x|^2/d"
+    if isinstance(config, GPTConfig) and low is not None:
+        growth += f", and freshly drawn '{config.initialisation}' weights {low:.3g} to {high:.3g} in the mean"
+    said.append(growth)
     if slope is not None:
         said.append(f"the gradient's exponent in depth is {slope:g} by theory")
-    if low is None and slope is None:
-        said.append("Xiong's theory speaks of other architectures (Xavier weights at dt = 1; ReLU without biases)")
+    if lacks:
+        said.append(f"Xiong's lemma 2 and theorem 1 lack a premise: {lacks}")
     verdict = "holds" if share <= 1 + EXACT else "violated"
-    return Finding(
-        verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(said), result=InitialisationStep(low, high, slope, last)
-    )
+    result = InitialisationStep(low, high, gradient.added, slope, last, lacks)
+    return Finding(verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(said), result=result)
+
+
+def _mean_square(x: Tensor) -> float:
+    return float(x.detach().double().square().mean())
 
 
 def _of_the_papers(config: GPTConfig) -> bool:
     """Whether the maps are those that Xiong's theory speaks of."""
     usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == ("softmax", "mlp", "plain", False)
+    usual = usual and config.stack_steps is None
     return usual and attention_options(config).idle
 
 

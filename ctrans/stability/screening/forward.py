@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ctrans.control.costate import SILENT
 from ctrans.control.model_check import ModelCheck, SegmentCheck, check_at, check_jump
 from ctrans.control.remedy import Remedy
 from ctrans.depth import Depth
@@ -111,6 +112,8 @@ def _conclude_well_posedness(check: ModelCheck, count: int) -> Finding:
     )
     notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
     notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
+    if not check.largest.costate_norm:
+        notes.append(f"{SILENT}; the verdict is of any other costate")
     if not check.has_ode:
         notes.append("there is no ODE with such a norm around the state: certified is the discrete step")
     infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
@@ -220,6 +223,7 @@ def _conclude_forward(
         return Finding("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
     quantities = {
         "added by depth": share.added[-1],
+        "growth": math.log10(rms[-1] / rms[0]) if rms[0] and rms[-1] else math.nan,
         "growth exponent": share.growth,
         "token similarity": share.similarity[-1],
         "loss over guessing": math.nan if loss is None or guessing is None else loss - guessing,

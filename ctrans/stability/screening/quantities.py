@@ -62,6 +62,7 @@ QUANTITIES: dict[str, Quantity] = {
     "added by depth": Quantity(
         "|X_D - Y_D|/|X_D|, Y the state without any sublayer: what the depth does to its input", low=0.01, below="does nothing"
     ),
+    "growth": Quantity("log10 of rms X_D over rms X_0", decimals=2),
     "growth exponent": Quantity(
         "p of |X_k - Y_k| ~ k^p from the middle block to the end; 1/2 to 1 where layers are alike", high=2.0, above="explodes"
     ),
@@ -118,6 +119,9 @@ QUANTITIES: dict[str, Quantity] = {
         gauge=STEP,
     ),
     "SGD, spread": Quantity("largest over least of the same", high=1000.0, above="layers learn unevenly", gauge=STEP),
+    "weight size": Quantity(
+        "root mean square of all entries of the depth's matrices: a step of Adam at rate eta moves each by about eta", gauge=STEP
+    ),
     "lr of SGD": Quantity(
         "2/lambda_max of the loss's Gauss-Newton matrix: where gradient descent stops being stable",
         low=1e-5,

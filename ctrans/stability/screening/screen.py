@@ -18,6 +18,7 @@ from ctrans.stability.screening.attention import plan_attention, plan_initialisa
 from ctrans.stability.screening.backward import plan_backward, plan_transport
 from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan, cut
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
+from ctrans.stability.screening.predicted_rate import PredictedRate, predicted_rate
 from ctrans.stability.screening.updates import plan_updates
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, own_loss, walk_lanes
 from solvers import ConfigError, SolveError
@@ -50,7 +51,8 @@ STEPS: dict[str, ScreeningStep] = {
 class Screening:
     """All findings about one model, in the order of `STEPS`. Every field suits JSON.
 
-    `broken` is the first segment whose state is not finite, None where all are. `diagnosis` is of the same walk.
+    `broken` is the first segment whose state is not finite, None where all are. `diagnosis` is of the same walk. `rate` is the largest
+    stable learning rate that is predicted, None where none can be, and `no_rate` why.
     """
 
     placement: str
@@ -61,6 +63,8 @@ class Screening:
     broken: int | None
     findings: dict[str, Finding]
     diagnosis: Diagnosis
+    rate: PredictedRate | None
+    no_rate: str
 
     @property
     def flags(self) -> dict[str, str]:
@@ -121,7 +125,22 @@ def screen(
         case.broken,
         findings,
         examination.conclude(),
+        *_rate(model, findings, trained),
     )
+
+
+def _rate(model: DescribedModel, findings: Mapping[str, Finding], trained: bool) -> tuple[PredictedRate | None, str]:
+    """What is predicted of the learning rate, or why nothing is."""
+    if trained:
+        return None, "a learning rate is predicted from initial weights, and these are trained"
+    figures = {name: value for finding in findings.values() for name, value in finding.quantities.items()}
+    if not model.depth.streamed:
+        weights = {id(w): w.numel() for part in model.modules() for w in part.parameters(recurse=False)}
+        figures["parameters"] = float(sum(weights.values()))
+    try:
+        return predicted_rate({**figures, "blocks": len(model.depth.sublayers) / 2}), ""
+    except ConfigError as error:
+        return None, str(error)
 
 
 def visits(model: DescribedModel) -> int:

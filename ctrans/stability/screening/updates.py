@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from torch import nn
+
 from ctrans.stability.backward.curvature import Curvature, GaussNewton
 from ctrans.stability.backward.update_response import Responses, UpdateResponse
 from ctrans.stability.screening.case import NOT_IN_QUICK, Case, Finding, StepPlan, found, judged, spread, three
@@ -22,17 +24,24 @@ class UpdateStep:
 def plan_updates(case: Case) -> StepPlan:
     """r_k = |dX_D/dW_k dW_k|/|X_D| of one step of Adam and one of gradient descent; and, in full, what curvature allows.
 
-    Quantities: the least and the largest r_k and their ratio; learning rates at the edge of stability; the effective rank of the
-    tangent kernel. None is gauge-free, since an optimiser is not.
+    Quantities: the least and the largest r_k and their ratio; the size of the weights that a step is taken in; learning rates at the
+    edge of stability; the effective rank of the tangent kernel. None is gauge-free, since an optimiser is not.
     """
     chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
     response = UpdateResponse(case.graphs, chosen)
     curvature = Attempt(GaussNewton()) if case.effort.curvature else None
     instruments = [response] if curvature is None else [response, curvature]
-    return StepPlan({"part": instruments}, lambda: _conclude(response.figures(), curvature))
+    return StepPlan({"part": instruments}, lambda: _conclude(case.model.depth, response.figures(), curvature))
 
 
-def _conclude(updates: dict[str, Responses], instrument: Attempt | None) -> Finding:
+def weight_size(depth: nn.Module) -> float:
+    """The root mean square of all entries of its matrices; nan where it has none."""
+    matrices = [weight for weight in depth.parameters() if weight.dim() >= 2]
+    count = sum(weight.numel() for weight in matrices)
+    return math.sqrt(sum(weight.detach().double().square().sum().item() for weight in matrices) / count) if count else math.nan
+
+
+def _conclude(depth: nn.Module, updates: dict[str, Responses], instrument: Attempt | None) -> Finding:
     notes: list[str] = []
     curvature: Curvature | None = None if instrument is None else found(notes, instrument)
     notes += [NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")] if instrument is None else []
@@ -43,7 +52,12 @@ def _conclude(updates: dict[str, Responses], instrument: Attempt | None) -> Find
         "Adam, spread": adam.spread,
         "SGD, least": min(sgd.values),
         "SGD, spread": sgd.spread,
+        "weight size": weight_size(depth),
     }
+    if not max(adam.values):
+        notes.insert(
+            0, "no segment's step moves the state, as the loss has no gradient in any of their weights: a head of zeros does that"
+        )
     errors: dict[str, float] = {}
     why = (
         f"one step of Adam at lr {adam.learning_rate:g} on one segment's weights moves the state at the end by {three(min(adam.values))} "

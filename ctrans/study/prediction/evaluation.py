@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,17 @@ from ctrans.study.prediction.predictors import BASELINES
 FACTOR = 3.0
 """How far off a predicted rate may be."""
 PREDICTED = "the predictor"
+PLACEMENT = "its placement alone"
+"""The hardest baseline: the median rate of the two thirds' architectures of that placement, other families'."""
 LEAST = 4
 """Architectures that a correlation takes at least."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """An architecture that was trained: its figures, and its outcomes. `log_rate` is log10 of the largest stable learning rate."""
+    """An architecture that was trained: its figures, and its outcomes. `log_rate` is log10 of the largest stable learning rate, nan of
+    one that learned nothing at any.
+    """
 
     case: str
     family: str
@@ -30,6 +35,11 @@ class Known:
     log_rate: float
     sensitivity: float | None
     best_loss: float | None
+
+    @property
+    def placement(self) -> str:
+        """As JSON: a name, or a list by block."""
+        return json.dumps(json.loads(self.case).get("placement"))
 
     def outcome(self, name: str) -> float | None:
         """By name of `OUTCOMES`."""
@@ -54,52 +64,91 @@ class Correlation:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """All correlations; the share of predicted rates within a factor of 3, as `within` and of always giving the median rate of `pre` in
-    the two thirds; the deviation of log10 of predicted over measured; that by family, mean; and what each point is.
+    """How well it is predicted, and what each point is.
+
+    - `correlations`: all of them; `by_placement`: the predictor's with the largest stable rate among architectures of one placement
+    - `within`: the share of predicted rates within a factor of 3; `covered`: of measured ones inside of the predictor's interval
+    - `always_pre`, `usual`: the share within that factor of always giving the median rate of `pre` in the two thirds, and of giving the
+      median rate of the architecture's placement
+    - `deviation`: of log10 of predicted over measured; `families`: its mean by family
+    - `unlearned`: the architectures that learned nothing at any rate, which all of this leaves out
     """
 
     correlations: list[Correlation]
+    by_placement: dict[str, Correlation]
     within: float
+    covered: float
     always_pre: float
+    usual: float
     deviation: float
     families: dict[str, float]
     points: list[dict[str, Any]]
+    unlearned: list[str]
 
     @classmethod
     def from_object(cls, kept: Mapping[str, Any]) -> Evaluated:
         """As a store kept it."""
-        return cls(**{**kept, "correlations": [Correlation(**each) for each in kept["correlations"]]})
+        by_placement = {name: Correlation(**each) for name, each in kept["by_placement"].items()}
+        return cls(
+            **{**kept, "correlations": [Correlation(**each) for each in kept["correlations"]], "by_placement": by_placement}
+        )
 
 
-def evaluate(cases: Sequence[Known], predicted: Sequence[float], build: Sequence[Known]) -> Evaluated:
-    """Of these architectures and log10 of their predicted rates; `build` are those that the baseline "always pre" is from."""
-    names = sorted({name for case in cases for name in case.figures})
-    correlations = []
-    for outcome in OUTCOMES:
-        truth = [case.outcome(outcome) for case in cases]
-        correlations.append(_correlation(outcome, PREDICTED, list(predicted), truth))
-        correlations += [_correlation(outcome, name, [case.figures.get(name) for case in cases], truth) for name in names]
-    errors = [guess - case.log_rate for guess, case in zip(predicted, cases, strict=True) if not math.isnan(guess)]
+def evaluate(
+    cases: Sequence[Known], predicted: Sequence[float], build: Sequence[Known], spread: tuple[float, float] = (math.nan, math.nan)
+) -> Evaluated:
+    """Of these architectures and log10 of their predicted rates; `build` are those that baselines are from, `spread` how far below and
+    above the prediction its interval reaches.
+    """
+    unlearned = [case.case for case in cases if math.isnan(case.log_rate)]
+    predicted = [guess for guess, case in zip(predicted, cases, strict=True) if not math.isnan(case.log_rate)]
+    cases, build = ([case for case in each if not math.isnan(case.log_rate)] for each in (cases, build))
+    truth = {outcome: [case.outcome(outcome) for case in cases] for outcome in OUTCOMES}
+    usual = [_usual_rate(case, build) for case in cases]
+    figures: dict[str, list[float | None]] = {PREDICTED: list(predicted), PLACEMENT: list(usual)}
+    for name in sorted({name for case in cases for name in case.figures}):
+        figures[name] = [case.figures.get(name) for case in cases]
+    correlations = [_correlation(outcome, name, figures[name], truth[outcome]) for outcome in OUTCOMES for name in figures]
+    by_placement = {}
+    for placement in dict.fromkeys(case.placement for case in cases):
+        mine = [i for i, case in enumerate(cases) if case.placement == placement]
+        rates = [cases[i].log_rate for i in mine]
+        by_placement[placement] = _correlation(OUTCOMES[0], PREDICTED, [predicted[i] for i in mine], rates)
+    errors = [guess - case.log_rate for guess, case in zip(predicted, cases, strict=True)]
+    known = [error for error in errors if not math.isnan(error)]
     pre = [case.log_rate for case in build if case.family == "placement pre"]
-    usual = statistics.median(pre) if pre else math.nan
+    always = statistics.median(pre) if pre else math.nan
     by_family: dict[str, list[float]] = {}
-    for guess, case in zip(predicted, cases, strict=True):
-        by_family.setdefault(case.family, []).append(guess - case.log_rate)
+    for error, case in zip(errors, cases, strict=True):
+        by_family.setdefault(case.family, []).append(error)
+    low, high = spread
     return Evaluated(
         correlations,
-        _share(errors),
-        _share([usual - case.log_rate for case in cases] if pre else []),
-        math.sqrt(statistics.fmean(error**2 for error in errors)) if errors else math.nan,
+        by_placement,
+        _share(known),
+        sum(-low <= -error <= high for error in known) / len(known) if known else math.nan,
+        _share([always - case.log_rate for case in cases]),
+        _share([rate - case.log_rate for rate, case in zip(usual, cases, strict=True)]),
+        math.sqrt(statistics.fmean(error**2 for error in known)) if known else math.nan,
         {family: statistics.fmean(each) for family, each in by_family.items()},
         [
             {"case": case.case, "family": case.family, "predicted": guess, "measured": case.log_rate}
             for guess, case in zip(predicted, cases, strict=True)
         ],
+        unlearned,
     )
 
 
+def _usual_rate(case: Known, build: Sequence[Known]) -> float:
+    """As `PLACEMENT` says; of all other families where none has that placement."""
+    others = [each for each in build if each.family != case.family]
+    alike = [each.log_rate for each in others if each.placement == case.placement]
+    rates = alike or [each.log_rate for each in others]
+    return statistics.median(rates) if rates else math.nan
+
+
 def _share(errors: Sequence[float]) -> float:
-    """Of those within the factor; a hair more, since rates are half a decade apart."""
+    """Of those within the factor, and a hair more: rates are half a decade apart. One that is not known is not within."""
     return sum(abs(error) <= math.log10(FACTOR) + 1e-9 for error in errors) / len(errors) if errors else math.nan
 
 
@@ -109,8 +158,9 @@ def _correlation(outcome: str, figure: str, values: Sequence[float | None], trut
         for v, t in zip(values, truth, strict=True)
         if v is not None and t is not None and math.isfinite(v) and math.isfinite(t)
     ]
+    baseline = figure in BASELINES or figure == PLACEMENT
     pairs = np.array(usable, dtype=float).reshape(-1, 2)
     if len(pairs) < LEAST:
-        return Correlation(outcome, figure, figure in BASELINES, len(pairs), math.nan, math.nan, math.nan)
+        return Correlation(outcome, figure, baseline, len(pairs), math.nan, math.nan, math.nan)
     low, high = interval(pairs, spearman)
-    return Correlation(outcome, figure, figure in BASELINES, len(pairs), float(spearman(pairs)), low, high)
+    return Correlation(outcome, figure, baseline, len(pairs), float(spearman(pairs)), low, high)

@@ -13,9 +13,9 @@ from ctrans.model.gpt import GPT
 from ctrans.stability.backward.curvature import ADAM_EPS
 from ctrans.stability.backward.singular_values import second_derivatives
 
-STEPS = 24
-"""Lanczos steps: a largest eigenvalue apart from the rest is found to 1% in as many."""
-PARTS = 8
+STEPS = 12
+"""Lanczos steps: a largest eigenvalue apart from the rest is found to a few percent in as many."""
+PARTS = 4
 Vector = list[Tensor]
 
 

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ctrans.model.config import GPTConfig
+from ctrans.stability.screening.predicted_rate import FILE, Predictor, read_predictor
 from ctrans.study.description import Study
 from ctrans.study.outcomes import by_case, case_outcomes
 from ctrans.study.prediction.architectures import BASE, families, sealed
 from ctrans.study.prediction.evaluation import Evaluated, Known, evaluate
-from ctrans.study.prediction.predictor import FILE, Predictor, cross_validated, fit, read_predictor
+from ctrans.study.prediction.fitting import cross_validated, fit, with_interval
 from ctrans.study.prediction.predictors import predictors
 from ctrans.study.store import Finished, Store
 from ctrans.training.data import Data
@@ -31,6 +32,10 @@ AFTER, AT = 20, 2
 """The baseline that trains a little: the loss after so many steps, at the third of the rates."""
 NEVER = math.log10(3.0)
 """By how much below the lowest rate a case counts of which no rate was stable, in powers of ten."""
+PLATEAU = 3.25
+"""Nats a byte of the training split's byte frequencies on the validation split: what a model knows that has learned nothing else."""
+LEARNED = 0.1
+"""By how much below `PLATEAU` the best run of an architecture must end for its rates to mean anything."""
 
 
 def cases() -> dict[str, str]:
@@ -90,8 +95,8 @@ def seal(store: Store) -> Seal | None:
 
 
 def known(store: Store, study: Study, *, sealed_third: bool) -> list[Known]:
-    """The architectures of that part whose runs are all done, with figures and outcomes. ConfigError for the sealed third while it is
-    sealed.
+    """The architectures of that part whose runs are all done, with figures and outcomes. One that learned nothing at any rate has no
+    largest stable one: nan. ConfigError for the sealed third while it is sealed.
     """
     if sealed_third and seal(store) is None:
         raise ConfigError(
@@ -105,11 +110,17 @@ def known(store: Store, study: Study, *, sealed_third: bool) -> list[Known]:
         full = len({(run.run.training.learning_rate, run.run.training.seed) for run in runs}) == len(rates) * len(study.seeds)
         if full and case in figures:
             outcomes = case_outcomes(runs)
-            rate = outcomes.get("largest stable learning rate")
-            log_rate = math.log10(rates[0]) - NEVER if rate is None else math.log10(rate)
             mine = {**figures[case], "loss after 20 steps": _early(runs, rates[AT])}
+            log_rate = _log_rate(outcomes, rates[0])
             found.append(Known(case, wanted[case], mine, log_rate, outcomes.get("sensitivity"), outcomes.get("best loss")))
     return found
+
+
+def _log_rate(outcomes: Mapping[str, float | None], lowest: float) -> float:
+    best, rate = outcomes.get("best loss"), outcomes.get("largest stable learning rate")
+    if best is None or best > PLATEAU - LEARNED:
+        return math.nan
+    return math.log10(lowest) - NEVER if rate is None else math.log10(rate)
 
 
 def _of(run: Finished, regime: Mapping[str, Any]) -> bool:
@@ -129,24 +140,29 @@ def built(store: Store, study: Study) -> tuple[Evaluated, Predictor]:
     """What cross-validation by family finds on the two thirds, and the predictor of all of them."""
     each = known(store, study, sealed_third=False)
     figures, rates = [case.figures for case in each], [case.log_rate for case in each]
-    fitted = fit(figures, rates)
     predicted = cross_validated(figures, rates, [case.family for case in each])
-    found = evaluate(each, predicted, each)
-    return found, dataclasses.replace(fitted, deviation=found.deviation)
+    predictor = with_interval(fit(figures, rates), predicted, rates)
+    return evaluate(each, predicted, each, (predictor.low, predictor.high)), predictor
 
 
-def judged(store: Store, study: Study) -> Evaluated:
+def kept_evaluation(store: Store, regime: str) -> Evaluated | None:
+    """What was found on the sealed third in that regime; None before."""
+    kept = store.about(f"evaluation, {regime}")
+    return None if kept is None else Evaluated.from_object(kept)
+
+
+def judged(store: Store, study: Study, regime: str) -> Evaluated:
     """The evaluation on the sealed third: made once, when all its runs are done, and kept. Errors as `known`; ConfigError before."""
-    kept = store.about("evaluation")
+    kept = kept_evaluation(store, regime)
     if kept is not None:
-        return Evaluated.from_object(kept)
+        return kept
     each, wanted = known(store, study, sealed_third=True), sum(map(sealed, cases().values()))
     if len(each) < wanted:
         raise ConfigError(f"{len(each)} of {wanted} sealed architectures are done: it is evaluated once, when all are")
     predictor = Predictor(**store.about("predictor"))
     build = known(store, study, sealed_third=False)
-    found = evaluate(each, [predictor.log_rate(case.figures) for case in each], build)
-    store.tell("evaluation", dataclasses.asdict(found))
+    found = evaluate(each, [predictor.log_rate(case.figures) for case in each], build, (predictor.low, predictor.high))
+    store.tell(f"evaluation, {regime}", dataclasses.asdict(found))
     return found
 
 

@@ -34,8 +34,8 @@ def synflow(model: GPT) -> float:
     with torch.no_grad():
         for weight in weights:
             weight.abs_()
-    ones = torch.ones(1, model.config.context, model.config.width, dtype=weights[0].dtype)
-    total = positive.depth(ones).sum()
+    tokens = torch.zeros(1, model.config.context, dtype=torch.int64)
+    total = positive.depth(torch.ones_like(positive.embed(tokens))).sum()
     gradients = torch.autograd.grad(total, weights, materialize_grads=True)
     flow = float(sum((w.detach() * g).sum() for w, g in zip(weights, gradients, strict=True)))
     return math.log10(flow) if 0 < flow < math.inf else math.nan

@@ -1,6 +1,6 @@
 """A claim as differences that must be positive, and its verdict by one rule.
 
-Each `Contrast` is an effect with one value a seed. Over the seeds it has a mean and a bootstrap interval (95%). An effect holds if the
+Each `Contrast` is an effect with one value a seed. Over the seeds it has a mean and a 95% interval, `mean_interval`. An effect holds if the
 interval lies above 0, is refuted if it lies below, and is open otherwise, as where neither of two placements diverges. The claim is
 *reproduced* if all its effects hold, *not reproduced* if one is refuted, *undecided at this scale* otherwise; with fewer than
 `LEAST_SEEDS` seeds it is undecided in any case.
@@ -14,20 +14,37 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ctrans.model.config import GPTConfig
 from ctrans.study.bootstrap import mean_interval
 from ctrans.study.presets.figures import FIGURES
 from ctrans.study.store import Finished
+from ctrans.training.settings import TrainConfig
 
 LEAST_SEEDS = 3
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided at this scale"
 
 
-def _sensitivity(values: Sequence[float]) -> float:
-    return statistics.fmean(values) - min(values)
+Setting = tuple[GPTConfig, TrainConfig]
+"""All of a run but its seed."""
+Values = Mapping[Setting, float]
 
 
-OVER: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "best": min, "sensitivity": _sensitivity}
-"""How the figures of runs with one seed (learning rates, and what else varies) become one."""
+def _mean(mine: Values, others: Values) -> float:
+    return statistics.fmean(mine.values())
+
+
+def _best(mine: Values, others: Values) -> float:
+    """Of the setting that is best on the other seeds: the lowest of many values of one seed is low by their noise."""
+    known = {setting: value for setting, value in others.items() if setting in mine} or mine
+    return mine[min(known, key=known.__getitem__)]
+
+
+def _sensitivity(mine: Values, others: Values) -> float:
+    return statistics.fmean(mine.values()) - min(mine.values())
+
+
+OVER: dict[str, Callable[[Values, Values], float]] = {"mean": _mean, "best": _best, "sensitivity": _sensitivity}
+"""How the figures of one seed's runs, by setting (learning rates, and what else varies), become one; others are means of other seeds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +67,25 @@ class Contrast:
         """The effect by seed, of the seeds for which it is known."""
         found = {}
         for seed in sorted({run.run.training.seed for run in runs}):
-            mine = [run for run in runs if run.run.training.seed == seed]
-            more = self._value(mine, self.more)
-            less = 0.0 if self.less is None else self._value(mine, self.less)
+            more = self._value(runs, self.more, seed)
+            less = 0.0 if self.less is None else self._value(runs, self.less, seed)
             if more is not None and less is not None:
                 found[seed] = self.sign * (more - less - self.beyond)
         return found
 
-    def _value(self, runs: Sequence[Finished], wanted: Mapping[str, Any]) -> float | None:
+    def _value(self, runs: Sequence[Finished], wanted: Mapping[str, Any], seed: int) -> float | None:
         _, figure = FIGURES[self.figure]
-        values = [value for run in runs if _is(run, wanted) and (value := figure(run)) is not None]
-        return OVER[self.over](values) if values else None
+        mine: dict[Setting, float] = {}
+        others: dict[Setting, list[float]] = {}
+        for run in runs:
+            if _is(run, wanted) and (value := figure(run)) is not None:
+                setting = run.run.model, dataclasses.replace(run.run.training, seed=0)
+                if run.run.training.seed == seed:
+                    mine[setting] = value
+                else:
+                    others.setdefault(setting, []).append(value)
+        means = {setting: statistics.fmean(values) for setting, values in others.items()}
+        return OVER[self.over](mine, means) if mine else None
 
 
 def _is(run: Finished, wanted: Mapping[str, Any]) -> bool:

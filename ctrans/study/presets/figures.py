@@ -8,9 +8,12 @@ from typing import Any
 
 from ctrans.study.outcomes import end_loss
 from ctrans.study.store import Finished
+from ctrans.study.training import FAILED
 
 
-def _diverged(run: Finished) -> float:
+def _diverged(run: Finished) -> float | None:
+    if run.result.ending == FAILED:
+        return None
     return float(run.result.ending == "diverged" or (run.last or 0.0) > (run.first or math.inf))
 
 

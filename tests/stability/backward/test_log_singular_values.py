@@ -1,11 +1,13 @@
 """Oracle: the singular values of a dense matrix, or of the depth's dense Jacobian."""
 
+import math
+
 import pytest
 import torch
 
-from ctrans.stability.backward.log_singular_values import FLOOR, DepthSpectrum, log_singular_values
+from ctrans.stability.backward.log_singular_values import FLOOR, ONE_SUFFICES, DepthSpectrum, log_singular_values
 from ctrans.stability.backward.sensitivity import StepGraphs
-from ctrans.stability.backward.singular_values import linearise
+from ctrans.stability.backward.singular_values import Linearisation, linearise
 from ctrans.walk import walk
 from solvers import SolveError
 from tests.helpers import NAMES, small_model, tokens
@@ -71,3 +73,27 @@ def test_the_depths_spectrum_is_that_of_its_dense_jacobian(name):
 def test_a_jacobian_that_is_zero_has_no_logarithms():
     with pytest.raises(SolveError, match="no logarithm"):
         log_singular_values(of_values(torch.zeros(5, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(
+    "values", [SPECTRA["lognormal"][:48], torch.cat([torch.linspace(0.5, 1.5, 40), torch.zeros(8)]).double()]
+)
+def test_the_standard_error_is_the_spread_of_many_probes(values):
+    """Oracle: the deviation of what 60 probes find, each alone and in as many steps as exhaust the spectrum."""
+    x, generator = torch.zeros_like(values), torch.Generator().manual_seed(1)
+    linear = Linearisation(x, x, lambda v: values * v, lambda u: values * u)
+    found = [log_singular_values(linear, probes=1, steps=48, generator=generator) for _ in range(60)]
+    for figure, error in (("mean", "mean_error"), ("deviation", "deviation_error")):
+        measured = torch.tensor([getattr(each, figure) for each in found]).std()
+        stated = torch.tensor([getattr(each, error) for each in found]).mean()
+        assert float(measured) == pytest.approx(float(stated), rel=0.3)
+
+
+def test_many_dimensions_take_one_probe():
+    pushed = []
+    linear = linearise(lambda x: 2 * x, torch.zeros(ONE_SUFFICES, dtype=torch.float64))
+    counted = Linearisation(linear.x, linear.y, lambda v: pushed.append(v) or linear.push(v), linear.pull)
+    found = log_singular_values(counted, steps=4)
+    assert len(pushed) == 1, "the space of an isometry is exhausted by one product"
+    assert found.mean == pytest.approx(math.log(2))
+    assert found.deviation_error < 1e-6

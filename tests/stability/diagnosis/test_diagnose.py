@@ -1,19 +1,27 @@
 """Every ailment is planted into a healthy model and has to be found where it was put; what is measured has an oracle of its own."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from torch import nn
 
+from ctrans.cli import main
+from ctrans.control.costate import SILENT, costate
+from ctrans.control.maximum_principle import maximum_principle
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.report.control_report import control_notes
 from ctrans.stability.diagnosis.ailments import AILMENTS, SEVERITIES
 from ctrans.stability.diagnosis.diagnose import diagnose, merged
 from ctrans.stability.diagnosis.proportions import weights_of_zeros
+from ctrans.stability.diagnosis.words import limits_table
 from ctrans.stability.screening.quantities import QUANTITIES
 from ctrans.stability.screening.remedies import REMEDIES
+from ctrans.stability.screening.screen import screen
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model
 
@@ -293,3 +301,36 @@ def test_one_expert_of_zeros_in_a_stack_is_named():
     (found,) = [each for each in weights_of_zeros(model, model.depth)["largest entry of a matrix"] if "experts" in each.place]
     assert found.value == 0
     assert "beside.experts[2]" in found.place
+
+
+def test_every_limit_is_shown_with_who_set_it():
+    text = " ".join(Path("docs/commands/diagnose.md").read_text().split())
+    assert " ".join(limits_table().split()) in text
+    shown = " ".join(CliRunner().invoke(main, ["diagnose", "--help"]).output.split())
+    for name, ailment in AILMENTS.items():
+        line = f"{name} ({ailment.severity}): {ailment.says}: {ailment.limit} ({ailment.source})"
+        assert line.replace(" ", "") in shown.replace(" ", "")
+        assert ailment.source
+
+
+def test_what_was_not_examined_says_what_it_takes():
+    said = " ".join(str(diagnose(healthy("pre"), *text())).split())
+    assert (
+        "not examined, so neither found nor ruled out: dead gain around the state (takes a norm around the residual sum)" in said
+    )
+    assert "decay far below lam* (takes --weight-decay" in said
+
+
+def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
+    """dL/dX = 0: there H(0) = 0, no gap, and no ratio of responses that are all 0."""
+    model = healthy("pre", tied=False)
+    model.unembedding.weight.zero_()
+    x, y = text()
+    found = maximum_principle(model.depth, costate(model, x, y))
+    assert found.hamiltonian == found.gap == [0.0] * 6
+    assert SILENT in control_notes(found, None)[0]
+    screening = screen(model, x, y, "quick")
+    assert math.isnan(screening.findings["updates"].quantities["Adam, spread"])
+    assert "Adam, spread" not in screening.flags
+    assert "head of zeros" in screening.findings["updates"].notes[0]
+    assert SILENT in screening.findings["well-posedness"].notes[0]

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from ctrans.stability.forward.contributions import Contributions, logit_contributions
+from ctrans.stability.forward.contributions import Contributions, contributions_by_depth, logit_contributions
 from ctrans.walk import walk
+from tests.cases import RESIDUAL_CASES
 from tests.helpers import NAMES, small_model, tokens
 
 
@@ -41,3 +42,32 @@ def test_a_sublayer_that_is_turned_off_contributes_nothing():
     each, _ = logit_contributions(model, ids, ids)
     assert not each[4].any()
     assert each[3].any()
+
+
+@pytest.mark.parametrize("name", RESIDUAL_CASES)
+def test_with_every_residual_they_sum_to_the_last_state_and_to_the_logits(name):
+    placement, changes = RESIDUAL_CASES[name]
+    model, ids, targets = small_model(placement, tied=False, **changes), tokens(), tokens(seed=1)
+    found = Contributions()
+    walk(model, ids, None, [found])
+    parts = found.figures()
+    last = model.depth(model.embed(ids))
+    largest = float(parts.parts.abs().max())
+    assert float((parts.parts.sum(0) + parts.offsets - last).abs().max()) <= 1e-12 * largest
+    logits = model(ids)[0]
+    expected = logits.gather(-1, targets.unsqueeze(-1))[..., 0] - logits.mean(-1)
+    each, offset = logit_contributions(model, ids, targets)
+    assert float((each.sum(0) + offset - expected).abs().max()) <= 1e-12 * float(each.abs().max())
+    summed = contributions_by_depth(model, ids, targets)
+    assert sum(summed.state) == pytest.approx(1, abs=1e-12)
+    assert sum(summed.logit) == pytest.approx(float(expected.mean()), abs=1e-12 * float(each.abs().max()))
+
+
+def test_what_a_stream_carries_is_mixed_in_every_part():
+    """A sublayer that writes nothing contributes nothing, though the streams are mixed before it."""
+    model, ids = small_model("pre", residual="hyper_connections", streams=2), tokens()
+    for parameter in model.depth.sublayers[3].field.parameters():
+        parameter.zero_()
+    found = Contributions()
+    walk(model, ids, None, [found])
+    assert float(found.figures().parts[4].abs().max()) < 1e-12

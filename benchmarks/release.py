@@ -1,0 +1,252 @@
+"""What has to hold before a version is released, all of it tried and nothing published: `make release-check`.
+
+python benchmarks/release.py [--cuda] [--python PATH ...]
+
+State: the version has a dated entry in the changelog, nothing stands under Unreleased, the tree is clean, the tag is free. Build: sdist,
+and the wheel from it, in isolation; the wheel holds the packages' files that git tracks and no other. Installs: for each Python that
+there is, in an empty environment, with the lowest torch that pyproject.toml allows, the one that constraints.txt has and the newest that
+the index has; then what a newcomer types. What only resolves to a CUDA build, of gigabytes, is resolved and not installed without --cuda.
+Exit code 1 if something does not hold; what could not be tried is said and is no failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+import ctrans
+from benchmarks.record import keep
+
+PYTHONS = ("3.11", "3.12", "3.13")
+SMALL = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "4", "--batch", "1"]
+FACE = (
+    "import ctrans, solvers; assert all(getattr(ctrans, name) is not None for name in ctrans.__all__); print(len(ctrans.__all__))"
+)
+TRIED = {
+    "ctrans --version": ["ctrans", "--version"],
+    "python -m ctrans --version": ["python", "-m", "ctrans", "--version"],
+    "simulate": ["ctrans", "simulate", "--placement", "peri", "--dt", "0.1", *SMALL, "--html", "simulate.html"],
+    "hjb-check": ["ctrans", "hjb-check", "--placement", "peri", *SMALL],
+    "import of the face": ["python", "-c", FACE],
+}
+"""What is run where the wheel is installed, from an empty directory."""
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+class CommandError(Exception):
+    """A command that ended badly, with the end of what it said."""
+
+
+def run(arguments: list[str], place: Path = ROOT, **environment: str) -> str:
+    """What a command prints, with nothing of this process's Python in its environment. Raises CommandError."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(arguments, cwd=place, env={**clean, **environment}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CommandError(
+            f"{' '.join(arguments[:6])}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-400:]}"
+        )
+    return done.stdout
+
+
+def state() -> Iterator[tuple[str, bool, str]]:
+    """What has to be so in the repository: what was looked at, whether it holds, what was seen."""
+    version, changes = ctrans.__version__, (ROOT / "CHANGELOG.md").read_text()
+    entry = re.search(rf"^## \[{re.escape(version)}\] - (\d{{4}}-\d\d-\d\d)$", changes, re.M)
+    yield f"changelog has {version}", entry is not None, f"dated {entry[1]}" if entry else "no dated entry"
+    waiting = re.search(r"^## \[Unreleased\]\n(.*?)^## \[", changes, re.M | re.S)
+    count = len(re.findall(r"^- ", waiting[1], re.M)) if waiting else 0
+    yield "nothing is unreleased", count == 0, f"{count} entries stand under Unreleased: raise the version" if count else ""
+    changed = run(["git", "status", "--porcelain"]).splitlines()
+    yield "clean tree", not changed, f"{len(changed)} files differ" if changed else ""
+    tagged = bool(run(["git", "tag", "--list", f"v{version}"]).strip())
+    yield f"tag v{version} is free", not tagged, "it is taken: raise the version" if tagged else ""
+
+
+def built(place: Path) -> tuple[Path, Path]:
+    """sdist and wheel, made of a clone of the last commit, so that nothing untracked gets in."""
+    run(["git", "clone", "--quiet", "--depth", "1", ROOT.as_uri(), str(place / "clone")])
+    tools = place / "tools"
+    run([sys.executable, "-m", "venv", str(tools)])
+    run([str(tools / "bin/pip"), "install", "--quiet", "build", "twine"])
+    run([str(tools / "bin/python"), "-m", "build", "--outdir", str(place / "dist"), str(place / "clone")])
+    (wheel,), (sdist,) = (place / "dist").glob("*.whl"), (place / "dist").glob("*.tar.gz")
+    return sdist, wheel
+
+
+def contents(sdist: Path, wheel: Path, place: Path) -> Iterator[tuple[str, bool, str]]:
+    """What is in them: of the wheel exactly the packages' tracked files, of the sdist all that the tests need."""
+    tracked = set(run(["git", "ls-files"], place / "clone").splitlines())
+    own = {name for name in tracked if name.split("/")[0] in ("ctrans", "solvers")}
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
+        metadata = next(archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+    differs = sorted(own ^ inside)
+    data = sorted(name for name in inside if not name.endswith(".py"))
+    size = f"{wheel.stat().st_size / 1e3:.0f} kB, {len(inside)} files, of them no code: {', '.join(data)}"
+    yield "wheel holds the packages and no more", not differs, f"these differ: {', '.join(differs[:9])}" if differs else size
+    extras = set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.M))
+    wanted = {"hf", "ray", "report", "docs"}
+    yield "extras", wanted <= extras, ", ".join(sorted(extras))
+    with tarfile.open(sdist) as source:
+        names = {name.partition("/")[2] for name in source.getnames()}
+    lost = sorted(name for name in tracked - names if not name.startswith((".", "benchmarks/results/", "docs/pictures/")))
+    kept = f"{sdist.stat().st_size / 1e3:.0f} kB, {len(names)} files"
+    yield "sdist holds the sources, tests and schemas", not lost, f"{len(lost)} are not: {', '.join(lost[:9])}" if lost else kept
+    run([str(place / "tools/bin/twine"), "check", "--strict", str(sdist), str(wheel)])
+    yield "twine check --strict", True, ""
+
+
+def interpreters(given: list[str]) -> dict[str, str | None]:
+    """Each Python by its version: of those given, on the path, or of pyenv; None for what is not to be had."""
+    candidates = [*given, *(found for version in PYTHONS if (found := shutil.which(f"python{version}")))]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates += [str(path) for version in PYTHONS for path in sorted(pyenv.glob(f"{version}.*/bin/python"))]
+    found: dict[str, str | None] = dict.fromkeys(PYTHONS)
+    for candidate in candidates:
+        try:
+            version = run([candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
+        except (CommandError, OSError):  # a shim for a version that is not chosen
+            continue
+        if version in found and found[version] is None:
+            found[version] = candidate
+    return found
+
+
+def torches() -> dict[str, str]:
+    """What pip is asked for, by what it is."""
+    (asked,) = (each for each in PROJECT["dependencies"] if re.match(r"torch\W", each))
+    pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert pinned
+    return {
+        "lowest": "torch==" + asked.partition(">=")[2],
+        "tested": f"torch=={pinned[1]}",
+        "newest": "torch",
+    }
+
+
+def try_out(scripts: Path, empty: Path) -> str:
+    """Everything in TRIED, and the completion script, in an empty directory. Raises CommandError."""
+    for what in TRIED.values():
+        said = run([str(scripts / what[0]), *what[1:]], empty, HF_HUB_OFFLINE="1")
+        if "--version" in what and said.split() != ["ctrans,", "version", ctrans.__version__]:
+            raise CommandError(f"{' '.join(what)} says {said!r}")
+    if "_ctrans_completion" not in run([str(scripts / "ctrans")], empty, _CTRANS_COMPLETE="zsh_source"):
+        raise CommandError("no completion script")
+    return f"{', '.join(TRIED)}, completion; a page of {(empty / 'simulate.html').stat().st_size / 1e6:.1f} MB"
+
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """Where one Python's environments are made, each anew, and the wheel tried in them. All methods raise CommandError."""
+
+    python: str
+    wheel: Path
+    place: Path
+
+    def empty(self) -> tuple[Path, Path]:
+        """The scripts of an environment without packages, and a directory without files."""
+        for name in ("environment", "directory"):
+            shutil.rmtree(self.place / name, ignore_errors=True)
+        run([self.python, "-m", "venv", str(self.place / "environment")])
+        (self.place / "directory").mkdir()
+        return self.place / "environment" / "bin", self.place / "directory"
+
+    def resolved(self, extras: str, torch: str) -> dict[str, str]:
+        """The versions that pip would install, by name, from metadata alone."""
+        report = self.place / "report.json"
+        asked = [f"{self.wheel}[{extras}]", torch]
+        run([self.python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report), *asked])
+        installs = json.loads(report.read_text())["install"]
+        return {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in installs}
+
+    def without_torch(self) -> tuple[bool, str]:
+        """What needs no torch: all sources are this Python's, and the command says its version and its help."""
+        scripts, directory = self.empty()
+        run([str(scripts / "pip"), "install", "--quiet", "--no-deps", str(self.wheel), "click"])
+        (site,) = (scripts.parent / "lib").glob("python*/site-packages")
+        packages = [str(site / name) for name in ("ctrans", "solvers")]
+        run([str(scripts / "python"), "-W", "error", "-m", "compileall", "-q", "-f", *packages])
+        for option in ("--version", "--help"):
+            run([str(scripts / "ctrans"), option], directory)
+        return True, "compiles without a warning, --version and --help"
+
+    def extras(self) -> tuple[bool, str]:
+        """All extras at once have versions that go together."""
+        versions = self.resolved(",".join(PROJECT["optional-dependencies"]), torches()["tested"])
+        return True, f"all {len(PROJECT['optional-dependencies'])} at once resolve, to {len(versions)} packages"
+
+    def with_torch(self, torch: str, *, cuda: bool) -> tuple[bool | None, str]:
+        """Whether it works with that torch; None where that was resolved alone."""
+        versions = self.resolved("report", torch)
+        what = f"torch {versions['torch']}, {len(versions)} packages"
+        if any(name.startswith("nvidia-") for name in versions) and not cuda:
+            return None, f"{what} resolve; the index has but its CUDA build, which is not installed without --cuda"
+        scripts, directory = self.empty()
+        run([str(scripts / "pip"), "install", "--quiet", f"{self.wheel}[report]", torch])
+        run([str(scripts / "pip"), "check"])
+        return True, f"{what}: {try_out(scripts, directory)}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cuda", action="store_true", help="install CUDA builds of torch too, gigabytes each")
+    parser.add_argument("--python", action="append", default=[], help="an interpreter to try; repeatable")
+    options = parser.parse_args()
+    lines: list[str] = []
+    bad = 0
+
+    def tell(what: str, holds: bool | None, seen: str) -> None:
+        nonlocal bad
+        bad += holds is False
+        word = {True: "holds", False: "DOES NOT HOLD", None: "not tried"}[holds]
+        lines.append(f"{word:>13}  {what}{f': {seen}' if seen else ''}")
+        print(lines[-1], flush=True)
+
+    for each in state():
+        tell(*each)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        sdist, wheel = built(place)
+        for each in contents(sdist, wheel, place):
+            tell(*each)
+        for version, python in interpreters(options.python).items():
+            if python is None:
+                tell(f"Python {version}", None, "there is none here")
+                continue
+            home = Home(python, wheel, place)
+            trials: dict[str, Callable[[], tuple[bool | None, str]]] = {
+                "without torch": home.without_torch,
+                "extras": home.extras,
+            }
+            for which, torch in torches().items():
+                trials[f"{which} torch"] = functools.partial(home.with_torch, torch, cuda=options.cuda)
+            for what, trial in trials.items():
+                started = time.monotonic()
+                try:
+                    holds, seen = trial()
+                except CommandError as error:
+                    holds, seen = False, str(error)
+                tell(f"Python {version}, {what}", holds, f"{seen} ({time.monotonic() - started:.0f} s)")
+    keep("release", [*lines, "", f"{bad} do not hold" if bad else "all that was tried holds"])
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,107 @@
+"""A whole stack of blocks as one velocity, the same weights at every time: dX/dt = N_f(stack(X)) over [0, T], in any number of steps.
+
+The OT-Transformer (Kan et al., arXiv:2501.18793) is this with blocks of steps of length 1 inside, T = 1, and 1/T times as many steps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.depth import Depth, check_count
+from ctrans.fields import EndsLinear, why_not
+from ctrans.norm import Norm
+from ctrans.placement import Placement
+from ctrans.sublayer import Sublayer
+from solvers import ConfigError
+
+MOST_STEPS = 10_000
+"""Steps over a stack: each is a segment, which instruments look at one by one."""
+
+
+class Stack(nn.Module):
+    """f(x) = blocks one after the other, each of its own steps of length 1.
+
+    Where the last sublayer only adds its output, f ends in a linear map: f(x) = y + h W_2 (+ b), y and h being what the last sublayer
+    is given and the features of its map, so that f(x) = last(features(x)) with features [h y] and last [W_2 I].
+    """
+
+    mixes_tokens = True
+
+    def __init__(self, blocks: Depth):
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.blocks(x)
+        return y
+
+    @property
+    def why_not(self) -> str:
+        return "it is a whole stack of blocks and no single map"
+
+    @property
+    def last(self) -> AddedTo:
+        """[W_2 I]; not there where the last sublayer's output is not simply added, or its map names no last linear map."""
+        sublayer, length = self._ending()
+        return AddedTo(sublayer.field.last, length * sublayer.gain)
+
+    def features(self, x: Tensor) -> Tensor:
+        """[h y]."""
+        sublayer, _ = self._ending()
+        for before, length in zip(list(self.blocks.sublayers)[:-1], self.blocks.lengths, strict=False):
+            x = before.step(x, length)
+        return torch.cat([sublayer.field.features(sublayer.given(x)), x], -1)
+
+    def _ending(self) -> tuple[Sublayer, float]:
+        sublayer = self.blocks.sublayers[-1]
+        plain = sublayer.output_norm is None and sublayer.state_norm is None and sublayer.residual is None
+        if not plain or not isinstance(sublayer.field, EndsLinear):
+            raise AttributeError(f"the stack does not end in a linear map{why_not(sublayer.field)}")
+        return sublayer, self.blocks.lengths[-1]
+
+
+class AddedTo(nn.Module):
+    """[h y] -> c (W h + b) + y: what `nn.Linear` is to [c W, I], by the parameters of one."""
+
+    def __init__(self, map_: nn.Linear, scale: float):
+        super().__init__()
+        self.map, self.scale = map_, scale
+
+    @property
+    def weight(self) -> Tensor:
+        w = self.map.weight
+        return torch.cat([self.scale * w, torch.eye(len(w), dtype=w.dtype, device=w.device)], 1)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.map.bias is None else self.scale * self.map.bias
+
+    def forward(self, h: Tensor) -> Tensor:
+        features, x = h.split([h.shape[-1] - len(self.map.weight), len(self.map.weight)], -1)
+        y: Tensor = x + self.scale * self.map(features)
+        return y
+
+
+def stacked(blocks: Depth, steps: int, dt: float, norm: Norm | None) -> Depth:
+    """`steps` segments of length dt of the one velocity N_f(blocks(X)), or without a norm blocks(X); weights are shared by all."""
+    check_count("steps", steps, MOST_STEPS)
+    velocity = Sublayer(Stack(blocks), "attention", output_norm=norm)
+    return Depth([velocity] * steps, dt, per_block=1, shared=True)
+
+
+def check_stack(placements: list[Placement], streams: int, experts: bool) -> None:
+    """Raises ConfigError for blocks that make no velocity."""
+    around = next((placement.name for placement in placements if placement.state_norm), None)
+    if around is not None:
+        raise ConfigError(
+            f"placement {around!r} has a norm around the state, and a stack that is a velocity has no state of its own: choose "
+            "pre, peri, output or none, or leave out stack_steps"
+        )
+    if streams > 1:
+        raise ConfigError("a stack that is a velocity has one stream: choose another residual, or leave out stack_steps")
+    if experts:
+        raise ConfigError(
+            "ffn 'moe' balances its experts by what each is given, which is not looked at inside a stack: choose another ffn, or leave "
+            "out stack_steps"
+        )

@@ -1,0 +1,129 @@
+"""The largest stable learning rate as predicted from the initial weights: few terms, each monotone with a reason, and a constant.
+
+    log10 eta = c - sum_j b_j x_j,  b_j >= 0,
+
+x_j a figure of the screening, or its logarithm, with the sign that its reason has. What was learned from which trainings is
+`predictor.json` beside this file; `ctrans study predict` fits it, and a third of the families was trained only after it was committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ctrans.given_files import read_json
+from solvers import ConfigError
+
+FILE = Path(__file__).parent / "predictor.json"
+SMALLEST = 1e-12
+Figures = Mapping[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """A figure that rates depend on in one direction: `sign` 1 if a larger one needs a smaller rate, -1 if it allows a larger. It enters
+    by its logarithm, unless it is one, or a share, as it is (`plain`).
+    """
+
+    why: str
+    sign: int = 1
+    plain: bool = False
+
+    def value(self, figure: float | None) -> float:
+        """x_j; nan of a figure that is not known."""
+        if figure is None or not math.isfinite(figure):
+            return math.nan
+        return self.sign * (figure if self.plain else math.log10(max(figure, SMALLEST)))
+
+
+TERMS: dict[str, Term] = {
+    "segments with infinite H": Term(
+        "where the Hamiltonian is infinite, velocities grow with the weights without a bound, and so does what a step in them does",
+        plain=True,
+    ),
+    "growth": Term(
+        "the more a state has outgrown its input, the more of it is the weights', and moves when they move", plain=True
+    ),
+    "weight size": Term("a step of Adam moves every weight by about the rate, which is less of a larger one", sign=-1),
+}
+"""By the figure's name; chosen on the two thirds that were trained first."""
+FRAME: tuple[str, ...] = ("parameters", "blocks")
+"""What else is said to be outside of what was studied."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """c, b by term, what a missing figure counts as, and what it was learned from.
+
+    - `low`, `high`: how far below and above the prediction 80% of the measured log10 eta lie, by cross-validation over families
+    - `ranges`: the least and the largest of each term's and of `FRAME`'s figures among the `architectures`
+    """
+
+    constant: float
+    slopes: dict[str, float]
+    usual: dict[str, float]
+    low: float
+    high: float
+    ranges: dict[str, list[float]]
+    architectures: int
+
+    def log_rate(self, figures: Figures) -> float:
+        """log10 of the predicted largest stable learning rate."""
+        return self.constant - math.fsum(b * self._value(name, figures.get(name)) for name, b in self.slopes.items())
+
+    def _value(self, name: str, figure: float | None) -> float:
+        value = TERMS[name].value(figure)
+        return self.usual[name] if math.isnan(value) else value
+
+    def outside(self, figures: Figures) -> list[str]:
+        """The figures that are beyond what was studied, by more than rounding."""
+        found = []
+        for name, (least, largest) in self.ranges.items():
+            value = figures.get(name)
+            if value is not None and not least - 1e-9 * abs(least) <= value <= largest + 1e-9 * abs(largest):
+                found.append(f"{name} {value:.3g}, studied from {least:.3g} to {largest:.3g}")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictedRate:
+    """The rate with its interval, of how many architectures it was learned, and in what the model is outside of them."""
+
+    rate: float
+    low: float
+    high: float
+    architectures: int
+    outside: list[str]
+
+
+def predicted_rate(figures: Figures, predictor: Predictor | None = None) -> PredictedRate:
+    """What was learned, applied. ConfigError where a figure that it needs is not known."""
+    known = read_predictor() if predictor is None else predictor
+    missing = [name for name in known.slopes if math.isnan(TERMS[name].value(figures.get(name)))]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} not known, so no learning rate is predicted")
+    log_rate = known.log_rate(figures)
+    return PredictedRate(
+        10**log_rate, 10 ** (log_rate - known.low), 10 ** (log_rate + known.high), known.architectures, known.outside(figures)
+    )
+
+
+def read_predictor(path: Path = FILE) -> Predictor:
+    """The committed predictor. ConfigError where there is none, or it is damaged."""
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no {path.name} yet: fit one with ctrans study predict, and commit what it writes as {str(path)!r}"
+        )
+    content: Any = read_json(path)
+    try:
+        predictor = Predictor(**content)
+    except TypeError:
+        raise ConfigError(f"{str(path)!r} is no predictor") from None
+    if predictor.slopes.keys() != TERMS.keys():
+        raise ConfigError(
+            f"{str(path)!r} has the terms {', '.join(predictor.slopes)}, and this ctrans {', '.join(TERMS)}: fit it anew"
+        )
+    return predictor

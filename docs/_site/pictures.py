@@ -1,0 +1,47 @@
+"""Draws the pictures of README and site anew, each by the command that anybody can type: `make pictures`, or NAME ... for some.
+
+python docs/_site/pictures.py [NAME ...]
+
+All take some minutes on two cores; loss.png, a training of 2500 iterations, most of that.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "examples" / "pictures"
+PICTURES = {
+    "simulate": ("-m ctrans simulate --placement all --dt 0.1 --out it", "it/simulate.png"),
+    "screen": ("-m ctrans screen --placement none --placement pre --placement peri --placement post --out it", "it/screen.png"),
+    "hjb-check": ("-m ctrans hjb-check --depth 4 --width 64 --context 32 --out it", "it/hjb-check.png"),
+    "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
+    "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),
+    "loss": ("-m ctrans train --out it", "it/loss.png"),
+}
+"""By name: what Python is asked, and where the picture is then."""
+
+
+def main(names: list[str]) -> None:
+    """Those pictures, or all of them."""
+    unknown = set(names) - set(PICTURES)
+    if unknown:
+        raise SystemExit(f"no such picture: {', '.join(sorted(unknown))}; there are {', '.join(PICTURES)}")
+    for name in names or PICTURES:
+        commands, made = PICTURES[name]
+        print(f"{name}: {commands}", flush=True)
+        with tempfile.TemporaryDirectory() as place:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+            for command in commands.split(";"):
+                subprocess.run([sys.executable, *shlex.split(command)], cwd=place, env=environment, check=True, stdout=sys.stderr)
+            shutil.copyfile(Path(place) / made, KEPT / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,85 @@
+"""torchdiffeq's other calls: `odeint_adjoint` and `odeint_event`, by this package's `odeint`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torchdiffeq
+from torch import Tensor
+
+from solvers.adjoint import Adjoint
+from solvers.errors import ConfigError, SolveError, unknown
+from solvers.method import Method
+from solvers.methods import METHODS
+from solvers.odeint import ITS_METHODS, Func, odeint
+from solvers.torchdiffeq_methods import NAMES
+
+
+def odeint_adjoint(
+    func: Func,
+    y0: Any,
+    t: Tensor,
+    *,
+    rtol: float | Tensor = 1e-7,
+    atol: float | Tensor = 1e-9,
+    method: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    event_fn: Any = None,
+    adjoint_rtol: float | None = None,
+    adjoint_atol: float | None = None,
+    adjoint_method: str | None = None,
+    adjoint_options: Mapping[str, Any] | None = None,
+    adjoint_params: Sequence[Tensor] | None = None,
+) -> Any:
+    """`odeint` with the gradient of the adjoint ODE, solved backward with tolerances and by a method of its own where they are given.
+
+    As `torchdiffeq.odeint_adjoint` (0.2.5). Different from there: func may be any function without `adjoint_params`, which are taken
+    and not needed, since whatever func depends on gets its gradient; and the parameters' integral is not controlled, which is there
+    the norm "seminorm", so that this or None is all that `adjoint_options` may ask for besides what `options` do (ConfigError).
+    """
+    if method in NAMES and method not in ITS_METHODS:
+        own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
+        try:
+            return torchdiffeq.odeint_adjoint(
+                func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn, **own
+            )
+        except AssertionError as error:
+            raise SolveError(f"torchdiffeq's {method}: {error or 'it stopped without a word'}") from None
+    same = dict(options or {})
+    for name, value in (adjoint_options or {}).items():
+        allowed = (None, "seminorm") if name == "norm" else (same.get(name),)
+        if not any(value is one or (isinstance(value, (str, int, float)) and value == one) for one in allowed):
+            raise ConfigError(
+                f"adjoint_options has {name} = {value!r}: the way back has those of the way there, and norm 'seminorm': leave it out"
+            )
+    if not all(isinstance(parameter, Tensor) for parameter in adjoint_params or ()):
+        raise ConfigError("adjoint_params holds something else than tensors: give the parameters that func depends on, or None")
+    back = Adjoint(rtol=adjoint_rtol, atol=adjoint_atol, method=_method(adjoint_method))
+    return odeint(func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn, gradient=back)
+
+
+def _method(name: str | None) -> Method | None:
+    if name is None:
+        return None
+    if name not in ITS_METHODS and name not in NAMES:
+        raise unknown("adjoint_method", name, {*ITS_METHODS, *NAMES})
+    return ITS_METHODS.get(name) or METHODS[f"torchdiffeq:{name}"]
+
+
+def odeint_event(
+    func: Func,
+    y0: Any,
+    t0: Tensor,
+    *,
+    event_fn: Callable[[Tensor, Any], Tensor],
+    reverse_time: bool = False,
+    odeint_interface: Callable[..., Any] = odeint,
+    **kwargs: Any,
+) -> Any:
+    """(event_t, states at t0 and there), as `torchdiffeq.odeint_event`; `odeint_interface` may be `odeint_adjoint`. See `odeint`."""
+    if not isinstance(t0, Tensor) or t0.dim() != 0:
+        raise ConfigError(f"t0 is {t0!r}: give a tensor without axes")
+    t = torch.stack([t0, t0.detach() + (-1 if reverse_time else 1)])
+    return odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)

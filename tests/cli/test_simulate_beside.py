@@ -1,0 +1,83 @@
+"""What simulate looks at beside the trajectory: exponents by token as coloured text, spectra, contributions; any model's."""
+
+import json
+
+import pytest
+import torch
+
+from ctrans.report.token_colours import coloured_text, colours, visible
+from tests.cli.test_commands import run
+
+BESIDE = ["--lyapunov", "6", "--spectra", "--contributions", "--no-reference", "--batch", "1"]
+SMALL = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "8", "--placement", "pre"]
+
+
+def result(*args, **options):
+    found = run("simulate", *BESIDE, *args, "--json", "-", **options)
+    assert found.exit_code == 0, found.stderr
+    (model,) = json.loads(found.stdout)["placements"].values()
+    return model
+
+
+def test_they_are_there_when_asked_for_and_null_otherwise():
+    model = result(*SMALL, "--text", "ab<b>cdefghijklmn")
+    assert model["lyapunov"]["words"] == list("ab<b>c")
+    assert len(model["lyapunov"]["exponents"]) == 6
+    assert {each["product"] for each in model["spectra"]} == {"QK", "OV", "W_2 W_1"}
+    assert sum(model["contributions"]["state"]) == pytest.approx(1, abs=1e-12)
+    plain = json.loads(run("simulate", *SMALL, "--no-reference", "--json", "-").stdout)["placements"]["pre"]
+    assert plain["lyapunov"] is plain["spectra"] is plain["contributions"] is None
+
+
+def test_a_token_is_text_on_the_page_and_never_markup(tmp_path):
+    page = tmp_path / "page.html"
+    found = run("simulate", *BESIDE, *SMALL, "--text", "<script>alert(1)</script>", "--html", page, "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.stderr
+    (text,) = [line for line in page.read_text().splitlines() if line.startswith('<span style="background: #')]
+    assert text.count("<span") == 6
+    assert ">&lt;</span>" in text
+    assert {"spectra.png", "contributions.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert "<scrip" in found.stdout
+
+
+def test_colours_say_the_sign_and_the_size():
+    assert colours([1.0, 0.0, -1.0, -float("inf")]) == ["#d64541", "#ffffff", "#4371cb", "#bbbbbb"]
+    assert visible("\x1b[31m\n") == "\\x1b[31m⏎"
+    assert coloured_text(["[red]", "x"], [1.0, -1.0]).plain == "[red]x"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_model_of_another_library(family, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 256,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 16,
+    }
+    if family == "llama":
+        made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, intermediate_size=24, num_key_value_heads=1))
+    else:
+        made = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=256, n_embd=16, n_layer=2, n_head=2, n_positions=16)
+        )
+    made.save_pretrained(tmp_path)
+    model = result("--model", tmp_path, "--context", "8")
+    dense = torch.linalg.eigvals(_qk(made, family).double())
+    expected = dense.abs().sort(descending=True).values[: len(model["spectra"][0]["real"])]
+    first = model["spectra"][0]
+    sizes = torch.tensor(first["real"]).double().square() + torch.tensor(first["imaginary"]).double().square()
+    torch.testing.assert_close(sizes.sqrt(), expected, rtol=1e-5, atol=1e-6)
+    assert sum(model["contributions"]["state"]) == pytest.approx(1, abs=1e-9)
+    assert len(model["lyapunov"]["exponents"]) == 6
+
+
+def _qk(made, family):
+    """Q'K of the first head of the first layer."""
+    if family == "llama":
+        attention = made.model.layers[0].self_attn
+        return attention.q_proj.weight[:8].T @ attention.k_proj.weight[:8]
+    weight = made.transformer.h[0].attn.c_attn.weight
+    return weight[:, :8] @ weight[:, 16:24].T

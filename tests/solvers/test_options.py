@@ -1,0 +1,106 @@
+"""Every option by every method: heeded, which changes what comes out, or refused by name; none is ignored."""
+
+import math
+
+import pytest
+import torch
+
+from solvers import METHODS, NORMS, ConfigError, RungeKutta, Segment, Status, solve
+from solvers.method import BOUNDED, options_of
+from tests.helpers import unchecked
+
+X0 = torch.tensor([1.0, 1e-3], dtype=torch.float64)
+FIXED_ESDIRK = METHODS["esdirk4"].fixed()
+ALL = {**METHODS, "esdirk4, fixed": FIXED_ESDIRK}
+# a value that must be seen in what comes out
+VALUES = {
+    "steps": 7,
+    "rtol": 1e-3,
+    "atol": 1e3,
+    "norm": "max",
+    "max_steps": 1,
+    "first_step": 1e-4,
+    "min_step": 0.4,
+    "max_step": 0.01,
+}
+
+
+def field(t, x):
+    return torch.cos(20 * t) * x + torch.stack([x[0] * 0, x[0] ** 2])
+
+
+def outcome(method, **request):
+    """All that can be seen of a solve: its result, its cost, and how it ended."""
+    seen = []
+    if "norm" in request:
+        norm = NORMS[request["norm"]]
+        request["norm"] = lambda e: seen.append(1) or norm(e)
+    solution = solve([Segment(0, 1, field)], X0, method=method, throw=False, **request)
+    return solution.x1.tolist(), solution.stats, solution.status, bool(seen)
+
+
+@pytest.mark.parametrize("option", VALUES)
+@pytest.mark.parametrize("name", ALL)
+def test_an_option_is_heeded_or_refused(name, option):
+    method, value = ALL[name], VALUES[option]
+    if option in options_of(method):
+        # loose, so that steps of every method are long enough to be bounded
+        plain = {"rtol": 1e-2, "atol": 1e-2} if option.endswith("_step") else {}
+        assert outcome(method, **plain, **{option: value}) != outcome(method, **plain)
+        return
+    with pytest.raises(ConfigError, match=option if option not in ("rtol", "atol") else "rtol or atol"):
+        unchecked(solve)([Segment(0, 1, field)], X0, method=method, **{option: value})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_saved_steps_are_all_steps_or_refused(name):
+    method = ALL[name]
+    request = {"steps": 5} if "steps" in options_of(method) else {}
+    if "save='steps'" not in options_of(method):
+        with pytest.raises(ConfigError, match="takes no save='steps': use an adaptive method of the package"):
+            unchecked(solve)([Segment(0, 1, field)], X0, method=method, save="steps", **request)
+        return
+    solution = solve([Segment(0, 1, field)], X0, method=method, save="steps", **request)
+    assert len(solution.states) == solution.stats.accepted + 1
+
+
+def test_the_tables_are_what_is_said():
+    for name, method in METHODS.items():
+        heeded = options_of(method)
+        assert ("steps" in heeded) is not method.adaptive
+        assert ("rtol" in heeded) is method.adaptive
+        assert (heeded == BOUNDED) is (method.adaptive and isinstance(method, RungeKutta)), name
+
+
+def test_a_norm_of_fixed_steps_is_refused_unless_a_steady_state_is_looked_for():
+    def still(t, x):
+        return -3 * (x - 1)
+
+    with pytest.raises(ConfigError, match="method 'rk4' has fixed steps and takes no norm: give steps"):
+        unchecked(solve)([Segment(0, 1, still)], X0, method="rk4", norm="max")
+    ends = [
+        solve([Segment(0, 4, still)], X0.repeat(50), method="rk4", steps=400, steady=1e-3, norm=norm).time
+        for norm in (None, "max")
+    ]
+    # |dx/dt| = 3 (1 - x) of every second entry, so that the largest is sqrt(2) times the RMS
+    assert ends[1] - ends[0] == pytest.approx(math.log(2) / 6, abs=0.02)
+
+
+class Plain:
+    """A method that promises nothing more than what `solve` asks."""
+
+    order, adaptive = 1, False
+
+    def advance(self, segment, x, run):
+        return run.accept(segment, segment.end, x)
+
+
+def test_a_method_of_ones_own_heeds_what_its_kind_does_or_what_it_says():
+    class Said(Plain):
+        options = frozenset({"steps", "rtol", "norm"})
+
+    with pytest.raises(ConfigError, match="takes no norm"):
+        unchecked(solve)([Segment(0, 1, field)], X0, method=Plain(), norm="max")
+    assert solve([Segment(0, 1, field)], X0, method=Said(), norm="max", rtol=1e-3).status is Status.SUCCESS
+    with pytest.raises(ConfigError, match="takes no max_steps"):
+        unchecked(solve)([Segment(0, 1, field)], X0, method=Said(), max_steps=3)
