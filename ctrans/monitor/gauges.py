@@ -26,6 +26,7 @@ SAMPLE = 256
 MEDIAN_OF = 4096
 """A median is that of at most so many entries."""
 TINY = 1e-30
+OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
 
 
 class Gauges:
@@ -94,7 +95,8 @@ class Gauges:
     def read(self, optimizer: torch.optim.Optimizer | None, clip: float | None = None, scale: float = 1.0) -> Figures:
         """All figures of the passes since `arm`, and of gradients and weights as they are, in one move to the host.
 
-        Gradients are those of `scale` times the loss, and told without it. With `clip`, the gradient's norm is still to be cut to that,
+        Gradients are those of `scale` times the loss, and told without it; nan for one that overflows in it, as its scaler makes no step
+        then. With `clip`, the gradient's norm is still to be cut to that,
         and what Adam will see is.
         """
         self.disarm()
@@ -102,18 +104,18 @@ class Gauges:
         self._heads_of_model(found)
         inside, outside = own_parameters(self.sites)
         for k, parameters in enumerate(inside):
-            found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None]) / scale
-        found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None]) / scale
-        for k in range(len(self.sites.sites) + 1):
-            if ("costate", k) in found:
-                found["costate", k] = found["costate", k] / scale
+            found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
+        found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
+        if scale != 1:
+            for key in [key for key in found if key[0] in OF_GRADIENTS]:
+                found[key] = torch.where(found[key].isfinite(), found[key] / scale, math.nan)
         cut = torch.ones(()) if clip is None else self._cut(found, clip)
         factor = None if clip is None and scale == 1 else cut / scale
         found.update(self.updates.figures([*inside, outside], optimizer, factor))
         self._start = self._last = None
         values = _to_host(found)
         values.update(self._bound_shares(values))
-        return self._figures(values)
+        return self._figures(values, scaled=scale != 1)
 
     def _cut(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
         """What all gradients will be multiplied with so that their norm is at most `clip`."""
@@ -296,12 +298,13 @@ class Gauges:
         found["log_z", 0] = logits.float().logsumexp(-1).mean()
         found["largest_logit", 0] = length(logits, math.inf)
 
-    def _figures(self, values: Mapping[tuple[str, int], list[float]]) -> Figures:
+    def _figures(self, values: Mapping[tuple[str, int], list[float]], *, scaled: bool) -> Figures:
         count = len(self.sites.sites)
         order = [(name, k) for k in range(count + 1) for name in ("rms", "logit", "velocity")]
         order += [("log_z", 0), *(("costate", k) for k in range(count, -1, -1))]
         order += [*(("gradient", k) for k in range(count)), ("gradient_outside", 0)]
-        self.broken = [key for key in order if not all(map(math.isfinite, values.get(key, [])))]
+        looked = [key for key in order if not (scaled and key[0] in OF_GRADIENTS)]
+        self.broken = [key for key in looked if not all(map(math.isfinite, values.get(key, [])))]
         figures: Figures = {}
         if any(name == "logit" for name, _ in values):
             self.heads = [len(values.get(("logit", k), [])) for k in range(count)]

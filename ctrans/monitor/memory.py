@@ -10,7 +10,7 @@ import collections
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ MEMORY = "monitor.json"
 """The file of it, beside a checkpoint's."""
 
 
+@runtime_checkable
 class Remembers(Protocol):
     """A monitor."""
 

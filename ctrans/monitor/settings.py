@@ -34,7 +34,8 @@ class MonitorSettings:
     - `start`, `total`: the step that the training goes on from, and how many it will have
     - `memory`: what `Monitor.memory()` gave at the step `start`: alarms and reactions go on as if it had not stopped
     - `clip`: the norm to which gradients are cut after `step` is told, where they are: Adam's second moments are of cut ones
-    - `scale`: what the loss was multiplied with before `backward`, as `GradScaler.get_scale`, a function: gradients are told without it
+    - `scale`: what the loss was multiplied with before `backward`, as `GradScaler.get_scale`, a function: gradients are told without it,
+      and those that overflow in it not at all
     - `compiled`: whether the model's passes are compiled. A compiler's graph has no hooks: `step` is then to be given the `batch` that
       the model was called with, its arguments, and a quarter of its sequences is looked at once more, uncompiled, forward only. None
       finds out

@@ -1,5 +1,7 @@
 """float16 with a GradScaler: the training's bits are as without, and gradients are told as if the loss were not scaled."""
 
+import math
+
 import pytest
 import torch
 
@@ -7,40 +9,47 @@ from ctrans import ConfigError
 from ctrans.monitor import Monitor
 from tests.monitor.test_bits import gpt
 
+STEPS = 24
 
-def train(monitored, steps=24, dtype=torch.float16, scaled=True):
+
+def train(monitored):
+    """The weights, the monitor, and the gradient's norm by sublayer of every step once the scaler has unscaled it."""
     torch.manual_seed(0)
     model = gpt()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=8, enabled=scaled)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=8)
     monitor = Monitor(model, every=3, scale=scaler.get_scale) if monitored else None
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
+    generator, norms = torch.Generator().manual_seed(0), {}
+    for step in range(1, STEPS + 1):
         rows = torch.randint(32, (4, 9), generator=generator)
-        with torch.autocast("cpu", dtype):
+        with torch.autocast("cpu", torch.float16):
             loss = model(rows[:, :-1], rows[:, 1:])[1]
         scaler.scale(loss).backward()
         if monitor is not None:
             monitor.step(loss, optimiser)
+        scaler.unscale_(optimiser)
+        norms[step] = [math.hypot(*(float(p.grad.norm()) for p in part.parameters())) for part in model.depth.sublayers]
         scaler.step(optimiser)
         scaler.update()
         optimiser.zero_grad()
-    return model.state_dict(), monitor
+    return model.state_dict(), monitor, norms
 
 
 def test_a_scaled_float16_training_is_as_without_and_its_gradients_are_told_unscaled():
-    without, _ = train(False)
-    weights, monitor = train(True)
+    without, _, _ = train(False)
+    weights, monitor, norms = train(True)
     assert all(torch.equal(weights[name], without[name]) for name in without)
-    _, plain = train(True, scaled=False, dtype=torch.bfloat16)
-    for (step, figures), (_, other) in zip(monitor.past.reports, plain.past.reports, strict=True):
-        for name in ("gradient", "costate"):
-            ours, theirs = (torch.tensor(each[name]).nanmean() for each in (figures, other))
-            assert float(ours) == pytest.approx(float(theirs), rel=0.2), (step, name)  # of two roundings
-        assert figures["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=0.2)
-        if "surprise" in figures:
-            assert 0.02 < figures["surprise"][0] < 20
-    assert monitor.alarms == []
+    finite = 0
+    for step, figures in monitor.past.reports:
+        if math.isfinite(figures["gradient_norm"]):
+            finite += 1
+            assert figures["gradient"] == pytest.approx(norms[step], rel=1e-5)
+            assert max(figures["costate"][:-1]) < 100  # and not 2^14 times as much
+    assert finite >= len(monitor.past.reports) // 2
+    assert math.isnan(
+        monitor.past.reports[0][1]["gradient_norm"]
+    )  # it overflows at the first scale, and the scaler makes no step
+    assert "not finite" not in [alarm.rule for alarm in monitor.alarms]
 
 
 def test_steps_are_skipped_behind_a_scaler_that_has_unscaled():
