@@ -31,6 +31,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
+from ctrans.threads import wait_passively
+
+wait_passively()
+
 import ctrans
 from benchmarks.record import keep
 

@@ -18,6 +18,7 @@ from solvers.controller import StepSize
 from solvers.error_norm import Norm, get_norm
 from solvers.errors import ConfigError, SolveError
 from solvers.method import Method
+from solvers.methods import get_method
 from solvers.request import check_bounds, check_segments, check_solver, check_state
 from solvers.run import Run, as_tensors, check_like, representable
 from solvers.runge_kutta import SHORTEST, RungeKutta, guessed_step, probe_step
@@ -76,9 +77,10 @@ def solve_each(
     """
     check_segments(segments)
     check_state(x0)
-    chosen, relative, absolute = check_solver(method, 1, rtol, atol, x0.dtype, max_steps)
+    chosen = get_method(method)
     if not (isinstance(chosen, RungeKutta) and chosen.adaptive and not chosen.implicit):
         raise ConfigError(f"method {method!r} has no steps by row: use an explicit adaptive method of the package, as tsit5")
+    _, relative, absolute = check_solver(method, 1, rtol, atol, x0.dtype, max_steps)
     if x0.dim() == 0 or any(segment.learned for segment in segments) or batched() or in_forward_mode():
         raise ConfigError(
             "steps by row need a state whose first axis are the rows, times that are not learned, and no vmap or forward mode: use `solve`"

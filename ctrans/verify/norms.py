@@ -230,6 +230,10 @@ def verdicts(generator: torch.Generator) -> Trial:
     )
 
 
+IMPROVED, STILL = 20_000, 1e-7
+"""Steps at most of gains that improve, and the change below which they stand still: slow where a best gain is nearly 0."""
+
+
 def decayed_gains(generator: torch.Generator) -> Trial:
     """(kappa^2 + |sum_j p_j|^2)/(2 lam) written out anew, and what gains that improve step by step reach by the norm's own support."""
     norm = any_norm(generator, DECAYING)
@@ -237,15 +241,18 @@ def decayed_gains(generator: torch.Generator) -> Trial:
     H = float(GainDecay(norm, lam).support(P))
     own = [norm.get_parameter(name) for name in norm.linear_parameters()]
     best = -math.inf
-    for _ in range(4):
+    for _ in range(2):
         for parameter in own:
             parameter.copy_(noise(generator, *parameter.shape))
-        for _ in range(300):
+        for _ in range(IMPROVED):
             with torch.enable_grad():
                 wanted = [parameter.requires_grad_() for parameter in own]
                 slopes = torch.autograd.grad(norm.support(-P).sum(), wanted)
+            moved = max(float((slope / lam - parameter).abs().max()) for parameter, slope in zip(own, slopes, strict=True))
             for parameter, slope in zip(own, slopes, strict=True):
                 parameter.requires_grad_(False).copy_(slope / lam)
+            if moved < STILL:
+                break
         best = max(best, float(norm.support(-P).sum()) - lam / 2 * sum(float(each.square().sum()) for each in own))
     drift = float(P.sum(0).square().sum()) if has_offset(norm) else 0.0
     words = f"{words_of(norm)}, {len(P)} tokens, lam = {lam:.3g}"

@@ -7,12 +7,12 @@ from tests.cli.test_commands import run, strict
 
 
 def test_a_family_is_told_with_its_placement_and_what_is_not_known():
-    result = run("families", "gpt_neox", "granite", "albert")
+    result = run("families", "gpt_neox", "granite", "albert", "gpt_oss")
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
     assert "gpt_neox tokens pre at once" in words
     assert "granite tokens pre dt 0.22 yes yes yes yes" in words
-    assert "attention and FFN act at once, as one map" in words
+    assert "its rows, as they are read here, do not sum to 1" in words
     assert "albert: refused." in words
 
 

@@ -14,6 +14,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 
 MODEL = options.stack(
+    options.several_models,
     options.placements_option("peri"),
     options.architecture_options,
     options.text_options,

@@ -79,7 +79,7 @@ def turned(attention, z, place):
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_is_its_formula_token_by_token(name, causal):
     config = GPTConfig(width=16, heads=4, depth=1, causal=causal, temperature=1.3, initialisation="xavier", **VARIANTS[name])
-    attention = learned(GPT(config).double().depth.sublayers[0].attention, 0.3).requires_grad_(False)
+    attention = learned(GPT(config).double().depth.sublayers[0].attention.field, 0.3).requires_grad_(False)
     x = states(6, 16)
     assert torch.allclose(attention(x), by_loops(attention, x), atol=1e-12)
 

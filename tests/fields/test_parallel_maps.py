@@ -144,9 +144,8 @@ def test_theta_of_a_foreign_sum_is_that_of_its_attention():
     assert 0 < walk(imported, ids, instruments=[MeanTheta()])[0] <= 1
 
 
-def test_a_hook_has_no_place_in_a_foreign_sum_and_the_monitor_says_so():
-    with pytest.raises(ConfigError, match="act at once, so that no module of it gives"):
-        sites_of(small_model("gptj"))
+def test_a_foreign_sum_leaves_by_two_exits_and_ours_by_one():
+    assert len(sites_of(small_model("gptj")).sites[0].exits) == 2
     site = sites_of(two_norms()).sites[0]
     assert type(site.attention).__name__ == "Attention"
 

@@ -135,7 +135,7 @@ def _attention(model: Mapping[str, Any]) -> Series:
 
 
 @dataclasses.dataclass(frozen=True)
-class Panel:
+class ScreenedChart:
     """A chart: its words, what is meant, and what finds the measured line, and its bound, in a model's screening."""
 
     words: Drawn
@@ -145,26 +145,26 @@ class Panel:
 
 
 PANELS = (
-    Panel(SCREENED["growth"], "Dashed: what the placement's theorem allows at most.", _growth, _bound),
-    Panel(SCREENED["added"], "Y is the state without any sublayer: what is left of the embedded text.", _added),
-    Panel(SCREENED["apart"], "Towards 0 all tokens of a sequence become one and the same vector.", _apart),
-    Panel(
+    ScreenedChart(SCREENED["growth"], "Dashed: what the placement's theorem allows at most.", _growth, _bound),
+    ScreenedChart(SCREENED["added"], "Y is the state without any sublayer: what is left of the embedded text.", _added),
+    ScreenedChart(SCREENED["apart"], "Towards 0 all tokens of a sequence become one and the same vector.", _apart),
+    ScreenedChart(
         SCREENED["sensitivity"],
         "Largest singular value of a velocity's Jacobian: what a small change of the state can become in a step of length 1.",
         _sensitivity,
     ),
-    Panel(SCREENED["gradients"], "Norm of the loss's gradient by the weights of each sublayer.", _gradients),
-    Panel(
+    ScreenedChart(SCREENED["gradients"], "Norm of the loss's gradient by the weights of each sublayer.", _gradients),
+    ScreenedChart(
         SCREENED["condition"],
         "|J_i:D| |X_i| / |X_D|: how much a relative change of the state at block i can grow up to the end.",
         _condition,
     ),
-    Panel(
+    ScreenedChart(
         SCREENED["updates"],
         "By how much of itself one step at learning rate 0.001 on this sublayer's weights moves the state at the end, to first order.",
         _updates,
     ),
-    Panel(
+    ScreenedChart(
         SCREENED["attention"],
         "How much a relative change of the state grows through the attention rows (softmax) alone.",
         _attention,

@@ -1,6 +1,7 @@
 """Oracle: the state at the end with the weights moved by hand, by central differences."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_the_spread_is_infinite_where_a_sublayer_cannot_be_moved():
     assert 0 < found["sgd"].spread < float("inf")
     for parameter in model.token_embedding.parameters():
         parameter.zero_()  # the tied head gives equal logits, and its costate is zero
-    assert responses(model, tokens(), tokens(seed=1))["sgd"].spread == float("inf")
+    assert math.isnan(responses(model, tokens(), tokens(seed=1))["sgd"].spread)  # 0/0: none can be moved
 
 
 def test_a_response_is_proportional_to_the_learning_rate():
