@@ -28,6 +28,8 @@ BEFORE: dict[str, dict[str, Any]] = {
         "norm_groups": None,
         "norm_alpha": None,
         "norm_radius": None,
+        "branch_norms": False,
+        "stack_steps": None,
     },
     "training": {"balance": 0.01, "router_z": 0.001, "bias_rate": 0.0},
 }

@@ -34,9 +34,9 @@ def test_sensitivity_is_the_mean_loss_above_the_best_with_no_loss_above_the_firs
     ("ends", "largest"),
     [
         (
-            [[2.0, 2.0], [2.5, 2.7], [4.0, 2.0], [2.0, 2.0]],
+            [[2.0, 2.0], [2.2, 2.25], [4.0, 2.0], [2.0, 2.0]],
             1e-2,
-        ),  # one seed misses more than a quarter; what is stable above is no matter
+        ),  # one seed misses more than it may; what is stable above is no matter
         (
             [[2.6, 2.6], [2.5, "diverged"], [2.0, 2.1], [5.0, 5.0]],
             1e-1,

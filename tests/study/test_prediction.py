@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.backward.curvature import ADAM_EPS
-from ctrans.stability.screening.predicted_rate import TERMS, predicted_rate, read_predictor
+from ctrans.stability.screening.predicted_rate import SEALED, TERMS, predicted_rate, read_predictor
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import RATES, REGIMES, families, prediction_study, sealed
 from ctrans.study.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, evaluate
@@ -275,6 +276,25 @@ def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(
         store.connection.execute("DELETE FROM runs")
         assert json.dumps(dataclasses.asdict(protocol.judged(store, kept, "adamw"))) == json.dumps(dataclasses.asdict(found))
         assert protocol.break_seal(store, path) == broken
+
+
+KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "study-predict"
+
+
+def test_what_the_screening_says_of_its_prediction_is_what_the_kept_study_found(tmp_path):
+    """And what was sealed is predicted by the committed predictor as it was on that day."""
+    with open_store(KEPT, write=False) as store:
+        found, predictor = protocol.kept_evaluation(store, "adamw"), protocol.Predictor(**store.about("predictor"))
+        figures = store.predictors()
+        build, fitted = protocol.built(store, prediction_study("adamw", seal=False))
+    assert predictor == read_predictor()
+    assert len(found.points) == SEALED["architectures"]
+    said = [SEALED[name] for name in ("within a factor of 3", "in the interval", "their placement's median within it")]
+    assert [found.within, found.covered, found.usual] == pytest.approx(said, abs=0.005)
+    for point in found.points:
+        assert predictor.log_rate(figures[point["case"]]) == pytest.approx(point["predicted"], rel=1e-12)
+    assert fitted.slopes == pytest.approx(predictor.slopes)
+    assert len(build.points) == predictor.architectures
 
 
 def test_it_is_evaluated_when_all_is_done(tmp_path):
