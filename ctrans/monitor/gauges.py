@@ -104,7 +104,8 @@ class Gauges:
         self._heads_of_model(found)
         inside, outside = own_parameters(self.sites)
         for k, parameters in enumerate(inside):
-            found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
+            if any(p.requires_grad for p in parameters):  # one that is frozen on purpose has none, which is not 0
+                found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
         found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
         if scale != 1:
             for key in [key for key in found if key[0] in OF_GRADIENTS]:
@@ -119,7 +120,7 @@ class Gauges:
 
     def _cut(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
         """What all gradients will be multiplied with so that their norm is at most `clip`."""
-        parts = [found["gradient", k] for k in range(len(self.sites.sites))]
+        parts = [found["gradient", k] for k in range(len(self.sites.sites)) if ("gradient", k) in found]
         return (clip / length(torch.stack([*parts, found["gradient_outside", 0].to(parts[0])])).clamp(min=TINY)).clamp(max=1.0)
 
     def sample_weights(self) -> None:
@@ -322,7 +323,8 @@ class Gauges:
         if (exponent := growth_exponent(added)) is not None:
             figures["growth"] = exponent
         if "gradient" in figures and "gradient_outside" in figures:
-            figures["gradient_norm"] = math.hypot(*figures["gradient"], figures["gradient_outside"])  # type: ignore[misc,arg-type]
+            inside = [values.get(("gradient", k), [0.0])[0] for k in range(count)]
+            figures["gradient_norm"] = math.hypot(*inside, values["gradient_outside", 0][0])
         return figures
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ctrans.monitor.alarms import Alarm
 from ctrans.monitor.memory import memory_in, save_memory
 from ctrans.monitor.monitor import Monitor
+from ctrans.monitor.settings import settings_and_opening
 from ctrans.monitor.sites import unwrapped
 
 LOGGER = logging.getLogger("ctrans.monitor")
@@ -32,6 +33,7 @@ class TrainerCallback(transformers.TrainerCallback):
     """
 
     def __init__(self, *, every: int = 50, out: str | Path | None = None, batch: Mapping[str, Any] | None = None, **options: Any):
+        settings_and_opening({"save": self._ask_to_save, **options, "every": every, "out": out})  # what is none is said at once
         self.every, self.out, self.batch, self.options = every, out, batch, options
         self.monitor: Monitor | None = None
         self._losses: list[Tensor] = []

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from ctrans import GPT, GPTConfig
+from ctrans import GPT, ConfigError, GPTConfig
 from ctrans.monitor import read_log
 
 STEPS = 12
@@ -75,6 +75,15 @@ def test_a_trainers_alarms_are_warnings_and_may_stop_it_and_save(tmp_path, caplo
     assert trainer.state.global_step == 3
     assert read_log(tmp_path / "log").ended == "stopped at step 3"
     assert any(name.startswith("checkpoint") for name in os.listdir(tmp_path))
+
+
+def test_an_option_that_is_none_is_refused_before_the_training_begins():
+    pytest.importorskip("transformers")
+    from ctrans.monitor import TrainerCallback
+
+    with pytest.raises(ConfigError, match="did you mean 'every'"):
+        TrainerCallback(evry=5)
+    assert TrainerCallback(react=["save"]).monitor is None
 
 
 def test_a_trainer_that_is_resumed_has_the_log_of_one_that_did_not_stop(tmp_path):

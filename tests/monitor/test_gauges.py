@@ -158,6 +158,26 @@ def test_a_velocity_behind_an_output_norm_stays_within_its_bound():
     assert all(0.5 < share <= 1 for share in figures["bound_share"])
 
 
+def test_a_layer_that_is_frozen_on_purpose_has_no_gradient_and_is_told_as_frozen():
+    model, text = gpt(), tokens()
+    model.depth.sublayers[2].requires_grad_(False)
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    monitor = Monitor(model, every=1, clip=1.0)
+    for _ in range(4):
+        loss = model(text[:, :-1], text[:, 1:])[1]
+        loss.backward()
+        norm = math.hypot(*(float(p.grad.norm()) for p in model.parameters() if p.grad is not None))
+        monitor.step(loss, optimiser)
+        optimiser.step()
+        optimiser.zero_grad()
+    figures = monitor.past.reports[-1][1]
+    assert [math.isnan(value) for value in figures["gradient"]] == [k == 2 for k in range(6)]
+    assert figures["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+    told = {(alarm.rule, alarm.place) for alarm in monitor.alarms}
+    assert ("frozen layer", "block 1, attention") in told
+    assert ("dead layer", "block 1, attention") not in told, monitor.alarms
+
+
 def test_growth_of_a_power_is_its_exponent():
     assert growth_exponent([k**1.7 for k in range(1, 13)]) == pytest.approx(1.7)
     assert growth_exponent([1.0]) is None
