@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from ctrans.fields import Balances, TokenBound
 from ctrans.interop.calls import first_tensor
 from ctrans.monitor.gauge_table import GAUGES, Figures
+from ctrans.monitor.reductions import SAMPLE, evenness, length, longest, norm_of, sample, sample_rows, to_host
 from ctrans.monitor.scores import ScoresSeen
 from ctrans.monitor.sites import Exit, Site, Sites, dropped, own_parameters
 from ctrans.monitor.updates import Updates
 from ctrans.stability.forward.bounds import needs_radius, velocity_bound
 
-SAMPLE = 256
-"""Of so many tokens of a batch the growth since X_0 and the logits are looked at."""
 MEDIAN_OF = 4096
 """A median is that of at most so many entries."""
 TINY = 1e-30
@@ -114,7 +113,7 @@ class Gauges:
         factor = None if clip is None and scale == 1 else cut / scale
         found.update(self.updates.figures([*inside, outside], optimizer, factor))
         self._start = self._last = None
-        values = _to_host(found)
+        values = to_host(found)
         values.update(self._bound_shares(values))
         return self._figures(values, scaled=scale != 1)
 
@@ -175,13 +174,13 @@ class Gauges:
             return
         with torch.no_grad():
             self._state(k, x.detach())
-            rows = _rows(x)
+            rows = sample_rows(x)
             if k == 0:
                 self._start = rows.clone()
             elif self._start is not None and rows.shape == self._start.shape:
                 self._found["added", k] = torch.linalg.vector_norm(rows.float() - self._start)
             if needs_radius(site.sublayer):
-                self._found["radius", k] = _longest(x.detach())
+                self._found["radius", k] = longest(x.detach())
         if x.requires_grad:
             x.register_hook(lambda p: self._try(site.place, self._returns, k, p))
         self._last = x
@@ -205,9 +204,9 @@ class Gauges:
         k, norm = site.k, length(r)
         self._found["velocity", k] = norm / math.sqrt(r.numel())
         self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
-        rows = _rows(r)
+        rows = sample_rows(r)
         self._found["spread", k] = length(rows - rows.mean(0)) / length(rows).clamp(min=TINY)
-        self._found["longest", k] = _longest(r)
+        self._found["longest", k] = longest(r)
         if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
             self._arrived(self._last.detach().reshape(r.shape) + site.length * r)
 
@@ -220,7 +219,7 @@ class Gauges:
         """X_K."""
         k = len(self.sites.sites)
         self._state(k, x)
-        rows = _rows(x)
+        rows = sample_rows(x)
         if self._start is not None and rows.shape == self._start.shape:
             self._found["added", k] = torch.linalg.vector_norm(rows.float() - self._start)
         self._last = x[:1, :SAMPLE] if x.dim() > 2 else x[:SAMPLE].unsqueeze(0)
@@ -267,14 +266,14 @@ class Gauges:
         """By our own maps' word: what a router of theirs is called with is not seen."""
         if self._new("routing", site.k):
             with torch.no_grad():
-                load = site.router.load(_sample(x))  # type: ignore[union-attr, operator]  # it is such a map
-                self._found["routing", site.k] = _even(load / load.sum())
+                load = site.router.load(sample(x))  # type: ignore[union-attr, operator]  # it is such a map
+                self._found["routing", site.k] = evenness(load / load.sum())
 
     def _routed(self, site: Site, y: Tensor) -> None:
         if self._new("routing", site.k) and y.is_floating_point() and y.shape[-1] > 1:
             with torch.no_grad():
                 chosen = y.detach().reshape(-1, y.shape[-1]).argmax(-1)
-                self._found["routing", site.k] = _even(torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen))
+                self._found["routing", site.k] = evenness(torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen))
 
     def _returned(self, output: Any) -> None:
         if torch.compiler.is_compiling() or not self._new("log_z", 0):
@@ -337,59 +336,6 @@ def growth_exponent(added: Sequence[float]) -> float | None:
     mean_s, mean_a = (sum(axis) / len(points) for axis in zip(*points, strict=True))
     slope: float = sum((s - mean_s) * (a - mean_a) for s, a in points) / sum((s - mean_s) ** 2 for s, _ in points)
     return slope
-
-
-def length(x: Tensor, order: float = 2) -> Tensor:
-    """The norm of all its entries, computed in float32 at least, without a copy of x."""
-    found: Tensor = torch.linalg.vector_norm(x, order, dtype=_wide(x))
-    return found
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def norm_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The length of all of them together, on their device; every process has to ask where they are sharded."""
-    if not tensors:
-        return torch.zeros(())
-    norms = torch._foreach_norm(list(tensors))
-    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
-    return length(torch.stack([norm.float() for norm in whole]))
-
-
-def _to_host(found: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], list[float]]:
-    """All numbers, by one transfer from each device: in practice from one."""
-    parts = {key: value.detach().float().reshape(-1) for key, value in found.items()}
-    values: dict[tuple[str, int], list[float]] = {}
-    for device in {part.device for part in parts.values()}:
-        here = {key: part for key, part in parts.items() if part.device == device}
-        numbers = torch.cat(list(here.values())).tolist()
-        for key, part in here.items():
-            values[key], numbers = numbers[: part.numel()], numbers[part.numel() :]
-    return values
-
-
-def _longest(x: Tensor) -> Tensor:
-    """The length of the longest token."""
-    found: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=_wide(x)).max()
-    return found
-
-
-def _even(shares: Tensor) -> Tensor:
-    """exp(entropy)/n of n shares: 1 where all are the same, 1/n where one has all."""
-    found: Tensor = torch.special.entr(shares).sum().exp() / len(shares)
-    return found
-
-
-def _sample(x: Tensor) -> Tensor:
-    """The first tokens of a batch, (tokens, width)."""
-    return x.detach().reshape(-1, x.shape[-1])[:SAMPLE]
-
-
-def _rows(x: Tensor) -> Tensor:
-    """The same in float32."""
-    return _sample(x).float()
 
 
 def in_a_line(error: BaseException) -> str:

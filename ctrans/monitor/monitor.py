@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from ctrans.monitor.alarms import Alarm, Watch
 from ctrans.monitor.checks import gradient_spike
 from ctrans.monitor.gauge_table import Figures
-from ctrans.monitor.gauges import Gauges, in_a_line, norm_of
+from ctrans.monitor.gauges import Gauges, in_a_line
 from ctrans.monitor.log import Header, LogWriter, Report
 from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
 from ctrans.monitor.past import Past
 from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, distributed
+from ctrans.monitor.reductions import norm_of
 from ctrans.monitor.settings import Told, settings_and_opening
 from ctrans.monitor.sites import as_it_was, is_compiled, sites_of
 from solvers import ConfigError

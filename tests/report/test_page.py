@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ctrans.cli import COMMANDS, main
-from ctrans.monitor.gauges import GAUGES
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import Header, LogWriter, Report
 from ctrans.placement import PLACEMENTS
 from ctrans.report.page import CONTENTS, html, page_of, render

@@ -1,0 +1,65 @@
+"""Tensors as few numbers, where they are: lengths, shares, a sample of tokens, and one transfer to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+SAMPLE = 256
+"""Of so many tokens of a batch the growth since X_0 and the logits are looked at."""
+
+
+def length(x: Tensor, order: float = 2) -> Tensor:
+    """The norm of all its entries, computed in float32 at least, without a copy of x."""
+    found: Tensor = torch.linalg.vector_norm(x, order, dtype=wide(x))
+    return found
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """The dtype to sum in: float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def norm_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The length of all of them together, on their device; every process has to ask where they are sharded."""
+    if not tensors:
+        return torch.zeros(())
+    norms = torch._foreach_norm(list(tensors))
+    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    return length(torch.stack([norm.float() for norm in whole]))
+
+
+def to_host(found: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], list[float]]:
+    """All numbers, by one transfer from each device: in practice from one."""
+    parts = {key: value.detach().float().reshape(-1) for key, value in found.items()}
+    values: dict[tuple[str, int], list[float]] = {}
+    for device in {part.device for part in parts.values()}:
+        here = {key: part for key, part in parts.items() if part.device == device}
+        numbers = torch.cat(list(here.values())).tolist()
+        for key, part in here.items():
+            values[key], numbers = numbers[: part.numel()], numbers[part.numel() :]
+    return values
+
+
+def longest(x: Tensor) -> Tensor:
+    """The length of the longest token."""
+    found: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=wide(x)).max()
+    return found
+
+
+def evenness(shares: Tensor) -> Tensor:
+    """exp(entropy)/n of n shares: 1 where all are the same, 1/n where one has all."""
+    found: Tensor = torch.special.entr(shares).sum().exp() / len(shares)
+    return found
+
+
+def sample(x: Tensor) -> Tensor:
+    """The first tokens of a batch, (tokens, width)."""
+    return x.detach().reshape(-1, x.shape[-1])[:SAMPLE]
+
+
+def sample_rows(x: Tensor) -> Tensor:
+    """The same in float32."""
+    return sample(x).float()
