@@ -22,6 +22,11 @@ PICTURES = {
     "screen": ("-m ctrans screen --placement none --placement pre --placement peri --placement post --out it", "it/screen.png"),
     "hjb-check": ("-m ctrans hjb-check --depth 4 --width 64 --context 32 --out it", "it/hjb-check.png"),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
+    "prediction": (
+        f"-c \"__import__('shutil').copytree('{ROOT}/benchmarks/results/study-predict', 'it')\"; "
+        "-m ctrans study predict --report --stage sealed --out it",
+        "it/study.png",
+    ),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),
     "loss": ("-m ctrans train --out it", "it/loss.png"),
 }
