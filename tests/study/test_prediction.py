@@ -13,7 +13,7 @@ import torch
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.backward.curvature import ADAM_EPS
-from ctrans.stability.screening.predicted_rate import SEALED, TERMS, predicted_rate, read_predictor
+from ctrans.stability.screening.predicted_rate import SEALED, TERMS, TRIED, predicted_rate, read_predictor
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import RATES, REGIMES, families, prediction_study, sealed
 from ctrans.study.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, evaluate
@@ -23,7 +23,7 @@ from ctrans.study.prediction.predictors import BASELINES, predictors, response
 from ctrans.study.prediction.scores import gradient_scores, naswot, synflow
 from ctrans.study.store import open_store
 from ctrans.study.training import RunResult
-from ctrans.training.data import from_text
+from ctrans.training.data import from_text, read_source
 from solvers import ConfigError
 from tests.training.helpers import TEXT
 
@@ -171,10 +171,14 @@ def test_the_interval_covers_what_it_says_and_a_model_beyond_what_was_studied_is
     assert predictor.high == pytest.approx(1.2816 * 0.3, rel=0.15)
     found = evaluate(each, predicted, each, (predictor.low, predictor.high))
     assert found.covered == pytest.approx(COVERED, abs=0.01)
-    rate = predicted_rate(figures[0], predictor)
+    inside = next(each for each, guess in zip(figures, predicted, strict=True) if -2 < guess < -1)
+    rate = predicted_rate(inside, predictor)
     assert rate.low < rate.rate < rate.high
     assert rate.outside == []
-    assert predicted_rate({**figures[0], "blocks": 96.0}, predictor).outside == ["blocks 96, studied from 6 to 6"]
+    assert predicted_rate({**inside, "blocks": 96.0}, predictor).outside == ["blocks 96, studied from 6 to 6"]
+    beyond = dataclasses.replace(predictor, constant=predictor.constant + 4)
+    assert predicted_rate(inside, beyond).outside == ["rates were tried from 0.001 to 0.3 only"]
+    assert (min(RATES["adamw"]), max(RATES["adamw"])) == TRIED
     with pytest.raises(ConfigError, match=f"{LAW} not known"):
         predicted_rate({**figures[0], LAW: math.nan}, predictor)
 
@@ -276,6 +280,13 @@ def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(
         store.connection.execute("DELETE FROM runs")
         assert json.dumps(dataclasses.asdict(protocol.judged(store, kept, "adamw"))) == json.dumps(dataclasses.asdict(found))
         assert protocol.break_seal(store, path) == broken
+
+
+def test_the_plateau_is_what_byte_frequencies_know():
+    data = read_source({"file": None, "bin": None}, 8)
+    train, validation = (np.bincount(np.asarray(each), minlength=256) for each in (data.train, data.validation))
+    loss = -(validation / validation.sum() * np.log((train + 1) / (train + 1).sum())).sum()
+    assert loss == pytest.approx(protocol.PLATEAU, abs=0.01)
 
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "study-predict"

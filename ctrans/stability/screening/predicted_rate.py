@@ -52,6 +52,8 @@ TERMS: dict[str, Term] = {
 """By the figure's name; chosen on the two thirds that were trained first."""
 SEALED = {"architectures": 43, "within a factor of 3": 0.77, "in the interval": 0.65, "their placement's median within it": 0.86}
 """How it did on architectures of families that it had not seen (`ctrans study predict --report`; a test compares)."""
+TRIED = (1e-3, 0.3)
+"""The smallest and the largest rate that was tried."""
 FRAME: tuple[str, ...] = ("parameters", "blocks")
 """What else is said to be outside of what was studied."""
 
@@ -111,9 +113,10 @@ def predicted_rate(figures: Figures, predictor: Predictor | None = None) -> Pred
     if missing:
         raise ConfigError(f"{', '.join(missing)} not known, so no learning rate is predicted")
     log_rate = known.log_rate(figures)
-    return PredictedRate(
-        10**log_rate, 10 ** (log_rate - known.low), 10 ** (log_rate + known.high), known.architectures, known.outside(figures)
-    )
+    rate, outside = 10**log_rate, known.outside(figures)
+    if not TRIED[0] <= rate <= TRIED[1]:
+        outside.append(f"rates were tried from {TRIED[0]:g} to {TRIED[1]:g} only")
+    return PredictedRate(rate, 10 ** (log_rate - known.low), 10 ** (log_rate + known.high), known.architectures, outside)
 
 
 def read_predictor(path: Path = FILE) -> Predictor:

@@ -138,7 +138,7 @@ def _rate(model: DescribedModel, findings: Mapping[str, Finding], trained: bool)
         weights = {id(w): w.numel() for part in model.modules() for w in part.parameters(recurse=False)}
         figures["parameters"] = float(sum(weights.values()))
     try:
-        return predicted_rate({**figures, "blocks": len(model.depth.sublayers) / 2}), ""
+        return predicted_rate({**figures, "blocks": len(model.depth.sublayers) / model.depth.per_block}), ""
     except ConfigError as error:
         return None, str(error)
 
