@@ -276,6 +276,15 @@ def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(
         assert len(broken.commit) == 40
         found = protocol.judged(store, kept, "adamw")
         assert {point["family"] for point in found.points} == {family for family in few if sealed(family)}
+        # in another regime the same predictor is tried, though nothing was learned there
+        elsewhere = prediction_study("sgd", seal=True)
+        with pytest.raises(ConfigError, match="when all are"):
+            protocol.judged(store, elsewhere, "sgd")
+        with_runs(store, elsewhere)
+        tried = protocol.judged(store, elsewhere, "sgd")
+        guesses = [{point["case"]: point["predicted"] for point in each.points} for each in (found, tried)]
+        assert guesses[0] == guesses[1]
+        assert not math.isnan(tried.usual)
         # once: the result stays, whatever becomes of predictor and runs
         store.connection.execute("DELETE FROM runs")
         assert json.dumps(dataclasses.asdict(protocol.judged(store, kept, "adamw"))) == json.dumps(dataclasses.asdict(found))
