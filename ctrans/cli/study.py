@@ -19,7 +19,7 @@ from ctrans.cli.study_predict import NAME, REGIME_HELP, STAGE_HELP, check_only_p
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, options_of, rest, tell_cost
 from ctrans.depth import check_count
 from ctrans.report.files import png
-from ctrans.report.study_report import outcomes_table, rates_figure
+from ctrans.report.study_report import outcomes_table, plateau_words, rates_figure
 from ctrans.report.verdict_report import effects_table, verdict_figure
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
@@ -30,6 +30,7 @@ from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.table import PRESETS, get_preset
 from ctrans.study.store import FILE, Finished, Store, open_store
 from ctrans.study.study_file import read_study
+from ctrans.training.data import read_source
 from solvers import ConfigError
 
 TOML = ".toml"
@@ -145,13 +146,19 @@ def _check(request: StudyRequest, directory: Path) -> None:
 def _end(request: StudyRequest, directory: Path, study: Study, store: Store, plan: Prospect) -> None:
     """Writes and prints what the study's runs show by now."""
     runs = plan.kept(store)
-    outcomes, verdict = outcomes_of(runs), _verdict(request, plan, runs)
+    outcomes, verdict, frequencies = outcomes_of(runs), _verdict(request, plan, runs), _frequencies_loss(study, runs)
     files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(_figure(study, runs, verdict))}
     files |= {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
-    findings = {**begins(study, plan), "outcomes": outcomes, "losses": losses(runs), "verdict": verdict}
+    findings = {
+        **begins(study, plan),
+        "outcomes": outcomes,
+        "losses": losses(runs),
+        "frequencies_loss": frequencies,
+        "verdict": verdict,
+    }
     ending = CommandEnding(
         findings=findings,
-        page=[*_page(runs, outcomes, verdict)],
+        page=[*_page(runs, outcomes, frequencies, verdict)],
         options=options_of(request),
         files=files,
         said=f"{len(runs)} of {len(plan.runs)} runs are done{rest(plan)}. ",
@@ -172,11 +179,20 @@ def _figure(study: Study, runs: Sequence[Finished], verdict: Verdict | None) -> 
     return rates_figure(runs, study.name) if verdict is None else verdict_figure(runs, verdict, study.name)
 
 
+def _frequencies_loss(study: Study, runs: Sequence[Finished]) -> float | None:
+    """As `Data.frequencies_loss`; None for a task, whose targets are not the next tokens, and where nothing is done."""
+    if study.task is not None or not runs:
+        return None
+    return read_source(study.source, runs[0].run.model.context).frequencies_loss()
+
+
 def _page(
-    runs: Sequence[Finished], outcomes: dict[str, dict[str, float | None]], verdict: Verdict | None
+    runs: Sequence[Finished], outcomes: dict[str, dict[str, float | None]], frequencies: float | None, verdict: Verdict | None
 ) -> Iterator[str | Table]:
     if runs:
         yield outcomes_table(runs, outcomes)
+    if frequencies is not None:
+        yield f"\n{escape(plateau_words(runs, outcomes, frequencies))}"
     if verdict is not None:
         yield from ("", f"[bold]Claim[/]: {escape(verdict.claim)} ({escape(verdict.source)}).", "", effects_table(verdict), "")
         yield f"[bold]{verdict.verdict}[/]." + (f" Note: {escape(verdict.notes)}." if verdict.notes else "")

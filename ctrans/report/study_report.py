@@ -17,7 +17,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report.axes import MOST_LINES
 from ctrans.report.placement_style import colour, marker
 from ctrans.study.cost import Cost
-from ctrans.study.outcomes import by_case, by_rate, end_loss
+from ctrans.study.outcomes import LEARNED, by_case, by_rate, end_loss
 from ctrans.study.store import Finished
 
 
@@ -55,6 +55,19 @@ def outcomes_table(runs: Sequence[Finished], outcomes: Mapping[str, Mapping[str,
             shown(found.get("sensitivity"), 3),
         )
     return table
+
+
+def plateau_words(runs: Sequence[Finished], outcomes: Mapping[str, Mapping[str, float | None]], frequencies: float) -> str:
+    """Which cases ended no lower than what token frequencies alone are worth: between them their losses tell nothing."""
+    names = [
+        case_name(each[0].run.varied)
+        for case, each in by_case(runs).items()
+        if (best := outcomes.get(case, {}).get("best loss")) is None or best > frequencies - LEARNED
+    ]
+    said = f"Token frequencies alone are worth {shown(frequencies)} nats a token"
+    if not names:
+        return f"{said}: every case learned more."
+    return f"{said}. No more than {LEARNED:g} below it ended {'; '.join(names)}: between such cases losses tell nothing."
 
 
 def cost_table(whole: Cost, left: Cost, workers: int) -> Table:

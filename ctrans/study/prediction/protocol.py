@@ -19,7 +19,7 @@ from typing import Any
 from ctrans.model.config import GPTConfig
 from ctrans.stability.screening.predicted_rate import FILE, Predictor, read_predictor
 from ctrans.study.description import Study
-from ctrans.study.outcomes import by_case, case_outcomes
+from ctrans.study.outcomes import LEARNED, by_case, case_outcomes
 from ctrans.study.prediction.architectures import BASE, families, prediction_study, sealed
 from ctrans.study.prediction.evaluation import Evaluated, Known, evaluate
 from ctrans.study.prediction.fitting import cross_validated, fit, with_interval
@@ -36,8 +36,6 @@ NEVER = math.log10(3.0)
 """By how much below the lowest rate a case counts of which no rate was stable, in powers of ten."""
 PLATEAU = 3.25
 """Nats a byte of the training split's byte frequencies on the validation split: what a model knows that has learned nothing else."""
-LEARNED = 0.1
-"""By how much below `PLATEAU` the best run of an architecture must end for its rates to mean anything."""
 
 
 def cases() -> dict[str, str]:
