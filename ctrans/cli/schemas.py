@@ -142,7 +142,7 @@ def _studied() -> dict[str, Schema]:
             {"type": ["number", "null"]},
         ),
         "prediction": described(
-            "Of predict: the seal, the predictor, how it does on the two thirds (build) and, by regime, on the sealed third.",
+            "Of predict: the seal, the predictor, and how it does: on two thirds (build), sealed by regime, within a placement.",
             {"type": ["object", "null"]},
         ),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from rich.table import Table
 from ctrans.cli.ending import CommandEnding, end
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, rest, tell_cost
 from ctrans.report.files import png
-from ctrans.report.prediction_report import calibration_words, correlations_table, prediction_figure
+from ctrans.report.prediction_report import calibration_words, correlations_table, prediction_figure, within_table
 from ctrans.report.progress import progress_bar
 from ctrans.stability.screening.predicted_rate import Predictor
 from ctrans.study.carry_out import prospect
 from ctrans.study.description import Study
 from ctrans.study.prediction.architectures import REGIMES, prediction_study
-from ctrans.study.prediction.evaluation import Evaluated
+from ctrans.study.prediction.evaluation import Evaluated, WithinPlacement, within_placements
 from ctrans.study.prediction.fitting import to_text
 from ctrans.study.prediction.protocol import (
     LEARNED_IN,
@@ -28,6 +28,7 @@ from ctrans.study.prediction.protocol import (
     built,
     judged,
     kept_evaluation,
+    known,
     missing,
     seal,
 )
@@ -47,13 +48,14 @@ STAGES = {
 @dataclasses.dataclass(frozen=True)
 class Allowed:
     """What the protocol allows to be known by now; None where nothing is, and `why`. `sealed` is by regime: the sealed third as trained
-    in it, beside what the predictor of `LEARNED_IN` says.
+    in it, beside what the predictor of `LEARNED_IN` says; `within` what orders architectures of one placement in both parts.
     """
 
     seal: Seal | None = None
     build: Evaluated | None = None
     predictor: Predictor | None = None
     sealed: Mapping[str, Evaluated] = dataclasses.field(default_factory=dict)
+    within: Sequence[WithinPlacement] = ()
     why: str = ""
 
 
@@ -88,11 +90,17 @@ def found(store: Store) -> Allowed:
     """What is known by now."""
     kept = {regime: kept_evaluation(store, regime) for regime in REGIMES}
     sealed = {regime: each for regime, each in kept.items() if each is not None}
+    learned = prediction_study(LEARNED_IN, seal=False)
     try:
-        build, predictor = built(store, prediction_study(LEARNED_IN, seal=False))
+        build, predictor = built(store, learned)
     except ConfigError as error:
         return Allowed(seal(store), sealed=sealed, why=str(error))
-    return Allowed(seal(store), build, predictor, sealed)
+    within: list[WithinPlacement] = []
+    if LEARNED_IN in sealed:
+        tried = prediction_study(LEARNED_IN, seal=True)
+        parts = {"two thirds": known(store, learned, sealed_third=False), "sealed third": known(store, tried, sealed_third=True)}
+        within = within_placements(parts)
+    return Allowed(seal(store), build, predictor, sealed, within)
 
 
 def _end(request: StudyRequest, study: Study, store: Store, directory: Path) -> None:
@@ -121,6 +129,8 @@ def _page(here: Allowed) -> Iterator[str | Table]:
     for regime, each in here.sealed.items():
         yield from (correlations_table(f"sealed third, {regime}", each), calibration_words(each))
         yield "" if regime == LEARNED_IN else f"The predictor, its interval and the medians were learned with {LEARNED_IN}.\n"
+    if here.within:
+        yield from (within_table(here.within), "")
     if here.seal is None:
         yield "The third is sealed: no training of it was begun."
     else:

@@ -16,7 +16,7 @@ from ctrans.stability.backward.curvature import ADAM_EPS
 from ctrans.stability.screening.predicted_rate import SEALED, TERMS, TRIED, predicted_rate, read_predictor
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import RATES, REGIMES, families, prediction_study, sealed
-from ctrans.study.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, evaluate
+from ctrans.study.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, WithinPlacement, evaluate, within_placements
 from ctrans.study.prediction.fitting import COVERED, cross_validated, fit, to_text, with_interval
 from ctrans.study.prediction.hessian import PARTS, hessian_edges, largest_eigenvalue
 from ctrans.study.prediction.predictors import BASELINES, predictors, response
@@ -335,3 +335,25 @@ def test_a_committed_predictor_is_read_back(tmp_path):
     (tmp_path / "predictor.json").write_text("{}")
     with pytest.raises(ConfigError, match="no predictor"):
         read_predictor(tmp_path / "predictor.json")
+
+
+def test_what_orders_one_placement_has_one_sign_in_every_part():
+    """`pre` is ordered by its figure, `peri` by nothing; a placement of few architectures is left out."""
+    parts = {"one": made_up(60, noise=0.0), "other": made_up(40, noise=0.1)}
+    lonely = dataclasses.replace(parts["one"][0], case=json.dumps({"placement": "post"}))
+    parts["one"] = [*parts["one"], lonely]
+    mixed = np.random.default_rng(1).permutation([case.log_rate for case in parts["other"]])
+    parts["other"] = [
+        dataclasses.replace(case, log_rate=float(rate)) if case.placement == '"peri"' else case
+        for case, rate in zip(parts["other"], mixed, strict=True)
+    ]
+    found = within_placements(parts)
+    assert {each.placement for each in found} == {'"pre"', '"peri"'}
+    strongest = {placement: next(each for each in found if each.placement == placement) for placement in ('"pre"', '"peri"')}
+    assert strongest['"pre"'].parts["one"].figure == LAW
+    assert strongest['"pre"'].least > 0.9
+    assert strongest['"peri"'].least < 0.5
+    turned = WithinPlacement(
+        '"pre"', {name: dataclasses.replace(strongest['"pre"'].parts["one"], rho=rho) for name, rho in (("a", 0.9), ("b", -0.9))}
+    )
+    assert turned.least == 0.0
