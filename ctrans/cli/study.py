@@ -27,11 +27,12 @@ from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
 from ctrans.study.outcomes import losses, outcomes_of
 from ctrans.study.presets.claim import Verdict, judge
-from ctrans.study.presets.table import PRESETS, get_preset
+from ctrans.study.presets.table import PRESETS, Preset
 from ctrans.study.store import FILE, Finished, Store, open_store
 from ctrans.study.study_file import read_study
 from ctrans.training.data import read_source
 from solvers import ConfigError
+from solvers.errors import unknown
 
 TOML = ".toml"
 
@@ -104,9 +105,7 @@ def _study(request: StudyRequest) -> Study:
             raise ConfigError("--scale is for presets: a file says its sizes itself")
         study = read_study(Path(request.name))
     else:
-        study = get_preset(request.name).study(request.name, request.scale)
-    if request.file is not None and request.bin is not None:
-        raise ConfigError("--file and --bin exclude each other: choose one")
+        study = _preset(request).study(request.name, request.scale)
     given = {
         name: str(path.absolute()) if path is not None else None for name, path in (("file", request.file), ("bin", request.bin))
     }
@@ -117,6 +116,14 @@ def _study(request: StudyRequest) -> Study:
     changes: dict[str, Any] = {"source": given} if any(given.values()) else {}
     changes |= {"budget": request.budget} if request.budget is not None else {}
     return dataclasses.replace(study, **changes)
+
+
+def _preset(request: StudyRequest) -> Preset:
+    if request.name in PRESETS:
+        return PRESETS[request.name]
+    if Path(request.name + TOML).is_file():
+        raise ConfigError(f"{request.name!r} is no study that ctrans has: for the file here give {request.name + TOML!r}")
+    raise unknown("study", request.name, [*PRESETS, NAME])
 
 
 def _directory(request: StudyRequest) -> Path:
@@ -170,7 +177,7 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) ->
     """A preset's, of the seeds whose runs are all done: means over other runs on one side than on the other compare nothing."""
     if request.name.endswith(TOML):
         return None
-    preset, left = get_preset(request.name), {run.training.seed for run in plan.left.values()}
+    preset, left = _preset(request), {run.training.seed for run in plan.left.values()}
     whole = [run for run in runs if run.run.training.seed not in left]
     return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes)
 

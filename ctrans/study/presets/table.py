@@ -12,7 +12,6 @@ from ctrans.study.description import Study
 from ctrans.study.presets.claim import Contrast
 from ctrans.training.data import Source
 from solvers import ConfigError
-from solvers.errors import look_up
 
 SMALL = {
     "vocab_size": 256,
@@ -278,8 +277,3 @@ PRESETS: dict[str, Preset] = {
         paper_vary={"batch": [12, 24]},
     ),
 }
-
-
-def get_preset(name: str) -> Preset:
-    """The preset of that name; ConfigError with the nearest name otherwise."""
-    return look_up("study", name, PRESETS)
