@@ -206,6 +206,7 @@ class Population:
         row = {"step": step + 1, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
         if abs(loss) < float("inf") and norm < float("inf"):
             member.optimiser.step()
+            member.model.after_step()
         return row
 
 
