@@ -1,4 +1,4 @@
-"""The monitor in real trainings of Hugging Face's and of Lightning's Trainer, offline."""
+"""The monitor in real trainings of Hugging Face's Trainer, offline."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from ctrans import GPT, ConfigError, GPTConfig
+from ctrans import ConfigError
 from ctrans.monitor import read_log
 
 STEPS = 12
@@ -103,42 +103,3 @@ def test_a_trainer_that_is_resumed_has_the_log_of_one_that_did_not_stop(tmp_path
     logs = [read_log(tmp_path / name) for name in ("whole", "resumed")]
     assert logs[0].steps == logs[1].steps == [1, 4, 8, 12]
     assert logs[0].reports[-1].figures["rms"] == pytest.approx(logs[1].reports[-1].figures["rms"], rel=1e-6)
-
-
-def test_lightning_with_the_callback_has_the_weights_of_one_without(tmp_path):
-    lightning = pytest.importorskip("lightning.pytorch")
-    from ctrans.monitor import LightningCallback
-
-    class Language(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2))
-
-        def training_step(self, rows, index):
-            return self.model(rows["input_ids"][:, :-1], rows["labels"][:, 1:])[1]
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-
-    def weights(callbacks):
-        loader = torch.utils.data.DataLoader(Windows(), batch_size=2)
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = lightning.Trainer(
-            max_steps=STEPS,
-            accelerator="cpu",
-            accumulate_grad_batches=2,
-            gradient_clip_val=0.5,
-            callbacks=callbacks,
-            default_root_dir=tmp_path,
-            **quiet,
-        )
-        language = Language()
-        trainer.fit(language, loader)
-        return language.state_dict()
-
-    without, watched = weights([]), weights([LightningCallback(every=4, out=tmp_path / "log")])
-    assert all(torch.equal(watched[name], without[name]) for name in without)
-    log = read_log(tmp_path / "log")
-    assert log.steps == [1, 4, 8, 12]
-    assert log.ended == "finished"
-    assert log.reports[-1].figures["loss"] == pytest.approx(3.5, abs=0.3)
