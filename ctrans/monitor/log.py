@@ -136,8 +136,9 @@ class LogWriter:
             raise _unwritten(self.path, error) from None
 
 
-def read_log(directory: Path) -> MonitorLog:
+def read_log(directory: str | Path) -> MonitorLog:
     """The log in that directory. Lines that are not whole are left out. Raises ConfigError where there is none."""
+    directory = Path(directory)
     lines = list(lines_of(directory))
     header = next((line["header"] for line in lines if "header" in line), None)
     if header is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from ctrans.monitor.sites import unwrapped
 from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.monitor")
+PRINTERS = (transformers.PrinterCallback, transformers.ProgressCallback)
 
 
 class TrainerCallback(transformers.TrainerCallback):
@@ -29,8 +31,8 @@ class TrainerCallback(transformers.TrainerCallback):
     "ctrans.monitor", and in `callback.monitor.alarms`. `batch`, the model's arguments by name, is looked at where the trainer compiles.
 
     The trainer clips before it tells anybody, so that gradients by depth are those that the optimiser gets. After
-    `callback.logs_to(trainer)` the norm before clipping is known at every step, and reports are logged as the trainer's own are, to W&B
-    and the others; without, that norm is known as often as the trainer logs it (`logging_steps`).
+    `callback.logs_to(trainer)` the norm before clipping is known at every step, and reports go to the trainer's loggers, W&B and others,
+    though not to the terminal; without, that norm is known as often as the trainer logs it (`logging_steps`).
 
     Of reactions, "save" asks the trainer for a checkpoint, "stop" for the end. Beside every checkpoint lies `monitor.json`, with which a
     training that is resumed from it goes on as if it had not stopped. float16's scale is taken from the trainer's own scaler.
@@ -146,7 +148,13 @@ class TrainerCallback(transformers.TrainerCallback):
         self._save = True
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._trainer.log({f"monitor/{name}": value for name, value in figures.items()})
+        """To the trainer's loggers, but for those that print: sixty figures a report are not for a terminal."""
+        trainer, state = self._trainer, copy.copy(self._trainer.state)
+        state.global_step = step  # the trainer counts a step when it is over
+        rows = {f"monitor/{name}": value for name, value in figures.items()}
+        for callback in trainer.callback_handler.callbacks:
+            if callback is not self and not isinstance(callback, PRINTERS):
+                callback.on_log(trainer.args, state, trainer.control, logs=rows, model=trainer.model)
 
 
 def _checkpoint(args: Any, state: Any) -> Path:
