@@ -47,6 +47,7 @@ def main(out="out/trainer"):
         use_cpu=True,
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=Windows(), callbacks=[watching])
+    watching.logs_to(trainer)  # and to W&B and others where report_to has them; gradient norms as they are before clipping
     trainer.train()
     for alarm in watching.monitor.alarms:
         print(alarm)

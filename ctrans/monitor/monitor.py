@@ -20,7 +20,8 @@ from ctrans.monitor.alarms import Alarm, Watch
 from ctrans.monitor.checks import gradient_spike
 from ctrans.monitor.gauge_table import Figures
 from ctrans.monitor.gauges import Gauges, in_a_line
-from ctrans.monitor.log import Header, LogWriter, Report
+from ctrans.monitor.log import LogWriter
+from ctrans.monitor.log_lines import Header, Report
 from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
 from ctrans.monitor.past import Past
 from ctrans.monitor.probes import Held, probe

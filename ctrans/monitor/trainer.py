@@ -107,7 +107,9 @@ class TrainerCallback(transformers.TrainerCallback):
         """What a step did not know, where the trainer tells it later."""
         missing = {"loss": "loss"} if not self._told_loss else {}
         missing |= {"grad_norm": "gradient_norm"} if self._trainer is None else {}
-        late = {ours: float((logs or {})[name]) for name, ours in missing.items() if isinstance((logs or {}).get(name), (int, float))}
+        late = {
+            ours: float((logs or {})[name]) for name, ours in missing.items() if isinstance((logs or {}).get(name), (int, float))
+        }
         if late and self.monitor is not None:
             self.monitor.note(state.global_step, **late)
 

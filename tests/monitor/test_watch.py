@@ -1,13 +1,18 @@
 """`ctrans watch` and `ctrans train --monitor` as users type them; pictures and tables of a log."""
 
+import io
 import json
 import math
+import types
 
 import pytest
 import torch
+from rich.console import Console
 
+from ctrans.cli import watch
 from ctrans.model.checkpoint import load
-from ctrans.monitor.log import Header, LogWriter, Report, read_log
+from ctrans.monitor.log import LOG, LogWriter, read_log
+from ctrans.monitor.log_lines import Header, Report
 from ctrans.report.watch_figure import watch_figure
 from ctrans.report.watch_report import BARS, sparkline
 from tests.cli.test_commands import run, strict
@@ -60,6 +65,25 @@ def test_watch_of_a_run_that_goes_on_says_so_and_how_long(tmp_path):
     result = run("watch", tmp_path, "--once")
     assert "goes on, or was killed" in result.stdout
     assert "to go" in result.stdout
+
+
+def test_a_terminal_follows_a_run_until_it_ends(tmp_path, monkeypatch):
+    write(tmp_path, end="")
+    waits = []
+
+    def waited(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            with (tmp_path / LOG).open("a") as file:
+                file.write('{"step": 60, "end": "finished"}\n')
+
+    monkeypatch.setattr(watch.time, "sleep", waited)
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    request = types.SimpleNamespace(directory=tmp_path, refresh=0.5)
+    assert watch._followed(request, console, read_log(tmp_path)).ended == "finished"
+    assert waits == [0.5, 0.5]
+    assert "no end yet" in console.file.getvalue()
+    assert "finished" in console.file.getvalue()
 
 
 def test_watch_of_what_is_no_log_is_one_line(tmp_path):
