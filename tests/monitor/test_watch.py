@@ -14,7 +14,7 @@ from ctrans.model.checkpoint import load
 from ctrans.monitor.log import LOG, LogWriter, read_log
 from ctrans.monitor.log_lines import Header, Report
 from ctrans.report.watch_figure import watch_figure
-from ctrans.report.watch_report import BARS, sparkline
+from ctrans.report.watch_report import BARS, page, sparkline
 from tests.cli.test_commands import run, strict
 from tests.cli.test_train import TINY
 
@@ -65,6 +65,18 @@ def test_watch_of_a_run_that_goes_on_says_so_and_how_long(tmp_path):
     result = run("watch", tmp_path, "--once")
     assert "goes on, or was killed" in result.stdout
     assert "to go" in result.stdout
+
+
+def test_a_terminal_of_80_characters_shows_every_number_whole(tmp_path):
+    writer = LogWriter(tmp_path, Header("GPT", PLACES * 12, ["attention", "ffn"] * 12, [4, 0] * 12, 10))
+    for i in range(40):
+        row = [-1.234e-10 * 10**k for k in range(24)]
+        writer.report(Report(10 * (i + 1), {"loss": 1.0, **dict.fromkeys(("bound_share", "gradient", "logit"), row)}))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(page(read_log(tmp_path)))
+    table = [line for line in console.file.getvalue().splitlines() if line.startswith("bound share")]
+    assert len(table) == 1
+    assert "…" not in table[0]
 
 
 def test_a_terminal_follows_a_run_until_it_ends(tmp_path, monkeypatch):
