@@ -130,7 +130,9 @@ def two_nodes():
             cluster.shutdown()
         else:
             return cluster, other
-    pytest.fail(f"Ray started no two nodes; raylet.out in its session's logs says why ('Timed out waiting': a busy machine): {said}")
+    pytest.fail(
+        f"Ray started no two nodes; raylet.out in its session's logs says why ('Timed out waiting': a busy machine): {said}"
+    )
 
 
 @pytest.mark.slow
