@@ -52,10 +52,6 @@ class Gauges:
         """What the last `read` measured and found not finite, in the order of a pass: gauges and places."""
 
     @property
-    def armed(self) -> bool:
-        return bool(self._handles)
-
-    @property
     def seen(self) -> bool:
         """Whether a pass went through the depth since it was armed."""
         return ("rms", 0) in self._found
