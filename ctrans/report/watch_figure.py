@@ -53,7 +53,7 @@ def _losses(axes: Axes, log: MonitorLog) -> None:
 
 def _norms(axes: Axes, log: MonitorLog) -> None:
     norms = log.series("gradient_norm")
-    axes.set(xlabel="training step", ylabel="|dL/dW|, all weights")
+    axes.set(xlabel="training step", ylabel="|dL/dW| as a step takes it")
     axes.set_title("gradient", loc="left")
     axes.grid(alpha=0.25)
     if np.isfinite(norms).any():

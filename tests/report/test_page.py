@@ -18,7 +18,7 @@ from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page,
 from ctrans.report.words import JUDGED
 from ctrans.stability.screening.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS
-from ctrans.study.presets.table import get_preset
+from ctrans.study.presets.table import PRESETS
 from solvers import ConfigError
 from tests.cli.test_study import kept
 from tests.monitor.test_watch import write
@@ -48,7 +48,7 @@ def call(name, root):
     if name == "study":
         kept(
             root / "study",
-            get_preset("xiong-warmup").study("xiong-warmup", "small"),
+            PRESETS["xiong-warmup"].study("xiong-warmup", "small"),
             lambda run: 1e3 * run.training.learning_rate,
         )
     arguments = [root / "log" if word == "LOG" else word for word in CALLS[name]]
