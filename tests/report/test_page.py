@@ -141,7 +141,7 @@ def test_a_pages_figures_are_the_jsons():
     charts = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Diagram)]
     assert [(line.bound, list(line.y)) for line in charts[0].lines] == [(False, [0.5, 2.0]), (True, [0.5, 4.0])]
     (sheet,) = page.chapters[0].parts
-    assert [each.text for each in sheet.rows[0]] == ["pre", "at the end", "2", "100%", "–", "0.25"]
+    assert [each.text for each in sheet.rows[0]] == ["pre", "at the end", "2", "50%", "–", "0.25"]
 
 
 def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
