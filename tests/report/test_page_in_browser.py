@@ -182,7 +182,7 @@ def test_on_paper_nothing_is_folded_or_cut_and_all_stands_as_before_after(kept, 
     page.evaluate(
         """() => addEventListener("beforeprint", () => {
           const right = (each) => each.getBoundingClientRect().right - document.body.getBoundingClientRect().left;
-          const of = (what) => [...document.querySelectorAll(what)].filter((each) => each.offsetWidth);
+          const of = (what) => [...document.querySelectorAll(what)].filter((each) => each.getBoundingClientRect().width);
           window.seen = {
             folded: document.querySelectorAll("details:not([open])").length, theme: document.documentElement.dataset.theme,
             tables: of("table").map(right), pictures: of(".main-svg").map((each) => each.getBoundingClientRect().width),

@@ -115,14 +115,18 @@
   // choices of models: a swatch with its mark, a name, a box that hides it everywhere
   const box = document.getElementById("models"), choices = document.getElementById("choices");
   const DASH = { solid: "", dash: "6 3", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 3", longdashdot: "10 3 2 3" };
-  const MARK = { circle: "●", square: "■", diamond: "◆", "triangle-up": "▲", "triangle-down": "▼", cross: "✚", x: "✖", star: "★" };
+  const MARK = {
+    circle: "M10 5a4 4 0 1 0 8 0a4 4 0 1 0-8 0", square: "M10 1h8v8h-8z", diamond: "M14 0l5 5-5 5-5-5z", "triangle-up": "M14 0l5 9h-10z",
+    "triangle-down": "M14 10l5-9h-10z", cross: "M12 0h4v3h3v4h-3v3h-4v-3h-3v-4h3z", x: "M10 0l4 3 4-3 1 1-3 4 3 4-1 1-4-3-4 3-1-1 3-4-3-4z",
+    star: "M14 0l1.5 3.5 3.5.2-2.7 2.4.9 3.7-3.2-2-3.2 2 .9-3.7-2.7-2.4 3.5-.2z",
+  };
   for (const [name, look] of models) {
     const label = document.createElement("label"), input = document.createElement("input");
     input.type = "checkbox";
     input.checked = true;
     input.addEventListener("change", () => { look.shown = input.checked; redraw(); });
     label.append(input);
-    label.insertAdjacentHTML("beforeend", `<svg width="28" height="10" aria-hidden="true"><line x1="0" y1="5" x2="28" y2="5" stroke="${look.colour}" stroke-width="3" stroke-dasharray="${DASH[look.dash]}"/><text x="14" y="9" text-anchor="middle" font-size="11" fill="${look.colour}">${MARK[look.symbol]}</text></svg>`);
+    label.insertAdjacentHTML("beforeend", `<svg width="28" height="10" aria-hidden="true"><line x1="0" y1="5" x2="28" y2="5" stroke="${look.colour}" stroke-width="3" stroke-dasharray="${DASH[look.dash]}"/><path d="${MARK[look.symbol]}" fill="${look.colour}"/></svg>`);
     label.append(name === "" ? "this" : name);
     choices.append(label);
   }
