@@ -31,7 +31,12 @@ def main(names: list[str]) -> None:
     """Runs every example in an empty directory and writes the page; with names those alone, what others printed is kept."""
     PICTURES.mkdir(exist_ok=True)
     kept = dict(OUTPUT.findall(PAGE.read_text())) if names else {}
-    parts = ["# Gallery", "", "Every example, and what it printed when this page was made (`make gallery`); one takes too long for that.", ""]
+    parts = [
+        "# Gallery",
+        "",
+        "Every example, and what it printed when this page was made (`make gallery`); one takes too long.",
+        "",
+    ]
     for path in sorted(EXAMPLES.glob("*.py")):
         parts += [f"## {path.name}"]
         if path.name in kept and path.name not in names:

@@ -162,7 +162,10 @@ class HeadRows(Instrument):
         apart = torch.where(likely[..., 1] > 0, (likely[..., 0] / likely[..., 1]).log(), math.inf).amax(-1)
         order = entropy.argsort()
         saturated = [h for h in order.tolist() if entropy[h] < LEAST_ENTROPY] or order[:1].tolist()
-        each = [f"head {h}: {float(entropy[h]):.2g} nats, its largest logit above the next by {_apart(float(apart[h]))}" for h in saturated]
+        each = [
+            f"head {h}: {float(entropy[h]):.2g} nats, its largest logit above the next by {_apart(float(apart[h]))}"
+            for h in saturated
+        ]
         size = float(x.detach().double().square().mean().sqrt())
         read = f"; what it reads has a root mean square of {size:.3g}" if size > LARGE_INPUT else ""
         said = f"{named(each)}{read}"
