@@ -129,7 +129,8 @@ class Store:
     def spent(self, keys: Iterable[str]) -> float:
         """Processor seconds of these runs."""
         wanted = set(keys)
-        return sum(seconds for key, seconds in self.connection.execute("SELECT key, seconds FROM runs") if key in wanted)
+        rows = self.connection.execute("SELECT key, seconds FROM runs")
+        return float(sum(seconds for key, seconds in rows if key in wanted))
 
     def add(self, done: Sequence[tuple[str, PlannedRun, RunResult]], commit: str) -> None:
         """The rows of runs that are done, in one transaction."""
