@@ -164,7 +164,7 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
         own: Roles = {
             role: AdaptedNorm(parts[paths[norm.module]], norm.form, norm.width, norm.exact) for role, norm in norms.items()
         }
-        field.ending = sublayer.field.ending
+        field.ending, field.behind = sublayer.field.ending, sublayer.field.behind
         return Sublayer(field, sublayer.kind, **own)
 
     if len(structure.sublayers) != 2 or structure.own_calls:
