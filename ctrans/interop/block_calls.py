@@ -206,7 +206,7 @@ def without_cache(call: Call) -> Call:
     return dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
 
 
-class _Seen(BaseException):  # noqa: N818  # no error; and a model that catches every Exception does not catch it
+class _Seen(BaseException):  # no error; and a model that catches every Exception does not catch it
     """Leaves a forward pass whose rest is not wanted."""
 
 

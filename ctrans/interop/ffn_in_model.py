@@ -87,8 +87,8 @@ class PlainFeedForward(FeedForwardInModel):
 
     def matrices(self) -> Iterator[Matrix]:
         """W_1 and W_2."""
-        yield Matrix(self.reading.up.weight(self), "up")
-        yield Matrix(self.reading.down.weight(self), "down")
+        yield self.reading.up.matrix(self, "up")
+        yield self.reading.down.matrix(self, "down")
 
     def units(self) -> Units:
         """phi(<w, x> + b) for every row w of W_1."""
@@ -120,9 +120,9 @@ class GatedFeedForward(FeedForwardInModel):
 
     def matrices(self) -> Iterator[Matrix]:
         """W_g, W_u and W_d."""
-        yield Matrix(self.gate.weight(self), "gate")
-        yield Matrix(self.reading.up.weight(self), "up")
-        yield Matrix(self.reading.down.weight(self), "down")
+        yield self.gate.matrix(self, "gate")
+        yield self.reading.up.matrix(self, "up")
+        yield self.reading.down.matrix(self, "down")
 
     def bound(self) -> TokenBound:
         """`gated_bound`: gain r + offset + curvature r^2."""

@@ -231,7 +231,9 @@ def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> No
     Code that a config brings (`auto_map`) is never run: a built-in family is read by the library's own, and nothing else is read.
     """
     if not isinstance(config.get("model_type"), str):
-        raise ConfigError(f"{where} has no model_type, which says of which family the model is: give a directory that save_pretrained() wrote")
+        raise ConfigError(
+            f"{where} has no model_type, which says of which family the model is: give a directory that save_pretrained() wrote"
+        )
     family = config["model_type"]
     if family not in transformers.CONFIG_MAPPING:
         if "auto_map" in config:

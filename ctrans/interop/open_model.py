@@ -197,7 +197,7 @@ def open_model(
         raise ConfigError(f"heads = {heads} is for a state dict of nanoGPT alone: leave it out (--heads)")
     if isinstance(model, nn.Module):
         anatomy = Anatomy(blocks, attention, ffn)
-        return _from_module(model if dtype is None else model.to(dtype), dt, anatomy, embed, head, loss, example)
+        return _from_module(model, dtype, dt, anatomy, embed, head, loss, example)
     if not isinstance(model, (str, os.PathLike)):
         called = ": call it first" if callable(model) else ""
         raise ConfigError(f"the model is a {type(model).__name__}{called}, and an nn.Module or a path is needed")
@@ -219,6 +219,7 @@ MAPS = ("blocks", "attention", "ffn")
 
 def _from_module(
     module: nn.Module,
+    dtype: torch.dtype | None,
     dt: float,
     anatomy: Anatomy,
     embed: Callable[[Tensor], Tensor] | None,
@@ -227,7 +228,10 @@ def _from_module(
     example: Example | None,
 ) -> Opened:
     training = module.training
-    module = unwrapped(module).requires_grad_(False).eval()
+    lazy = next((path for path, part in module.named_modules() if _unmade(part)), None)
+    if lazy is not None:
+        raise ConfigError(f"{lazy or type(module).__name__} is lazy and has no weights yet: run the module on one batch first")
+    module = unwrapped(module if dtype is None else module.to(dtype)).requires_grad_(False).eval()
     compiled = next((path for path, part in module.named_modules() if hasattr(part, "_orig_mod")), None)
     if compiled is not None:
         raise ConfigError(
@@ -249,6 +253,10 @@ def _from_module(
     opened.described += _not_finite(broken)
     opened.described += "; it was training, and is in evaluation mode now" if training else ""
     return opened
+
+
+def _unmade(part: nn.Module) -> bool:
+    return any(isinstance(weight, nn.parameter.UninitializedTensorMixin) for weight in part.parameters(recurse=False))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

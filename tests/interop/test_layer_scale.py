@@ -75,7 +75,7 @@ def test_a_scaled_map_is_read_as_the_one_with_the_scale_in_its_weights(kind):
             assert torch.allclose(mine.weight, theirs.weight, rtol=1e-14)
         with pytest.raises(ConfigError, match="stands a scale by channel"):
             _ = one.field.last
-    assert "what its attention adds is scaled by channel" in scaled.described
+    assert "what its attention adds is scaled" in scaled.described
 
 
 @pytest.mark.parametrize("kind", [ByModule, InTheBlock])
