@@ -235,6 +235,6 @@ def test_without_a_loss_there_is_no_costate(name, there):
 def test_a_config_without_a_family_gets_a_line(there):
     (there / "bare").mkdir(exist_ok=True)
     (there / "bare" / "config.json").write_text("{}")
-    result = run("diagnose", there / "bare")
+    result = run("diagnose", "--model", there / "bare")
     assert result.exit_code == 2
     assert "has no model_type, which says of which family the model is" in " ".join(result.stderr.split())
