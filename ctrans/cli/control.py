@@ -13,7 +13,7 @@ from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import find, settle_threads
+from ctrans.cli.subjects import check_loss, find, settle_threads
 from ctrans.control.attained import Attained, attained
 from ctrans.control.costate import continuous_or_discrete
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
@@ -65,6 +65,7 @@ def command(request: ControlRequest) -> None:
     dtype, device = get_dtype(request.dtype), get_device(request.device)
     check_solver("tsit5", 1, request.rtol, request.atol, dtype)
     found = find(request)
+    check_loss(found, "control")
     text = read(request, found)
     tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
     settle_threads(found, tokens, get_dtype(request.dtype))

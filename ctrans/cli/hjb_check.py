@@ -13,7 +13,7 @@ from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.reading import LookedAt, read
 from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import Subject, find, settle_threads
+from ctrans.cli.subjects import Subject, check_loss, find, settle_threads
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
 from ctrans.control.model_check import ModelCheck, check_model, refusal
@@ -120,6 +120,7 @@ def command(request: HJBCheckRequest) -> None:
     dtype, device = get_dtype(request.dtype), get_device(request.device)
     check_solver("tsit5", 1, None, None, dtype)
     found = find(request)
+    check_loss(found, "hjb-check")
     refused = _refused(found, remedy)
     jobs = [subject for subject in found if subject.name not in refused]
     if not jobs:

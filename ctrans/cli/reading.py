@@ -77,21 +77,30 @@ class Pictures:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """What a function of the user's gave: rows of a tensor, and targets for the user's loss, None where there are none."""
+    """What a function of the user's gave: rows of a tensor, and targets for the user's loss, None where there are none.
+
+    `reader` is the model that reads rows of token ids, None where they are something else.
+    """
 
     rows: Tensor
     targets: Tensor | None
     said: str
     loss: str
     exact: bool
+    reader: Opened | None = None
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
-        """So many of the first rows, or where nobody said how many as many as there are."""
-        return self.rows[: _as_many(count, walks, len(self.rows), self.exact, f"{self.said} has", "row")]
+        """So many of the first rows, or where nobody said how many as many as there are; of token ids no more than that length."""
+        x = self.rows[: _as_many(count, walks, len(self.rows), self.exact, f"{self.said} has", "row")]
+        return x if self.reader is None else x[:, :length]
 
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
-        """Rows and their targets; where there are none, some that no loss looks at."""
+        """Rows and their targets; where there are none, those of token ids (`Opened.pairs`), or some that no loss looks at."""
         x = self.sequences(count, length, walks)
+        if self.targets is None and self.reader is not None:
+            if self.loss == "given":  # it may know nothing of targets of -1
+                return self.reader.pairs(x)
+            return self.reader.pairs(torch.cat([x, torch.full_like(x[:, :1], -1)], 1))  # what follows the last is not known
         if self.targets is not None:
             return x, self.targets[: len(x)]
         return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
@@ -155,17 +164,17 @@ def _pictures(request: ModelRequest, found: Sequence[Subject]) -> Pictures:
 
 
 def _given(request: ModelRequest, subject: Subject) -> Text | Pictures | Batch:
-    """The example's batch where it has targets or is no text; a text or images that are asked for in its place."""
+    """The example's batch; a text or images that are asked for in its place."""
     assert subject.given is not None, "who asks for it has it"
     assert subject.opened is not None, "an example is for a model that was opened"
     asked = [name for name in ("file", "text", "ids", "images") if getattr(request, name) is not None]
     rows, targets = subject.given
     if asked and targets is not None:
         raise ConfigError(f"--example gives a batch with targets, and --{asked[0]} another: choose one")
-    if asked or (targets is None and subject.vocabulary):
+    if asked:
         return read(request, [dataclasses.replace(subject, given=None)])
-    said = f"the batch of {request.example}"
-    return Batch(rows, targets, said, subject.opened.loss, "batch" in request.typed)
+    reader = subject.opened if subject.vocabulary and targets is None else None
+    return Batch(rows, targets, f"the batch of {request.example}", subject.opened.loss, "batch" in request.typed, reader)
 
 
 def _check_alike(one: Subject, other: Subject) -> None:

@@ -20,7 +20,7 @@ from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.hugging_face import import_transformers
 from ctrans.interop.images import read_array
-from ctrans.interop.losses import AnyModel, Loss, ModelWithLoss
+from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss
 from ctrans.interop.open_model import Opened, open_imported, open_model
 from ctrans.interop.plain_host import Example
 from ctrans.interop.tokens import quiet
@@ -118,6 +118,15 @@ def find(request: ModelRequest) -> list[Subject]:
             "--example is for the module of --python, as files say what their model reads: leave it out, or add --python"
         )
     return SOURCES[given[0] if given else None](request)
+
+
+def check_loss(found: Sequence[Subject], command: str) -> None:
+    """Raises ConfigError where the user wants no loss, of a command that asks for nothing but what follows from one."""
+    if any(subject.opened is not None and subject.opened.loss == "none" for subject in found):
+        names = ", ".join(name for name in LOSS_NAMES if name != "none")
+        raise ConfigError(
+            f"--loss none leaves {command} nothing to look at, as all of it follows from a loss: choose one of {names}"
+        )
 
 
 def resolved(found: Sequence[Subject]) -> dict[str, Any]:
@@ -262,7 +271,9 @@ def _example(value: str) -> tuple[Example, tuple[Tensor, Tensor | None]]:
     """What the model reads as the user's function gives it, and of that the rows and targets of its batch."""
     made = called(value)
     example, targets = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    rows = next(iter(example.values()), None) if isinstance(example, Mapping) else example
+    inner = next(iter(example.values())) if isinstance(example, Mapping) and len(example) == 1 else None
+    named = inner if isinstance(inner, Mapping) else example  # of a forward whose one argument is a mapping, by its name
+    rows = next(iter(named.values()), None) if isinstance(named, Mapping) else named
     if not isinstance(rows, Tensor) or not (targets is None or isinstance(targets, Tensor)):
         what = f"a {type(rows).__name__}" if targets is None else f"a {type(rows).__name__} and a {type(targets).__name__}"
         raise ConfigError(

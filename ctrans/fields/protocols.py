@@ -39,8 +39,8 @@ Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
 
 
 class Matrix(NamedTuple):
-    """One weight matrix of a map: a view of its parameter, and which one it is; or rows of the parameter `copied`, where these do not
-    lie together.
+    """One weight matrix of a map: a view of its parameter, and which one it is; or made of the parameter `copied`, where its rows do not
+    lie together there, or are scaled.
     """
 
     weight: Float[Tensor, "out in"]

@@ -133,18 +133,19 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
     scores = _Scores(chain, x, _at_one_position(context), rows > 0, head, cap)
     fits = ((each, scale) for each in reading if (scale := scores.scale(*each[:2])) is not None)
     (query, key, value), scale = next(fits, (reading[0], None))
+    missing = float((1 - rows.sum(-1)).max())
     sums_to_one = bool(((rows.sum(-1) - 1).abs() <= close).all()) and not _other_parameters(first)
     return AttentionReading(
         query=query,
         key=key,
         value=value,
-        out=Projection(last.path, 0, last.y.shape[-1]),
+        out=Projection(last.path, 0, last.y.shape[-1], behind=chain.behind),
         heads=heads,
         groups=value.rows // head,
         whole_rows=sums_to_one,
         scale=scale,
         key_offsets=ROTARY in context or cap is not None,
-        why_not=_why_not(chain, sums_to_one, scale),
+        why_not=_why_not(chain, sums_to_one, missing, scale),
     )
 
 
@@ -293,9 +294,11 @@ def _other_parameters(chain: nn.Module) -> bool:
     return any(parameter not in known for parameter in chain.parameters())
 
 
-def _why_not(chain: ModuleChain, sums_to_one: bool, scale: float | None) -> str:
+def _why_not(chain: ModuleChain, sums_to_one: bool, missing: float, scale: float | None) -> str:
+    if not sums_to_one and missing > tolerance(next(chain.parameters()).dtype):
+        return f"a sink takes up to {missing:.2g} of a row, and theta is of rows that sum to 1"
     if not sums_to_one:
-        return "its rows, as they are read here, do not sum to 1 (a sink takes a part, or a bias is not read), and theta is of whole rows"
+        return "it has weights that are not read here (such as a bias of its rows), and theta is of rows that are known"
     if scale is not None:
         return ""
     norms = [path.rpartition(".")[2] for path, part in chain.named_modules() if as_norm(part) is not None]

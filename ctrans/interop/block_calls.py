@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ctrans.interop.calls import CACHES
 from solvers import ConfigError
 
-OWN_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
-"""What a model's code raises when it meets a state where it expects a tuple."""
+OWN_ERRORS = (Exception,)
+"""What a model's code may raise when it meets what it was not written for: anything, its own assertions and exceptions among it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Running:
         x, named, kind = self.form.turned(x), self.call.context, type(self.block)
         parameter = inspect.signature(kind.forward).parameters[self.call.argument]
         first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]  # a class is hashable
-        given = self.call.given(x)
+        given = self.call.given(x.clone())  # a block may add to what it is given in its place
         output = self.block(given, **named) if first else self.block(**{self.call.argument: given}, **named)
         return output if self.form.part is None and not isinstance(output, Tensor) else self.form.read(output)
 
@@ -206,7 +206,7 @@ def without_cache(call: Call) -> Call:
     return dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
 
 
-class _SeenError(Exception):
+class _Seen(BaseException):  # no error; and a model that catches every Exception does not catch it
     """Leaves a forward pass whose rest is not wanted."""
 
 
@@ -219,10 +219,10 @@ def recorded_until(
     def note(i: int, call: Call) -> Tensor:
         calls.append(call)
         if i == last:
-            raise _SeenError
+            raise _Seen
         return call.x
 
-    with intercepted(blocks, note, form), contextlib.suppress(_SeenError):
+    with intercepted(blocks, note, form), contextlib.suppress(_Seen):
         run()
     return calls
 

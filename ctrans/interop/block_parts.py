@@ -175,6 +175,8 @@ def _mixes(act: Act, running: Running) -> bool:
     if is_linear(act.module) or not is_state(act.x) or not is_state(act.y) or act.x.shape[:2] != act.y.shape[:2]:
         return False
     form = running.form
+    if form.turned(act.x).shape[:2] != running.call.x.shape[:2]:
+        return False  # its axes are others than the block's, as where a convolution is given channels first
     changed = form.turned(act.x).clone()
     if changed.shape[1] < 2:
         return False

@@ -67,7 +67,7 @@ class FeedForwardInModel(ModuleChain):
     """
 
     def __init__(self, chain: ModuleChain, why_not: str = ""):
-        super().__init__(list(chain.stages), chain.ending)
+        super().__init__(list(chain.stages), chain.ending, chain.behind)
         self.why_not = why_not
 
     def forward(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch width"]:
@@ -87,8 +87,8 @@ class PlainFeedForward(FeedForwardInModel):
 
     def matrices(self) -> Iterator[Matrix]:
         """W_1 and W_2."""
-        yield Matrix(self.reading.up.weight(self), "up")
-        yield Matrix(self.reading.down.weight(self), "down")
+        yield self.reading.up.matrix(self, "up")
+        yield self.reading.down.matrix(self, "down")
 
     def units(self) -> Units:
         """phi(<w, x> + b) for every row w of W_1."""
@@ -120,9 +120,9 @@ class GatedFeedForward(FeedForwardInModel):
 
     def matrices(self) -> Iterator[Matrix]:
         """W_g, W_u and W_d."""
-        yield Matrix(self.gate.weight(self), "gate")
-        yield Matrix(self.reading.up.weight(self), "up")
-        yield Matrix(self.reading.down.weight(self), "down")
+        yield self.gate.matrix(self, "gate")
+        yield self.reading.up.matrix(self, "up")
+        yield self.reading.down.matrix(self, "down")
 
     def bound(self) -> TokenBound:
         """`gated_bound`: gain r + offset + curvature r^2."""
@@ -153,7 +153,7 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
     x = x * TELLING / torch.cat([part.y for part in inner], -1).square().mean().sqrt()
     inner, last = _seen(chain, x)
     fits: list[tuple[float, FeedForwardReading]] = []
-    down = Projection(last.path, 0, last.y.shape[-1])
+    down = Projection(last.path, 0, last.y.shape[-1], behind=chain.behind)
     for gate, up in _candidates(inner, last.x.shape[-1]):
         values = {each: _value(each, inner) for each in (gate, up) if each is not None}
         for name, activation in KNOWN.items():

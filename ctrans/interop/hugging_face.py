@@ -230,7 +230,11 @@ def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> No
 
     Code that a config brings (`auto_map`) is never run: a built-in family is read by the library's own, and nothing else is read.
     """
-    family = str(config.get("model_type"))
+    if not isinstance(config.get("model_type"), str):
+        raise ConfigError(
+            f"{where} has no model_type, which says of which family the model is: give a directory that save_pretrained() wrote"
+        )
+    family = config["model_type"]
     if family not in transformers.CONFIG_MAPPING:
         if "auto_map" in config:
             raise ConfigError(f"{where} brings its own code, which is never run: its family {family!r} is not built in")

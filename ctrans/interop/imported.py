@@ -26,6 +26,7 @@ from ctrans.interop.calls import own_module
 from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.hosts import OUTPUTS, Host, LibraryHost
+from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
 from ctrans.interop.residual_scale import ScaledOutput
@@ -256,9 +257,13 @@ def _maps(structure: Structure) -> list[Any]:
     return [branch.field for part in structure.sublayers for branch in part.branches.values()]
 
 
+def _chain(map_: Any) -> ModuleChain:
+    chain: ModuleChain = getattr(map_, "attention", map_)
+    return chain
+
+
 def _stages(map_: Any) -> nn.ModuleList:
-    stages: nn.ModuleList = getattr(map_, "attention", map_).stages
-    return stages
+    return _chain(map_).stages
 
 
 def _said(stage: nn.Module) -> str:
@@ -269,13 +274,12 @@ def _said(stage: nn.Module) -> str:
 
 def _by_channel(structures: list[Structure]) -> tuple[str, ...]:
     """Words for maps that are scaled by channel, or by a number that is no length."""
-    own = [
-        part.kind
-        for s in structures
-        for part in s.sublayers
-        if any(isinstance(each, ScaledOutput) for each in part.field.modules())
-    ]
-    return tuple(f"what its {kind} adds is scaled, which is taken as part of that map" for kind in dict.fromkeys(own))
+    maps = [pair for structure in structures for pair in zip(("attention", "FFN"), _maps(structure), strict=False)]
+    own = [name for name, part in maps if _chain(part).behind is not None or isinstance(_stages(part)[-1], ScaledOutput)]
+    return tuple(
+        f"what its {name} adds is scaled, which is taken as part of that map, so that its last weights are not its own"
+        for name in dict.fromkeys(own)
+    )
 
 
 def _unread(structures: list[Structure]) -> tuple[str, ...]:

@@ -34,13 +34,14 @@ class Acting(NamedTuple):
 class ModuleChain(nn.Module):
     """f(x) = stage_k(.. stage_1(x, **context)), the first output of stages that return several (attention with its weights).
 
-    Once `find_last` has seen it act, f(x) = last(features(x)) for its last linear map.
+    Once `find_last` has seen it act, `ending` is the path of its last linear map, f(x) = last(features(x)), or None. Where a scale by
+    channel stands behind that (LayerScale), f(x) = s * (W features(x) + b), `behind` is the path of s, and there is no `last`.
     """
 
-    def __init__(self, stages: Sequence[nn.Module], ending: str | None = None):
+    def __init__(self, stages: Sequence[nn.Module], ending: str | None = None, behind: str | None = None):
         super().__init__()
         self.stages = nn.ModuleList(stages)
-        self.ending = ending
+        self.ending, self.behind = ending, behind
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         first, *others = self.stages
@@ -63,10 +64,23 @@ class ModuleChain(nn.Module):
         return seen[-1].x
 
     def find_last(self, x: Tensor, **context: Any) -> None:
-        """Runs f once, without dropout, to see which linear map gives its output."""
+        """Runs f once, without dropout, to see which linear map gives its output, and which scale stands behind it."""
         with acting(self.linear_maps()) as seen:
             output = self(x, **context)
-        self.ending = seen[-1].path if seen and torch.equal(seen[-1].y, output) else None
+        if not seen:
+            return
+        path, y = seen[-1].path, seen[-1].y
+        if torch.equal(y, output):
+            self.ending = path
+        elif y.shape == output.shape:
+            self.behind = next((name for name, s in self._scales(y.shape[-1]) if torch.equal(s.to(y) * y, output)), None)
+            self.ending = None if self.behind is None else path
+
+    def _scales(self, width: int) -> Iterator[tuple[str, Tensor]]:
+        """What may stand behind its last linear map: numbers, one for all channels or one for each."""
+        for name, value in (*self.named_parameters(), *self.named_buffers()):
+            if value.is_floating_point() and value.shape in ((), (1,), (width,)):
+                yield name, value
 
     def linear_maps(self) -> dict[str, nn.Module]:
         """Every linear map inside, by its path."""
@@ -77,6 +91,11 @@ class ModuleChain(nn.Module):
             names = " then ".join(type(stage).__name__ for stage in self.stages)
             raise ConfigError(
                 f"{names} does not end in one linear map, as experts and gates after it do not: it has no last weights"
+            )
+        if self.behind is not None:
+            raise ConfigError(
+                f"behind its last linear map {self.ending} stands a scale by channel, {self.behind}: it has no last weights that are its "
+                "own"
             )
         return self.ending
 
@@ -101,13 +120,15 @@ class Projection:
     """W x + b with W the rows `start` .. `stop` of the linear map at `path`: all of it, or the part of a map that several share.
 
     Of a map in `parts` equal parts, as where each head has its queries, keys and values side by side, they are those rows of every
-    part, one part below the other. It says where the weights are and holds none; `chain` is the map in which they are.
+    part, one part below the other. Where a scale s stands behind the map, at the path `behind`, they are s * W and s * b. It says where
+    the weights are and holds none; `chain` is the map in which they are.
     """
 
     path: str
     start: int
     stop: int
     parts: int = 1
+    behind: str | None = None
 
     @property
     def rows(self) -> int:
@@ -115,20 +136,28 @@ class Projection:
         return self.parts * (self.stop - self.start)
 
     def weight(self, chain: nn.Module) -> Float[Tensor, "out in"]:
-        """W: a view of the module's own weight; a copy, through which gradients pass, where it is of several parts."""
+        """W: a view of the module's own weight; a copy, through which gradients pass, where it is of several parts or scaled."""
         module: Any = chain.get_submodule(self.path)
         whole: Tensor = module.weight
-        return self._rows_of(whole.T if isinstance(module, TransposedLinear) else whole)
+        rows = self._rows_of(whole.T if isinstance(module, TransposedLinear) else whole)
+        return rows if self.behind is None else self._scale(chain).to(rows).reshape(-1, 1) * rows
 
     def matrix(self, chain: nn.Module, role: Role) -> Matrix:
         """W as the map shows it."""
         own: Any = chain.get_submodule(self.path)
-        return Matrix(self.weight(chain), role, own.weight if self.parts > 1 else None)
+        return Matrix(self.weight(chain), role, own.weight if self.parts > 1 or self.behind is not None else None)
 
     def bias(self, chain: nn.Module) -> Float[Tensor, " out"] | None:
         """b, likewise, or None."""
         bias: Tensor | None = getattr(chain.get_submodule(self.path), "bias", None)
-        return None if bias is None else self._rows_of(bias)
+        rows = None if bias is None else self._rows_of(bias)
+        return rows if rows is None or self.behind is None else self._scale(chain).to(rows) * rows
+
+    def _scale(self, chain: nn.Module) -> Tensor:
+        assert self.behind is not None, "who asks for it has one"
+        owner, _, name = self.behind.rpartition(".")
+        scale: Tensor = getattr(chain.get_submodule(owner), name)
+        return scale
 
     def _rows_of(self, whole: Tensor) -> Tensor:
         if self.parts == 1:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.interop.block_calls import OWN_ERRORS
 from ctrans.interop.rounding import unit
 from ctrans.norm import SphereNorm, check_norm
 
@@ -173,9 +174,7 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         plus, minus = trial(x), trial(-x)
         if not isinstance(plus, Tensor) or plus.shape != x.shape or not plus.is_floating_point():
             return None
-    except (
-        Exception
-    ):  # all of them: it is somebody else's code, given what it was not written for, and may raise errors of its own
+    except OWN_ERRORS:
         return None
     odd, even = (plus.double() - minus) / 2, (plus.double() + minus) / 2
     offset = next((name for name, weight in own.items() if _close(even, weight.expand_as(even))), None)
@@ -228,6 +227,8 @@ def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> 
         if not slope > 0:
             continue
         factor, eps = slope ** (-1 / power), low / slope - m_low
+        if eps > m_high:
+            continue  # it scales states of every size alike: an elementwise map, and no norm
         eps = _short(trial, eps) if eps > 1e-6 * m_low else 0.0
         factor = 1.0 if abs(factor - 1) <= 1e-6 else factor
         inside, added = (eps, 0.0) if power == 2 else (0.0, eps)
@@ -259,7 +260,10 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, len(weight), generator=generator) * torch.tensor([[1.0], [1.0], [1e-2], [1e-3]])
     x = (x + 0.3 * x.abs().amax(-1, keepdim=True)).to(weight)
-    z = module(x)
+    try:
+        z = module(x)
+    except OWN_ERRORS:  # it is given what it may not have been written for
+        return None
     if not isinstance(z, Tensor) or z.shape != x.shape:
         return None
     norms = [AdaptedNorm(module, form) for form in _forms(module)]

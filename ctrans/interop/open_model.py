@@ -128,7 +128,7 @@ class Opened(nn.Module):
         try:
             with torch.no_grad():
                 self(torch.zeros(1, length, dtype=torch.int64, device=like.device))
-        except (*OWN_ERRORS, AssertionError):
+        except OWN_ERRORS:
             return False
         return True
 
@@ -197,7 +197,7 @@ def open_model(
         raise ConfigError(f"heads = {heads} is for a state dict of nanoGPT alone: leave it out (--heads)")
     if isinstance(model, nn.Module):
         anatomy = Anatomy(blocks, attention, ffn)
-        return _from_module(model if dtype is None else model.to(dtype), dt, anatomy, embed, head, loss, example)
+        return _from_module(model, dtype, dt, anatomy, embed, head, loss, example)
     if not isinstance(model, (str, os.PathLike)):
         called = ": call it first" if callable(model) else ""
         raise ConfigError(f"the model is a {type(model).__name__}{called}, and an nn.Module or a path is needed")
@@ -219,6 +219,7 @@ MAPS = ("blocks", "attention", "ffn")
 
 def _from_module(
     module: nn.Module,
+    dtype: torch.dtype | None,
     dt: float,
     anatomy: Anatomy,
     embed: Callable[[Tensor], Tensor] | None,
@@ -227,7 +228,10 @@ def _from_module(
     example: Example | None,
 ) -> Opened:
     training = module.training
-    module = unwrapped(module).requires_grad_(False).eval()
+    lazy = next((path for path, part in module.named_modules() if _unmade(part)), None)
+    if lazy is not None:
+        raise ConfigError(f"{lazy or type(module).__name__} is lazy and has no weights yet: run the module on one batch first")
+    module = unwrapped(module if dtype is None else module.to(dtype)).requires_grad_(False).eval()
     compiled = next((path for path, part in module.named_modules() if hasattr(part, "_orig_mod")), None)
     if compiled is not None:
         raise ConfigError(
@@ -249,6 +253,10 @@ def _from_module(
     opened.described += _not_finite(broken)
     opened.described += "; it was training, and is in evaluation mode now" if training else ""
     return opened
+
+
+def _unmade(part: nn.Module) -> bool:
+    return any(isinstance(weight, nn.parameter.UninitializedTensorMixin) for weight in part.parameters(recurse=False))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -386,8 +394,11 @@ def _entries(directory: Path) -> int:
 
 
 def _is_causal(attention: nn.Module, like: Tensor) -> bool:
-    """Whether the first token is blind to the last: d|f(x)_1|^2/dx_n = 0 exactly, for states of that shape (tokens, width)."""
+    """Whether the first token is blind to all others: d|f(x)_1|^2/dx_j = 0 exactly for j > 1, for states of that shape (tokens, width).
+
+    To all, as a window may hide the last one of a token that reads both ways.
+    """
     x = torch.randn(1, *like.shape, generator=torch.Generator().manual_seed(0)).to(like).requires_grad_()
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(attention(x)[0, 0].square().sum(), x)
-    return not bool(gradient[0, -1].any())
+    return not bool(gradient[0, 1:].any())

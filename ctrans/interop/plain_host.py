@@ -113,14 +113,26 @@ class PlainHost:
     def run(self, tokens: Tensor) -> Any:
         """A forward pass on these inputs, what else the example has being as there, for as many sequences.
 
-        Numbers are given in the type and on the device that the module has now.
+        Numbers are given in the type and on the device that the module has now. Raises ConfigError for whatever the module raises.
         """
         given = self._like_the_weights(tokens.transpose(0, 1) if self.tokens_first else tokens)
-        if self.named is None:
-            return self.model(given)
-        first, *others = self.named
-        rest = {name: self._like_the_weights(self._as_many(self.named[name], len(tokens))) for name in others}
-        return self.model({first: given, **rest}) if self.as_one else self.model(**{first: given}, **rest)
+        try:
+            if self.named is None:
+                return self.model(given)
+            first, *others = self.named
+            rest = {name: self._like_the_weights(self._as_many(self.named[name], len(tokens))) for name in others}
+            return self.model({first: given, **rest}) if self.as_one else self.model(**{first: given}, **rest)
+        except ConfigError:
+            raise
+        except OWN_ERRORS as error:
+            said = " ".join(str(error).split())[:200]
+            read = f"a tensor {tuple(given.shape)} of {str(given.dtype).removeprefix('torch.')}"
+            others = [] if self.named is None else list(self.named)[1:]
+            beside = f" with {', '.join(others)} as in the example" if others else ""
+            raise ConfigError(
+                f"example=: {type(self.model).__name__} does not run on {read}{beside} ({type(error).__name__}: {said}): give an input "
+                "that it reads"
+            ) from error
 
     def embed(self, tokens: Tensor) -> Tensor:
         axes = self.example.dim() - 1
@@ -196,16 +208,7 @@ class PlainHost:
 
     def _sequence(self, anatomy: Anatomy) -> tuple[str, StateForm]:
         with plain_kernels():
-            try:
-                return find_sequence(self.model, lambda: self.run(self.example), anatomy.blocks)
-            except OWN_ERRORS as error:
-                if isinstance(error, ConfigError):
-                    raise
-                said = " ".join(str(error).split())[:200]
-                raise ConfigError(
-                    f"example=: {type(self.model).__name__} does not run on {self._said()} ({type(error).__name__}: {said}): give an input "
-                    "that it reads"
-                ) from None
+            return find_sequence(self.model, lambda: self.run(self.example), anatomy.blocks)
 
     def _vocabulary(self) -> int:
         """How many rows the table has that is read at the example's ids; of several that change with them, the largest."""
@@ -226,9 +229,6 @@ class PlainHost:
         pairs = zip(first, seen, strict=False)
         changed = [part for (part, one), (_, other) in pairs if one.shape == other.shape and not torch.equal(one, other)]
         return max((part.num_embeddings for part in [part for part in changed if part in read] or changed or read), default=0)
-
-    def _said(self) -> str:
-        return f"a tensor {tuple(self.example.shape)} of {str(self.example.dtype).removeprefix('torch.')}"
 
     def _turned(self, form: StateForm) -> StateForm:
         """The form with its order of axes, by where the first block mixes; and the example with sequences first, as it is seen."""

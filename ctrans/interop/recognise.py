@@ -164,7 +164,7 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
         own: Roles = {
             role: AdaptedNorm(parts[paths[norm.module]], norm.form, norm.width, norm.exact) for role, norm in norms.items()
         }
-        field.ending = sublayer.field.ending
+        field.ending, field.behind = sublayer.field.ending, sublayer.field.behind
         return Sublayer(field, sublayer.kind, **own)
 
     if len(structure.sublayers) != 2 or structure.own_calls:
@@ -204,7 +204,15 @@ def _telling_state(running: Running) -> Tensor:
     if math.isnan(scale):
         bad = next((name for name, weight in block.named_parameters() if not weight.isfinite().all()), "a weight on demand")
         raise ConfigError(f"{type(block).__name__} has weights that are not finite, such as {bad}: is the file damaged?")
-    if not 0 < scale < math.inf:
+    if scale == 0:
+        zeros = [name for name, weight in block.named_parameters() if weight.numel() == 1 and not bool(weight.any())]
+        gate = (
+            f"its number {zeros[0]} is 0, as ReZero begins: set it to what it is after a step"
+            if zeros
+            else ("are its weights those of a trained or initialised model?")
+        )
+        raise ConfigError(f"{type(block).__name__} leaves every state as it is, from which its structure cannot be read: {gate}")
+    if not scale < math.inf:
         raise ConfigError(
             f"{type(block).__name__} changes a state by {scale:g} times its size, from which its structure cannot be read: "
             "are its weights those of a trained or initialised model?"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.interop.rounding import tolerance
 
-DIGITS = 6
+DIGITS = 15
 """A number that was fitted is taken as the one of so many digits, or fewer, that is as near as the fit is good."""
 
 
@@ -22,11 +22,14 @@ class ScaledOutput(nn.Module):
 
     def __init__(self, scale: Tensor | float):
         super().__init__()
-        self.own: nn.Parameter | None = scale if isinstance(scale, nn.Parameter) else None
-        self.fixed = None if isinstance(scale, nn.Parameter) else torch.as_tensor(scale)
+        self.scale: Tensor
+        if isinstance(scale, nn.Parameter):
+            self.scale = scale
+        else:
+            self.register_buffer("scale", torch.as_tensor(scale), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * (self.own if self.own is not None else self.fixed.to(x))  # type: ignore[union-attr]  # one of the two is there
+        return x * self.scale.to(x)
 
 
 def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Tensor | None:
@@ -34,12 +37,13 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
 
     It is taken as the block has it, if one of its numbers or vectors is it.
     """
-    close = tolerance(values.dtype)
+    close, rounding = tolerance(values.dtype), torch.finfo(values.dtype).eps
     added, values = added.double(), values.double()
     square = values.square()
     alone = float((added * values).sum() / square.sum())
     if _close(alone * values, added, close):
-        return _said(block, alone, close)
+        missed = float((alone * values - added).norm() / added.norm())
+        return _said(block, alone, 4 * max(missed, rounding))
     each = (added * values).flatten(0, -2).sum(0) / square.flatten(0, -2).sum(0)
     if not _close(each * values, added, close):
         return None
@@ -48,16 +52,10 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
 
 
 def _said(block: nn.Module, value: float, close: float) -> float:
-    """The number among the block's own that is nearest, if one is as near as the fit is good; else one of few digits."""
+    """The number among the block's own that is nearest, if one is as near as the fit is good; else one of few digits, or the fit."""
     nearest = min(_numbers(block), key=lambda number: abs(number - value), default=0.0)
-    short = float(f"{value:.{DIGITS}g}")
-    return next((number for number in (nearest, _shortest(value), short) if abs(number - value) <= close * abs(value) / 8), value)
-
-
-def _shortest(value: float) -> float:
-    """With as few digits as give it to a hundred thousandth."""
-    rounded = (float(f"{value:.{digits}g}") for digits in range(1, DIGITS))
-    return next((number for number in rounded if abs(number - value) <= 1e-5 * abs(value)), value)
+    short = (float(f"{value:.{digits}g}") for digits in range(1, DIGITS + 1))
+    return next((number for number in (nearest, *short) if abs(number - value) <= close * abs(value)), value)
 
 
 def _numbers(block: nn.Module) -> Iterator[float]:

@@ -69,7 +69,7 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
         where = "the model" if directory is None else repr(str(directory))
         raise ConfigError(
             f"{where} has no tokenizer, and its vocabulary of {vocabulary} is smaller than the 256 of bytes: give token ids by --ids "
-            "FILE"
+            "FILE, or with --python a batch of them by --example MODULE:FUNCTION"
         )
     if directory is None or vocabulary == VOCABULARY:
         return BYTES

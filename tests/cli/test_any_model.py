@@ -206,3 +206,35 @@ def test_a_model_is_an_argument_of_every_command_that_looks_at_one(name, there):
     one, other = (found(name, *form, *args) for form in ([there / "llama"], ["--model", there / "llama"]))
     assert one["model"] == other["model"]
     assert one["options"]["named"] == [str(there / "llama")]
+
+
+IDS = """
+import torch
+
+def ids():
+    return torch.arange(24).view(3, 8) % 13
+
+"""
+
+
+def test_token_ids_of_an_example_are_what_is_looked_at(there):
+    (there / "ids.py").write_text(IDS)
+    result = found("simulate", "--python", f"{there / 'mine.py'}:model", "--example", f"{there / 'ids.py'}:ids", "--json", "-")
+    assert (result["model"]["sequences"], result["model"]["tokens"]) == (3, 8)
+    assert result["model"]["text"] == f"the batch of {there / 'ids.py'}:ids"
+    assert result["model"]["vocabulary"] < 256  # a text's bytes would not be read
+
+
+@pytest.mark.parametrize("name", ["control", "hjb-check"])
+def test_without_a_loss_there_is_no_costate(name, there):
+    result = run(name, "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW)
+    assert result.exit_code == 2
+    assert f"--loss none leaves {name} nothing to look at" in " ".join(result.stderr.split())
+
+
+def test_a_config_without_a_family_gets_a_line(there):
+    (there / "bare").mkdir(exist_ok=True)
+    (there / "bare" / "config.json").write_text("{}")
+    result = run("diagnose", "--model", there / "bare")
+    assert result.exit_code == 2
+    assert "has no model_type, which says of which family the model is" in " ".join(result.stderr.split())

@@ -12,7 +12,7 @@ def test_a_family_is_told_with_its_placement_and_what_is_not_known():
     words = " ".join(result.stdout.split())
     assert "gpt_neox tokens pre at once" in words
     assert "granite tokens pre dt 0.22 yes yes yes yes" in words
-    assert "its rows, as they are read here, do not sum to 1" in words
+    assert "a sink takes up to" in words
     assert "albert: refused." in words
 
 

@@ -156,7 +156,7 @@ def test_a_number_below_zero_and_one_for_each_channel_are_part_of_the_map():
     opened = ctrans.open_model(learned_language((-0.5, -0.5, -0.5)))
     assert set(opened.depth.lengths) == {1.0}
     assert "is scaled, which is taken as part of that map" in opened.described
-    assert "its ffn adds is scaled" in ctrans.open_model(plain("images, by channel"), example=numbers(2, 3, 8, 8)).described
+    assert "its FFN adds is scaled" in ctrans.open_model(plain("images, by channel"), example=numbers(2, 3, 8, 8)).described
 
 
 def test_a_loss_of_ones_own_gives_autograds_gradient():

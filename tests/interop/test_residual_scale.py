@@ -34,7 +34,14 @@ def test_a_number_that_the_block_does_not_say_has_few_digits_or_is_the_fit():
     values = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     assert fitted_scale(nn.Linear(2, 2), 0.125 * values, values) == 0.125
     found = fitted_scale(nn.Linear(2, 2), values / math.sqrt(24), values)
-    assert math.isclose(found, 1 / math.sqrt(24), rel_tol=1e-4)
+    assert math.isclose(found, 1 / math.sqrt(24), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, 6), (torch.float64, 14)])
+def test_a_number_that_a_function_makes_is_not_rounded_beyond_the_fit(dtype, digits):
+    values = torch.randn(2, 5, 8, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    number = 1 / (1 + math.exp(-0.3))  # a gate's sigmoid: near 0.57444, which is not it
+    assert math.isclose(fitted_scale(nn.Linear(2, 2), number * values, values), number, rel_tol=10**-digits)
 
 
 def test_one_for_each_channel_is_the_blocks_parameter():

@@ -228,7 +228,10 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor) 
         for matrix in sublayer.field.matrices():
             if matrix.copied is weight or matrix.weight.untyped_storage().data_ptr() == gradient.untyped_storage().data_ptr():
                 role = NAMES[matrix.role]
-                found[role] = math.hypot(found.get(role, 0.0), _norm([matrix.weight]))
+                whole = (
+                    matrix.weight.numel() == gradient.numel()
+                )  # which may be shown scaled, and the gradient is of what is scaled
+                found[role] = math.hypot(found.get(role, 0.0), _norm([gradient if whole else matrix.weight]))
         return found
     finally:
         weight.data = kept
