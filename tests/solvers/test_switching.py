@@ -226,8 +226,39 @@ def test_a_tuple_of_tolerances_and_a_norm_by_part():
 
     odeint(lambda t, y: (-y[0], y[1]), y0, T, options={"norm": norm})
     assert set(map(str, shapes)) == {str([torch.Size([2]), torch.Size([3])])}
-    with pytest.raises(ConfigError, match="one number for all entries"):
-        unchecked(odeint)(lambda t, y: (-y[0], y[1]), y0, T, rtol=(1e-3, 1e-6))
+
+
+def lines(t, y):
+    return torch.stack([torch.cos(9 * t) * y[0], -y[1], y[2] * y[1]])
+
+
+@pytest.mark.parametrize("method", ["dopri5", "bosh3", "dopri8", "fehlberg2"])
+def test_tolerances_by_entry_are_theirs(method):
+    y0, t = torch.tensor([1.0, 2.0, 0.5]).double(), T[[0, -1]]
+    rtol, atol = torch.tensor([1e-9, 1e-3, 1e-3]).double(), torch.tensor([1e-9, 1e-2, 1e-2])
+    counts = {}
+    for name, given in {"by entry": (rtol, atol), "loose": (1e-3, 1e-2), "tight": (1e-9, 1e-9)}.items():
+        for call in (odeint, torchdiffeq.odeint):
+            calls = []
+            y = call(lambda t, y: calls.append(1) or lines(t, y), y0, t, method=method, rtol=given[0], atol=given[1])  # noqa: B023
+            counts[name, call] = len(calls), y[-1]
+    for call in (odeint, torchdiffeq.odeint):
+        assert counts["loose", call][0] < counts["by entry", call][0] < counts["tight", call][0]
+    for name in ("by entry", "tight"):
+        ours, theirs = counts[name, odeint], counts[name, torchdiffeq.odeint]
+        assert float((ours[1] - theirs[1])[0].abs()) < 1e-6
+    # for several tensors one each, as numbers, as a tensor of them and by their entries
+    parts = tuple(y0.split([1, 2]))
+    found = [
+        odeint(lambda t, y: tuple(lines(t, torch.cat(y)).split([1, 2])), parts, t, rtol=given, atol=1e-9, method=method)
+        for given in (
+            (1e-8, 1e-3),
+            torch.tensor([1e-8, 1e-3]).double(),
+            (torch.tensor([1e-8]), torch.tensor([1e-3, 1e-3]).double()),
+        )
+    ]
+    plain = odeint(lines, y0, t, rtol=torch.tensor([1e-8, 1e-3, 1e-3]).double(), atol=1e-9, method=method)
+    assert all(torch.allclose(torch.cat(one, -1), plain, rtol=1e-4) for one in found)
 
 
 def test_a_broken_solve_is_named_where_theirs_asserts():
