@@ -93,17 +93,8 @@ def odeint(
     if chosen is None:
         raise unknown("method", method, {*ITS_METHODS, *NAMES})
     asked = dict(options or {})
-    known = ADAPTIVE if chosen.adaptive else FIXED
-    if strange := sorted(set(asked) - set(known)):
-        warnings.warn(f"odeint: unexpected options {strange} for method {method!r}; it knows {', '.join(known)}", stacklevel=2)
-    if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
-        warnings.warn(
-            f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
-            stacklevel=2,
-        )
-    tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
-    field: Field = func if tree is None else partial(_flat, tree, func)
-    first = start = y0 if tree is None else tree.flat("y0", y0)
+    tree, field, first = _flattened(func, y0, chosen, asked)
+    start = first
     tolerances = [_by_entry(*given, start, tree) for given in (("rtol", rtol), ("atol", atol))]
     # as the field is told it
     moments = t.to(time_type(start.dtype))
@@ -125,6 +116,35 @@ def odeint(
         later = zip(moments[1:], states[1:], strict=True)
         states = torch.stack([first, *(y + field(time, y) * (time - time.detach()) for time, y in later)])
     return states if tree is None else tree.parts(states)
+
+
+def curve(
+    func: Func, y0: Any, t0: float, t1: float, method: Method, tolerances: Sequence[Tolerance], asked: dict[str, Any]
+) -> Callable[[Tensor], Any]:
+    """t -> y(t) between two times, of one adaptive solve."""
+    tree, field, start = _flattened(func, y0, method, asked)
+    known = [_by_entry(*given, start, tree) for given in zip(("rtol", "atol"), tolerances, strict=True)]
+    method, request = _request(method, start, known, asked, tree)
+    ends = sorted({t0, t1, *_inside(asked, t0, t1)}, reverse=t0 > t1)
+    found = _solved([Segment(a, b, field) for a, b in pairwise(ends)], start, method=method, save="curve", **request).curve
+    assert found is not None, "asked for"
+    return found if tree is None else lambda t: tree.parts(found(t))
+
+
+def _flattened(func: Func, y0: Any, method: Method, asked: Mapping[str, Any]) -> tuple[Tree | None, Field, Tensor]:
+    """The structure of y0 if it is none, and the field and start of the flat state; what goes unheard is warned of."""
+    known = ADAPTIVE if method.adaptive else FIXED
+    if strange := sorted(set(asked) - set(known)):
+        warnings.warn(f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}", stacklevel=3)
+    if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
+        warnings.warn(
+            f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
+            stacklevel=3,
+        )
+    if isinstance(y0, Tensor):
+        return None, func, y0
+    tree = Tree(y0, "y0")
+    return tree, partial(_flat, tree, func), tree.flat("y0", y0)
 
 
 def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **request: Any) -> Any:

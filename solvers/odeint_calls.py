@@ -13,7 +13,7 @@ from solvers.adjoint import Adjoint
 from solvers.errors import ConfigError, SolveError, unknown
 from solvers.method import Method
 from solvers.methods import METHODS
-from solvers.odeint import ITS_METHODS, Func, dense_solution, odeint
+from solvers.odeint import ITS_METHODS, Func, curve, odeint
 from solvers.tolerance import Tolerance
 from solvers.torchdiffeq_methods import NAMES
 
@@ -88,23 +88,22 @@ def odeint_event(
 
 def odeint_dense(
     func: Func,
-    y0: Tensor,
-    t0: Tensor | float,
-    t1: Tensor | float,
+    y0: Any,
+    t0: Tensor,
+    t1: Tensor,
     *,
     rtol: Tolerance = 1e-7,
     atol: Tolerance = 1e-9,
     method: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Callable[[Tensor], Tensor]:
+) -> Callable[[Tensor], Any]:
     """t -> y(t) between t0 and t1, as `torchdiffeq.odeint_dense` (0.2.5): solved once, here at once, and looked up in its steps.
 
     t is a tensor of any shape, and so are the first axes of y(t). Different from there: any adaptive method of ours, dopri5 by default; y0
     may be a tuple of tensors, and t1 below t0; a time outside is refused by name.
     """
-    ends = torch.stack([torch.as_tensor(t, dtype=torch.float64).detach().cpu() for t in (t0, t1)])
     chosen = METHODS["dopri5"] if method is None else ITS_METHODS.get(method)
     if chosen is None or not chosen.adaptive:
         adaptive = ", ".join(name for name, one in ITS_METHODS.items() if one.adaptive)
         raise ConfigError(f"method {method!r} has no states inside steps of its own choice: use one of {adaptive}")
-    return dense_solution(func, y0, ends, chosen, (rtol, atol), dict(options or {}))
+    return curve(func, y0, float(t0), float(t1), chosen, (rtol, atol), dict(options or {}))

@@ -19,7 +19,7 @@ from solvers.segment import Segment
 from solvers.solution import Stats, Status
 from solvers.stiffness import Stiffness
 
-Save = Literal["ends", "segments", "steps"]
+Save = Literal["ends", "segments", "steps", "curve"]
 
 TIME_TYPES = {torch.float64: torch.float64, torch.complex128: torch.float64}
 """The type in which a field gets the time, by the state's: else float32, since half precision cannot tell steps apart."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.dense import Times, at_times, check_times
+from solvers.dense import Curve, Times, at_times, check_times
 from solvers.error_norm import Norm, get_norm
 from solvers.errors import ConfigError, SolveError, unknown
 from solvers.event import Event
@@ -26,7 +26,7 @@ from solvers.tolerance import Tolerance, spread
 from solvers.transforms import batched, check_steps, in_forward_mode
 from solvers.tree import Tree
 
-SAVE = ("ends", "segments", "steps")
+SAVE = ("ends", "segments", "steps", "curve")
 MAX_STEPS = 10_000
 """Attempts of an adaptive method in a segment, where nothing else is asked for."""
 
@@ -70,7 +70,8 @@ def solve(
 
     `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is differentiated. `save` says
     which states the solution holds, or `times` at which it does, by the method's own interpolation inside its steps: their number
-    costs no evaluation (dop853 takes three for every step with a time inside). `progress(k)` is called when segment k is done,
+    costs no evaluation (dop853 takes three for every step with a time inside); with save="curve" any can be asked for afterwards,
+    `solution.curve(t)`. `progress(k)` is called when segment k is done,
     `on_step(t, x)` after every accepted step. The first of the `events` ends the solve (`Event(g)`, a root of g(t, x)), and so does
     the first step at whose start the norm of dx/dt is at most `steady`; the solution's status, segment, time, event and event_time
     tell. For these three, gradients other than backprop go the way twice, the second time to where the first one ended.
@@ -107,16 +108,24 @@ def solve(
     if tree is not None:
         measure = tree.norm(measure, named=not callable(norm))
     most = MAX_STEPS if max_steps is None else int(max_steps)
-    run = Run(int(steps), relative, absolute, norm=measure, max_steps=most, save=save, check=bool(check), **bounds)
+    curve = Curve(segments, chosen, kind) if save == "curve" else None
+    run = Run(
+        int(steps), relative, absolute, norm=measure, max_steps=most, save="ends" if curve else save, check=bool(check), **bounds
+    )
     watched = check_stops(chosen, events, steady, on_step, bool(wanted))
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)
     if tree is not None:
         segments, watched, on_step = flat_segments(tree, segments), flat_events(tree, watched), flat_on_step(tree, on_step)
     run.observers = observers(watched, steady, on_step, run)
+    if curve is not None:  # before an event ends the solve
+        run.observers = [curve.note, *run.observers]
     solution = _integrated(chosen, kind, segments, x, run, progress)
     if wanted and solution.status is Status.SUCCESS:
         solution = at_times(solution, wanted)
+    if curve is not None and solution.status.good:
+        curve.ended(solution.times[-1])
+        solution = dataclasses.replace(solution, curve=curve)
     if tree is not None:
         solution = in_structure(tree, solution)
     if throw and not solution.status.good:

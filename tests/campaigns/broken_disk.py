@@ -1,14 +1,10 @@
 """A disk that fails: an error of reading or writing, or no space, at one file operation of a command, once or from there on.
 
 The command then says so in a line, or does all that it would have done; and a run goes on to the bits of one that nobody disturbed.
-What Python asks of the system is counted: files opened, read, written and flushed, directories listed, names looked up and changed. What
-a library does by itself, as safetensors when it maps a file into memory, is not.
 """
 
-import builtins
 import contextlib
 import errno
-import io
 import os
 import shutil
 from unittest import mock
@@ -18,17 +14,11 @@ from matplotlib.figure import Figure
 from ctrans.model.sums import damage
 from ctrans.training.run_directory import RunDirectory
 from tests.campaigns.damaged import MODEL, SETTINGS, TEXT
+from tests.campaigns.disk import BrokenDisk, raising
 from tests.campaigns.harness import ask
-from tests.campaigns.kills import bits
+from tests.campaigns.kills import bits, remains
 
-BY_NAME = (
-    *("open", "listdir", "scandir", "stat", "lstat", "readlink", "mkdir", "rename", "replace", "link", "symlink"),
-    *("unlink", "remove", "rmdir", "chmod", "truncate"),
-)
-"""The operations of `os` that are told a path."""
 ERRORS = (errno.EIO, errno.ENOSPC)
-OPEN = io.open
-
 RUN = "run"
 OPTIONS = [word for name, value in {**MODEL, **SETTINGS}.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 NEW = ["train", *OPTIONS, "--file", "text", "--out", RUN]
@@ -43,91 +33,7 @@ REQUESTS = {
 """What is asked, and whether it finds a run that is half done."""
 
 
-class BrokenDisk:
-    """Counts the file operations beneath a directory. `fail(path)` is called at the one of that number (none for 0), and at all after it
-    where the fault is `lasting`."""
-
-    def __init__(self, place, number=0, fail=None, *, lasting=False):
-        self.place, self.number, self.fail, self.lasting, self.count = str(place), number, fail, lasting, 0
-
-    def __enter__(self):
-        watched = {(os, name): self._by_path(getattr(os, name)) for name in BY_NAME}
-        watched |= {(module, "open"): self._open for module in (io, builtins)} | {(os, "fsync"): self._of_handle(os.fsync)}
-        self._before = {(module, name): getattr(module, name) for module, name in watched}
-        self._put(watched)
-        return self
-
-    def __exit__(self, *of):
-        self._put(self._before)
-
-    def _put(self, functions):
-        for (module, name), function in functions.items():
-            setattr(module, name, function)
-
-    def operation(self, path=None):
-        """Counts one, and fails where it is to."""
-        self.count += 1
-        if self.number and (self.count == self.number or (self.lasting and self.count > self.number)):
-            self.fail(path)
-
-    def _mine(self, path):
-        return isinstance(path, (str, os.PathLike)) and os.path.abspath(path).startswith(self.place)
-
-    def _by_path(self, plain):
-        def operation(path=".", *args, **kwargs):
-            if self._mine(path):
-                self.operation(os.fspath(path))
-            return plain(path, *args, **kwargs)
-
-        return operation
-
-    def _of_handle(self, plain):
-        def operation(handle):
-            self.operation()
-            return plain(handle)
-
-        return operation
-
-    def _open(self, path, mode="r", buffering=-1, encoding=None, errors=None, newline=None, **kwargs):
-        """As the built-in one, every reading and writing of the file an operation."""
-        if not self._mine(path):
-            return OPEN(path, mode, buffering, encoding, errors, newline, **kwargs)
-        self.operation(os.fspath(path))
-        raw = File(self, path, mode.replace("b", "").replace("t", ""), **kwargs)
-        kind = io.BufferedRandom if "+" in mode else io.BufferedReader if "r" in mode else io.BufferedWriter
-        return kind(raw) if "b" in mode else io.TextIOWrapper(kind(raw), io.text_encoding(encoding), errors, newline)
-
-
-class File(io.FileIO):
-    """A file that tells the disk of every reading and writing."""
-
-    def __init__(self, disk, *args, **kwargs):
-        self.disk = disk
-        super().__init__(*args, **kwargs)
-
-    def readinto(self, buffer):
-        self.disk.operation(self.name)
-        return super().readinto(buffer)
-
-    def readall(self):
-        self.disk.operation(self.name)
-        return super().readall()
-
-    def write(self, data):
-        self.disk.operation(self.name)
-        return super().write(data)
-
-
-def raising(number):
-    """What raises the error of that number, as the system does."""
-
-    def fail(path):
-        raise OSError(number, os.strerror(number), *([] if path is None else [str(path)]))
-
-    return fail
-
-
-@mock.patch.object(Figure, "savefig")  # most of the time, and nothing on the disk
+@mock.patch.object(Figure, "savefig", new=mock.Mock())  # most of the time, and nothing on the disk
 def faulty(place, share, random):
     """How many operations there are and how often one was failed, and what was found wrong, in words. `place` is the working directory."""
     (place / "text").write_bytes(TEXT)
@@ -170,7 +76,7 @@ def _wrong(place, args, answer, right, expected, met):
     if store.exists and damage(store.last) is not None:
         yield f"what is left is no run: {damage(store.last)}"
         return
-    left = _remains(store.directory)
+    left = remains(store.directory)
     if left not in met:
         met.add(left)
         again = ask(RESUMED if store.exists else NEW)
@@ -178,13 +84,6 @@ def _wrong(place, args, answer, right, expected, met):
             yield f"it could not be gone on with: {again.said}"
         elif bits(store.directory) != expected:
             yield "gone on with, it ended in other bits"
-
-
-def _remains(directory):
-    """The names and links of a run, and how many lines its log has: whole checkpoints of the same names hold the same."""
-    names = sorted((str(path), path.is_symlink() and os.readlink(path)) for path in directory.rglob("*"))
-    log = directory / "log.jsonl"
-    return *names, log.read_bytes().count(b"\n") if log.exists() else 0
 
 
 def _half_done(place):

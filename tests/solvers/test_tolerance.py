@@ -31,7 +31,7 @@ def test_equal_ones_are_one_number(method):
     assert one.stats == each.stats
 
 
-@pytest.mark.parametrize("method", ["dopri5", "tsit5", "dop853", "esdirk4"])
+@pytest.mark.parametrize("method", ["bosh3", "dopri5", "tsit5", "esdirk4"])  # whose steps are many and small enough to be counted
 def test_an_entrys_tolerance_is_kept_at_the_cost_of_its_own(method):
     exact = X0 * torch.exp(torch.sin(RATES) / RATES)
     work, errors = {}, {}
