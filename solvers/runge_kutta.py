@@ -75,7 +75,7 @@ class RungeKutta:
 
     def fixed(self) -> RungeKutta:
         """The same weights with steps of fixed size, as convergence tests need them."""
-        return dataclasses.replace(self, adaptive=False)
+        return RungeKutta(self.tableau)
 
     def reversible(self, coupling: float) -> ReversibleScheme:
         """The scheme that `gradient="reversible"` computes with this method."""
