@@ -1,6 +1,6 @@
 """Step-size control of adaptive methods: rules as data, and the step that one solve carries from segment to segment.
 
-A step of size h has the error `err`: the RMS of its estimate over atol + rtol max(abs x, abs x1). It is accepted if err <= 1. The
+A step of size h has the error `err`: the norm of its estimate over atol + rtol max(abs x, abs x1). It is accepted if err <= 1. The
 estimate is O(h^q), so h err^(-1/q) is the step whose error would have been just allowed; a rule says how near to that to go.
 """
 

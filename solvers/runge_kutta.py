@@ -183,7 +183,7 @@ class RungeKutta:
                 h = end - t
             # a segment however short is one step; where the field is not finite at the start, no step can be short enough
             broken = not (math.isfinite(error) or finite(first))
-            if broken or (not last and size <= max(4 * math.ulp(t), SHORTEST)):
+            if broken or (not last and too_short(size, t)):
                 raise Stopped(Status.STEP_UNDERFLOW if math.isfinite(error) else Status.NON_FINITE, t, x)
             if steps == run.max_steps:
                 raise Stopped(Status.TOO_MANY_STEPS, t, x)
@@ -247,8 +247,7 @@ class RungeKutta:
     def _error(
         self, x: Tensor, x1: Tensor, h: float, weights: Sequence[Sequence[float]], stages: Sequence[Tensor], run: Run
     ) -> float:
-        error, *coarse = (run.size(weighted(h, row, stages), x, x1) for row in weights)
-        return error * error / math.hypot(error, 0.1 * coarse[0]) if coarse and error else error
+        return self.tableau.error([run.size(weighted(h, row, stages), x, x1) for row in weights])
 
     @torch.no_grad()
     def _look(self, step: Step, stages: Sequence[Tensor], run: Run) -> None:
@@ -271,6 +270,11 @@ class RungeKutta:
         h = math.copysign(probe, t1 - t)
         curvature = run.measure(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
         return guessed_step(slope, curvature, probe, span, self.order)
+
+
+def too_short(size: float, t: float) -> bool:
+    """Whether a step of that size hardly advances the time."""
+    return size <= max(4 * math.ulp(t), SHORTEST)
 
 
 def probe_step(size: float, slope: float, span: float) -> float:

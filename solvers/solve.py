@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from solvers.tolerance import Tolerance, spread
 from solvers.transforms import batched, check_steps, in_forward_mode
 from solvers.tree import Tree
 
-SAVE = ("ends", "segments", "steps", "curve")
+SAVE = get_args(Save)
 MAX_STEPS = 10_000
 """Attempts of an adaptive method in a segment, where nothing else is asked for."""
 
