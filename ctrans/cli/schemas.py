@@ -137,7 +137,14 @@ def _studied() -> dict[str, Schema]:
             a_map("By name.", schema_of(list[float])),
         ),
         "verdict": one_of(Verdict, type(None)),
-        "prediction": described("Of predict: the seal, the predictor, and how it does.", {"type": ["object", "null"]}),
+        "frequencies_loss": described(
+            "Nats a token where a model ends that knows how often tokens come and nothing else; null for a task.",
+            {"type": ["number", "null"]},
+        ),
+        "prediction": described(
+            "Of predict: the seal, the predictor, and how it does: on two thirds (build), sealed by regime, within a placement.",
+            {"type": ["object", "null"]},
+        ),
     }
 
 

@@ -19,7 +19,7 @@ from ctrans.cli.study_predict import NAME, REGIME_HELP, STAGE_HELP, check_only_p
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, options_of, rest, tell_cost
 from ctrans.depth import check_count
 from ctrans.report.files import png
-from ctrans.report.study_report import outcomes_table, rates_figure
+from ctrans.report.study_report import outcomes_table, plateau_words, rates_figure
 from ctrans.report.verdict_report import effects_table, verdict_figure
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
@@ -27,10 +27,12 @@ from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
 from ctrans.study.outcomes import losses, outcomes_of
 from ctrans.study.presets.claim import Verdict, judge
-from ctrans.study.presets.table import PRESETS, get_preset
+from ctrans.study.presets.table import PRESETS, Preset
 from ctrans.study.store import FILE, Finished, Store, open_store
 from ctrans.study.study_file import read_study
+from ctrans.training.data import read_source
 from solvers import ConfigError
+from solvers.errors import unknown
 
 TOML = ".toml"
 
@@ -103,9 +105,7 @@ def _study(request: StudyRequest) -> Study:
             raise ConfigError("--scale is for presets: a file says its sizes itself")
         study = read_study(Path(request.name))
     else:
-        study = get_preset(request.name).study(request.name, request.scale)
-    if request.file is not None and request.bin is not None:
-        raise ConfigError("--file and --bin exclude each other: choose one")
+        study = _preset(request).study(request.name, request.scale)
     given = {
         name: str(path.absolute()) if path is not None else None for name, path in (("file", request.file), ("bin", request.bin))
     }
@@ -116,6 +116,14 @@ def _study(request: StudyRequest) -> Study:
     changes: dict[str, Any] = {"source": given} if any(given.values()) else {}
     changes |= {"budget": request.budget} if request.budget is not None else {}
     return dataclasses.replace(study, **changes)
+
+
+def _preset(request: StudyRequest) -> Preset:
+    if request.name in PRESETS:
+        return PRESETS[request.name]
+    if Path(request.name + TOML).is_file():
+        raise ConfigError(f"{request.name!r} is no study that ctrans has: for the file here give {request.name + TOML!r}")
+    raise unknown("study", request.name, [*PRESETS, NAME])
 
 
 def _directory(request: StudyRequest) -> Path:
@@ -145,13 +153,19 @@ def _check(request: StudyRequest, directory: Path) -> None:
 def _end(request: StudyRequest, directory: Path, study: Study, store: Store, plan: Prospect) -> None:
     """Writes and prints what the study's runs show by now."""
     runs = plan.kept(store)
-    outcomes, verdict = outcomes_of(runs), _verdict(request, plan, runs)
+    outcomes, verdict, frequencies = outcomes_of(runs), _verdict(request, plan, runs), _frequencies_loss(study, runs)
     files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(_figure(study, runs, verdict))}
     files |= {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
-    findings = {**begins(study, plan), "outcomes": outcomes, "losses": losses(runs), "verdict": verdict}
+    findings = {
+        **begins(study, plan),
+        "outcomes": outcomes,
+        "losses": losses(runs),
+        "frequencies_loss": frequencies,
+        "verdict": verdict,
+    }
     ending = CommandEnding(
         findings=findings,
-        page=[*_page(runs, outcomes, verdict)],
+        page=[*_page(runs, outcomes, frequencies, verdict)],
         options=options_of(request),
         files=files,
         said=f"{len(runs)} of {len(plan.runs)} runs are done{rest(plan)}. ",
@@ -163,7 +177,7 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) ->
     """A preset's, of the seeds whose runs are all done: means over other runs on one side than on the other compare nothing."""
     if request.name.endswith(TOML):
         return None
-    preset, left = get_preset(request.name), {run.training.seed for run in plan.left.values()}
+    preset, left = _preset(request), {run.training.seed for run in plan.left.values()}
     whole = [run for run in runs if run.run.training.seed not in left]
     return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes)
 
@@ -172,11 +186,20 @@ def _figure(study: Study, runs: Sequence[Finished], verdict: Verdict | None) -> 
     return rates_figure(runs, study.name) if verdict is None else verdict_figure(runs, verdict, study.name)
 
 
+def _frequencies_loss(study: Study, runs: Sequence[Finished]) -> float | None:
+    """As `Data.frequencies_loss`; None for a task, whose targets are not the next tokens, and where nothing is done."""
+    if study.task is not None or not runs:
+        return None
+    return read_source(study.source, runs[0].run.model.context).frequencies_loss()
+
+
 def _page(
-    runs: Sequence[Finished], outcomes: dict[str, dict[str, float | None]], verdict: Verdict | None
+    runs: Sequence[Finished], outcomes: dict[str, dict[str, float | None]], frequencies: float | None, verdict: Verdict | None
 ) -> Iterator[str | Table]:
     if runs:
         yield outcomes_table(runs, outcomes)
+    if frequencies is not None:
+        yield f"\n{escape(plateau_words(runs, outcomes, frequencies))}"
     if verdict is not None:
         yield from ("", f"[bold]Claim[/]: {escape(verdict.claim)} ({escape(verdict.source)}).", "", effects_table(verdict), "")
         yield f"[bold]{verdict.verdict}[/]." + (f" Note: {escape(verdict.notes)}." if verdict.notes else "")

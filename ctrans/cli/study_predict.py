@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,26 @@ from rich.table import Table
 from ctrans.cli.ending import CommandEnding, end
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, rest, tell_cost
 from ctrans.report.files import png
-from ctrans.report.prediction_report import calibration_words, correlations_table, prediction_figure
+from ctrans.report.prediction_report import calibration_words, correlations_table, prediction_figure, within_table
 from ctrans.report.progress import progress_bar
 from ctrans.stability.screening.predicted_rate import Predictor
 from ctrans.study.carry_out import prospect
 from ctrans.study.description import Study
 from ctrans.study.prediction.architectures import REGIMES, prediction_study
-from ctrans.study.prediction.evaluation import Evaluated
+from ctrans.study.prediction.evaluation import Evaluated, WithinPlacement, within_placements
 from ctrans.study.prediction.fitting import to_text
-from ctrans.study.prediction.protocol import Seal, add_predictors, break_seal, built, judged, kept_evaluation, missing, seal
+from ctrans.study.prediction.protocol import (
+    LEARNED_IN,
+    Seal,
+    add_predictors,
+    break_seal,
+    built,
+    judged,
+    kept_evaluation,
+    known,
+    missing,
+    seal,
+)
 from ctrans.study.store import Store, open_store
 from ctrans.training.data import read_source
 from solvers import ConfigError
@@ -36,12 +47,15 @@ STAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """What the protocol allows to be known by now; None where nothing is, and `why`."""
+    """What the protocol allows to be known by now; None where nothing is, and `why`. `sealed` is by regime: the sealed third as trained
+    in it, beside what the predictor of `LEARNED_IN` says; `within` what orders architectures of one placement in both parts.
+    """
 
     seal: Seal | None = None
     build: Evaluated | None = None
     predictor: Predictor | None = None
-    sealed: Evaluated | None = None
+    sealed: Mapping[str, Evaluated] = dataclasses.field(default_factory=dict)
+    within: Sequence[WithinPlacement] = ()
     why: str = ""
 
 
@@ -72,20 +86,27 @@ def _work(request: StudyRequest, study: Study, store: Store) -> None:
         judged(store, study, request.regime)
 
 
-def found(store: Store, study: Study, regime: str) -> Allowed:
+def found(store: Store) -> Allowed:
     """What is known by now."""
-    sealed = kept_evaluation(store, regime)
+    kept = {regime: kept_evaluation(store, regime) for regime in REGIMES}
+    sealed = {regime: each for regime, each in kept.items() if each is not None}
+    learned = prediction_study(LEARNED_IN, seal=False)
     try:
-        build, predictor = built(store, study)
+        build, predictor = built(store, learned)
     except ConfigError as error:
         return Allowed(seal(store), sealed=sealed, why=str(error))
-    return Allowed(seal(store), build, predictor, sealed)
+    within: list[WithinPlacement] = []
+    if LEARNED_IN in sealed:
+        tried = prediction_study(LEARNED_IN, seal=True)
+        parts = {"two thirds": known(store, learned, sealed_third=False), "sealed third": known(store, tried, sealed_third=True)}
+        within = within_placements(parts)
+    return Allowed(seal(store), build, predictor, sealed, within)
 
 
 def _end(request: StudyRequest, study: Study, store: Store, directory: Path) -> None:
-    plan, here = prospect(study, store), found(store, study, request.regime)
+    plan, here = prospect(study, store), found(store)
     files: dict[str, Callable[[], bytes]] = {}
-    shown = here.sealed or here.build
+    shown = here.sealed.get(request.regime) or here.build
     if shown is not None:
         files["study.png"] = lambda: png(prediction_figure(shown))
     if here.predictor is not None:
@@ -99,9 +120,17 @@ def _end(request: StudyRequest, study: Study, store: Store, directory: Path) -> 
 
 
 def _page(here: Allowed) -> Iterator[str | Table]:
-    for title, each in (("two thirds, by cross-validation over families", here.build), ("sealed third", here.sealed)):
-        if each is not None:
-            yield from (correlations_table(title, each), calibration_words(each), "")
+    if here.build is not None:
+        yield from (
+            correlations_table("two thirds, by cross-validation over families", here.build),
+            calibration_words(here.build),
+            "",
+        )
+    for regime, each in here.sealed.items():
+        yield from (correlations_table(f"sealed third, {regime}", each), calibration_words(each))
+        yield "" if regime == LEARNED_IN else f"The predictor, its interval and the medians were learned with {LEARNED_IN}.\n"
+    if here.within:
+        yield from (within_table(here.within), "")
     if here.seal is None:
         yield "The third is sealed: no training of it was begun."
     else:
@@ -118,4 +147,4 @@ def check_only_predict(request: StudyRequest) -> None:
 
 
 STAGE_HELP = f"Of predict: {'; '.join(f'{name} ({what})' for name, what in STAGES.items())}."
-REGIME_HELP = f"Of predict: one of {', '.join(REGIMES)}."
+REGIME_HELP = f"Of predict: one of {', '.join(REGIMES)}. The predictor is learned with {LEARNED_IN}; the others try it elsewhere."

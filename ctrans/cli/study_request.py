@@ -114,7 +114,14 @@ def rest(plan: Prospect) -> str:
 
 def begins(study: Study, plan: Prospect) -> dict[str, Any]:
     """What every study's result has: which, how far it is, and nothing yet of what this request may add."""
-    nothing: dict[str, Any] = {"cost": None, "outcomes": {}, "losses": {}, "verdict": None, "prediction": None}
+    nothing: dict[str, Any] = {
+        "cost": None,
+        "outcomes": {},
+        "losses": {},
+        "frequencies_loss": None,
+        "verdict": None,
+        "prediction": None,
+    }
     return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left), **nothing}
 
 

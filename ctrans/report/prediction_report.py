@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from ctrans.report.study_report import HUES, a_table, shown
-from ctrans.study.prediction.evaluation import FACTOR, OUTCOMES, PREDICTED, Evaluated
+from ctrans.study.prediction.evaluation import FACTOR, OUTCOMES, PREDICTED, Evaluated, WithinPlacement
 
 STRONGEST = 8
 """Figures that a table shows for each outcome, besides the baselines."""
+WITHIN = 5
+"""Figures that are shown for each placement alone."""
 NAMED = 6
 """Points of the picture that have their family's name beside them."""
 COLOURS = (*HUES, "0.5")
@@ -33,6 +35,18 @@ def correlations_table(title: str, found: Evaluated) -> Table:
             table.add_row(
                 outcome, each.figure, str(each.count), shown(each.rho, 2), interval, "baseline" if each.baseline else ""
             )
+    return table
+
+
+def within_table(found: Sequence[WithinPlacement]) -> Table:
+    """For each placement the figures that order its architectures in both parts, the strongest first."""
+    parts = list(found[0].parts)
+    columns = [text for part in parts for text in (f"rho, {part}", "of")]
+    table = a_table("largest stable rate within one placement", "placement", "figure", *columns)
+    for placement in dict.fromkeys(each.placement for each in found):
+        for each in [each for each in found if each.placement == placement][:WITHIN]:
+            cells = [text for part in parts for text in (shown(each.parts[part].rho, 2), str(each.parts[part].count))]
+            table.add_row(json.loads(placement), each.parts[parts[0]].figure, *cells)
     return table
 
 

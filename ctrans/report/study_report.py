@@ -17,7 +17,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report.axes import MOST_LINES
 from ctrans.report.placement_style import colour, marker
 from ctrans.study.cost import Cost
-from ctrans.study.outcomes import by_case, by_rate, end_loss
+from ctrans.study.outcomes import LEARNED, by_case, by_rate, end_loss
 from ctrans.study.store import Finished
 
 
@@ -41,12 +41,17 @@ def case_name(case: Mapping[str, object]) -> str:
 
 
 def outcomes_table(runs: Sequence[Finished], outcomes: Mapping[str, Mapping[str, float | None]]) -> Table:
-    """A row for each case."""
-    table = a_table("outcomes by case", "case", "runs", "diverged", "best loss", "its lr", "largest stable lr", "sensitivity")
-    for case, each in by_case(runs).items():
-        found = outcomes.get(case, {})
+    """A row for each case; where all vary the same fields the first column is headed by them and has their values alone."""
+    cases = by_case(runs)
+    fields = {tuple(each[0].run.varied) for each in cases.values()}
+    common = ", ".join(min(fields)) if len(fields) == 1 else ""
+    table = a_table(
+        "outcomes by case", common or "case", "runs", "diverged", "best loss", "its lr", "largest stable lr", "sensitivity"
+    )
+    for case, each in cases.items():
+        found, varied = outcomes.get(case, {}), each[0].run.varied
         table.add_row(
-            escape(case_name(each[0].run.varied)),
+            escape(", ".join(map(str, varied.values())) if common else case_name(varied)),
             shown(found.get("runs")),
             shown(found.get("diverged")),
             shown(found.get("best loss")),
@@ -55,6 +60,21 @@ def outcomes_table(runs: Sequence[Finished], outcomes: Mapping[str, Mapping[str,
             shown(found.get("sensitivity"), 3),
         )
     return table
+
+
+def plateau_words(runs: Sequence[Finished], outcomes: Mapping[str, Mapping[str, float | None]], frequencies: float) -> str:
+    """Which cases ended no lower than what token frequencies alone are worth: between them their losses tell nothing."""
+    names = [
+        case_name(each[0].run.varied)
+        for case, each in by_case(runs).items()
+        if (best := outcomes.get(case, {}).get("best loss")) is None or best > frequencies - LEARNED
+    ]
+    said = f"Token frequencies alone are worth {shown(frequencies)} nats a token"
+    if not names:
+        return f"{said}: every case learned more."
+    if len(names) == len(outcomes):
+        return f"{said}, and no case ended more than {LEARNED:g} below it: the losses tell nothing; train longer."
+    return f"{said}. No more than {LEARNED:g} below it ended {'; '.join(names)}: between such cases losses tell nothing."
 
 
 def cost_table(whole: Cost, left: Cost, workers: int) -> Table:

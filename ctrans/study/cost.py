@@ -57,10 +57,8 @@ def cost_of(runs: Sequence[PlannedRun], rate: float) -> Cost:
     return Cost(len(runs), sum(map(tokens_of, runs)), sum(map(flops_of, runs)), rate)
 
 
-def measured_rate(run: PlannedRun, data: Data, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Floating-point operations a second of such a run here and now, on as many threads as torch has: a short one is timed, a second
-    time when all is warm.
-    """
+def measured_rate(run: PlannedRun, data: Data, clock: Callable[[], float] = time.process_time) -> float:
+    """Floating-point operations a processor second of such a run here: a short one is timed, a second time when all is warm."""
     short = dataclasses.replace(
         run, training=dataclasses.replace(run.training, iterations=STEPS, warmup=0, eval_every=STEPS), measure=()
     )

@@ -19,6 +19,8 @@ from ctrans.study.store import Finished
 
 SHARE = 0.1
 """How much of what the best run gained a stable one may miss."""
+LEARNED = 0.1
+"""Nats by which the best run of a case must end below the loss of token frequencies for its losses and rates to mean anything."""
 
 
 def by_case(runs: Sequence[Finished]) -> dict[str, list[Finished]]:

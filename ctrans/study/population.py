@@ -94,7 +94,7 @@ def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 
 def train_population(runs: Sequence[PlannedRun], data: Data, device: torch.device = CPU) -> list[RunResult]:
     """The results of runs with the same `shared`; each as alone, but for the order of sums."""
-    started = time.perf_counter()
+    started = time.process_time()
     with contextlib.ExitStack() as stack:
         places = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ctrans-study-"))) for _ in runs]
         try:
@@ -103,7 +103,7 @@ def train_population(runs: Sequence[PlannedRun], data: Data, device: torch.devic
             return [train_run(run, data, device) for run in runs]
         before = [measured(run.measure, member.model, data) for run, member in zip(runs, members, strict=True)]
         outcomes = Population(members).carry_out()
-        seconds = (time.perf_counter() - started) / len(runs)
+        seconds = (time.process_time() - started) / len(runs)
         results = []
         for i, (run, outcome) in enumerate(zip(runs, outcomes, strict=True)):
             after = measured(run.measure, members[i].model, data) if outcome.ending is Ending.FINISHED else {}
@@ -206,6 +206,7 @@ class Population:
         row = {"step": step + 1, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
         if abs(loss) < float("inf") and norm < float("inf"):
             member.optimiser.step()
+            member.model.after_step()
         return row
 
 

@@ -35,8 +35,9 @@ FAILED = "failed"
 class RunResult:
     """How a run ended, and its curve: a row by iteration, of which those with a `validation_loss` are evaluations.
 
-    `ending` is a name of `Ending` in lower case, or "failed". `trained` has the measures that were `asked` for, of the model `before` and
-    `after` (where it finished).
+    `seconds` are the processor's, all threads together, so that a budget is spent no faster beside other work. `ending` is a name of
+    `Ending` in lower case, or "failed". `trained` has the measures that were `asked` for, of the model `before` and `after` (where it
+    finished).
     """
 
     ending: str
@@ -75,7 +76,7 @@ def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = C
 
 def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunResult:
     """Trains it. Divergence is a result; so is an error, whose ending is "failed"."""
-    started = time.perf_counter()
+    started = time.process_time()
     with tempfile.TemporaryDirectory(prefix="ctrans-study-") as name:
         try:
             begun = begin(run, data, Path(name), device)
@@ -83,9 +84,9 @@ def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunRes
             outcome = carry_out(begun, begun.state.progress)
             after = measured(run.measure, begun.model, data) if outcome.ending is Ending.FINISHED else {}
         except (ConfigError, SolveError) as error:
-            return RunResult(FAILED, str(error), kept(Path(name)), time.perf_counter() - started, environment(device))
+            return RunResult(FAILED, str(error), kept(Path(name)), time.process_time() - started, environment(device))
         trained = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
         return RunResult(outcome.ending.value, outcome.message, kept(Path(name)), seconds, environment(device), trained)
 
 

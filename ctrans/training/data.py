@@ -28,6 +28,8 @@ PIECE = 1 << 24
 """Tokens looked at together when a whole file is checked: 32 MB."""
 PLACES, LENGTH = 1024, 1024
 """How many stretches of how many tokens the fingerprint of a split looks at: all of it up to a million."""
+COUNTED = 1 << 22
+"""Tokens of each split whose frequencies are counted at most, from its beginning."""
 TRAIN, VALIDATION = "train.bin", "val.bin"
 Tokens = Integer[np.ndarray, " _"]
 
@@ -100,6 +102,18 @@ class Data:
             for start in np.linspace(0, max(0, len(tokens) - LENGTH), PLACES).astype(int):
                 digest.update(tokens[start : start + LENGTH].tobytes())
         return digest.hexdigest()
+
+    def frequencies_loss(self) -> float:
+        """-sum_v q_v log p_v in nats a token: where a model ends that has learned how often tokens come and nothing else.
+
+        p are the training split's frequencies, with one more of each token so that none is 0, q the validation split's; of each split
+        its first `COUNTED` tokens.
+        """
+        heads = [tokens[:COUNTED] for tokens in (self.train, self.validation)]
+        size = 1 + max(int(tokens.max()) for tokens in heads)
+        train, validation = (np.bincount(tokens, minlength=size) for tokens in heads)
+        p, q = (train + 1) / (train + 1).sum(), validation / validation.sum()
+        return float(-(q * np.log(p)).sum())
 
     def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:
         """Where sequences begin, for numbers in [0, 1)."""

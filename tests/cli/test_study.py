@@ -10,7 +10,7 @@ from ctrans.stability.screening.predicted_rate import TERMS
 from ctrans.study.carry_out import prospect
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import prediction_study
-from ctrans.study.presets.table import get_preset
+from ctrans.study.presets.table import PRESETS
 from ctrans.study.store import open_store
 from ctrans.study.training import RunResult
 from tests.cli.test_commands import run, strict
@@ -44,6 +44,15 @@ def kept(directory, study, loss, trained=None, only=lambda each: True):
         store.tell("name", study.name)
 
 
+def test_a_name_that_is_none_is_refused_with_what_may_be_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(TOML)
+    for name, meant in (("kan-table1", "kan-table-1"), ("predikt", "predict"), ("mine", "mine.toml")):
+        result = run("study", name)
+        assert result.exit_code == 2
+        assert meant in result.output
+
+
 @pytest.mark.slow
 def test_a_file_is_carried_out_kept_and_shown_again(tmp_path):
     (tmp_path / "mine.toml").write_text(TOML)
@@ -60,7 +69,7 @@ def test_a_file_is_carried_out_kept_and_shown_again(tmp_path):
 
 
 def test_a_preset_says_claim_effects_and_verdict(tmp_path):
-    study = get_preset("xiong-warmup").study("xiong-warmup", "small")
+    study = PRESETS["xiong-warmup"].study("xiong-warmup", "small")
     needs = lambda each: 4.0 if (each.model.placement, each.training.warmup) == ("post", 0) else 2.5 + 0.01 * each.training.seed  # noqa: E731
     kept(tmp_path, study, needs)
     result = run("study", "xiong-warmup", "--report", "--out", tmp_path)
@@ -74,7 +83,7 @@ def test_a_preset_says_claim_effects_and_verdict(tmp_path):
 
 def test_a_report_after_a_kill_has_outcomes_and_no_verdict_of_half_a_study(tmp_path):
     """A command that was killed has put no outcomes in the store; seeds that are not whole compare nothing."""
-    study = get_preset("xiong-warmup").study("xiong-warmup", "small")
+    study = PRESETS["xiong-warmup"].study("xiong-warmup", "small")
     kept(tmp_path, study, lambda each: 3.0 + (each.model.placement == "post"), only=lambda each: each.training.seed < 1)
     result = run("study", "xiong-warmup", "--report", "--out", tmp_path, "--export", "csv")
     assert result.exit_code == 0, result.output

@@ -14,7 +14,7 @@ from ctrans.monitor.log import Header, LogWriter, Report
 from ctrans.placement import PLACEMENTS
 from ctrans.report.page import CONTENTS, html, page_of, render
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell
-from ctrans.study.presets.table import get_preset
+from ctrans.study.presets.table import PRESETS
 from solvers import ConfigError
 from tests.cli.test_study import kept
 from tests.monitor.test_watch import write
@@ -42,7 +42,7 @@ def call(name, root):
     if name == "study":
         kept(
             root / "study",
-            get_preset("xiong-warmup").study("xiong-warmup", "small"),
+            PRESETS["xiong-warmup"].study("xiong-warmup", "small"),
             lambda run: 1e3 * run.training.learning_rate,
         )
     arguments = [root / "log" if word == "LOG" else word for word in CALLS[name]]

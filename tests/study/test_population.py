@@ -4,9 +4,13 @@ import dataclasses
 
 import pytest
 
+from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.model.config import GPTConfig
+from ctrans.norm import NORMS
+from ctrans.placement import PLACEMENTS
+from ctrans.residual import RESIDUALS
 from ctrans.study.description import PlannedRun
-from ctrans.study.population import MOST_MEMBERS, grouped, train_population
+from ctrans.study.population import MAPS, MOST_MEMBERS, grouped, train_population
 from ctrans.study.training import train_run
 from ctrans.training.data import from_text
 from ctrans.training.settings import TrainConfig
@@ -54,6 +58,28 @@ def test_losses_of_50_steps_are_those_alone(kind, dtype):
     for run, together in zip(runs, train_population(runs, data), strict=True):
         assert len(losses(together, "loss")) == 50
         same(together, train_run(run, data), TOLERANCE[dtype])
+
+
+ENTRIES = [
+    *({"placement": name} for name in PLACEMENTS),
+    *({"norm": name, "placement": "peri"} for name in NORMS),
+    *({"residual": name, **({"placement": "post", "norm": "l2norm"} if name == "ngpt" else {})} for name in RESIDUALS),
+    *({kind: name} for kind, names in MAPS.items() for name in sorted(names)),
+    *({"qk_norm": name} for name in QK_NORMS),
+    {"parallel_blocks": True},
+    {"stack_steps": 3},
+    {"tied": False, "sinks": True, "gated_output": True, "window": 4, "softcap": 5.0, "positions": "alibi"},
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+def test_every_entry_that_batches_has_the_losses_that_it_has_alone(entry):
+    """What cannot be batched is no population in the first place: `grouped` leaves it alone."""
+    runs, data = members(entry, dtype="float64", iterations=6, eval_every=6), from_text(TEXT, MODEL.context)
+    if len(grouped(runs)) == len(runs):
+        pytest.skip("trained one by one")
+    for run, together in zip(runs, train_population(runs, data), strict=True):
+        same(together, train_run(run, data), 1e-10)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ctrans.stability.backward.curvature import ADAM_EPS
 from ctrans.stability.screening.predicted_rate import SEALED, TERMS, TRIED, predicted_rate, read_predictor
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import RATES, REGIMES, families, prediction_study, sealed
-from ctrans.study.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, evaluate
+from ctrans.study.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, WithinPlacement, evaluate, within_placements
 from ctrans.study.prediction.fitting import COVERED, cross_validated, fit, to_text, with_interval
 from ctrans.study.prediction.hessian import PARTS, hessian_edges, largest_eigenvalue
 from ctrans.study.prediction.predictors import BASELINES, predictors, response
@@ -276,6 +276,15 @@ def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(
         assert len(broken.commit) == 40
         found = protocol.judged(store, kept, "adamw")
         assert {point["family"] for point in found.points} == {family for family in few if sealed(family)}
+        # in another regime the same predictor is tried, though nothing was learned there
+        elsewhere = prediction_study("sgd", seal=True)
+        with pytest.raises(ConfigError, match="when all are"):
+            protocol.judged(store, elsewhere, "sgd")
+        with_runs(store, elsewhere)
+        tried = protocol.judged(store, elsewhere, "sgd")
+        guesses = [{point["case"]: point["predicted"] for point in each.points} for each in (found, tried)]
+        assert guesses[0] == guesses[1]
+        assert not math.isnan(tried.usual)
         # once: the result stays, whatever becomes of predictor and runs
         store.connection.execute("DELETE FROM runs")
         assert json.dumps(dataclasses.asdict(protocol.judged(store, kept, "adamw"))) == json.dumps(dataclasses.asdict(found))
@@ -287,6 +296,7 @@ def test_the_plateau_is_what_byte_frequencies_know():
     train, validation = (np.bincount(np.asarray(each), minlength=256) for each in (data.train, data.validation))
     loss = -(validation / validation.sum() * np.log((train + 1) / (train + 1).sum())).sum()
     assert loss == pytest.approx(protocol.PLATEAU, abs=0.01)
+    assert data.frequencies_loss() == pytest.approx(loss, abs=1e-3)  # of the tokens up to the highest, not of all bytes
 
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "study-predict"
@@ -325,3 +335,25 @@ def test_a_committed_predictor_is_read_back(tmp_path):
     (tmp_path / "predictor.json").write_text("{}")
     with pytest.raises(ConfigError, match="no predictor"):
         read_predictor(tmp_path / "predictor.json")
+
+
+def test_what_orders_one_placement_has_one_sign_in_every_part():
+    """`pre` is ordered by its figure, `peri` by nothing; a placement of few architectures is left out."""
+    parts = {"one": made_up(60, noise=0.0), "other": made_up(40, noise=0.1)}
+    lonely = dataclasses.replace(parts["one"][0], case=json.dumps({"placement": "post"}))
+    parts["one"] = [*parts["one"], lonely]
+    mixed = np.random.default_rng(1).permutation([case.log_rate for case in parts["other"]])
+    parts["other"] = [
+        dataclasses.replace(case, log_rate=float(rate)) if case.placement == '"peri"' else case
+        for case, rate in zip(parts["other"], mixed, strict=True)
+    ]
+    found = within_placements(parts)
+    assert {each.placement for each in found} == {'"pre"', '"peri"'}
+    strongest = {placement: next(each for each in found if each.placement == placement) for placement in ('"pre"', '"peri"')}
+    assert strongest['"pre"'].parts["one"].figure == LAW
+    assert strongest['"pre"'].least > 0.9
+    assert strongest['"peri"'].least < 0.5
+    turned = WithinPlacement(
+        '"pre"', {name: dataclasses.replace(strongest['"pre"'].parts["one"], rho=rho) for name, rho in (("a", 0.9), ("b", -0.9))}
+    )
+    assert turned.least == 0.0

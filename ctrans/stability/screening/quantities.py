@@ -124,18 +124,10 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "lr of SGD": Quantity(
         "2/lambda_max of the loss's Gauss-Newton matrix: where gradient descent stops being stable",
-        low=1e-5,
-        below="too sharp",
-        high=1e3,
-        above="flat: does not learn",
         gauge=f"curvature is a second derivative by the weights, and {STEP}",
     ),
     "lr of Adam": Quantity(
         "38/lambda_max of Adam's preconditioned one: its edge of stability",
-        low=1e-5,
-        below="too sharp",
-        high=10.0,
-        above="flat: does not learn",
         gauge=f"curvature is a second derivative by the weights, and {STEP}",
     ),
     "kernel rank": Quantity(

@@ -15,8 +15,6 @@ REMEDIES: dict[str, str] = {
     "does not learn": "a larger learning rate for that layer, or larger initial weights; look for dead gains (ctrans diagnose)",
     "overshoots": "a lower learning rate or a longer warm-up; a larger embedding, beside which a step is smaller",
     "layers learn unevenly": "learning rates by layer, or an initialisation that scales with depth (--init, placement deepnorm)",
-    "too sharp": "a longer warm-up, smaller initial weights, or a smaller dt",
-    "flat: does not learn": "larger initial weights or a larger learning rate; look for dead gains (ctrans diagnose)",
     "tokens learn as one": "a larger embedding, or more weight on the residual branch: tokens are too much alike",
 }
 """A quantity's new word for outside of its limits needs an entry here; a test looks."""

@@ -21,6 +21,8 @@ PLACEMENT = "its placement alone"
 """The hardest baseline: the median rate of the two thirds' architectures of that placement, other families'."""
 LEAST = 4
 """Architectures that a correlation takes at least."""
+ALIKE = 10
+"""Architectures of one placement that a part needs for it to be looked at alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,23 @@ class Correlation:
     rho: float
     low: float
     high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class WithinPlacement:
+    """A figure's correlations with the largest stable rate among architectures of one placement, by part: one that says something there
+    has the same sign in every part, and none near 0.
+    """
+
+    placement: str
+    parts: dict[str, Correlation]
+
+    @property
+    def least(self) -> float:
+        """The least |rho| over the parts; 0 where signs differ or one is not known."""
+        rhos = [each.rho for each in self.parts.values()]
+        same = all(rho > 0 for rho in rhos) or all(rho < 0 for rho in rhos)
+        return min(map(abs, rhos)) if same else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +156,23 @@ def evaluate(
         ],
         unlearned,
     )
+
+
+def within_placements(parts: Mapping[str, Sequence[Known]]) -> list[WithinPlacement]:
+    """Of every placement with at least `ALIKE` architectures that learned in each part, each figure, the strongest first."""
+    learned = {name: [case for case in cases if not math.isnan(case.log_rate)] for name, cases in parts.items()}
+    found = []
+    for placement in dict.fromkeys(case.placement for cases in learned.values() for case in cases):
+        mine = {name: [case for case in cases if case.placement == placement] for name, cases in learned.items()}
+        if min(map(len, mine.values())) < ALIKE:
+            continue
+        for figure in sorted({name for cases in mine.values() for case in cases for name in case.figures}):
+            correlations = {
+                name: _correlation(OUTCOMES[0], figure, [case.figures.get(figure) for case in cases], [c.log_rate for c in cases])
+                for name, cases in mine.items()
+            }
+            found.append(WithinPlacement(placement, correlations))
+    return sorted(found, key=lambda each: (each.placement, -each.least))
 
 
 def _usual_rate(case: Known, build: Sequence[Known]) -> float:

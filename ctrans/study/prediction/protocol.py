@@ -19,8 +19,8 @@ from typing import Any
 from ctrans.model.config import GPTConfig
 from ctrans.stability.screening.predicted_rate import FILE, Predictor, read_predictor
 from ctrans.study.description import Study
-from ctrans.study.outcomes import by_case, case_outcomes
-from ctrans.study.prediction.architectures import BASE, families, sealed
+from ctrans.study.outcomes import LEARNED, by_case, case_outcomes
+from ctrans.study.prediction.architectures import BASE, families, prediction_study, sealed
 from ctrans.study.prediction.evaluation import Evaluated, Known, evaluate
 from ctrans.study.prediction.fitting import cross_validated, fit, with_interval
 from ctrans.study.prediction.predictors import predictors
@@ -28,14 +28,14 @@ from ctrans.study.store import Finished, Store
 from ctrans.training.data import Data
 from solvers import ConfigError
 
+LEARNED_IN = "adamw"
+"""The regime whose two thirds the predictor and its baselines are from; others try both where they were not learned."""
 AFTER, AT = 20, 2
 """The baseline that trains a little: the loss after so many steps, at the third of the rates."""
 NEVER = math.log10(3.0)
 """By how much below the lowest rate a case counts of which no rate was stable, in powers of ten."""
 PLATEAU = 3.25
 """Nats a byte of the training split's byte frequencies on the validation split: what a model knows that has learned nothing else."""
-LEARNED = 0.1
-"""By how much below `PLATEAU` the best run of an architecture must end for its rates to mean anything."""
 
 
 def cases() -> dict[str, str]:
@@ -152,7 +152,9 @@ def kept_evaluation(store: Store, regime: str) -> Evaluated | None:
 
 
 def judged(store: Store, study: Study, regime: str) -> Evaluated:
-    """The evaluation on the sealed third: made once, when all its runs are done, and kept. Errors as `known`; ConfigError before."""
+    """The evaluation on the sealed third in that regime: made once, when all its runs are done, and kept. The predictor is the committed
+    one, learned in `LEARNED_IN` as the baselines are. Errors as `known`; ConfigError before.
+    """
     kept = kept_evaluation(store, regime)
     if kept is not None:
         return kept
@@ -160,7 +162,7 @@ def judged(store: Store, study: Study, regime: str) -> Evaluated:
     if len(each) < wanted:
         raise ConfigError(f"{len(each)} of {wanted} sealed architectures are done: it is evaluated once, when all are")
     predictor = Predictor(**store.about("predictor"))
-    build = known(store, study, sealed_third=False)
+    build = known(store, prediction_study(LEARNED_IN, seal=False), sealed_third=False)
     found = evaluate(each, [predictor.log_rate(case.figures) for case in each], build, (predictor.low, predictor.high))
     store.tell(f"evaluation, {regime}", dataclasses.asdict(found))
     return found

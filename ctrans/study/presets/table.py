@@ -12,7 +12,6 @@ from ctrans.study.description import Study
 from ctrans.study.presets.claim import Contrast
 from ctrans.training.data import Source
 from solvers import ConfigError
-from solvers.errors import look_up
 
 SMALL = {
     "vocab_size": 256,
@@ -188,7 +187,7 @@ PRESETS: dict[str, Preset] = {
             Contrast("A + C ends lower than Post-LN", "loss", POST, PRE_POST, over="best"),
             Contrast("with the output norm alone it diverges more often than Peri-LN", "diverged", OUTPUT, PERI),
         ],
-        SMALL,
+        SMALL | {"iterations": 1600, "warmup": 160, "eval_every": 160},
         KIM,
         {"placement": ["peri", "pre_post", "post", "output"]},
         rates=[3e-3, 3e-2],
@@ -253,7 +252,7 @@ PRESETS: dict[str, Preset] = {
             ),
             Contrast("at 128 blocks Pre-LN ends lower at dt 0.1 than at 1", "loss", PRE | {"dt": 1.0}, PRE | {"dt": 0.1}),
         ],
-        SMALL | {"depth": 128, "width": 16, "heads": 2, "iterations": 150, "warmup": 15, "eval_every": 50, "eval_windows": 8},
+        SMALL | {"depth": 128, "width": 16, "heads": 2, "iterations": 600, "warmup": 60, "eval_every": 100, "eval_windows": 8},
         GPT2 | {"depth": 128},
         {"placement": ["pre", "peri"], "dt": [1.0, 0.1]},
     ),
@@ -278,8 +277,3 @@ PRESETS: dict[str, Preset] = {
         paper_vary={"batch": [12, 24]},
     ),
 }
-
-
-def get_preset(name: str) -> Preset:
-    """The preset of that name; ConfigError with the nearest name otherwise."""
-    return look_up("study", name, PRESETS)
