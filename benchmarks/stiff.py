@@ -29,7 +29,7 @@ import solvers.implicit
 from benchmarks.record import keep
 from solvers import Segment, solve
 
-TOLERANCES = (1e-3, 1e-5, 1e-7)
+TOLERANCES = (1e-3, 1e-6)
 
 
 def van_der_pol(t: Tensor, y: Tensor) -> Tensor:
@@ -53,10 +53,10 @@ def reaction(n: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 PROBLEMS = {
-    "van der Pol, mu = 1000, to 500": (van_der_pol, torch.tensor([2.0, 0.0]).double(), 500.0),
-    "Robertson, to 100": (robertson, torch.tensor([1.0, 0.0, 0.0]).double(), 100.0),
-    "heat and reaction, 20 points": (reaction(20), torch.linspace(0, 1, 20).double(), 1.0),
-    "heat and reaction, 100 points": (reaction(100), torch.linspace(0, 1, 100).double(), 1.0),
+    "van der Pol, mu = 1000, to 300": (van_der_pol, torch.tensor([2.0, 0.0]).double(), 300.0),
+    "Robertson, to 40": (robertson, torch.tensor([1.0, 0.0, 0.0]).double(), 40.0),
+    "heat and reaction, 10 points": (reaction(10), torch.linspace(0, 1, 10).double(), 1.0),
+    "heat and reaction, 40 points": (reaction(40), torch.linspace(0, 1, 40).double(), 1.0),
 }
 
 
@@ -96,7 +96,7 @@ def scipys(problem: str, method: str, rtol: float, atol: float) -> tuple[Tensor,
 def report() -> list[str]:
     lines = ["error: RMS of x - x_exact over 0.001 rtol + rtol |x_exact|, in tolerances", ""]
     for problem in PROBLEMS:
-        exact = scipys(problem, "Radau", 1e-11, 1e-14)[0]
+        exact = scipys(problem, "Radau", 1e-9, 1e-13)[0]
         lines.append(f"{problem:34}{'rtol':>7}{'evaluations':>13}{'J v / LU':>10}{'steps':>7}{'error':>9}")
         for tolerance in TOLERANCES:
             runs = {"esdirk4": ours(problem, tolerance)}
@@ -105,6 +105,7 @@ def report() -> list[str]:
                 off = (x - exact) / (tolerance * (1e-3 + exact.abs()))
                 error = float(off.norm()) / math.sqrt(len(off))
                 lines.append(f"  {name:32}{tolerance:7.0e}{evaluations:13}{other:10}{steps:7}{error:9.2g}")
+        print(*lines[-7:], sep="\n", flush=True)
         lines.append("")
     return lines
 
