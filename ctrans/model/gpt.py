@@ -57,6 +57,9 @@ class GPT(nn.Module):
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         self.final_norm = make_norm(config) if _ends_in_norm(config) and config.stack_steps is None else nn.Identity()
+        # nGPT's s_z: rows of length 1 on a unit sphere give logits of at most 1, whose cross-entropy cannot fall far below guessing
+        on_spheres = RESIDUALS[config.residual].unit_weights
+        self.logit_scale = nn.Parameter(torch.full((config.vocab_size,), config.width**-0.5)) if on_spheres else None
         if self.unembedding is not None:
             nn.init.normal_(self.unembedding.weight, 0.0, config.embedding_std, generator=generator)
         self._normalise_embeddings()
@@ -106,7 +109,14 @@ class GPT(nn.Module):
         """Logits of the final hidden state, of the mean of its streams where there are several."""
         if self.config.state_streams > 1:
             x = x.unflatten(-1, (self.config.state_streams, self.config.width)).mean(-2)
-        return F.linear(self.final_norm(x), (self.token_embedding if self.unembedding is None else self.unembedding).weight)
+        return F.linear(self.final_norm(x), self.head_weight())
+
+    def head_weight(self) -> Float[Tensor, "vocab width"]:
+        """W of the logits W N_final(x): the embedding's or its own; with weights on spheres diag(s) W, s = sqrt(d) z by token for a
+        trained z that begins at 1/sqrt(d) (nGPT, arXiv 2410.01131, section 2.1: so s moves at sqrt(d) times the learning rate).
+        """
+        weight = (self.token_embedding if self.unembedding is None else self.unembedding).weight
+        return weight if self.logit_scale is None else self.logit_scale[:, None] * self.config.width**0.5 * weight
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
         """X at depth-time 0 and at every segment's end, one more state than segments, from X_0 = embed(tokens):

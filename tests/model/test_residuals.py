@@ -358,3 +358,22 @@ def test_what_makes_no_sense_is_refused_in_one_line(changes, words):
     assert "\n" not in str(refused.value)
     with pytest.raises(ConfigError, match="no other depth"):
         GPT(small_config("pre", residual="depth_scaled")).at_depth(5)
+
+
+def test_ngpt_on_the_unit_sphere_can_be_sure_of_a_token():
+    """Unit rows and unit states give logits of at most s, 1 at first: no model with s = 1 ends below log(1 + 255 e^-2) = 3.57 nats."""
+    model = GPT(GPTConfig(depth=1, width=16, heads=2, context=16, placement="post", norm="l2norm", residual="ngpt"))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 256, (2, 17), generator=generator)
+    assert float(model(tokens[:, :-1])[0].detach().abs().max()) <= 1.0
+    weight = model.token_embedding.weight
+    torch.testing.assert_close(model.head_weight(), weight, rtol=1e-6, atol=0)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(40):
+        loss = model(tokens[:, :-1], tokens[:, 1:])[1]
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        model.after_step()
+    torch.testing.assert_close(weight.norm(dim=1), torch.ones(256))
+    assert float(loss) < math.log(1 + 255 * math.exp(-2)) - 1

@@ -84,7 +84,7 @@ def logit_contributions(
     found = Contributed(parts, offsets)
     if isinstance(model.final_norm, Norm):
         found = found.through(model.final_norm, x)
-    weight = (model.token_embedding if model.unembedding is None else model.unembedding).weight
+    weight = model.head_weight()
     direction = weight[targets] - weight.mean(0)
     return (found.parts * direction).sum(-1), (found.offsets * direction).sum(-1)
 
