@@ -13,9 +13,10 @@ train: setup
 	$(BIN)/ctrans generate --checkpoint out/small --prompt "The " --tokens 300
 	@echo "Its losses by step: out/small/loss.png"
 
-# each row of each table of cases; test-all: all their combinations, what is marked slow, and what costs.txt says is dear
+# each row of each table of cases; test-all: all their combinations, what is marked slow, and what costs.txt says is dear. Processes that
+# tests start read the bytecode of those before them
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal

@@ -38,7 +38,8 @@ import torch
 from benchmarks.record import keep
 from ctrans import GPT, GPTConfig
 from ctrans.monitor import Monitor, read_log
-from ctrans.monitor.log import LOG, Header, LogWriter, Report
+from ctrans.monitor.log import LOG, LogWriter
+from ctrans.monitor.log_lines import Header, Report
 
 EVERY = 50
 PEAK_STEPS = 6

@@ -1,11 +1,10 @@
 """Shapes and types of public functions are checked at run time, in tests only: the hook precedes the packages' first import."""
 
 import collections
+import math
 import os
-from importlib.util import find_spec
 
 import hypothesis
-import jaxtyping
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -13,10 +12,12 @@ from jaxtyping import install_import_hook
 from tests import costs
 from tests.cases import covering
 
-if find_spec("beartype") is not None:  # a machine borrowed for its GPU may lack it: all but annotations is tested there
-    import tests.typecheck
-
-    install_import_hook(["solvers", "ctrans"], f"{tests.typecheck.__name__}.check")
+try:
+    from tests import typecheck
+except ImportError:  # beartype: a machine borrowed for its GPU may lack it, and all but annotations is tested there
+    typecheck = None
+else:
+    install_import_hook(["solvers", "ctrans"], f"{typecheck.__name__}.check")
 
 hypothesis.settings.register_profile("ctrans", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ctrans")
@@ -24,7 +25,7 @@ hypothesis.settings.load_profile("ctrans")
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
-TYPES_CHECKED = pytest.StashKey[bool]()
+CHECKS = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser):
@@ -40,8 +41,8 @@ def pytest_sessionstart(session):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Without slow tests, a test with several tables of cases meets every case of each table, not all their combinations; and shapes
-    and types, which double a test's time, are checked in its first case, and not where whole commands are run. Tests that are dear
-    are slow ones (`tests.costs`), but for those marked as core.
+    and types, which double a test's time, are checked in the first calls of its first case, and not where whole commands are run. Tests
+    that are dear are slow ones (`tests.costs`), but for those marked as core.
     """
     of_a_test = collections.defaultdict(list)
     for item in items:
@@ -61,8 +62,8 @@ def pytest_collection_modifyitems(config, items):
     for cases in of_a_test.values():
         first = next((case for case in cases if case.get_closest_marker("slow") is None), cases[0])
         for case in cases:
-            checked = case is first and "cli" not in case.path.parts
-            case.stash[TYPES_CHECKED] = checked or "not slow" not in config.option.markexpr
+            few = typecheck.FEW if typecheck and case is first and "cli" not in case.path.parts else 0
+            case.stash[CHECKS] = few if "not slow" in config.option.markexpr else math.inf
 
 
 def _places(case):
@@ -94,14 +95,18 @@ def pytest_terminal_summary(terminalreporter, config):
         costs.write(costs.merged(costs.listed(), measured, failed, whole_files=whole))
     for name, seconds in costs.untold(measured, costs.listed()).items():
         terminalreporter.write_line(f"{seconds:.1f} processor seconds, and not in {costs.LIST.name} (make costs): {name}")
-    terminalreporter.write_line(f"{sum(measured.values()):.0f} processor seconds in tests")
+    more = sum(measured.values()) > costs.BUDGET and "not slow" in config.option.markexpr
+    said = f", more than {costs.BUDGET} (tests/costs.py)" if more else ""
+    terminalreporter.write_line(f"{sum(measured.values()):.0f} processor seconds in tests{said}")
 
 
 @pytest.fixture(autouse=True)
 def _types(request):
-    jaxtyping.config.update("jaxtyping_disable", not request.node.stash[TYPES_CHECKED])
+    if typecheck:
+        typecheck.allow(request.node.stash[CHECKS])
     yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    if typecheck:
+        typecheck.allow(math.inf)
 
 
 @pytest.fixture(autouse=True)

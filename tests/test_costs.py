@@ -34,7 +34,7 @@ def test_the_cheapest_case_stays_and_the_other_dear_ones_go():
 def test_what_is_measured_replaces_what_was_known_and_what_failed_is_never_listed():
     first, second, third, gone, other = *NAMES[:3], "tests/test_a.py::test_gone", NAMES[-1]
     known = {gone: 2.0, first: 1.0, other: 0.7}
-    now = {first: 0.1, second: 0.6, third: 3.0}
+    now = {first: AGAIN / 2, second: 0.6, third: 3.0}
     assert merged(known, now, {third}, whole_files=True) == {other: 0.7, second: 0.6}
     assert merged(known, now, {third}, whole_files=False) == {gone: 2.0, other: 0.7, second: 0.6}
     assert list(untold({first: TOLD, second: TOLD + 1, third: TOLD / 2, other: TOLD}, known)) == [second]

@@ -1,10 +1,22 @@
 """The run-time type checker of the tests: beartype, with ints where floats are asked for, as everywhere in Python."""
 
 import functools
+import math
 
+import jaxtyping
 from beartype import BeartypeConf, beartype
 
+FEW = 2_000
+"""Checks of a test that has to be quick: what it calls ten thousand times has its types the first few."""
 _CHECKED = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_left = math.inf
+
+
+def allow(checks: float) -> None:
+    """From here on so many checks, of arguments or values, and none after them."""
+    global _left
+    _left = checks
+    jaxtyping.config.jaxtyping_disable = checks <= 0
 
 
 def check(function):
@@ -16,6 +28,7 @@ def check(function):
         nonlocal made
         if made is None:
             made = _CHECKED(function)
+        allow(_left - 1)
         return made(*arguments, **named)
 
     return checked

@@ -18,7 +18,7 @@ from ctrans.control.model_check import ModelCheck
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.monitor.alarms import Alarm
-from ctrans.monitor.log import Header
+from ctrans.monitor.log_lines import Header
 from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
 from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.ailments import Ailment

@@ -89,7 +89,7 @@ def command(request: StudyRequest) -> None:
         return
     if request.report:
         with open_store(directory, write=False) as store:
-            _end(request, directory, study, store, prospect(study, store))
+            _end(request, directory, study, store, prospect(study, store, as_begun=True))
         return
     with open_store(directory) as store:
         plan = prospect(study, store)
@@ -153,7 +153,7 @@ def _check(request: StudyRequest, directory: Path) -> None:
 def _end(request: StudyRequest, directory: Path, study: Study, store: Store, plan: Prospect) -> None:
     """Writes and prints what the study's runs show by now."""
     runs = plan.kept(store)
-    outcomes, verdict, frequencies = outcomes_of(runs), _verdict(request, plan, runs), _frequencies_loss(study, runs)
+    outcomes, verdict, frequencies = outcomes_of(runs), _verdict(request, plan, runs), _frequencies_loss(plan, runs)
     files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(_figure(study, runs, verdict))}
     files |= {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
     findings = {
@@ -186,11 +186,18 @@ def _figure(study: Study, runs: Sequence[Finished], verdict: Verdict | None) -> 
     return rates_figure(runs, study.name) if verdict is None else verdict_figure(runs, verdict, study.name)
 
 
-def _frequencies_loss(study: Study, runs: Sequence[Finished]) -> float | None:
-    """As `Data.frequencies_loss`; None for a task, whose targets are not the next tokens, and where nothing is done."""
-    if study.task is not None or not runs:
+def _frequencies_loss(plan: Prospect, runs: Sequence[Finished]) -> float | None:
+    """As `Data.frequencies_loss`; None for a task, whose targets are not the next tokens, where nothing is done, and where the data that
+    the runs had are not here.
+    """
+    if plan.study.task is not None or not runs:
         return None
-    return read_source(study.source, runs[0].run.model.context).frequencies_loss()
+    context = runs[0].run.model.context
+    try:
+        data = read_source(plan.study.source, context)
+    except ConfigError:
+        return None
+    return data.frequencies_loss() if data.fingerprint() == plan.fingerprints[context] else None
 
 
 def _page(

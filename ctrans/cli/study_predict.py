@@ -15,8 +15,10 @@ from ctrans.report.files import png
 from ctrans.report.prediction_report import calibration_words, correlations_table, prediction_figure, within_table
 from ctrans.report.progress import progress_bar
 from ctrans.stability.screening.predicted_rate import Predictor
+from ctrans.study import export
 from ctrans.study.carry_out import prospect
 from ctrans.study.description import Study
+from ctrans.study.outcomes import losses, outcomes_of
 from ctrans.study.prediction.architectures import REGIMES, prediction_study
 from ctrans.study.prediction.evaluation import Evaluated, WithinPlacement, within_placements
 from ctrans.study.prediction.fitting import to_text
@@ -74,9 +76,9 @@ def predict(request: StudyRequest, directory: Path) -> None:
 
 
 def _work(request: StudyRequest, study: Study, store: Store) -> None:
+    plan = prospect(study, store)
     if request.stage == "sealed":
         break_seal(store)
-    plan = prospect(study, store)
     if request.stage != "predictors" and plan.left:
         carry_out(request, plan, store)
     data = read_source(study.source, study.base["context"])
@@ -104,14 +106,17 @@ def found(store: Store) -> Allowed:
 
 
 def _end(request: StudyRequest, study: Study, store: Store, directory: Path) -> None:
-    plan, here = prospect(study, store), found(store)
+    plan, here = prospect(study, store, as_begun=request.report), found(store)
+    runs = plan.kept(store)
     files: dict[str, Callable[[], bytes]] = {}
+    for each in request.formats:
+        files |= export.files(each, store, outcomes_of(runs))
     shown = here.sealed.get(request.regime) or here.build
     if shown is not None:
         files["study.png"] = lambda: png(prediction_figure(shown))
     if here.predictor is not None:
         files["predictor.json"] = to_text(here.predictor).encode
-    findings: dict[str, Any] = {**begins(study, plan), "prediction": here}
+    findings: dict[str, Any] = {**begins(study, plan), "outcomes": outcomes_of(runs), "losses": losses(runs), "prediction": here}
     said = f"{request.stage}: {len(plan.runs) - len(plan.left)} of {len(plan.runs)} runs are done{rest(plan)}. "
     ending = CommandEnding(
         findings=findings, page=list(_page(here)), options={"formats": list(request.formats)}, files=files, said=said

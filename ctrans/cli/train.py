@@ -32,7 +32,7 @@ from ctrans.cli.train_options import (
 from ctrans.depth import check_count
 from ctrans.model.gpt import GPT
 from ctrans.monitor import Alarm, Monitor
-from ctrans.monitor.log import plain_numbers
+from ctrans.monitor.log_lines import plain_numbers
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.reactions import check_reactions
 from ctrans.report.files import png, write_atomic

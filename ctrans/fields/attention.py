@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
@@ -17,7 +16,7 @@ from ctrans.fields.attention_options import AttentionOptions
 from ctrans.fields.positions import falling_scores, turn, turned_entries, turns
 from ctrans.fields.protocols import HasPlainPath, HeadMatrices, Matrix, TokenBound
 from ctrans.fields.query_key_norm import QK_NORMS
-from ctrans.fields.scale import scale_linear
+from ctrans.fields.scale import SCALINGS_OF_ATTENTION, scaled_attention
 from ctrans.fields.spectral_norm import norm_of_product, spectral_norm
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -154,22 +153,11 @@ class SoftmaxAttention(nn.Module):
             return TokenBound(gain, sum(_length(part @ b) for part, b in zip(outs, own, strict=True)) + _length(last))
         return TokenBound(gain, _length(out @ torch.cat(own) + last))
 
-    scalings: ClassVar[Mapping[str, bool]] = {"V": True, "WV": True}
-    """Kan's V, and W and V together: f becomes c f."""
+    scalings: ClassVar[Mapping[str, bool]] = SCALINGS_OF_ATTENTION
 
     def scaled(self, name: str, c: float) -> SoftmaxAttention:
         """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them: c f(x)."""
-        look_up("scaling", name, self.scalings)
-        twin = copy.deepcopy(self)
-        values, last = (c, 1.0) if name == "V" else (math.sqrt(c), math.sqrt(c))
-        with torch.no_grad():
-            for parameter in (twin.qkv.weight, twin.qkv.bias):
-                if parameter is not None:
-                    self._split(parameter)[2].mul_(values)
-            if twin.out.bias is not None:
-                twin.out.bias.mul_(values)
-        scale_linear(twin.out, last)
-        return twin
+        return scaled_attention(self, name, c, lambda rows: self._split(rows)[2])
 
     @property
     def _scale(self) -> float:

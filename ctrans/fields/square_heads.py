@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import abc
-import copy
-import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -13,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.protocols import Matrix
-from ctrans.fields.scale import scale_linear
+from ctrans.fields.scale import SCALINGS_OF_ATTENTION, scaled_attention
 from ctrans.fields.spectral_norm import norm_of_product
 from solvers import ConfigError
-from solvers.errors import look_up
 
 
 class SquareHeads(nn.Module, abc.ABC):
@@ -55,22 +52,11 @@ class SquareHeads(nn.Module, abc.ABC):
         yield Matrix(value, "value")
         yield Matrix(self.out.weight, "out")
 
-    scalings: ClassVar[Mapping[str, bool]] = {"V": True, "WV": True}
-    """Kan's V, and W and V together: f becomes c f."""
+    scalings: ClassVar[Mapping[str, bool]] = SCALINGS_OF_ATTENTION
 
     def scaled(self, name: str, c: float) -> SquareHeads:
         """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them: c f(x)."""
-        look_up("scaling", name, self.scalings)
-        twin = copy.deepcopy(self)
-        values, last = (c, 1.0) if name == "V" else (math.sqrt(c), math.sqrt(c))
-        with torch.no_grad():
-            for parameter in (twin.qkv.weight, twin.qkv.bias):
-                if parameter is not None:
-                    parameter.chunk(3)[2].mul_(values)
-            if twin.out.bias is not None:
-                twin.out.bias.mul_(values)
-        scale_linear(twin.out, last)
-        return twin
+        return scaled_attention(self, name, c, lambda rows: rows.chunk(3)[2])
 
     def paths(self) -> list[float]:
         """|W_O,h V_h|_2 of each head."""

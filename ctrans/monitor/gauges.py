@@ -52,10 +52,6 @@ class Gauges:
         """What the last `read` measured and found not finite, in the order of a pass: gauges and places."""
 
     @property
-    def armed(self) -> bool:
-        return bool(self._handles)
-
-    @property
     def seen(self) -> bool:
         """Whether a pass went through the depth since it was armed."""
         return ("rms", 0) in self._found
@@ -91,11 +87,18 @@ class Gauges:
         while self._modes:
             self._modes.pop().leave()
 
-    def read(self, optimizer: torch.optim.Optimizer | None, clip: float | None = None, scale: float = 1.0) -> Figures:
+    def read(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        clip: float | None = None,
+        scale: float | None = None,
+        *,
+        unscaled: bool = False,
+    ) -> Figures:
         """All figures of the passes since `arm`, and of gradients and weights as they are, in one move to the host.
 
         Gradients are those of `scale` times the loss, and told without it; nan for one that overflows in it, as its scaler makes no step
-        then. With `clip`, the gradient's norm is still to be cut to that,
+        then. With `unscaled`, those of the weights are without it already. With `clip`, the gradient's norm is still to be cut to that,
         and what Adam will see is.
         """
         self.disarm()
@@ -106,16 +109,18 @@ class Gauges:
             if any(p.requires_grad for p in parameters):  # one that is frozen on purpose has none, which is not 0
                 found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
         found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
-        if scale != 1:
+        of_weights = 1.0 if scale is None or unscaled else scale
+        if scale is not None:
             for key in [key for key in found if key[0] in OF_GRADIENTS]:
-                found[key] = torch.where(found[key].isfinite(), found[key] / scale, math.nan)
+                divisor = scale if key[0] == "costate" else of_weights
+                found[key] = torch.where(found[key].isfinite(), found[key] / divisor, math.nan)
         cut = torch.ones(()) if clip is None else self._cut(found, clip)
-        factor = None if clip is None and scale == 1 else cut / scale
+        factor = None if clip is None and of_weights == 1 else cut / of_weights
         found.update(self.updates.figures([*inside, outside], optimizer, factor))
         self._start = self._last = None
         values = to_host(found)
         values.update(self._bound_shares(values))
-        return self._figures(values, scaled=scale != 1)
+        return self._figures(values, scaled=scale is not None)
 
     def _cut(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
         """What all gradients will be multiplied with so that their norm is at most `clip`."""

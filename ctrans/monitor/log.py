@@ -1,7 +1,6 @@
 """The log of a watched training: JSON lines that a killed run leaves readable, and that stay few however long it runs.
 
-A line is a header, a report, an alarm, a probe or an end. In a report what there is by depth is one text for each gauge: bfloat16
-(three digits, the range of float32, also inf and nan) in base64, 2.7 characters a number. When there are `KEPT` reports, every second
+A line is a header, a report, an alarm, a probe or an end (`ctrans.monitor.log_lines`). When there are `KEPT` reports, every second
 one of the older three quarters is dropped, so that the newest are as dense as they were written and the oldest ever sparser: 100,000
 steps of 200 sublayers reported every 50 are about 7 MB and not 80. A line is written whole and flushed; thinning writes another file
 and puts it in the log's place.
@@ -9,20 +8,34 @@ and puts it in the log's place.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctrans.monitor.gauge_table import GAUGES, Figures
+from ctrans.monitor.gauge_table import GAUGES
+from ctrans.monitor.log_lines import (
+    Header,
+    Line,
+    Report,
+    alarm_of,
+    end_of,
+    header_of,
+    is_step,
+    line_of,
+    plain_numbers,
+    probe_of,
+    report_of,
+)
 from solvers import ConfigError
+
+Made = TypeVar("Made")
 
 LOG = "monitor.jsonl"
 KEPT = 512
@@ -31,32 +44,6 @@ DENSE = KEPT // 4
 """So many of the newest are never dropped."""
 PEAKS = ("highest_loss", "highest_gradient_norm")
 """What a report that is dropped leaves to the next one: the larger of both."""
-Line = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Header:
-    """What a log is of: the model in a line, its sublayers' places and kinds, how many heads each has, how often it reports.
-
-    `total` is how many steps the training will have, None where nobody said; `unseen` says what is not measured and why.
-    """
-
-    model: str
-    places: list[str]
-    kinds: list[str]
-    heads: list[int]
-    every: int
-    total: int | None = None
-    unseen: str = ""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Report:
-    """The figures of one step. By depth they are lists; see `GAUGES`. `unknown` says by place what could not be looked at, and why."""
-
-    step: int
-    figures: Figures
-    unknown: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,7 +86,7 @@ class LogWriter:
         self._replace([{"header": dataclasses.asdict(header)}, *(kept if start else [])])
 
     def report(self, report: Report) -> None:
-        self._append(_line_of(report))
+        self._append(line_of(report))
         self._reports += 1
         if self._reports >= KEPT:
             lines = thinned(list(lines_of(self.path.parent)))
@@ -136,32 +123,41 @@ class LogWriter:
             raise _unwritten(self.path, error) from None
 
 
-def read_log(directory: Path) -> MonitorLog:
-    """The log in that directory. Lines that are not whole are left out. Raises ConfigError where there is none."""
+def read_log(directory: str | Path) -> MonitorLog:
+    """The log in that directory. Lines that are not whole, or not what a monitor writes, are left out; whoever wrote it, what is read
+    can be shown. Raises ConfigError where there is none.
+    """
+    directory = Path(directory)
     lines = list(lines_of(directory))
-    header = next((line["header"] for line in lines if "header" in line), None)
+    header = next(_each(header_of, lines), None)
     if header is None:
         raise ConfigError(f"{str(directory / LOG)!r} is no log of a monitor: give the directory that Monitor(out=...) was given")
-    known = {field.name for field in dataclasses.fields(Header)}
     return MonitorLog(
-        Header(**{name: value for name, value in header.items() if name in known}),
-        [_report_of(line) for line in lines if "by" in line],
-        [{"step": line["step"], **line["alarm"]} for line in lines if "alarm" in line],
-        [{"step": line["step"], **line["probe"]} for line in lines if "probe" in line],
-        next((line["end"] for line in reversed(lines) if "end" in line), ""),
+        header,
+        list(_each(report_of, lines)),
+        list(_each(alarm_of, lines)),
+        list(_each(probe_of, lines)),
+        next(_each(end_of, reversed(lines)), ""),
     )
+
+
+def _each(made: Callable[[Line], Made | None], lines: Iterable[Line]) -> Iterator[Made]:
+    return (found for line in lines if (found := made(line)) is not None)
 
 
 def lines_of(directory: Path) -> Iterator[Line]:
     """What lines hold, those that are not whole left out."""
+    path = directory / LOG
+    if not path.is_file():  # a pipe would be waited for
+        return
     try:
-        with (directory / LOG).open(errors="replace") as file:
+        with path.open(errors="replace") as file:
             for text in file:
                 try:
                     line = json.loads(text)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
-                if text.endswith("\n") and isinstance(line, dict) and ("header" in line or isinstance(line.get("step"), int)):
+                if text.endswith("\n") and isinstance(line, dict) and ("header" in line or is_step(line.get("step"))):
                     yield line
     except OSError:
         return
@@ -185,53 +181,6 @@ def thinned(lines: Sequence[Line]) -> list[Line]:
             line, peaks = {**line, "run": {**own, **larger}}, {}
         kept.append(line)
     return kept
-
-
-def encoded(values: Sequence[float]) -> str:
-    """bfloat16 to nearest, in base64. nan stays nan."""
-    with np.errstate(over="ignore"):
-        bits = np.asarray(values, dtype=np.float32).view(np.uint32)
-    finite = (bits & 0x7F800000) != 0x7F800000
-    rounded = np.where(finite, bits + 0x7FFF + ((bits >> 16) & 1), bits | ((bits & 0xFFFF) != 0) * np.uint32(0x400000))
-    return base64.b64encode((rounded >> 16).astype("<u2").tobytes()).decode()
-
-
-def decoded(text: str) -> list[float]:
-    """The bfloat16 numbers that `encoded` wrote."""
-    bits = np.frombuffer(base64.b64decode(text), dtype="<u2").astype(np.uint32) << 16
-    found: list[float] = bits.view(np.float32).tolist()
-    return found
-
-
-def plain_numbers(value: Any) -> Any:
-    """The value for JSON: numbers that it lacks as the texts "inf", "-inf", "nan"; dataclasses as objects."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain_numbers(dataclasses.asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain_numbers(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_numbers(each) for each in value]
-    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _line_of(report: Report) -> Line:
-    run = {name: _rounded(value) for name, value in report.figures.items() if not isinstance(value, list)}
-    return {
-        "step": report.step,
-        "run": plain_numbers(run),
-        "by": {name: encoded(value) for name, value in report.figures.items() if isinstance(value, list)},
-        **({"unknown": dict(report.unknown)} if report.unknown else {}),
-    }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-def _report_of(line: Line) -> Report:
-    run = {name: float(value) for name, value in line["run"].items()}
-    by = {name: decoded(text) for name, text in line["by"].items()}
-    return Report(line["step"], {**run, **by}, line.get("unknown", {}))
 
 
 def _unwritten(path: Path, error: OSError) -> ConfigError:

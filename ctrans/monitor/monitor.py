@@ -20,7 +20,8 @@ from ctrans.monitor.alarms import Alarm, Watch
 from ctrans.monitor.checks import gradient_spike
 from ctrans.monitor.gauge_table import Figures
 from ctrans.monitor.gauges import Gauges, in_a_line
-from ctrans.monitor.log import Header, LogWriter, Report
+from ctrans.monitor.log import LogWriter
+from ctrans.monitor.log_lines import Header, Report
 from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
 from ctrans.monitor.past import Past
 from ctrans.monitor.probes import Held, probe
@@ -90,7 +91,7 @@ class Monitor:
 
         - `loss`: of this step, None where it is not known
         - `optimizer`: the one that is about to step, for the learning rate and Adam's moments
-        - `gradient_norm`: where it is known, as from `clip_grad_norm_`; without it a report has its own
+        - `gradient_norm`: where it is known, as from `clip_grad_norm_`, without a scaler's scale; without it a report has its own
         - `batch`: what a compiled model was called with: a tensor, or a tuple or mapping of arguments
         """
         self._then = self.memory() if "save" in self.reactions.asked and self._reports(self._step + 1) else None
@@ -131,9 +132,9 @@ class Monitor:
             "weights": of_weights(self.gauges.updates.before),
         }
 
-    def note_gradient_norm(self, step: int, norm: float) -> None:
-        """The gradient norm of a step that is over, for trainers that tell it late."""
-        self.past.norms.append((step, norm))
+    def note(self, step: int, *, loss: float | None = None, gradient_norm: float | None = None) -> None:
+        """What is known of a step when it is over, for trainers that tell it late: alarms know it from the next report on."""
+        self._waiting.append((step, loss, gradient_norm))
 
     def close(self, words: str = "finished") -> None:
         """Takes the hooks away and ends the log. A log without an end is that of a run that goes on, or was killed."""
@@ -190,7 +191,9 @@ class Monitor:
         if not self.gauges.seen and batch is not None:
             self._look(batch)
         probed = self._probe(step, optimizer)
-        figures = self.gauges.read(optimizer, self.settings.clip, 1.0 if self.settings.scale is None else self.settings.scale())
+        given = self.settings
+        scale = None if given.scale is None else given.scale()
+        figures = self.gauges.read(optimizer, given.clip, scale, unscaled=given.unscaled)
         figures.update(self._run_figures(step, optimizer, figures))
         self._know_heads(figures)
         self.past.half = self.gauges.half
@@ -209,6 +212,8 @@ class Monitor:
         lost = [(step, loss) for (step, known, _), loss in zip(waiting, losses, strict=True) if known is not None]
         self.past.losses.extend(lost)
         given = [(step, norm) for (step, _, known), norm in zip(waiting, norms, strict=True) if known is not None]
+        if self.settings.scale is not None:  # what overflows in the scale is its scaler's business
+            given = [(step, norm) for step, norm in given if math.isfinite(norm)]
         self.past.norms.extend(given)
         now = time.perf_counter()
         found: Figures = {"loss": lost[-1][1], "highest_loss": _largest([loss for _, loss in lost])} if lost else {}
@@ -216,7 +221,9 @@ class Monitor:
             found["seconds"] = (now - self._time) / (step - self._timed)
         self._time, self._timed = now, step
         if given:
-            found |= {"gradient_norm": given[-1][1], "highest_gradient_norm": _largest([norm for _, norm in given])}
+            found["highest_gradient_norm"] = _largest([norm for _, norm in given])
+            if given[-1][0] == step:
+                found["gradient_norm"] = given[-1][1]
         if optimizer is not None:
             found["learning_rate"] = max(float(group["lr"]) for group in optimizer.param_groups) * self.reactions.factor
         return found

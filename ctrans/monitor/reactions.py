@@ -17,7 +17,6 @@ from solvers.errors import unknown
 LOWERED = 0.5
 """What a learning rate is multiplied with at each danger."""
 LOWEST = 1 / 64
-SPIKES = ("gradient spike", "not finite")
 
 REACTIONS: dict[str, str] = {
     "skip": "leave out a step whose gradient spikes or is not finite: its gradients become None. Looks at every step's gradient norm",

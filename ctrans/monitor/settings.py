@@ -35,7 +35,8 @@ class MonitorSettings:
     - `memory`: what `Monitor.memory()` gave at the step `start`: alarms and reactions go on as if it had not stopped
     - `clip`: the norm to which gradients are cut after `step` is told, where they are: Adam's second moments are of cut ones
     - `scale`: what the loss was multiplied with before `backward`, as `GradScaler.get_scale`, a function: gradients are told without it,
-      and those that overflow in it not at all
+      and those that overflow in it not at all. `unscaled`: whether the weights' gradients are already without it when `step` is told, as
+      after `GradScaler.unscale_`; those of states never are
     - `compiled`: whether the model's passes are compiled. A compiler's graph has no hooks: `step` is then to be given the `batch` that
       the model was called with, its arguments, and a quarter of its sequences is looked at once more, uncompiled, forward only. None
       finds out
@@ -57,6 +58,7 @@ class MonitorSettings:
     memory: Mapping[str, Any] | None = None
     clip: float | None = None
     scale: Callable[[], float] | None = None
+    unscaled: bool = False
     compiled: bool | None = None
 
     def __post_init__(self) -> None:
@@ -68,10 +70,10 @@ class MonitorSettings:
         check_limits(self.limits or {})
         if "save" in check_reactions(self.react) and self.save is None and self.out is None:
             raise ConfigError("react = 'save' needs a place: give out=DIR, or save=FUNCTION of the alarm")
-        if "skip" in self.react and self.scale is not None:
+        if "skip" in self.react and self.scale is not None and not self.unscaled:
             raise ConfigError(
                 "react = 'skip' leaves a GradScaler without gradients to look at: call scaler.unscale_(optimizer) before step is told, and "
-                "leave scale out"
+                "give unscaled=True"
             )
 
     @property

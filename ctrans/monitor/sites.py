@@ -19,7 +19,6 @@ from ctrans.interop.calls import CalledAs, own_module
 from ctrans.interop.hosts import tensor_in
 from ctrans.interop.multihead import UnfoldedAttention
 from ctrans.interop.residual_scale import ScaledOutput
-from ctrans.model.text import default_text
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError
@@ -241,12 +240,3 @@ def _router(maps: Sequence[nn.Module]) -> nn.Module | None:
 
 def _itself(x: Tensor) -> Tensor:
     return x
-
-
-def held_text(vocabulary: int, sequences: int, tokens: int) -> tuple[Tensor, Tensor] | None:
-    """Bytes of the text that Python ships as (tokens, next tokens), for a model that embeds at least 256; None for another."""
-    if vocabulary < 256:
-        return None
-    text = torch.frombuffer(bytearray(default_text()[: sequences * (tokens + 1)]), dtype=torch.uint8).long()
-    rows = text.reshape(sequences, tokens + 1)
-    return rows[:, :-1], rows[:, 1:]

@@ -26,7 +26,7 @@ def effects_table(verdict: Verdict) -> Table:
     """A row for each effect that the claim says is positive."""
     table = a_table("effects, positive where the claim holds; 95% over seeds", "effect", "of", "seeds", "mean", "interval", "")
     for each in verdict.effects:
-        interval = f"{shown(each.low, 3)} to {shown(each.high, 3)}"
+        interval = "all seeds alike" if each.low == each.high else f"{shown(each.low, 3)} to {shown(each.high, 3)}"
         table.add_row(escape(each.says), each.figure, str(each.seeds), shown(each.mean, 3), interval, WORDS[each.holds])
     return table
 

@@ -52,11 +52,13 @@ def _losses(axes: Axes, log: MonitorLog) -> None:
 
 
 def _norms(axes: Axes, log: MonitorLog) -> None:
-    norms = log.series("gradient_norm")
+    norms, highest = log.series("gradient_norm"), log.series("highest_gradient_norm")
     axes.set(xlabel="training step", ylabel="|dL/dW|, all weights")
     axes.set_title("gradient", loc="left")
     axes.grid(alpha=0.25)
     if np.isfinite(norms).any():
+        if np.isfinite(highest).any():
+            axes.plot(log.steps, highest, color="0.6", linewidth=0.8)
         axes.plot(log.steps, norms, color=PLAIN[0])
         axes.set_yscale("log")
         show_at_least_a_decade(axes)

@@ -17,8 +17,8 @@ from ctrans.monitor.log import MonitorLog
 from ctrans.report.progress import duration
 
 BARS = "▁▂▃▄▅▆▇█"
-TIME, DEPTH = 32, 24
-"""Characters of a sparkline over time, and over depth."""
+TIME, DEPTH = 20, 16
+"""Characters of a sparkline over time, and over depth: with the numbers beside them a table of 80."""
 FEW = 8
 """So many of the newest alarms are shown."""
 SHOWN = (
@@ -136,4 +136,8 @@ def alarm_words(alarm: dict[str, Any]) -> str:
 
 
 def _number(value: Any) -> str:
-    return escape(f"{float(value):.3g}") if value is not None else "-"
+    """Three digits, an exponent without its zeros: 7.88e3."""
+    if value is None:
+        return "-"
+    digits, e, exponent = f"{float(value):.3g}".partition("e")
+    return escape(f"{digits}e{int(exponent)}" if e else digits)

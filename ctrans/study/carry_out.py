@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ctrans.study.cost import flops_of
@@ -23,12 +23,15 @@ HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Prospect:
-    """A study beside its store: all its runs by key, those that are left, and the keys that the store has of those that are done."""
+    """A study beside its store: all its runs by key, those that are left, the keys that the store has of those that are done, and the
+    fingerprints of the data by context.
+    """
 
     study: Study
     runs: dict[str, PlannedRun]
     left: dict[str, PlannedRun]
     names: dict[str, str] = dataclasses.field(default_factory=dict)
+    fingerprints: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def kept(self, store: Store) -> list[Finished]:
         """The study's runs that are done, and no other's that the store has from before; each in the case that it is of this study."""
@@ -53,12 +56,17 @@ class Advance:
     seconds_left: float
 
 
-def prospect(study: Study, store: Store | None) -> Prospect:
-    """What there is to do. Raises ConfigError where the store is another study's, or the data do not suffice."""
+def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Prospect:
+    """What there is to do. With `as_begun` the data are those that the store was begun with, which need not be here: to look at what is
+    done. Raises ConfigError where the store is another study's, or the data do not suffice.
+    """
     runs = study.runs()
-    data = {context: read_source(study.source, context) for context in {run.model.context for run in runs}}
-    check_data(study, data)
-    fingerprints = {context: each.fingerprint() for context, each in data.items()}
+    fingerprints = store.data() if as_begun and store is not None else {}
+    contexts = {run.model.context for run in runs}
+    if not contexts <= fingerprints.keys():
+        data = {context: read_source(study.source, context) for context in contexts}
+        check_data(study, data)
+        fingerprints = {**{context: each.fingerprint() for context, each in data.items()}, **fingerprints}
     by_key = {run.key(fingerprints[run.model.context]): run for run in runs}
     if store is None:
         return Prospect(study, by_key, by_key)
@@ -67,7 +75,7 @@ def prospect(study: Study, store: Store | None) -> Prospect:
         raise ConfigError(f"{str(store.path)!r} is the study {kept!r}, not {study.name!r}: choose another --out")
     done = store.known(fingerprints)
     left = {key: run for key, run in by_key.items() if key not in done}
-    return Prospect(study, by_key, left, {key: done[key] for key in by_key if key in done})
+    return Prospect(study, by_key, left, {key: done[key] for key in by_key if key in done}, fingerprints)
 
 
 def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Callable[[Advance], None] = lambda _: None) -> bool:
@@ -78,10 +86,11 @@ def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Calla
     study = plan.study
     store.tell("name", study.name)
     store.tell("description", study.as_object())
+    store.begin_on(plan.fingerprints)
     commit, keys = commit_of_ctrans(), {id(run): key for key, run in plan.left.items()}
     total = sum(flops_of(run) for run in plan.left.values())
     worked, started, count = 0.0, time.perf_counter(), 0
-    results = engine(_within(plan.jobs, study, store))
+    results = engine(_within(plan.jobs, plan, store))
     try:
         for job, found in results:
             usable = [(run, result) for run, result in zip(job.runs, found, strict=True) if result.ending != INTERRUPTED]
@@ -98,17 +107,18 @@ def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Calla
     return count == len(plan.left)
 
 
-def _within(jobs: Iterable[Job], study: Study, store: Store) -> Iterator[Job]:
+def _within(jobs: Iterable[Job], plan: Prospect, store: Store) -> Iterator[Job]:
     """The jobs, while the budget lasts: what is under way when it is spent is ended and kept."""
     for job in jobs:
-        if spent(study, store):
+        if spent(plan, store):
             return
         yield job
 
 
-def spent(study: Study, store: Store) -> bool:
-    """Whether the budget's processor hours are used up."""
-    return study.budget is not None and store.spent() >= study.budget * HOUR
+def spent(plan: Prospect, store: Store) -> bool:
+    """Whether the budget's processor hours are used up by the study's runs."""
+    budget = plan.study.budget
+    return budget is not None and store.spent([*plan.runs, *plan.names.values()]) >= budget * HOUR
 
 
 def commit_of_ctrans() -> str:

@@ -6,7 +6,7 @@ l(eta) = l_0 for a run that diverged (Wortsman et al., arXiv 2309.14322, section
     sensitivity = mean over eta of min(l(eta), l_0) - l*.
 
 A rate is stable if all its seeds finished at min(l, l_0) <= l* + SHARE (l_0 - l*); one of which a run failed is not. The largest stable
-rate is the largest one of the unbroken row of stable rates that goes upwards from the best.
+rate is the largest one of the unbroken row of stable rates that goes upwards from the best. With a single rate there is neither of both.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ctrans.study.store import Finished
+from ctrans.study.training import FAILED
 
 SHARE = 0.1
 """How much of what the best run gained a stable one may miss."""
@@ -32,7 +33,9 @@ def by_case(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
 
 
 def end_loss(run: Finished) -> float:
-    """min(l, l_0); l_0 for a run that did not finish; nan where that is not known."""
+    """min(l, l_0); l_0 for a run that diverged; nan where that is not known, as of one that failed by an error."""
+    if run.result.ending == FAILED:
+        return math.nan
     first = math.nan if run.first is None else run.first
     return first if run.last is None else min(run.last, first)
 
@@ -79,8 +82,8 @@ def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
         **found,
         "best loss": best,
         "best learning rate": best_rate,
-        "sensitivity": statistics.fmean(min(mean, first) - best for mean in known.values()),
-        "largest stable learning rate": stable[-1] if stable and best < first else None,
+        "sensitivity": statistics.fmean(min(mean, first) - best for mean in known.values()) if len(known) > 1 else None,
+        "largest stable learning rate": stable[-1] if stable and best < first and len(rates) > 1 else None,
     }
 
 

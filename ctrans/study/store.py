@@ -118,9 +118,18 @@ class Store:
                 found[_planned(model, training, {}, measure, commit).key(fingerprint)] = key
         return found
 
-    def spent(self) -> float:
-        """Processor seconds of all runs."""
-        return float(self.connection.execute("SELECT coalesce(sum(seconds), 0) FROM runs").fetchone()[0])
+    def data(self) -> dict[int, str]:
+        """The fingerprints by context of the data that the study was begun on; none of a store that does not say."""
+        return {int(context): fingerprint for context, fingerprint in (self.about("data") or {}).items()}
+
+    def begin_on(self, fingerprints: Mapping[int, str]) -> None:
+        """Keeps them, but for contexts that it has already."""
+        self.tell("data", {str(context): each for context, each in {**fingerprints, **self.data()}.items()})
+
+    def spent(self, keys: Iterable[str]) -> float:
+        """Processor seconds of these runs."""
+        wanted = set(keys)
+        return sum(seconds for key, seconds in self.connection.execute("SELECT key, seconds FROM runs") if key in wanted)
 
     def add(self, done: Sequence[tuple[str, PlannedRun, RunResult]], commit: str) -> None:
         """The rows of runs that are done, in one transaction."""

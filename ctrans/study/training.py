@@ -83,8 +83,9 @@ def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunRes
             before = measured(run.measure, begun.model, data)
             outcome = carry_out(begun, begun.state.progress)
             after = measured(run.measure, begun.model, data) if outcome.ending is Ending.FINISHED else {}
-        except (ConfigError, SolveError) as error:
-            return RunResult(FAILED, str(error), kept(Path(name)), time.process_time() - started, environment(device))
+        except Exception as error:  # of whatever kind: one run's mistake ends no study, and its message says which
+            message = str(error) if isinstance(error, (ConfigError, SolveError)) else f"{type(error).__name__}: {error}"
+            return RunResult(FAILED, message, kept(Path(name)), time.process_time() - started, environment(device))
         trained = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
         seconds = time.process_time() - started
         return RunResult(outcome.ending.value, outcome.message, kept(Path(name)), seconds, environment(device), trained)

@@ -22,7 +22,7 @@ PICTURES = ROOT / "docs" / "pictures"
 LEFT_OUT = {
     "any_model.py": "opens ten unlike models, some of packages that not everybody has",
     "compare_at_7b_shape.py": "screens at the shape of a 7B model, for an hour",
-    "monitor_lightning.py": "trains for minutes, with a library that not everybody has",
+    "monitor_lightning.py": "trains for a minute, with a library that not everybody has",
     "monitor_loop.py": "trains for a minute",
     "monitor_trainer.py": "trains for a minute; its picture is on [watching a training](commands/watch.md)",
     "screen_local_model.py": "screens a directory of yours",

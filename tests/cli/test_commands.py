@@ -60,7 +60,8 @@ def test_commands_are_completed_without_importing_torch(typed, offered):
 
 
 def test_placements_are_completed():
-    said = completed(_CTRANS_COMPLETE="bash_complete", COMP_WORDS="ctrans simulate --placement pe", COMP_CWORD="3")
+    asked = {"_CTRANS_COMPLETE": "bash_complete", "COMP_WORDS": "ctrans simulate --placement pe", "COMP_CWORD": "3"}
+    said = CliRunner().invoke(main, prog_name="ctrans", env=asked).stdout
     assert "plain,peri" in said.splitlines()
 
 

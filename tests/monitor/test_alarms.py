@@ -102,6 +102,17 @@ def test_every_rule_is_tried():
     assert {*FAULTS, "not finite", "edge of stability left"} == ALARMS.keys()
 
 
+def test_the_edge_of_stability_is_told_of_when_a_probe_finds_it_left():
+    past, watch = Past(PLACES, [2, 0, 2, 0, 2, 0], 40), Watch()
+    told = []
+    for i, over in enumerate((0.9, 1.4, 1.6)):
+        past.add(50 * i, well(i))
+        past.probes.append((50 * i, {"preconditioned_over_edge": over}))
+        told += watch.look(past)
+    (alarm,) = told
+    assert (alarm.rule, alarm.step, alarm.value) == ("edge of stability left", 100, 1.6)
+
+
 def test_a_growing_figure_is_told_of_before_it_passes_with_when_it_will():
     alarm = told(FAULTS["attention logits grow"])[0]
     assert alarm.value < alarm.limit

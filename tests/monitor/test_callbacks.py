@@ -1,12 +1,13 @@
-"""The monitor in real trainings of Hugging Face's and of Lightning's Trainer, offline."""
+"""The monitor in real trainings of Hugging Face's Trainer, offline."""
 
 import logging
 import os
+import types
 
 import pytest
 import torch
 
-from ctrans import GPT, ConfigError, GPTConfig
+from ctrans import ConfigError
 from ctrans.monitor import read_log
 
 STEPS = 12
@@ -23,18 +24,20 @@ class Windows(torch.utils.data.Dataset):
         return {"input_ids": self.rows[i], "labels": self.rows[i]}
 
 
-def trained(tmp_path, callbacks, **arguments):
+def trained(tmp_path, callbacks, model=None, data=None, told=True, **arguments):
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=8)
-    model = transformers.GPT2LMHeadModel(config)
+    model = transformers.GPT2LMHeadModel(config) if model is None else model
     plain = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "seed": 1}
     given = transformers.TrainingArguments(
         output_dir=str(tmp_path), max_steps=STEPS, per_device_train_batch_size=2, **{**plain, **arguments}
     )
-    trainer = transformers.Trainer(model=model, args=given, train_dataset=Windows(), callbacks=callbacks)
-    for callback in callbacks:
+    trainer = transformers.Trainer(
+        model=model, args=given, train_dataset=Windows() if data is None else data, callbacks=callbacks
+    )
+    for callback in callbacks if told else []:
         callback.logs_to(trainer)
     trainer.train()
     return trainer
@@ -58,9 +61,10 @@ def test_a_trainer_with_the_callback_has_the_weights_of_one_without(tmp_path, ar
     said = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
     for report in log.reports:
         assert report.figures["loss"] == pytest.approx(said[report.step], abs=2e-3)
-    assert any("monitor/rms/largest" in row for row in trainer.state.log_history)
     norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
     assert [norm for _, norm in callback.monitor.past.norms] == pytest.approx(norms)
+    assert log.reports[-1].figures["gradient_norm"] == pytest.approx(norms[-1], rel=1e-5)
+    assert "clip_grad_norm_" not in vars(trainer.accelerator)  # as it was
 
 
 def test_a_trainers_alarms_are_warnings_and_may_stop_it_and_save(tmp_path, caplog):
@@ -75,6 +79,78 @@ def test_a_trainers_alarms_are_warnings_and_may_stop_it_and_save(tmp_path, caplo
     assert trainer.state.global_step == 3
     assert read_log(tmp_path / "log").ended == "stopped at step 3"
     assert any(name.startswith("checkpoint") for name in os.listdir(tmp_path))
+
+
+class Spoiled(Windows):
+    """Its rows in order, one of them labelled by nothing that is in it, so that its gradient is long."""
+
+    def __getitem__(self, i):
+        row = super().__getitem__(0)
+        return {**row, "labels": torch.full_like(row["labels"], 31)} if i in (20, 21) else row
+
+
+def test_a_step_whose_gradient_spikes_is_skipped_though_the_trainer_clips(tmp_path):
+    """Cut to 1e-3, all gradients are as long; the monitor is told how long they were."""
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+
+    options = {"every": 4, "react": ["skip"], "limits": {"gradient spike": {"factor": 1.5}}}
+    course = {"max_grad_norm": 1e-3, "logging_steps": 500, "train_sampling_strategy": "sequential"}
+    callback = TrainerCallback(**options)
+    trained(tmp_path, [callback], data=Spoiled(), **course)
+    assert callback.monitor.reactions.skipped == [11]
+    with pytest.raises(ConfigError, match="logs_to"):
+        trained(tmp_path, [TrainerCallback(**options)], told=False, **course)
+
+
+def test_losses_of_micro_batches_are_told_as_the_trainer_adds_them_up(tmp_path):
+    """Of models that divide by all tokens and of one that does not; of a loss that is not the model's, as late as the trainer tells it."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+
+    torch.manual_seed(0)
+    images = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 3} for i in range(64)]
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    vit = transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=8, patch_size=4, num_labels=3))
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, vocab_size=32))
+    for model, data, more in ((vit, images, {}), (llama, None, {}), (llama, None, {"label_smoothing_factor": 0.1})):
+        callback = TrainerCallback(every=2)
+        trainer = trained(tmp_path, [callback], model=model, data=data, gradient_accumulation_steps=3, **more)
+        said = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+        told = dict(callback.monitor.past.losses)
+        assert told == pytest.approx({step: said[step] for step in told}, abs=2e-3)
+        assert len(told) >= STEPS - 1
+        assert callback.monitor.gauges.unknown == {}
+
+
+def test_float16s_scale_is_taken_from_the_trainers_scaler(tmp_path):
+    """A Trainer has none on a processor: what it calls, in its order, with a scaler that it would have."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=8))
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    state, control = transformers.TrainerState(max_steps=8), transformers.TrainerControl()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    optimizer = types.SimpleNamespace(optimizer=inner, scaler=scaler)
+    callback = TrainerCallback(every=1)
+    callback.on_train_begin(args, state, control, model=model, optimizer=optimizer)
+    for i in range(3):
+        rows = Windows().rows[2 * i : 2 * i + 2]
+        scaler.scale(model(input_ids=rows, labels=rows).loss).backward()
+        scaler.unscale_(inner)
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+        callback.on_pre_optimizer_step(args, state, control, optimizer=optimizer)
+        figures = callback.monitor.past.reports[-1][1]
+        assert figures["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+        assert max(figures["costate"]) < 10
+        scaler.step(inner)
+        scaler.update()
+        inner.zero_grad()
 
 
 def test_an_option_that_is_none_is_refused_before_the_training_begins():
@@ -103,42 +179,3 @@ def test_a_trainer_that_is_resumed_has_the_log_of_one_that_did_not_stop(tmp_path
     logs = [read_log(tmp_path / name) for name in ("whole", "resumed")]
     assert logs[0].steps == logs[1].steps == [1, 4, 8, 12]
     assert logs[0].reports[-1].figures["rms"] == pytest.approx(logs[1].reports[-1].figures["rms"], rel=1e-6)
-
-
-def test_lightning_with_the_callback_has_the_weights_of_one_without(tmp_path):
-    lightning = pytest.importorskip("lightning.pytorch")
-    from ctrans.monitor import LightningCallback
-
-    class Language(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2))
-
-        def training_step(self, rows, index):
-            return self.model(rows["input_ids"][:, :-1], rows["labels"][:, 1:])[1]
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-
-    def weights(callbacks):
-        loader = torch.utils.data.DataLoader(Windows(), batch_size=2)
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = lightning.Trainer(
-            max_steps=STEPS,
-            accelerator="cpu",
-            accumulate_grad_batches=2,
-            gradient_clip_val=0.5,
-            callbacks=callbacks,
-            default_root_dir=tmp_path,
-            **quiet,
-        )
-        language = Language()
-        trainer.fit(language, loader)
-        return language.state_dict()
-
-    without, watched = weights([]), weights([LightningCallback(every=4, out=tmp_path / "log")])
-    assert all(torch.equal(watched[name], without[name]) for name in without)
-    log = read_log(tmp_path / "log")
-    assert log.steps == [1, 4, 8, 12]
-    assert log.ended == "finished"
-    assert log.reports[-1].figures["loss"] == pytest.approx(3.5, abs=0.3)

@@ -1,6 +1,8 @@
 """The log: what is read is what was written, to three digits; a killed run's is readable; a long one's is small."""
 
+import copy
 import dataclasses
+import io
 import json
 import math
 import os
@@ -13,9 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from ctrans import ConfigError
-from ctrans.monitor.log import DENSE, KEPT, LOG, Header, LogWriter, Report, decoded, encoded, read_log
+from ctrans.cli.watch import findings
+from ctrans.monitor.log import DENSE, KEPT, LOG, LogWriter, read_log
+from ctrans.monitor.log_lines import Header, Report, decoded, encoded
+from ctrans.report.files import to_json
+from ctrans.report.watch_report import page
+from tests.cli.test_commands import strict
 
 ROOT = Path(__file__).parents[2]
 HEADER = Header("a model", ["block 0, attention", "block 0, ffn"], ["attention", "ffn"], [2, 0], 50)
@@ -31,7 +39,8 @@ def test_numbers_are_rounded_to_bfloat16_as_torch_rounds_them():
 def test_what_is_read_is_what_was_written(tmp_path):
     writer = LogWriter(tmp_path, HEADER)
     writer.report(Report(1, {"loss": 2.5, "rms": [1.0, 2.0, math.nan], "log_z": math.inf}))
-    writer.alarm(1, {"rule": "loss spike", "value": math.inf})
+    words = {"rule": "loss spike", "grade": "danger", "place": "the loss", "helps": "a smaller rate"}
+    writer.alarm(1, {**words, "value": math.inf, "limit": 2.0})
     writer.probe(1, {"sharpness": 3.0})
     writer.end(1, "finished")
     log = read_log(tmp_path)
@@ -39,7 +48,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
     assert log.reports[0].figures["loss"] == 2.5
     assert log.reports[0].figures["log_z"] == math.inf
     np.testing.assert_equal(log.series("rms"), [[1.0, 2.0, math.nan]])
-    assert log.alarms == [{"step": 1, "rule": "loss spike", "value": "inf"}]
+    assert log.alarms == [{"step": 1, **words, "value": "inf", "limit": 2.0}]
     assert log.ended == "finished"
     assert all(json.loads(line) for line in (tmp_path / LOG).read_text().splitlines())
 
@@ -83,6 +92,56 @@ def test_older_reports_are_thinned_and_leave_their_peaks(tmp_path):
 def test_a_directory_without_a_log_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no log"):
         read_log(tmp_path)
+
+
+def changed(value):
+    """The value with one of its parts at a time as something else, or gone."""
+    yield from (-1, 1e400, "x", [])
+    if isinstance(value, (dict, list)):
+        for place in range(len(value)) if isinstance(value, list) else value:
+            less = copy.copy(value)
+            del less[place]
+            yield less
+            for part in changed(value[place]):
+                other = copy.copy(value)
+                other[place] = part
+                yield other
+
+
+def test_a_log_of_anybodys_is_read_and_shown_or_refused(tmp_path):
+    writer = LogWriter(tmp_path, HEADER)
+    writer.report(Report(1, {"loss": 1.0, "seconds": 0.1, "rms": [1.0, 2.0, 3.0], "logit": [1.0, 2.0]}, {"block 0": "why"}))
+    words = {"rule": "loss spike", "grade": "danger", "place": "x", "helps": "y"}
+    writer.alarm(1, {**words, "value": 1.0, "limit": 2.0, "doubling": 3.0, "crossing": 9})
+    writer.probe(1, {"theta": 0.5, "unknown": {"attention": "none"}})
+    writer.end(1, "finished")
+    lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
+    console, count = Console(file=io.StringIO(), width=120), 0
+    for i, line in enumerate(lines):
+        for other in changed(line):
+            given = [*lines[:i], other, *lines[i + 1 :]]
+            (tmp_path / LOG).write_text("".join(json.dumps(each) + "\n" for each in given))
+            count += 1
+            try:
+                log = read_log(tmp_path)
+            except ConfigError:
+                assert i == 0  # without a header it is no log
+                continue
+            console.print(page(log))
+            assert strict(to_json(findings(log)))
+    assert count > 150
+
+
+def test_what_is_no_file_is_no_log_and_a_terminal_is_not_commanded(tmp_path):
+    os.mkfifo(tmp_path / LOG)
+    with pytest.raises(ConfigError, match="no log"):
+        read_log(tmp_path)
+    (tmp_path / LOG).unlink()
+    writer = LogWriter(tmp_path, dataclasses.replace(HEADER, model="a \x1b[2J model"))
+    writer.report(Report(1, {"loss": 1.0}, {"block 0": "\x1b]0;"}))
+    (tmp_path / LOG).write_text((tmp_path / LOG).read_text() + "[" * 100_000 + "\n")
+    log = read_log(str(tmp_path))
+    assert "\x1b" not in log.header.model + str(log.reports[0].unknown)
 
 
 TRAINING = """

@@ -1,15 +1,19 @@
 """`ctrans watch` and `ctrans train --monitor` as users type them; pictures and tables of a log."""
 
+import io
 import json
 import math
 
 import pytest
 import torch
+from rich.console import Console
 
+from ctrans.cli import watch
 from ctrans.model.checkpoint import load
-from ctrans.monitor.log import Header, LogWriter, Report, read_log
+from ctrans.monitor.log import LOG, LogWriter, read_log
+from ctrans.monitor.log_lines import Header, Report
 from ctrans.report.watch_figure import watch_figure
-from ctrans.report.watch_report import BARS, sparkline
+from ctrans.report.watch_report import BARS, page, sparkline
 from tests.cli.test_commands import run, strict
 from tests.cli.test_train import TINY
 
@@ -60,6 +64,38 @@ def test_watch_of_a_run_that_goes_on_says_so_and_how_long(tmp_path):
     result = run("watch", tmp_path, "--once")
     assert "goes on, or was killed" in result.stdout
     assert "to go" in result.stdout
+
+
+def test_a_terminal_of_80_characters_shows_every_number_whole(tmp_path):
+    writer = LogWriter(tmp_path, Header("GPT", PLACES * 12, ["attention", "ffn"] * 12, [4, 0] * 12, 10))
+    for i in range(40):
+        row = [1.234e-10 * 10**k for k in range(24)]
+        writer.report(Report(10 * (i + 1), {"loss": 1.0, **dict.fromkeys(("bound_share", "gradient", "logit"), row)}))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(page(read_log(tmp_path)))
+    table = [line for line in console.file.getvalue().splitlines() if line.startswith("bound share")]
+    assert len(table) == 1
+    assert "…" not in table[0]
+
+
+def test_a_terminal_follows_a_run_until_it_ends(tmp_path, monkeypatch):
+    write(tmp_path, end="")
+    waits = []
+
+    def waited(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            with (tmp_path / LOG).open("a") as file:
+                file.write('{"step": 60, "end": "finished"}\n')
+
+    monkeypatch.setattr(watch.time, "sleep", waited)
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    asked = {"command": "watch", "options": {}, "typed": frozenset[str](), "json_path": None, "out": None}
+    request = watch.WatchRequest(**asked, directory=tmp_path, once=False, refresh=0.5)
+    assert watch._followed(request, console, read_log(tmp_path)).ended == "finished"
+    assert waits == [0.5, 0.5]
+    assert "no end yet" in console.file.getvalue()
+    assert "finished" in console.file.getvalue()
 
 
 def test_watch_of_what_is_no_log_is_one_line(tmp_path):

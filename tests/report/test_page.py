@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from ctrans.cli import COMMANDS, main
 from ctrans.monitor.gauge_table import GAUGES
-from ctrans.monitor.log import Header, LogWriter, Report
+from ctrans.monitor.log import LogWriter
+from ctrans.monitor.log_lines import Header, Report
 from ctrans.placement import PLACEMENTS
 from ctrans.report.page import CONTENTS, html, page_of, render
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell

@@ -17,9 +17,13 @@ BASE = {
 }
 
 
+def given():
+    """What a small study is made of."""
+    return {"name": "small", "base": BASE, "vary": {"placement": ["pre", "peri"]}, "learning_rates": [1e-3, 1e-2]}
+
+
 def small(name="small", **changes):
-    given = {"base": BASE, "vary": {"placement": ["pre", "peri"]}, "learning_rates": [1e-3, 1e-2], **changes}
-    return Study(name, **given)
+    return Study(**{**given(), "name": name, **changes})
 
 
 def one_by_one(jobs):

@@ -106,29 +106,46 @@ def test_ray_is_asked_for_by_name_where_it_is_missing(monkeypatch):
 
 
 def slow(job):
-    import ray
-
     time.sleep(1.0)
-    return [RunResult("finished", "", [], 0.0, {"node": ray.get_runtime_context().get_node_id()}) for _ in job.runs]
+    return quick(job)
+
+
+STARTS = 3
+"""How often two nodes are started: one ends itself where its agent is not there within some 15 seconds, as on a busy machine."""
+
+
+def two_nodes():
+    """A cluster on this machine and the node of it that is not the head."""
+    from ray.cluster_utils import Cluster
+
+    said = []
+    for _ in range(STARTS):
+        cluster = Cluster()
+        try:
+            cluster.add_node(num_cpus=1, include_dashboard=False)
+            other = cluster.add_node(num_cpus=1)
+            cluster.wait_for_nodes()
+        except Exception as error:  # Ray has no class of its own for it
+            said.append(f"{type(error).__name__}: {error}")
+            cluster.shutdown()
+        else:
+            return cluster, other
+    pytest.fail(
+        f"Ray started no two nodes; raylet.out in its session's logs says why ('Timed out waiting': a busy machine): {said}"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'ctrans[ray]'")
 def test_ray_loses_and_doubles_no_run_when_a_node_is_killed():
-    """A cluster of two nodes on the loopback, one of which is killed while it works."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    """A cluster of two nodes on this machine, one of which is killed while it works."""
+    cluster, other = two_nodes()
     try:
-        other = cluster.add_node(num_cpus=1)
-        cluster.wait_for_nodes()
-        found, nodes = [], set()
-        for job, results in by_ray(cluster.address, jobs() * 2, slow):
-            found.append((job, results))
-            nodes |= {result.environment["node"] for result in results}
-            if other is not None and len(found) == 1:
+        found = []
+        for done in by_ray(cluster.address, jobs() * 2, slow):
+            found.append(done)
+            if len(found) == 1:
                 cluster.remove_node(other, allow_graceful=False)
-                other = None
         assert len(found) == 8
         assert names(found) == sorted(2 * everything())
     finally:

@@ -241,6 +241,7 @@ def with_runs(store, study):
         curve = [{"step": 0, "validation_loss": 5.0}, {"step": 20, "loss": 4.0}, {"step": 400, "validation_loss": loss}]
         done.append((run.key("made up"), run, RunResult("finished", "", curve, 0.0, {})))
     store.add(done, "")
+    store.begin_on({64: "made up"})
     generator = np.random.default_rng(0)
     for case in {run.case for run in study.runs()}:
         store.put_predictors(case, figures_of(generator))
@@ -274,7 +275,12 @@ def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(
         path.write_text(to_text(predictor))
         broken = protocol.break_seal(store, path)
         assert len(broken.commit) == 40
+        # runs of other data, or of another length, are none of the study's
+        strange = list(prediction_study("adamw", seal=True).runs())[:12]
+        curve = [{"step": 0, "validation_loss": 5.0}, {"step": 400, "validation_loss": 1e-3}]
+        store.add([(run.key("another text"), run, RunResult("finished", "", curve, 0.0, {})) for run in strange], "")
         found = protocol.judged(store, kept, "adamw")
+        assert all(case.best_loss > 1.0 for case in protocol.known(store, kept, sealed_third=True))
         assert {point["family"] for point in found.points} == {family for family in few if sealed(family)}
         # in another regime the same predictor is tried, though nothing was learned there
         elsewhere = prediction_study("sgd", seal=True)

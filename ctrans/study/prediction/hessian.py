@@ -16,7 +16,6 @@ from ctrans.stability.backward.singular_values import second_derivatives
 STEPS = 12
 """Lanczos steps: a largest eigenvalue apart from the rest is found to a few percent in as many."""
 PARTS = 4
-Vector = list[Tensor]
 
 
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], like: Tensor, steps: int = STEPS, seed: int = 0) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.stability.screening.predicted_rate import FILE, Predictor, read_predictor
+from ctrans.study.carry_out import prospect
 from ctrans.study.description import Study
 from ctrans.study.outcomes import LEARNED, by_case, case_outcomes
 from ctrans.study.prediction.architectures import BASE, families, prediction_study, sealed
@@ -74,7 +75,9 @@ class Seal:
 
 
 def break_seal(store: Store, path: Path = FILE) -> Seal:
-    """Keeps the commit of the predictor in the store, once, and gives it. ConfigError where it is in no commit, or was changed since."""
+    """Keeps the commit of the predictor in the store, once, and gives it. ConfigError where it is in no commit, where anything else of the
+    source tree was changed since its commits, and where trainings of the two thirds are left.
+    """
     kept = seal(store)
     if kept is not None:
         return kept
@@ -82,6 +85,12 @@ def break_seal(store: Store, path: Path = FILE) -> Seal:
     commit = _git(path, "log", "-1", "--format=%H", "--", path.name)
     if not commit or _git(path, "status", "--porcelain", "--", path.name):
         raise ConfigError(f"{str(path)!r} is in no commit as it is: commit it before the sealed third is trained")
+    if changed := _git(path, "status", "--porcelain", "--untracked-files=no", "--", ":/"):
+        raise ConfigError(
+            f"the source tree is not as committed ({changed.splitlines()[0]}): commit what evaluates the predictor too"
+        )
+    if left := prospect(prediction_study(LEARNED_IN, seal=False), store, as_begun=True).left:
+        raise ConfigError(f"{len(left)} trainings of the two thirds are left: --stage build first")
     broken = Seal(commit, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     store.tell("seal", dataclasses.asdict(broken))
     store.tell("predictor", dataclasses.asdict(predictor))
@@ -104,9 +113,9 @@ def known(store: Store, study: Study, *, sealed_third: bool) -> list[Known]:
         )
     wanted = {case: family for case, family in cases().items() if sealed(family) == sealed_third}
     figures, rates = store.predictors(), sorted(study.learning_rates)
-    regime = {name: study.base[name] for name in ("warmup", "optimiser") if name in study.base}
+    kept = prospect(study, store, as_begun=True).kept(store)  # by their keys: no run of other data, lengths or settings
     found = []
-    for case, runs in by_case([run for run in store.runs() if run.run.case in wanted and _of(run, regime)]).items():
+    for case, runs in by_case([run for run in kept if run.run.case in wanted]).items():
         full = len({(run.run.training.learning_rate, run.run.training.seed) for run in runs}) == len(rates) * len(study.seeds)
         if full and case in figures:
             outcomes = case_outcomes(runs)
@@ -121,12 +130,6 @@ def _log_rate(outcomes: Mapping[str, float | None], lowest: float) -> float:
     if best is None or best > PLATEAU - LEARNED:
         return math.nan
     return math.log10(lowest) - NEVER if rate is None else math.log10(rate)
-
-
-def _of(run: Finished, regime: Mapping[str, Any]) -> bool:
-    training = run.run.training
-    usual = {"warmup": BASE["warmup"], "optimiser": "adamw", **regime}
-    return all(getattr(training, name) == value for name, value in usual.items())
 
 
 def _early(runs: Sequence[Finished], rate: float) -> float | None:

@@ -14,7 +14,9 @@ from ctrans.study.training import FAILED
 def _diverged(run: Finished) -> float | None:
     if run.result.ending == FAILED:
         return None
-    return float(run.result.ending == "diverged" or (run.last or 0.0) > (run.first or math.inf))
+    if run.last is None or run.first is None:
+        return float(run.result.ending == "diverged")
+    return float(run.last > run.first)
 
 
 def _loss(run: Finished) -> float | None:
@@ -84,7 +86,10 @@ FIGURES: dict[str, tuple[str, Callable[[Finished], float | None]]] = {
         "powers of ten by which the last state's variance grew in training",
         _decades("moments", "variance", lambda v: v[-1]),
     ),
-    "massive grown": ("powers of ten by which the largest entry grew in training", _decades("massive", "largest", max)),
+    "massive grown": (
+        "powers of ten by which the largest ratio of a largest to a median entry grew in training",
+        _decades("massive", "ratio", max),
+    ),
     "size": ("log10 of the last state's mean absolute entry, trained", _size("moments", "mean_abs")),
     "theta": ("mean theta of attention rows, trained", _theta),
     "theta drift": ("mean |change of log10 theta| in training", _drift("theta")),

@@ -1,0 +1,192 @@
+"""The lines of a monitor's log: what each holds, how it is written, and how a line of anybody's is read, or left out.
+
+In a report what there is by depth is one text for each gauge: bfloat16 (three digits, the range of float32, also inf and nan) in base64,
+2.7 characters a number.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ctrans.monitor.gauge_table import GAUGES, Figures
+
+Line = dict[str, Any]
+LAST_STEP = 2**53
+"""No training has so many steps; a picture's axes could not count them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What a log is of: the model in a line, its sublayers' places and kinds, how many heads each has, how often it reports.
+
+    `total` is how many steps the training will have, None where nobody said; `unseen` says what is not measured and why.
+    """
+
+    model: str
+    places: list[str]
+    kinds: list[str]
+    heads: list[int]
+    every: int
+    total: int | None = None
+    unseen: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Report:
+    """The figures of one step. By depth they are lists; see `GAUGES`. `unknown` says by place what could not be looked at, and why."""
+
+    step: int
+    figures: Figures
+    unknown: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def encoded(values: Sequence[float]) -> str:
+    """bfloat16 to nearest, in base64. nan stays nan."""
+    with np.errstate(over="ignore"):
+        bits = np.asarray(values, dtype=np.float32).view(np.uint32)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    rounded = np.where(finite, bits + 0x7FFF + ((bits >> 16) & 1), bits | ((bits & 0xFFFF) != 0) * np.uint32(0x400000))
+    return base64.b64encode((rounded >> 16).astype("<u2").tobytes()).decode()
+
+
+def decoded(text: str) -> list[float]:
+    """The bfloat16 numbers that `encoded` wrote."""
+    bits = np.frombuffer(base64.b64decode(text), dtype="<u2").astype(np.uint32) << 16
+    found: list[float] = bits.view(np.float32).tolist()
+    return found
+
+
+def plain_numbers(value: Any) -> Any:
+    """The value for JSON: numbers that it lacks as the texts "inf", "-inf", "nan"; dataclasses as objects."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain_numbers(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain_numbers(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_numbers(each) for each in value]
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def line_of(report: Report) -> Line:
+    """A report as `report_of` reads it."""
+    run = {name: _rounded(value) for name, value in report.figures.items() if not isinstance(value, list)}
+    return {
+        "step": report.step,
+        "run": plain_numbers(run),
+        "by": {name: encoded(value) for name, value in report.figures.items() if isinstance(value, list)},
+        **({"unknown": dict(report.unknown)} if report.unknown else {}),
+    }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LAST_STEP
+
+
+def header_of(line: Line) -> Header | None:
+    """None for a line that is no header, or one that `Header` does not fit."""
+    given = line.get("header")
+    if not isinstance(given, dict):
+        return None
+    known = {name: _shown(given[name]) for name in HEADER if name in given}
+    needed = {field.name for field in dataclasses.fields(Header) if field.default is dataclasses.MISSING}
+    if not needed <= known.keys() or not all(HEADER[name](value) for name, value in known.items()):
+        return None
+    return Header(**known)
+
+
+def report_of(line: Line) -> Report | None:
+    """None for a line that is no report, or whose figures are not numbers. Figures that `GAUGES` does not know are left out."""
+    run, by, unknown = (line.get(name, {}) for name in ("run", "by", "unknown"))
+    if "by" not in line or not all(isinstance(each, dict) for each in (run, by, unknown)):
+        return None
+    try:
+        figures: Figures = {name: float(value) for name, value in run.items() if _is_of(name, run=True)}
+        figures |= {name: decoded(text) for name, text in by.items() if _is_of(name, run=False)}
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return Report(line["step"], figures, {_shown(name): _shown(str(why)) for name, why in unknown.items()})
+
+
+def alarm_of(line: Line) -> dict[str, Any] | None:
+    """None for a line that is no alarm, or one without what is shown of it."""
+    given = line.get("alarm")
+    if not isinstance(given, dict):
+        return None
+    known = {name: _shown(value) for name, value in {"step": line["step"], **given}.items()}
+    return known if all(fits(known.get(name)) for name, fits in ALARM.items()) else None
+
+
+def probe_of(line: Line) -> dict[str, Any] | None:
+    """None for a line that is no probe's."""
+    given = line.get("probe")
+    if not isinstance(given, dict) or not isinstance(given.get("unknown", {}), dict):
+        return None
+    return {"step": line["step"], **given, **({"unknown": _shown(given["unknown"])} if "unknown" in given else {})}
+
+
+def end_of(line: Line) -> str | None:
+    """How a run ended; None for a line that does not say that."""
+    return _shown(line["end"]) if isinstance(line.get("end"), str) else None
+
+
+def _is_of(name: str, *, run: bool) -> bool:
+    return name in GAUGES and (GAUGES[name].scope == "run") == run
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    """As `plain_numbers` writes them."""
+    return type(value) in (int, float) or value in ("nan", "inf", "-inf")
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < math.inf
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+HEADER: dict[str, Callable[[Any], bool]] = {
+    "model": _is_text,
+    "places": _list_of(_is_text),
+    "kinds": _list_of(_is_text),
+    "heads": _list_of(is_step),
+    "every": is_step,
+    "total": _or_none(is_step),
+    "unseen": _is_text,
+}
+ALARM: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("rule", "grade", "place", "helps"), _is_text),
+    **dict.fromkeys(("value", "limit"), _is_number),
+    "step": is_step,
+    "doubling": _or_none(_is_finite),
+    "crossing": _or_none(is_step),
+}
+"""What has to be in a header and in an alarm for them to be shown."""
+
+
+def _shown(value: Any) -> Any:
+    """Texts without what a terminal would take for a command."""
+    if isinstance(value, str):
+        return "".join(each if each.isprintable() else " " for each in value)
+    if isinstance(value, dict):
+        return {_shown(name): _shown(each) for name, each in value.items()}
+    return [_shown(each) for each in value] if isinstance(value, list) else value
