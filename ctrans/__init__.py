@@ -58,7 +58,7 @@ _HOMES = {
     "train": "ctrans.training.train",
 }
 """Where each name is defined; a test holds it against the imports above."""
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ATTENTIONS",
     "FFNS",

@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 from ctrans.control import costate
 from ctrans.interop import PRESETS, from_architecture
 from ctrans.model.text import default_text, to_tokens
+from ctrans.report.placement_style import colour, marker
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 
 TOKENS = 32
@@ -45,10 +46,14 @@ for name, settings in FAMILIES.items():
         f"{gradients[0]:.3g} at the start, {', '.join(f'|dv/dX| of the last {kind} {value:.3g}' for kind, value in sensitive.items())}"
         f" ({time.perf_counter() - start:.0f} s)"
     )
-    axes[0].plot(found.times, sizes, label=f"{name} ({model.config.placement})")
-    axes[1].plot(found.times, [p / gradients[-1] for p in gradients])
-for axis, title in zip(axes, ("rms of the hidden state", "|P| relative to the end"), strict=True):
-    axis.set(xlabel="depth-time", title=title, yscale="log")
+    look = {"color": colour(model.config.placement), "marker": marker(model.config.placement), "markersize": 4}
+    axes[0].plot(found.times, sizes, label=f"{name} ({model.config.placement})", **look)
+    axes[1].plot(found.times, [p / gradients[-1] for p in gradients], **look)
+for axis, title, unit in zip(
+    axes, ("hidden states", "gradients"), ("root mean square of X", "|dL/dX|, 1 at the end"), strict=True
+):
+    axis.set(xlabel="depth-time t", ylabel=unit, title=title, yscale="log")
+    axis.grid(alpha=0.25)
 axes[0].legend()
 figure.savefig("compare_at_7b_shape.png", dpi=150)
 print(f"{blocks} blocks, {TOKENS} tokens, loss at the start about log of the vocabulary. Picture: compare_at_7b_shape.png")

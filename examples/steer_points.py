@@ -7,7 +7,7 @@ weights and have the same number of them: the norms' gains stay at 1, which make
 
 No finite speed is best, since what separates the moons separates them better when it is faster. Pre-LN's velocities are free, its
 Hamiltonian is +inf, and training drives them up; behind an output norm they cannot leave the sphere. (How far up depends on the
-loss: under the squared distance, which a finite speed can bring to zero, Pre-LN's maximum reaches 10 instead of 34.)
+loss: under the squared distance, which a finite speed can bring to zero, Pre-LN's maximum reaches 10, where it is 21 or more here.)
 
 The points live in 8 dimensions, of which 2 are drawn. In the plane LayerNorm has two values only, and an input norm forgets how
 long a token is: in 8 dimensions there is room for a constant third coordinate, which keeps the length in the direction.

@@ -29,6 +29,7 @@ COMMANDS = {
     "families": "List other libraries' models that are known: their placement, and what is not known of them.",
     "verify": "Check every statement of the theory, printed and corrected, on random cases.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
+    "coordinate-check": "Measure how activations, and what updates do to them, grow with the width.",
     "export": "Write a trained model as Hugging Face or nanoGPT read it.",
     "watch": "Show a training that is watched while it runs: progress, figures by depth, alarms.",
     "generate": "Continue a text with a trained model.",

@@ -34,6 +34,7 @@ from ctrans.stability.screening.quantities import Quantity
 from ctrans.stability.screening.screen import STEPS, Screening
 from ctrans.stability.screening.updates import UpdateStep
 from ctrans.study.presets.claim import Verdict
+from ctrans.training.coordinate_check import Coordinates, Power
 from ctrans.training.settings import TrainConfig
 from ctrans.verify.convergence import Convergence
 from ctrans.verify.statement import Result
@@ -175,6 +176,14 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
     "verify": _statements,
     "train": _trained,
     "study": _studied,
+    "coordinate-check": lambda: {
+        "widths": {"type": "array", "items": NUMBER},
+        "places": WORDS,
+        "coordinates": {"type": "array", "items": schema_of(Coordinates)},
+        "size_powers": described("By update and place: k and its standard error.", schema_of(list[list[Power]])),
+        "change_powers": described("By update and place: k and its standard error.", schema_of(list[list[Power]])),
+        "verdict": WORD,
+    },
     "export": lambda: {
         "family": described("What it is there: a family of transformers, or nanoGPT.", WORD),
         "directory": WORD,

@@ -84,6 +84,7 @@ def command(request: TrainRequest) -> None:
     ctrans train --resume --out out/book
     ctrans train --task digits --placement post --iterations 300 --out out/digits
     ctrans train --from out/book --depth 8 --iterations 500 --out out/book-8
+    ctrans train --from out/book --depth 8 --low-rank 4 --iterations 500 --out out/book-8-low
     ctrans train --method rk4 --gradient checkpoint --kinetic 0.01
     torchrun --nproc-per-node 2 -m ctrans train --parallel ddp --batch 32
     """
@@ -264,6 +265,7 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
         "model": run.model.config,
         "training": run.config,
         "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+        "trained_parameters": sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad),
         "first_validation_loss": progress.first,
         "validation_loss": evaluations[-1]["validation_loss"] if evaluations else None,
         "best_validation_loss": progress.best,
@@ -288,6 +290,8 @@ def _show(request: TrainRequest, result: dict[str, Any], run: TrainingRun, outco
     directory, model, progress = run.store.directory, run.model.config, outcome.progress
     blocks = f"{model.depth} block{'s' * (model.depth != 1)}"
     title = f"{model.placement}, {blocks}, width {model.width}, dt = {model.dt:g}, {result['parameters']:,} parameters"
+    if result["trained_parameters"] != result["parameters"]:
+        title += f", {result['trained_parameters']:,} of them trained"
     write_atomic(directory / "loss.png", png(loss_figure(list(log.read(directory)), title)))
     save_json(request, directory, result)
     if not request.quiet:

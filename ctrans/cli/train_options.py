@@ -55,6 +55,7 @@ SETTINGS = {
     "balance": "Weight of the load-balancing loss of a mixture of experts, summed over FFNs.",
     "router_z": "Weight of its router's z-loss, likewise.",
     "bias_rate": "By how much each update moves the biases that balance experts without a loss; 0 leaves them.",
+    "low_rank": "Rank r: train W + B A for each linear map W of the model of --from, of A and B alone; 0 trains all weights.",
     "method": options.METHOD_HELP,
     "steps": "Steps per segment of a fixed-step method.",
     "rtol": "Relative tolerance of an adaptive method.  [default: 1e-6]",

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ctrans.control.admissible import VelocitySet
 from ctrans.control.certificate import Certificate, certify
-from ctrans.control.images import image_of
+from ctrans.control.images import image_of, reached_by
+from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.remedy import Remedy
+from ctrans.control.sections import SectionImage
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -22,21 +25,38 @@ from solvers import ConfigError
 def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
     """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P where no norm stands behind the map.
 
-    Inside a norm around the state it is P: an invertible W leaves the tangent space as it is. A W of 0 makes every velocity 0 while it
+    Inside a norm around the state it is P: an invertible W leaves the tangent space as it is, and gains that are 0 in some channels
+    leave a section of it (`moving`), which takes P too. A W of 0 makes every velocity 0 while it
     lasts, and is trained: what is certified then is what the sublayer may do as soon as W is not 0, as if it were 1.
     """
     if sublayer.output_norm is not None:
         return sublayer.pulled(p)
-    gains = None if sublayer.residual is None else sublayer.residual.gains
-    if sublayer.state_norm is not None and gains is not None and bool((gains == 0).any()) and not silent(sublayer):
-        raise ConfigError(
-            "some of the residual's gains are 0 and others are not: inside a norm around the state that is no invertible factor, and "
-            "velocities are a section of the image (`residual-section` of ctrans verify), which is not certified here; prune these "
-            "channels, or leave them a small gain"
-        )
     if sublayer.state_norm is not None or silent(sublayer):
         return p
     return p if sublayer.residual is None else sublayer.residual.pull(p)
+
+
+def moving(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
+    """The channels that a sublayer can move inside its norm around the state; None where that is all of them, or its W is 0."""
+    gains = None if sublayer.residual is None else sublayer.residual.gains
+    if sublayer.state_norm is None or gains is None or silent(sublayer) or bool((gains != 0).all()):
+        return None
+    return gains.detach() != 0
+
+
+def reached_around(sublayer: Sublayer, x: Float[Tensor, "tokens width"], *, kinetic: bool = False) -> VelocitySet:
+    """The states that a step from X may end at, by the norm around the state; with their inside where a `kinetic` cost pays for it."""
+    norm, moves = sublayer.state_norm, moving(sublayer)
+    assert norm is not None, "a norm stands around the state"
+    if moves is not None:
+        return SectionImage.of(norm, x, moves)
+    return reached_by(norm) if kinetic else image_of(norm)
+
+
+def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+    """T'P, T being what the placement does to a raw output: the identity, or the (oblique) projection of `Norm.tangent`."""
+    pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
+    return pulled
 
 
 def pulled_to_map(sublayer: Sublayer, pulled: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:

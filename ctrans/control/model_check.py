@@ -16,7 +16,6 @@ from ctrans.control.certificate import Certificate, certify, weakest
 from ctrans.control.costate import Costate, Point, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
-from ctrans.control.images import image_of, reached_by
 from ctrans.control.joined import (
     check_residual_remedy,
     check_towards_image,
@@ -24,7 +23,10 @@ from ctrans.control.joined import (
     costate_of_map,
     factor_in_words,
     for_these_gains,
+    moving,
+    pulled_back,
     pulled_to_map,
+    reached_around,
     silent,
     trains_gains,
 )
@@ -285,7 +287,7 @@ def check_at(
         norm = sublayer.output_norm
     if "kinetic" in costs:
         costs |= {"kinetic": costs["kinetic"] * cost_factor(sublayer)}
-    admissible = _admissible(norm, sublayer.placement, x, h, costs)
+    admissible = _admissible(norm, sublayer.placement, x, h, costs, moving(sublayer))
     pulled = pulled_to_map(sublayer, pulled_back(admissible, p)) if isinstance(admissible, LinearSpace) else None
     slope = None if pulled is None else float((h.mT @ pulled).norm())
     blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
@@ -345,14 +347,8 @@ def check_step(
     h = last_features(sublayer, x)
     state, p = x.flatten(0, -2), p.flatten(0, -2)
     kinetic = remedy.kinetic
-    velocities = StepImage(image_of(norm) if kinetic is None else reached_by(norm), state, dt)
+    velocities = StepImage(reached_around(sublayer, state, kinetic=kinetic is not None), state, dt)
     return certify(velocities if kinetic is None else KineticCost(velocities, kinetic), p, features=h.flatten(0, -2))
-
-
-def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
-    """T'P, T being what the placement does to a raw output: the identity, or the (oblique) projection of `Norm.tangent`."""
-    pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
-    return pulled
 
 
 def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
@@ -378,7 +374,7 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
     assert top.training_threshold is not None, "it was chosen for its threshold"
     sublayer, dt = list(depth.sublayers)[top.segment], depth.lengths[top.segment]
     x, p = _start(sublayer, found, top.segment)
-    space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {})
+    space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {}, moving(sublayer))
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
     pulled = pulled_back(space, costate_of_map(sublayer, p.flatten(0, -2)))
     raw_costate = dt * sublayer.gain * pulled_to_map(sublayer, pulled)
@@ -387,11 +383,14 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
     return dataclasses.replace(check, segments=tuple(segments))
 
 
-def _admissible(norm: Norm | None, placement: Placement, x: Tensor, h: Tensor | None, costs: Mapping[str, float]) -> Supremum:
+def _admissible(
+    norm: Norm | None, placement: Placement, x: Tensor, h: Tensor | None, costs: Mapping[str, float], moves: Tensor | None = None
+) -> Supremum:
     return admissible_set(
         norm,
         placement,
         state=x if placement.state_norm else None,
+        moving=moves,
         features=h if "last_map_decay" in costs and not (placement.output_norm or placement.state_norm) else None,
         last_map_decay=costs.get("last_map_decay"),
         gain_decay=costs.get("gain_decay"),

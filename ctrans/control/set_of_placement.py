@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import Supremum, VelocitySet
@@ -14,6 +14,7 @@ from ctrans.control.images import image_of, reached_by
 from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.linear_spaces import TangentSpace, WholeSpace
+from ctrans.control.sections import TangentSection
 from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
 from solvers import ConfigError
@@ -26,6 +27,7 @@ def admissible_set(
     placement: str | Placement,
     *,
     state: Float[Tensor, "*batch tokens width"] | None = None,
+    moving: Bool[Tensor, " width"] | None = None,
     features: Float[Tensor, "*batch tokens features"] | None = None,
     radius: float | None = None,
     last_map_decay: float | None = None,
@@ -34,10 +36,11 @@ def admissible_set(
 ) -> Supremum:
     """The velocities that a placement allows: its output norm's image, the tangent space of its state norm's, or all.
 
-    `norm` is that norm (None where the placement has neither); a tangent space also needs the `state` X. Remedies for what is
-    unbounded: `radius` keeps |W|_F of the last linear map, which acts on `features`, within a ball, or `last_map_decay` charges
-    lam/2 |W|_F^2 for it, both at fixed features; `gain_decay` charges lam/2 (|gamma|^2 + |beta|^2) for an output norm's trained
-    gains and offsets; `kinetic` charges lam/2 |f|^2 in any placement. DeepNorm's division by alpha changes no tangent space.
+    `norm` is that norm (None where the placement has neither); a tangent space also needs the `state` X, and is that which the
+    channels in `moving` make, where not all move. Remedies for what is unbounded: `radius` keeps |W|_F of the last linear map, which
+    acts on `features`, within a ball, or `last_map_decay` charges lam/2 |W|_F^2 for it, both at fixed features; `gain_decay` charges
+    lam/2 (|gamma|^2 + |beta|^2) for an output norm's trained gains and offsets; `kinetic` charges lam/2 |f|^2 in any placement.
+    DeepNorm's division by alpha changes no tangent space.
 
     >>> admissible_set(LayerNorm(768), "peri").support(P)
 
@@ -56,7 +59,8 @@ def admissible_set(
         velocities = image_of(norm) if kinetic is None else reached_by(norm)
     elif placement.state_norm:
         norm = _given(placement, norm, "norm, its state norm")
-        velocities = TangentSpace(norm, _given(placement, state, "state, where velocities are tangent to its state norm's image"))
+        x = _given(placement, state, "state, where velocities are tangent to its state norm's image")
+        velocities = TangentSpace(norm, x) if moving is None else TangentSection(norm, x, moving)
     elif radius is not None:
         velocities = FrobeniusBall(_given(placement, features, "features, what its last linear map acts on"), radius)
     else:

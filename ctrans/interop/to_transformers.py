@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from ctrans.fields.positions import turned_entries
 from ctrans.interop.hugging_face import CONFIG, WEIGHTS, import_transformers, load_local
-from ctrans.model.checkpoint import safetensors_bytes, write_durably
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.model.weights_file import safetensors_bytes, write_durably
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 

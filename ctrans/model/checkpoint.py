@@ -1,8 +1,11 @@
 """A model on disk: a directory with the configuration as `config.json` and the weights as `model.safetensors`. No pickle.
 
-Weights that several blocks share (`GPTConfig.depth_weights`) are stored once, under the first of their names. A checksum of all
-weights stands in the file's metadata, because a flipped bit in a weight would otherwise be a weight, and a digest of the
-configuration, because the same weights with another dt would otherwise be another model.
+Weights that several blocks share (`GPTConfig.depth_weights`) are stored once, under the first of their names. A digest of the
+configuration stands in the file's metadata, because the same weights with another dt would otherwise be another model.
+
+A model with low-rank updates (`ctrans.weights.low_rank`) has its A and B in `adapter.safetensors` instead, and the weights that they
+update in the directory `base` beside its own, once for any number of such models. The SHA-256 of the base's weights stands in the
+adapter's metadata, because the same updates of others would otherwise be another model.
 """
 
 from __future__ import annotations
@@ -11,92 +14,80 @@ import dataclasses
 import hashlib
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor, nn
 
-from ctrans.given_files import read_file, read_json
+from ctrans.given_files import read_json
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
 from ctrans.model.sums import check_bound
+from ctrans.model.weights_file import read_weights, sha256_of, write_durably, write_weights
+from ctrans.weights.low_rank import before_updates, factors, merge_updates, update_like
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 from solvers.errors import unknown
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"
 _NAMES = [field.name for field in dataclasses.fields(GPTConfig)]
 LATER = frozenset(_NAMES[_NAMES.index("knots") + 1 :])
 """Options that came after the first checkpoints: a new one is appended."""
 BEST, LAST = "best", "last"
 """Where the directory of a training run has its models: links to checkpoints."""
-CHECKSUM, CONFIG_DIGEST = "crc32", "config_sha256"
+CONFIG_DIGEST, BASE_DIGEST = "config_sha256", "base_sha256"
 """What the metadata of the weights' file call them; a file without them is not checked by them."""
-PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
-"""How files begin that are often taken for weights, and are never read here."""
 
 
 def save(model: GPT, directory: str | Path) -> None:
-    """Writes the model there, each file whole or not at all, also if the machine stops. Raises ConfigError where it cannot be
-    written.
+    """Writes the model there, each file whole or not at all, also if the machine stops; one with low-rank updates as these, with its
+    base beside the directory, where that is written if there is none. Raises ConfigError where it cannot be written, or another base
+    is there.
     """
     check_present(model, "saved")
     directory = Path(directory)
-    first = _first_names(model)
-    weights = {
-        name: value.detach().cpu().contiguous() for name, value in model.state_dict().items() if first.get(name, name) == name
-    }
-    settings = _settings(model.config)
-    metadata = {"format": "pt", CHECKSUM: _checksum(weights), CONFIG_DIGEST: _digest(settings)}
+    updates = factors(model)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_durably(directory / WEIGHTS, safetensors_bytes(weights, metadata))
-        write_durably(directory / CONFIG, json.dumps(settings, indent=1).encode())
+        if updates:
+            digest = _save_base(model, directory.parent / BASE)
+            _write(directory, ADAPTER, model.config, updates, {BASE_DIGEST: digest})
+        else:
+            _write(directory, WEIGHTS, model.config, _weights(model))
     except OSError as error:
         raise ConfigError(f"cannot write a checkpoint to {str(directory)!r}: {error.strerror or error}") from None
+
+
+def _write(
+    directory: Path, name: str, config: GPTConfig, weights: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    settings = _settings(config)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_weights(directory / name, weights, {CONFIG_DIGEST: _digest(settings), **(metadata or {})})
+    write_durably(directory / CONFIG, json.dumps(settings, indent=1).encode())
+
+
+def _save_base(model: GPT, directory: Path) -> str:
+    """The SHA-256 of the weights that the model updates, which are there from now on."""
+    weights = before_updates(model)
+    digest = sha256_of(weights)
+    if not os.path.exists(directory / CONFIG):
+        _write(directory, WEIGHTS, model.config, weights)
+    elif sha256_of(read_weights(directory / WEIGHTS)[0]) != digest:
+        raise ConfigError(f"{str(directory)!r} has other weights than those that this model updates: save it somewhere else")
+    return digest
+
+
+def _weights(model: GPT) -> dict[str, Tensor]:
+    """Every weight once, under the first of its names."""
+    first = _first_names(model)
+    return {name: value for name, value in model.state_dict().items() if first.get(name, name) == name}
 
 
 def _settings(config: GPTConfig) -> dict[str, Any]:
     """Every choice, of later options only those that were made: a model without them is read by versions that lack them."""
     idle = {field.name: field.default for field in dataclasses.fields(config) if field.name in LATER}
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in idle or value != idle[name]}
-
-
-def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file, the same bytes for the same weights and metadata: the library writes metadata in an order of chance.
-
-    The header is 8 bytes of length and then JSON, padded with spaces; what follows is addressed from its end.
-    """
-    made: bytes = safetensors.torch.save(dict(weights), dict(metadata))
-    end = 8 + int.from_bytes(made[:8], "little")
-    header = json.loads(made[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps({"__metadata__": header.pop("__metadata__"), **header}, separators=(",", ":"), ensure_ascii=False).encode()
-    padded = text + b" " * (-len(text) % 8)
-    return len(padded).to_bytes(8, "little") + padded + made[end:]
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Writes the file whole or leaves what was there, and returns when it is on the disk. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)  # the new name is on the disk only when its directory is
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def find_model(directory: str | Path) -> Path:
@@ -147,27 +138,49 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def load(directory: str | Path) -> GPT:
+def load(directory: str | Path, *, merge: bool = True) -> GPT:
     """The model saved there (see `find_model`), in the dtype its weights were saved in, on the CPU.
 
-    Raises ConfigError for files that are missing, damaged, of another run, or pickles, a configuration that is not the one that was
-    saved with the weights, and weights that do not fit it.
+    Low-rank updates are added to the weights, or left as they are without `merge`. Raises ConfigError for files that are missing,
+    damaged, of another run, or pickles, a configuration that is not the one that was saved with the weights, weights that do not fit
+    it, and updates without the base that they are of.
     """
     directory = find_model(directory)
     check_bound(directory)
-    path = directory / WEIGHTS
+    updates = os.path.exists(directory / ADAPTER)
+    path = directory / (ADAPTER if updates else WEIGHTS)
     settings = _read_settings(directory / CONFIG)
     config = GPTConfig(**settings)
     check_buildable(config, seed=0)
-    weights, digest = _read_weights(path)
-    if digest not in (None, _digest(settings)):
+    weights, metadata = read_weights(path)
+    if metadata.get(CONFIG_DIGEST) not in (None, _digest(settings)):
         raise ConfigError(
             f"{str(directory / CONFIG)!r} was changed since the weights were saved; bring back the one that {str(path)!r} was saved "
             "with"
         )
-    model = GPT(config)
+    if not updates:
+        return _filled(GPT(config), weights, path)
+    model = update_like(_base_of(path, config, metadata.get(BASE_DIGEST)), weights, path)
+    return merge_updates(model) if merge else model
+
+
+def _base_of(adapter: Path, config: GPTConfig, digest: str | None) -> GPT:
+    """The model that this file's updates are of. Raises ConfigError where it is not there, or is another."""
+    place = adapter.parent.parent / BASE
+    if not os.path.exists(place / CONFIG):
+        raise ConfigError(
+            f"{str(adapter)!r} updates weights that are not in {str(place)!r}: bring that directory of its run there, beside its own"
+        )
+    base = load(place)
+    if base.config != config or sha256_of(_weights(base)) != digest:
+        raise ConfigError(f"{str(adapter)!r} updates other weights than those in {str(place)!r}: bring back the base of its run")
+    return base
+
+
+def _filled(model: GPT, weights: Mapping[str, Tensor], path: Path) -> GPT:
+    """The model with these weights, which were read there. Raises ConfigError where they do not fit it."""
     first = _first_names(model)
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items() if first.get(name, name) == name}
+    expected = {name: tuple(value.shape) for name, value in _weights(model).items()}
     for name in sorted(expected.keys() | weights.keys()):
         have = tuple(weights[name].shape) if name in weights else "absent"
         want = expected.get(name, "absent")
@@ -183,35 +196,6 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     """Every parameter's name, to the first of the names that it has."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
-
-
-def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """The weights, and the digest of the configuration that they were saved with if it was recorded."""
-    data = read_file(path)
-    try:
-        weights = safetensors.torch.load(data)
-    except safetensors.SafetensorError as error:
-        pickled = next((what for beginning, what in PICKLES.items() if data.startswith(beginning)), None)
-        reason = f"it is {pickled}, and reading that may run code" if pickled else error
-        raise ConfigError(f"{str(path)!r} is no whole safetensors file: {reason}") from None
-    length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
-    if metadata.get(CHECKSUM) not in (None, _checksum(weights)):
-        raise ConfigError(f"{str(path)!r} is damaged: its weights are not those that were saved (checksum {CHECKSUM})")
-    for name, value in weights.items():
-        if not value.is_floating_point():
-            raise ConfigError(f"{str(path)!r} is damaged: {name} holds {value.dtype}, and weights are floating-point numbers")
-    return weights, metadata.get(CONFIG_DIGEST)
-
-
-def _checksum(weights: Mapping[str, Tensor]) -> str:
-    """CRC-32 of names, types, shapes and bytes of all tensors, in the order of their names."""
-    crc = 0
-    for name in sorted(weights):
-        value = weights[name]
-        crc = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode(), crc)
-        crc = zlib.crc32(value.contiguous().flatten().view(torch.uint8).numpy().data, crc)
-    return f"{crc:08x}"
 
 
 def _digest(settings: Mapping[str, Any]) -> str:

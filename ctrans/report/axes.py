@@ -51,7 +51,10 @@ def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str
     lines = [broken(label, int((room - HANDLE) / LETTER)) for label in labels]
     longest = max((len(line) for label in lines for line in label.splitlines()), default=1)
     columns = max(1, min(most, int(room / (HANDLE + LETTER * longest))))
-    return figure.legend(list(handles), lines, loc="outside lower center", ncols=columns, frameon=False)
+    rows = math.ceil(len(lines) / columns)  # filled evenly: no column of two beside columns of one
+    return figure.legend(
+        list(handles), lines, loc="outside lower center", ncols=math.ceil(len(lines) / max(1, rows)), frameon=False
+    )
 
 
 def broken(text: str, width: int) -> str:

@@ -221,7 +221,7 @@ def check_figure(checks: Mapping[str, Sequence[ModelCheck]]) -> Figure:
         axes.set(xscale="log", yscale="log", xlabel=r"bound on the last linear map's weights, $R/R_0$", title=norm)
         axes.grid(alpha=0.25)
     show_at_least_a_decade(panels[0])
-    panels[0].set_ylabel(r"best $-\langle P, f\rangle$ with $|W|_F \leq R$, less any running cost")
+    panels[0].set_ylabel("how fast the loss could fall:\n" + r"best $-\langle P, f\rangle$ with $|W|_F \leq R$, less any penalty")
     legend_below(figure, *panels[0].get_legend_handles_labels(), most=4 * len(checks))
     undecayed = any(segment.weight_decay for row in checks.values() for c in row for segment in c.segments)
     title = "At gains as they are, without weight decay" if undecayed else "At gains as they are"

@@ -86,20 +86,34 @@ def prediction_figure(found: Evaluated) -> Figure:
             linestyle="none",
             label=group.replace("_", " "),
         )
-    for j, point in sorted(enumerate(found.points), key=lambda each: -abs(_error(each[1])))[:NAMED]:
-        place = (10 ** _apart(j, point), 10 ** point["predicted"])
-        axes.annotate(point["family"].replace("_", " "), place, (4, 4), textcoords="offset points", fontsize=7, color="0.3")
     measured = [point["measured"] for point in found.points]
+    middle = (min(measured) + max(measured)) / 2
+    for j, point in sorted(enumerate(found.points), key=lambda each: -abs(_error(each[1])))[:NAMED]:
+        place, side = (10 ** _apart(j, point), 10 ** point["predicted"]), 1 if point["measured"] < middle else -1
+        said: dict[str, Any] = {
+            "textcoords": "offset points",
+            "fontsize": 7,
+            "color": "0.3",
+            "ha": "left" if side > 0 else "right",
+        }
+        axes.annotate(point["family"].replace("_", " "), place, (4 * side, 4), **said)
     ends = [10 ** (min(measured) - 0.3), 10 ** (max(measured) + 0.3)]
-    axes.plot(ends, ends, color="0.3", linewidth=1)
-    axes.fill_between(ends, [end / FACTOR for end in ends], [end * FACTOR for end in ends], color="0.92", zorder=0)
+    axes.plot(ends, ends, color="0.3", linewidth=1, label="predicted = measured")
+    axes.fill_between(
+        ends,
+        [end / FACTOR for end in ends],
+        [end * FACTOR for end in ends],
+        color="0.92",
+        zorder=0,
+        label=f"within a factor of {FACTOR:g}",
+    )
     axes.set(
         xscale="log",
         yscale="log",
         xlabel="largest stable learning rate, measured (points of one rate are set apart a little)",
         ylabel="predicted from the initial weights",
     )
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False, title="what the family changes", title_fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False, title="changed in the family", title_fontsize=8)
     return figure
 
 

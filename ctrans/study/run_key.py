@@ -31,7 +31,7 @@ BEFORE: dict[str, dict[str, Any]] = {
         "branch_norms": False,
         "stack_steps": None,
     },
-    "training": {"balance": 0.01, "router_z": 0.001, "bias_rate": 0.0},
+    "training": {"balance": 0.01, "router_z": 0.001, "bias_rate": 0.0, "low_rank": 0},
 }
 """Fields of `GPTConfig` ("model") and of `TrainConfig` ("training") that came after the first stores; a new one gets an entry here."""
 

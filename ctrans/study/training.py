@@ -21,7 +21,7 @@ from ctrans.training.loop import Ending, TrainingRun, carry_out
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import RunDirectory
-from ctrans.training.run_start import anew, check_warm_up
+from ctrans.training.run_start import anew, check_low_rank, check_warm_up
 from solvers import ConfigError, SolveError
 
 CPU = torch.device("cpu")
@@ -69,6 +69,7 @@ UNKEPT = dataclasses.replace(PARALLEL["none"], save=_keep_nothing)
 def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = CPU) -> TrainingRun:
     """The run ready for the training loop, its log in that directory."""
     check_warm_up(run.model, run.training)
+    check_low_rank(run.model, run.training)
     model = GPT(run.model, seed=run.training.seed)
     started, _ = anew(model, run.training, data, RunDirectory(directory), UNKEPT, Processes(device), source={})
     return started

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -31,15 +32,58 @@ class Coordinates:
         """k of mean |change| ~ width^k by place along the depth: 0 where updates move a wide model as they move a narrow one
         (Yang et al. 2022, appendix D.1). nan at t = 0.
         """
-        widths = list(self.changes)
-        return [log_slope(widths, [self.changes[width][k] for width in widths]) for k in range(len(self.changes[widths[0]]))]
+        return [power.exponent for power in powers(self.changes)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Power:
+    """k of y ~ width^k by least squares of logarithms, and its standard error, (sum of squares/((n - 2) sum (a - mean a)^2))^(1/2) with
+    a = log width: nan of two widths, which no line misses, and where k is.
+    """
+
+    exponent: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.exponent:+.2f}" + ("" if math.isnan(self.error) else f" +- {self.error:.2f}")
+
+
+def powers(values: Mapping[int, Sequence[float]]) -> list[Power]:
+    """How the values of each place grow with the width."""
+    widths = list(values)
+    return [power_of(widths, [values[width][k] for width in widths]) for k in range(len(values[widths[0]]))]
+
+
+def power_of(widths: Sequence[int], values: Sequence[float]) -> Power:
+    """How these grow with the width."""
+    k = log_slope(widths, values)
+    if math.isnan(k) or len(widths) < 3:
+        return Power(k, math.nan)
+    a, b = ([math.log(value) for value in each] for each in (widths, values))
+    middle, height = sum(a) / len(a), sum(b) / len(b)
+    missed = sum((y - height - k * (x - middle)) ** 2 for x, y in zip(a, b, strict=True))
+    return Power(k, math.sqrt(missed / (len(a) - 2) / sum((x - middle) ** 2 for x in a)))
+
+
+def place_names(model: GPTConfig) -> list[str]:
+    """What `Coordinates` call each place: the states behind each segment, then the logits."""
+    kinds = ("attention and FFN",) if model.parallel_blocks else ("attention", "FFN")
+    if model.stack_steps is not None:
+        return [*(f"step {k + 1}" for k in range(model.stack_steps)), "logits"]
+    return [*(f"block {block + 1}, {kind}" for block in range(model.depth) for kind in kinds), "logits"]
 
 
 def coordinate_check(
-    config: GPTConfig, widths: Sequence[int], data: Data, settings: TrainConfig, *, updates: int = 5
+    config: GPTConfig,
+    widths: Sequence[int],
+    data: Data,
+    settings: TrainConfig,
+    *,
+    updates: int = 5,
+    progress: Callable[[str], None] | None = None,
 ) -> list[Coordinates]:
     """`Coordinates` at t = 0 .. updates, each width trained on the same batches at the settings' learning rate, with heads as wide as
-    the configuration's.
+    the configuration's. `progress` is told of each width that is done.
 
     Raises ConfigError for widths that are no multiples of the heads', or fewer than two.
     """
@@ -57,9 +101,13 @@ def coordinate_check(
             start = first.setdefault(width, places)
             at.sizes[width] = [float(x.abs().mean()) for x in places]
             at.changes[width] = [float((x - x0).abs().mean()) for x, x0 in zip(places, start, strict=True)]
+            if at.t == updates:
+                break
             optimiser.zero_grad(set_to_none=True)
             F.cross_entropy(model(tokens)[0].flatten(0, 1), targets.flatten()).backward()
             optimiser.step()
+        if progress is not None:
+            progress(f"width {width}")
     return found
 
 

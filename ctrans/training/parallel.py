@@ -104,6 +104,8 @@ def get_parallel(name: str, config: TrainConfig) -> Parallel:
             f"{name} frees weights between the passes and gradient {config.gradient!r} uses them there: "
             f"choose gradient {attached_gradients()}, or --parallel ddp"
         )
+    if parallel.sharded and config.low_rank:
+        raise ConfigError(f"{name} shares weights out, and updates of low rank read them whole: leave out --low-rank, or use ddp")
     if parallel.sharded and config.theta:
         raise ConfigError(
             f"theta is computed from whole weights, which no process has with {name}: leave out --theta, or use ddp"

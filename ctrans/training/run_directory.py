@@ -1,6 +1,7 @@
 """A run's directory: checkpoints that are whole or not there, and the links `last` and `best` to two of them.
 
     checkpoints/step-00000100/   config.json, model.safetensors, optimiser.safetensors, train.json, SHA256SUMS
+    checkpoints/base/            of a run of low-rank updates: what they update; step-00000100 has adapter.safetensors for the model's
     last, best                   links into checkpoints/
     log.jsonl                    one JSON object per iteration
     .lock                        locked by the process that trains here
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import safetensors
 
-from ctrans.model.checkpoint import BEST, LAST
+from ctrans.model.checkpoint import BASE, BEST, LAST
 from ctrans.model.sums import SUMS, damage, sums
 from solvers import ConfigError
 
@@ -186,9 +187,15 @@ class RunDirectory:
         """Removes the checkpoints of a run that this one has overwritten, or that has overwritten this one and has no checkpoint."""
         for name in GENERATIONS:
             if name != self.checkpoints.name:
-                RunDirectory(self.directory, name).prune(-1, set())
+                other = RunDirectory(self.directory, name)
+                other.prune(-1, set())
+                other.forget_base()
                 with contextlib.suppress(OSError):  # not there, or with something in it that no run made
                     (self.directory / name).rmdir()
+
+    def forget_base(self) -> None:
+        """Removes the weights that a run's updates were of."""
+        shutil.rmtree(self.checkpoints / BASE, ignore_errors=True)
 
     def check_writable(self) -> None:
         """Raises ConfigError, before any work is done, unless files can be made in the directory, which is made."""

@@ -50,6 +50,7 @@ def anew(
     if processes.first:
         with store.changing():
             store.directory.mkdir(parents=True, exist_ok=True)
+            store.forget_base()  # of a run that was killed before it had a checkpoint
             if overwrite:
                 store.prune(-1, set())  # of one that was to overwrite this run, and was killed
                 log.set_aside(store.directory, RunDirectory(store.directory).checkpoints.name)
@@ -87,6 +88,19 @@ def check_experts(architecture: GPTConfig, config: TrainConfig) -> None:
                 )
 
 
+def check_low_rank(model: GPT | GPTConfig, config: TrainConfig) -> None:
+    """Raises ConfigError for updates of low rank of what is no trained model, or of weights that are no free matrices."""
+    if config.low_rank == 0:
+        return
+    begins = f"low_rank = {config.low_rank}"
+    if not isinstance(model, GPT):
+        raise ConfigError(f"{begins} updates a trained model: give one (--from RUN), or leave it out to train all weights")
+    if RESIDUALS[model.config.residual].unit_weights:
+        raise ConfigError(
+            f"{begins}: weights of residual {model.config.residual!r} are kept on spheres, which updates leave; leave it out"
+        )
+
+
 def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes) -> None:
     """Raises ConfigError where the data do not suffice for an iteration, do not suit the model, or cannot be shared evenly."""
     share_of(config.batch, processes.world)
@@ -114,7 +128,7 @@ def resumed(
         raise ConfigError(
             f"iterations = {state.config.iterations}, and {progress.step} are done: give more, or start anew with --overwrite"
         )
-    model = load(directory)
+    model = load(directory, merge=False)
     check_data(model, state.config, data, processes)
     if progress.best_step not in store.steps():  # it was damaged, and the run goes on from another
         progress = dataclasses.replace(progress, best=None, best_step=None)

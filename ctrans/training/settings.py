@@ -35,7 +35,8 @@ class TrainConfig:
     tenth if None) at `iterations`. `temperature_start` decays geometrically to the model's own temperature over
     `temperature_steps`. `kinetic` is the lam of lam/2 int |v|^2 dt. `balance` and `router_z` weigh the terms of these names that maps
     of experts have, summed over maps (`MixtureOfExperts.auxiliary`); `bias_rate` is by how much every update of the weights moves
-    the biases that balance experts without a loss.
+    the biases that balance experts without a loss. `low_rank` is the rank r of updates W + B A of every linear map of a trained
+    model's depth, of which alone A and B are trained then; 0 trains all weights.
     Steps, tolerances and `gradient` are those of `solvers.solve`; euler with one step and backprop is the discrete model.
     `decay_gains` makes norms' gains and offsets, and biases, decay like matrices.
     A run has diverged when a loss or gradient is not finite, or when `patience` evaluations in a row lie more than `margin`
@@ -61,6 +62,7 @@ class TrainConfig:
     balance: float = 0.01
     router_z: float = 0.001
     bias_rate: float = 0.0
+    low_rank: int = 0
     method: str = "euler"
     steps: int = 1
     rtol: float | None = None
@@ -79,7 +81,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("batch", "accumulate", "iterations", "eval_every", "eval_windows", "save_every", "patience"):
             check_count(name, getattr(self, name))
-        for name in ("warmup", "temperature_steps"):
+        for name in ("warmup", "temperature_steps", "low_rank"):
             _check(name, getattr(self, name), lambda value: whole(value) and value <= 10**9, "a whole number from 0 to 10^9")
         _check("seed", self.seed, lambda value: whole(value) and value < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("learning_rate", "clip", "margin"):

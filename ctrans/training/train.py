@@ -24,9 +24,10 @@ from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_o
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, processes
 from ctrans.training.run_directory import RunDirectory
-from ctrans.training.run_start import anew, check_continues, check_experts, check_warm_up, resumed, with_settings
+from ctrans.training.run_start import anew, check_continues, check_experts, check_low_rank, check_warm_up, resumed, with_settings
 from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
+from ctrans.weights.low_rank import adapt
 
 Begin = Callable[[Processes], tuple[TrainingRun, Progress]]
 """What begins a run when this process knows its place among the others."""
@@ -137,9 +138,12 @@ def plan(
     check_buildable(architecture, config.seed)
     check_warm_up(architecture, config)
     check_experts(architecture, config)
+    check_low_rank(model, config)
     source, tokens = source_of(data, architecture.context)
     directory.check_writable()
     weights = model if isinstance(model, GPT) else GPT(architecture, seed=config.seed)
+    if config.low_rank:
+        adapt(weights, [sublayer.field for sublayer in weights.depth.sublayers], config.low_rank, seed=config.seed)
     begin = partial(anew, weights, config, tokens, directory, way, source=source, overwrite=overwrite)
     return Plan(architecture, config, directory, parallel, begin)
 

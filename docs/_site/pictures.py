@@ -2,7 +2,7 @@
 
 python docs/_site/pictures.py [NAME ...]
 
-All take some minutes on two cores; loss.png, a training of 2500 iterations, most of that.
+All take some minutes on two cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "examples" / "pictures"
 PICTURES = {
     "simulate": ("-m ctrans simulate --placement all --dt 0.1 --out it", "it/simulate.png"),
-    "screen": ("-m ctrans screen --placement none --placement pre --placement peri --placement post --out it", "it/screen.png"),
+    "screen": ("-m ctrans screen --compare placement=none,pre,peri,post --quick --out it", "it/screen.png"),
     "hjb-check": ("-m ctrans hjb-check --depth 4 --width 64 --context 32 --out it", "it/hjb-check.png"),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
     "prediction": (
@@ -28,7 +28,7 @@ PICTURES = {
         "it/study.png",
     ),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),
-    "loss": ("-m ctrans train --out it", "it/loss.png"),
+    "loss": ("-m ctrans train --iterations 300 --eval-every 20 --out it", "it/loss.png"),
 }
 """By name: what Python is asked, and where the picture is then."""
 

@@ -29,6 +29,9 @@ RUNS = {
     "control": [["control", "--placement", "pre", "--placement", "peri", *SMALL], ["control", "--checkpoint", "DYING"]],
     "diagnose": [["diagnose", "--checkpoint", "DYING", "--seeds", "2"], ["diagnose", "--weight-decay", "1e-9", *SMALL]],
     "screen": [["screen", "--quick", *SMALL], ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"]],
+    "coordinate-check": [
+        ["coordinate-check", "--depth", "1", "--context", "8", "--batch", "2", "--widths", "16", "--widths", "32"]
+    ],
     "export": [["export", "--checkpoint", "LLAMA", "--out", "EXPORTED"]],
     "families": [["families", "llama", "gptj", "albert"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],

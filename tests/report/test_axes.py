@@ -33,9 +33,10 @@ def test_no_label_and_no_title_is_cut(count, size):
     assert len(legend.get_texts()) == count
 
 
-def test_short_labels_share_a_line():
-    _, legend, _ = drawn(["pre", "post", "peri"])
-    assert legend._ncols == 8
+@pytest.mark.parametrize(("count", "columns"), [(3, 3), (8, 8), (9, 5), (16, 8)])
+def test_short_labels_share_lines_that_are_filled_evenly(count, columns):
+    _, legend, _ = drawn([f"{i}" for i in range(count)])
+    assert legend._ncols == columns
 
 
 def test_lines_are_broken_behind_signs_and_lose_no_letter():

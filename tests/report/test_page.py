@@ -9,12 +9,16 @@ import pytest
 from click.testing import CliRunner
 
 from ctrans.cli import COMMANDS, main
+from ctrans.control.admissible import VERDICTS
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import LogWriter
 from ctrans.monitor.log_lines import Header, Report
 from ctrans.placement import PLACEMENTS
 from ctrans.report.page import CONTENTS, html, page_of, render
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell
+from ctrans.report.words import JUDGED
+from ctrans.stability.screening.remedies import REMEDIES
+from ctrans.stability.screening.screen import STEPS
 from ctrans.study.presets.table import PRESETS
 from solvers import ConfigError
 from tests.cli.test_study import kept
@@ -27,6 +31,8 @@ CALLS = {
     "diagnose": [*TINY],
     "hjb-check": ["--placement", "peri", *TINY],
     "control": ["--placement", "peri", *TINY],
+    "convergence": ["--method", "euler", "--placement", "pre", "--limit", "substeps"],
+    "train": ["--iterations", "2", "--eval-every", "1", "--threads", "1", *TINY],
     "verify": ["--only", "theorem-4", "--cases", "3"],
     "families": ["gpt2", "granite", "t5"],
     "watch": ["LOG"],
@@ -136,7 +142,28 @@ def test_a_pages_figures_are_the_jsons():
     charts = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Diagram)]
     assert [(line.bound, list(line.y)) for line in charts[0].lines] == [(False, [0.5, 2.0]), (True, [0.5, 4.0])]
     (sheet,) = page.chapters[0].parts
-    assert [each.text for each in sheet.rows[0]] == ["pre", "at the end", "2", "100%", "–", "0.25"]
+    assert [each.text for each in sheet.rows[0]] == ["pre", "at the end", "2", "50%", "–", "0.25"]
+
+
+def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
+    """For a stranger: every step's question, every verdict in words, each quantity outside of its limits with its remedy."""
+    found, _ = results("screen")
+    model = found["models"]["peri"]
+    broken = {**model, "flags": {"added by depth": "does nothing"}}
+    chapter = page_of({"screen": {**found, "models": {"a": model, "b": broken}}}).chapters[0]
+    sheets = [part for part in chapter.parts if isinstance(part, Sheet)]
+    assert [column.meaning for column in sheets[0].columns[1:-1]] == [STEPS[step].question for step in model["findings"]]
+    (row,) = sheets[1].rows
+    assert [each.text for each in row][:2] == ["b", "added by depth"]
+    assert [each.text for each in row][3:] == ["below 0.01: does nothing", REMEDIES["does nothing"]]
+    verdicts = {finding["verdict"] for finding in model["findings"].values()}
+    told = {line.partition(": ")[0] for part in chapter.parts if isinstance(part, Words) for line in part.lines}
+    assert verdicts <= told
+
+
+@pytest.mark.parametrize("word", [*VERDICTS, "held", "follows weights", "moves", "holds", "violated", "unknown", "n/a"])
+def test_every_verdict_of_a_screening_has_its_meaning(word):
+    assert JUDGED[word]
 
 
 def test_results_of_one_command_share_a_page_and_others_follow(results):

@@ -169,3 +169,46 @@ def test_a_slider_moves_between_moments(opened):
     page.wait_for_function("document.querySelector('.plot').data[0].y[2] === 10")
     assert page.locator("output").inner_text() == "10"
     assert page.evaluate(scale) == before, "what moves is the line, not the axis"
+
+
+PAPER = 703
+"""Pixels of A4's width within the page's margins of 12 mm."""
+
+
+def test_on_paper_nothing_is_folded_or_cut_and_all_stands_as_before_after(kept, opened):
+    """Printed from the dark scheme: light, colours with their names, tables that are wider than the paper go on below."""
+    page = opened(page_of({"screen": screening(kept["screen"], NAMES), "simulate": kept["simulate"]}), 1200, "dark")
+    before = page.evaluate("document.body.innerText")
+    page.evaluate(
+        """() => addEventListener("beforeprint", () => {
+          const right = (each) => each.getBoundingClientRect().right - document.body.getBoundingClientRect().left;
+          const of = (what) => [...document.querySelectorAll(what)].filter((each) => each.getBoundingClientRect().width);
+          window.seen = {
+            folded: document.querySelectorAll("details:not([open])").length, theme: document.documentElement.dataset.theme,
+            tables: of("table").map(right), pictures: of(".main-svg").map((each) => each.getBoundingClientRect().width),
+            drawn: of("figure.chart").length, names: of("#choices label").length, pressed: of("button:not(.sort, .plot *), input").length,
+          };
+        })"""
+    )
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    seen = page.evaluate("window.seen")
+    assert (seen["folded"], seen["theme"], seen["pressed"]) == (0, "light", 0)
+    assert max(seen["tables"] + seen["pictures"]) <= PAPER
+    assert len(seen["pictures"]) >= seen["drawn"] > 0
+    assert seen["names"] == len(NAMES) + 2
+    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    assert page.evaluate("document.body.innerText") == before
+
+
+def test_a_table_that_is_wider_than_the_paper_loses_no_column(kept, opened):
+    page = opened(page_of({"screen": kept["screen"]}))
+    heads = """[...document.querySelectorAll("table")].filter((each) => each.offsetWidth)
+        .flatMap((each) => [...each.tHead.rows[0].cells].map((cell) => cell.textContent))"""
+    folded = "for (const each of document.querySelectorAll('details')) each.open = true"
+    page.evaluate(folded)
+    whole = page.evaluate(heads)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(heads) != whole, "the quantities are in several tables"
+    assert set(page.evaluate(heads)) == set(whole)
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(heads) == whole

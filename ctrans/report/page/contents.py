@@ -130,5 +130,5 @@ def _line(command: str, name: str, result: Result) -> str:
     """A result in a line: what was looked at and how large it was."""
     options = result.get("options") or {}
     known = [f"{key} {options[key]}" for key in ("depth", "width", "heads", "dt", "seed") if options.get(key) is not None]
-    described = _model(result)
-    return f"{name}: " + (described or f"ctrans {command}, " + ", ".join(known)).strip(", ")
+    said = _model(result) or ", ".join(known)
+    return said if name == command else f"{name}: {said or command}"

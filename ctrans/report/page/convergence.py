@@ -44,5 +44,5 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
             Line(each["placement"], [float(n) for n in each["sizes"]], numbers(each["errors"]), each["placement"])
             for each in mine.values()
         ]
-        charts.append(Diagram(f"{limit}: {method}", x, "relative error", lines))
+        charts.append(Diagram(f"{limit}: {method}", x, "relative error", lines, log_x=True))
     return [Chapter("Orders", [Sheet("", columns, rows)]), Chapter("Errors", charts)]

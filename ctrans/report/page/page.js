@@ -28,6 +28,7 @@
   }
 
   const theme = () => getComputedStyle(root);
+  const printing = () => root.classList.contains("printing");
   const axis = (title, log) => {
     const style = theme();
     return {
@@ -89,6 +90,7 @@
     const layout = {
       margin: { l: 8, r: 8, t: 8, b: 8 }, showlegend: false, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13 },
+      ...(printing() ? { width: plot.clientWidth, height: plot.clientHeight, font: { color: ink, size: 9 } } : {}),
       xaxis: { ...axis(text(chart.x), chart.log_x), ...counted },
       yaxis: asMap ? { automargin: true, autorange: "reversed" } : { ...axis(text(chart.y), log), ...ofAllMoments(moments, log) },
     };
@@ -110,16 +112,21 @@
     return Promise.all(figures.filter(ready).map((figure) => draw(figure).then(() => drawn.add(figure)))).then(() => { root.dataset.drawn = drawn.size; });
   }
 
-  // choices of models: a swatch, a name, a box that hides it everywhere
+  // choices of models: a swatch with its mark, a name, a box that hides it everywhere
   const box = document.getElementById("models"), choices = document.getElementById("choices");
   const DASH = { solid: "", dash: "6 3", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 3", longdashdot: "10 3 2 3" };
+  const MARK = {
+    circle: "M10 5a4 4 0 1 0 8 0a4 4 0 1 0-8 0", square: "M10 1h8v8h-8z", diamond: "M14 0l5 5-5 5-5-5z", "triangle-up": "M14 0l5 9h-10z",
+    "triangle-down": "M14 10l5-9h-10z", cross: "M12 0h4v3h3v4h-3v3h-4v-3h-3v-4h3z", x: "M10 0l4 3 4-3 1 1-3 4 3 4-1 1-4-3-4 3-1-1 3-4-3-4z",
+    star: "M14 0l1.5 3.5 3.5.2-2.7 2.4.9 3.7-3.2-2-3.2 2 .9-3.7-2.7-2.4 3.5-.2z",
+  };
   for (const [name, look] of models) {
     const label = document.createElement("label"), input = document.createElement("input");
     input.type = "checkbox";
     input.checked = true;
     input.addEventListener("change", () => { look.shown = input.checked; redraw(); });
     label.append(input);
-    label.insertAdjacentHTML("beforeend", `<svg width="28" height="10" aria-hidden="true"><line x1="0" y1="5" x2="28" y2="5" stroke="${look.colour}" stroke-width="3" stroke-dasharray="${DASH[look.dash]}"/></svg>`);
+    label.insertAdjacentHTML("beforeend", `<svg width="28" height="10" aria-hidden="true"><line x1="0" y1="5" x2="28" y2="5" stroke="${look.colour}" stroke-width="3" stroke-dasharray="${DASH[look.dash]}"/><path d="${MARK[look.symbol]}" fill="${look.colour}"/></svg>`);
     label.append(name === "" ? "this" : name);
     choices.append(label);
   }
@@ -177,5 +184,47 @@
     return redraw();
   }
   theming.addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));
+
+  // a table that is wider than the paper goes on below with its first column again; gives what puts it back
+  function continued(table) {
+    const room = document.body.clientWidth, widths = [...table.tHead.rows[0].cells].map((cell) => cell.offsetWidth);
+    if (table.offsetWidth <= room) return [];
+    const parts = [];
+    let used = Infinity;
+    widths.forEach((width, column) => {
+      if (column === 0) return;
+      if (used + width > room) {
+        parts.push([0]);
+        used = widths[0];
+      }
+      parts.at(-1).push(column);
+      used += width;
+    });
+    const copies = parts.map((columns) => {
+      const copy = table.cloneNode(true);
+      for (const row of copy.rows) [...row.cells].forEach((cell, column) => { if (!columns.includes(column)) cell.remove(); });
+      return copy;
+    });
+    copies.slice(1).forEach((copy) => copy.caption?.remove());
+    table.after(...copies);
+    table.hidden = true;
+    return [() => { table.hidden = false; copies.forEach((copy) => copy.remove()); }];
+  }
+
+  // on paper: light, nothing folded, each picture as wide as there is room
+  let undo = [];
+  addEventListener("beforeprint", () => {
+    const dark = root.dataset.theme === "dark", folded = [...document.querySelectorAll("details:not([open])")];
+    root.classList.add("printing");
+    for (const details of folded) details.open = true;
+    setTheme(false);
+    undo = [...document.querySelectorAll("table")].flatMap(continued);
+    undo.push(() => {
+      root.classList.remove("printing");
+      for (const details of folded) details.open = false;
+      setTheme(dark).then(() => { for (const figure of figures.filter(ready)) Plotly.Plots.resize(figure.querySelector(".plot")); });
+    });
+  });
+  addEventListener("afterprint", () => { for (const each of undo.splice(0)) each(); });
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
 })();

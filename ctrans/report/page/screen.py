@@ -8,13 +8,15 @@ from typing import Any
 
 from ctrans.report.page import diagnose
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, digits, number, numbers
-from ctrans.report.words import SCREENED, Drawn
+from ctrans.report.words import JUDGED, SCREENED, Drawn
+from ctrans.stability.screening.remedies import REMEDIES
+from ctrans.stability.screening.screen import STEPS
 
 Series = tuple[Sequence[Any], Sequence[Any]]
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
-    """Verdicts by step, findings of the diagnosis, quantities, charts, reasons."""
+    """Verdicts by step and what helps, findings of the diagnosis, quantities, charts, the predicted learning rate, reasons."""
     quantities = result["quantities"]
     found = {name: model["diagnosis"] for name, model in models.items() if model.get("diagnosis")}
     return [
@@ -22,6 +24,8 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
             "Verdicts",
             [
                 _verdicts(models),
+                *_outside(models, quantities),
+                _words_used(models),
                 Words(
                     "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights. Inside of them "
                     "nothing is said of which of two models is better."
@@ -32,6 +36,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
         Chapter("Quantities", [_quantities(models, quantities)]),
         Chapter("What the quantities mean, and their limits", [_limits(models, quantities)], folded=True),
         Chapter("By depth", [chart for chart in _charts(models) if chart.lines]),
+        *_rates(models),
         Chapter("Reasons", [_reasons(name, model) for name, model in models.items()], folded=True),
     ]
 
@@ -47,17 +52,52 @@ def _verdicts(models: Mapping[str, Any]) -> Sheet:
         rows.append([*row, Cell(str(len(model["flags"])), float(len(model["flags"])), "bad" if model["flags"] else "")])
     columns = [
         Column("model"),
-        *(Column(step) for step in steps),
+        *(Column(step, STEPS[step].question if step in STEPS else "") for step in steps),
         Column("outside", "how many quantities are outside of their limits"),
     ]
     return Sheet("", columns, rows)
+
+
+def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[Sheet]:
+    """A row for each quantity outside of its limits, with what helps."""
+    rows = []
+    for name, model in models.items():
+        values = _values(model)
+        for quantity, word in model["flags"].items():
+            limits = Cell(_sides(quantities[quantity]) if quantity in quantities else "–")
+            rows.append([cell(name), Cell(quantity), cell(values.get(quantity), "bad"), limits, cell(REMEDIES.get(word))])
+    columns = [Column(name) for name in ("model", "quantity", "value", "limits", "what helps")]
+    return [Sheet("Outside of their limits", columns, rows)] if rows else []
+
+
+def _words_used(models: Mapping[str, Any]) -> Words:
+    """What the verdicts mean that are no name of a quantity outside of its limits."""
+    used = {finding["verdict"] for model in models.values() for finding in model["findings"].values()}
+    return Words("What verdicts mean:", [f"{word}: {meaning}" for word, meaning in JUDGED.items() if word in used])
+
+
+def _rates(models: Mapping[str, Any]) -> list[Chapter]:
+    """The largest stable learning rate that is predicted of each model, with how good such predictions were."""
+    rates = {name: model["rate"] for name, model in models.items() if model.get("rate")}
+    if not rates:
+        return []
+    rows = [[cell(name), *(cell(rate[key]) for key in ("rate", "low", "high", "outside"))] for name, rate in rates.items()]
+    first = next(iter(rates.values()))
+    sealed = first["sealed"]
+    words = (
+        f"Learned from short trainings of {first['architectures']} small architectures. Of {sealed['architectures']:g} others "
+        f"{sealed['in the interval']:.0%} lay in such an interval and {sealed['within a factor of 3']:.0%} within a factor of 3 of the "
+        "rate; it tells placements apart, and not architectures of one."
+    )
+    columns = [Column(name) for name in ("model", "rate", "from", "to", "outside of what was studied")]
+    return [Chapter("Largest stable learning rate of AdamW, predicted", [Sheet("", columns, rows), Words(words)], folded=True)]
 
 
 def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet:
     named = _measured(models, quantities)
     rows = []
     for name, model in models.items():
-        values = {key: value for finding in model["findings"].values() for key, value in finding["quantities"].items()}
+        values = _values(model)
         row = [cell(name)]
         for quantity in named:
             shown = cell(values.get(quantity))
@@ -71,19 +111,29 @@ def _limits(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet:
     rows = []
     for name in _measured(models, quantities):
         quantity = quantities[name]
-        sides = [
-            f"{sign} {digits(limit)}: {quantity[word]}"
-            for sign, side, word in (("below", "low", "below"), ("above", "high", "above"))
-            if (limit := number(quantity[side])) is not None
-        ]
-        rows.append([cell(name), cell(quantity["says"]), cell("; ".join(sides) or None), cell(quantity["gauge"])])
+        rows.append([cell(name), cell(quantity["says"]), Cell(_sides(quantity)), cell(quantity["gauge"])])
     columns = [Column("quantity"), Column("what it is"), Column("limits"), Column("why equal functions may differ in it")]
     return Sheet("", columns, rows)
 
 
+def _sides(quantity: Mapping[str, Any]) -> str:
+    """A quantity's limits, and what it is called beyond each."""
+    sides = [
+        f"{word} {digits(limit)}: {quantity[word]}"
+        for word, side in (("below", "low"), ("above", "high"))
+        if (limit := number(quantity[side])) is not None
+    ]
+    return "; ".join(sides) or "–"
+
+
+def _values(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Every quantity that was measured, of all steps."""
+    return {key: value for finding in model["findings"].values() for key, value in finding["quantities"].items()}
+
+
 def _measured(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[str]:
-    values = [key for model in models.values() for finding in model["findings"].values() for key in finding["quantities"]]
-    return [name for name in quantities if name in values]
+    known = {key for model in models.values() for key in _values(model)}
+    return [name for name in quantities if name in known]
 
 
 def _result(model: Mapping[str, Any], step: str) -> Mapping[str, Any]:
@@ -181,8 +231,12 @@ def _charts(models: Mapping[str, Any]) -> list[Diagram]:
                 at, values = ((), ()) if series is None else series(model)
                 if len(values):
                     lines.append(Line(name, [float(k) for k in at], numbers(values), model["placement"], is_bound))
-        charts.append(Diagram(panel.words.title.capitalize(), panel.words.x, panel.words.y, lines, panel.meaning))
+        charts.append(Diagram(_titled(panel.words.title), panel.words.x, panel.words.y, lines, panel.meaning))
     return charts
+
+
+def _titled(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _reasons(name: str, model: Mapping[str, Any]) -> Words:

@@ -188,7 +188,7 @@ AILMENTS: dict[str, Ailment] = {
         "serious",
         f"{OURS}: at 1, eps is half of what the norm divides by",
         "the norm hardly normalises: it passes small states on as they are, or next to nothing of them",
-        "a smaller eps (1e-5, 1e-6), or a larger embedding",
+        "a smaller eps, or a larger embedding",
         needs="a norm with an eps",
         high=1.0,
     ),

@@ -162,10 +162,13 @@ class HeadRows(Instrument):
         apart = torch.where(likely[..., 1] > 0, (likely[..., 0] / likely[..., 1]).log(), math.inf).amax(-1)
         order = entropy.argsort()
         saturated = [h for h in order.tolist() if entropy[h] < LEAST_ENTROPY] or order[:1].tolist()
-        each = [f"head {h}: {float(entropy[h]):.2g} nats, its largest logit up to {_apart(float(apart[h]))}" for h in saturated]
+        each = [
+            f"head {h}: {float(entropy[h]):.2g} nats, its largest logit above the next by {_apart(float(apart[h]))}"
+            for h in saturated
+        ]
         size = float(x.detach().double().square().mean().sqrt())
         read = f"; what it reads has a root mean square of {size:.3g}" if size > LARGE_INPUT else ""
-        said = f"{named(each)} above the next{read}"
+        said = f"{named(each)}{read}"
         self._found.setdefault("least entropy of a head", []).append(
             Reading(float(entropy.min()), place_of(self._depth, at.k), said, at.k)
         )
@@ -183,7 +186,7 @@ LEAST_ENTROPY = 0.05
 
 
 def _apart(logits: float) -> str:
-    return "more than the dtype tells" if math.isinf(logits) else f"{logits:.3g}"
+    return "more than the dtype tells" if math.isinf(logits) else f"up to {logits:.3g}"
 
 
 class VelocitySensitivities(Instrument):

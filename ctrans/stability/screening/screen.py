@@ -132,7 +132,7 @@ def screen(
 def _rate(model: DescribedModel, findings: Mapping[str, Finding], trained: bool) -> tuple[PredictedRate | None, str]:
     """What is predicted of the learning rate, or why nothing is."""
     if trained:
-        return None, "a learning rate is predicted from initial weights, and these are trained"
+        return None, "a learning rate is predicted from weights that ctrans drew, as others may be trained"
     figures = {name: value for finding in findings.values() for name, value in finding.quantities.items()}
     if not model.depth.streamed:
         weights = {id(w): w.numel() for part in model.modules() for w in part.parameters(recurse=False)}

@@ -1,0 +1,206 @@
+"""Sections: what a norm around the state leaves of its image, or of its tangent spaces, where a residual's gains are 0 in some channels.
+
+Those channels of the sum X + dt g * f keep X's entries whatever f is. ctrans's own (`residual-section` of `ctrans verify`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.admissible import ROUNDING, VelocitySet, Verdict, check_costate, length, ratio
+from ctrans.control.ascent import Chart
+from ctrans.control.images import image_of
+from ctrans.control.linear_spaces import TangentSpace
+from ctrans.norm import Norm, SphereNorm
+from solvers import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TangentSection(TangentSpace):
+    """{T S f}, T the projection on the tangent space at X and S that on the channels that `moves` names: H(P) = 0 where S T'P = 0.
+
+    It is what is orthogonal to the tangent space's normals n and to those w in the channels that stand with <w, gamma^2 * n> = 0: T'w = w,
+    as T = Gamma Pi Gamma^-1 with Pi the projection off gamma * n, so that S T'w = 0.
+    """
+
+    moves: Bool[Tensor, " width"]
+
+    @property
+    def words(self) -> str:
+        return f"{super().words}, made by {int(self.moves.sum())} of {self.norm.width} channels"
+
+    @functools.cached_property
+    def _normals(self) -> Float[Tensor, "*batch tokens width directions"]:
+        """Orthonormal, or 0, columns that span what the section is orthogonal to."""
+        normals = self.norm.normals(self.state).detach()
+        stand = torch.diag((~self.moves).to(normals))[:, ~self.moves]
+        idle = stand.mT @ (self.norm.gamma.detach().square().unsqueeze(-1) * normals)
+        w = stand @ (torch.eye(idle.shape[-2]).to(idle) - idle @ torch.linalg.pinv(idle))
+        columns = torch.cat([ratio(normals, length(normals.mT).unsqueeze(-2)), w], -1)
+        found = torch.linalg.svd(columns, full_matrices=False)
+        rounding = ROUNDING * len(self.moves) * torch.finfo(columns.dtype).eps
+        kept: Tensor = found.U * (rounding < found.S).unsqueeze(-2)
+        return kept
+
+    @property
+    def _trivial(self) -> bool:
+        return bool((self._normals.any(-2).sum(-1) == self.norm.width).all())
+
+    def _velocity(self, raw: Tensor) -> Tensor:
+        return super()._velocity(torch.where(self.moves, raw, 0.0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SectionImage(VelocitySet):
+    """{N(y) : y_i = X_i in the channels that do not move}: the closure of half a sphere of one dimension more than these make.
+
+    H(P) = sum_j sqrt(d) (|a_j|^2 + max(0, b_j)^2)^(1/2) - <p_j, beta>, a_j = V'q_j and b_j = <q_j, e_j>, q = -gamma * p: V an
+    orthonormal basis of C span(e_i : i moves), r = C X off V, e = r/(|r|^2 + d eps)^(1/2). Where b_j <= 0 outputs only come near it.
+    """
+
+    norm: SphereNorm
+    state: Float[Tensor, "*batch tokens width"]
+    moves: Bool[Tensor, " width"]
+
+    @classmethod
+    def of(cls, norm: Norm, state: Tensor, moves: Tensor) -> SectionImage:
+        """That of a norm around the state. Raises ConfigError for one whose image is no ellipsoid."""
+        if not isinstance(norm, SphereNorm) or norm.image not in ("ellipsoid", "slice"):
+            raise ConfigError(
+                "some of the residual's gains are 0 and others are not, inside a norm around the state whose image is no ellipsoid: what "
+                "is left of it is not certified here; prune these channels, or leave them a small gain"
+            )
+        return cls(norm, state, moves)
+
+    def __post_init__(self) -> None:
+        check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
+
+    @property
+    def words(self) -> str:
+        return f"N(y), y of X's entries in {int((~self.moves).sum())} of {self.norm.width} channels, so in: {image_of(self.norm).words}"
+
+    @property
+    def verdict(self) -> Verdict:
+        return image_of(self.norm).verdict
+
+    @functools.cached_property
+    def _basis(self) -> Float[Tensor, "width rank"]:
+        made = self.norm.centre(torch.eye(self.norm.width).to(self.norm.gamma)[self.moves]).mT
+        found = torch.linalg.svd(made, full_matrices=False)
+        rounding = ROUNDING * self.norm.width * torch.finfo(made.dtype).eps
+        kept: Tensor = found.U[:, rounding < found.S]
+        return kept
+
+    @functools.cached_property
+    def _rest(self) -> tuple[Float[Tensor, "*batch tokens width"], Float[Tensor, "*batch tokens 1"]]:
+        """r and (|r|^2 + d eps)^(1/2)."""
+        centred = self.norm.centre(self.state)
+        r = centred - (centred @ self._basis) @ self._basis.mT
+        rounding = ROUNDING * self.norm.width * torch.finfo(r.dtype).eps
+        r = torch.where((length(r) > rounding * length(centred)).unsqueeze(-1), r, 0.0)  # V is all that centring leaves
+        return r, (r.square().sum(-1, keepdim=True) + self.norm.width * self.norm.eps).sqrt()
+
+    def check(self, P: Tensor) -> None:
+        check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
+
+    def _parts(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        r, size = self._rest
+        return q @ self._basis, ratio((q * r).sum(-1, keepdim=True), size)
+
+    def _joined(self, a: Tensor, c: Tensor) -> Tensor:
+        """f of u = V a + c e."""
+        r, size = self._rest
+        return self.norm.beta + self.norm.gamma * (a @ self._basis.mT + c * ratio(r, size))
+
+    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        self.check(P)
+        a, b = self._parts(-self.norm.gamma * P)
+        best = length(torch.cat([a, b.clamp_min(0)], -1))
+        return (math.sqrt(self.norm.width) * best - P @ self.norm.beta).sum(-1)
+
+    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """Where all that moves ties, the direction of V's first column."""
+        self.check(P)
+        a, b = self._parts(-self.norm.gamma * P)
+        b = b.clamp_min(0)
+        size = length(torch.cat([a, b], -1)).unsqueeze(-1)
+        first = torch.zeros_like(a)
+        first[..., 0] = 1
+        a = torch.where(size == 0, first, ratio(a, size))
+        return self._joined(math.sqrt(self.norm.width) * a, math.sqrt(self.norm.width) * ratio(b, size))
+
+    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        self.check(P)
+        q = -self.norm.gamma * P
+        a, b = self._parts(q)
+        return length(torch.cat([a, b.clamp_min(0)], -1)) <= ROUNDING * torch.finfo(P.dtype).eps * length(q)
+
+    def _point(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """a, c and what is left of u, with f = beta + gamma * (V a + c e + rest)."""
+        u = (f - self.norm.beta) / self.norm.gamma
+        r, size = self._rest
+        a = u @ self._basis
+        c = ratio((u * r).sum(-1, keepdim=True) * size, r.square().sum(-1, keepdim=True))
+        # without r one more dimension is not seen: c is what the sphere leaves
+        spare = self.norm.width - a.square().sum(-1, keepdim=True)
+        unseen = torch.where(spare > ROUNDING * self.norm.width * torch.finfo(u.dtype).eps, spare, 0.0).sqrt()
+        c = torch.where((r == 0).all(-1, keepdim=True), unseen, c)
+        return a, c, u - a @ self._basis.mT - c * ratio(r, size)
+
+    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+        a, c, rest = self._point(f)
+        off_sphere = (torch.cat([a, c], -1).square().sum(-1) / self.norm.width - 1).abs()
+        below = (-c[..., 0]).clamp_min(0) / math.sqrt(self.norm.width)
+        return torch.stack([off_sphere, below, length(rest) / math.sqrt(self.norm.width)]).amax(0).amax(-1)
+
+    def kkt(
+        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
+    ) -> Float[Tensor, "*batch"]:
+        """Stationarity on the half sphere: (a, b) = eta (a_u, c_u), with b replaced by max(0, b) at its edge c_u = 0."""
+        slope = -self.norm.gamma * (P + kinetic * f)
+        a, b = self._parts(slope)
+        a_u, c_u, _ = self._point(f)
+        edge = c_u <= math.sqrt(torch.finfo(P.dtype).eps * self.norm.width)
+        g, u = torch.cat([a, torch.where(edge, b.clamp_min(0), b)], -1), torch.cat([a_u, c_u], -1)
+        eta = ratio((g * u).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
+        return torch.maximum(ratio(length(g - eta * u), length(slope)).amax(-1), self.residual(f))
+
+    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+        return -float((P @ self.norm.beta).sum())
+
+    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+        return image_of(self.norm).magnification(f)
+
+    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        raise ConfigError(
+            "a kinetic cost of a step in which some channels stand, as their gain is 0, has no closed form here: leave --kinetic out, or "
+            "leave these channels a small gain"
+        )
+
+    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+        return self.nearest(y).any(-1)
+
+    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+        """States y = r + V v through the module itself, v = s a/c by a = V'z and c = <z, r>^2/(|r||z|): smooth where v becomes infinite."""
+        self.check(P)
+        r, size = self._rest
+        basis, scale = self._basis, torch.where(size == 0, 1.0, size)
+        pole = ratio(r, length(r).unsqueeze(-1))
+        # where V is all there is, any other direction is the pole
+        spare = torch.zeros_like(pole)
+        spare[..., 0] = 1
+        pole = torch.where((r == 0).all(-1, keepdim=True), spare, pole)
+
+        def velocity(z: Tensor) -> Tensor:
+            c = (z * pole).sum(-1, keepdim=True).square() / length(z).unsqueeze(-1)
+            v = scale * (z @ basis) / c.clamp_min(torch.finfo(z.dtype).tiny ** 0.25)
+            y: Tensor = self.norm(r + v @ basis.mT)
+            return y
+
+        return Chart(P, P.shape, axes=(-1,), degree=None, velocity=velocity, spread=1.0)

@@ -1,0 +1,108 @@
+"""A file of weights: safetensors with a checksum of what they are, written whole or not at all, and never a pickle.
+
+The checksum stands in the metadata, because a flipped bit in a weight would otherwise be a weight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ctrans.given_files import read_file
+from solvers import ConfigError
+
+CHECKSUM = "crc32"
+"""What the metadata call it; a file without one is not checked."""
+PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
+"""How files begin that are often taken for weights, and are never read here."""
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes them there with their checksum. Raises OSError."""
+    whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    write_durably(path, safetensors_bytes(whole, {"format": "pt", CHECKSUM: _checksum(whole), **metadata}))
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights, and the metadata that they were saved with. Raises ConfigError for a file that is none, or damaged."""
+    data = read_file(path)
+    try:
+        weights = safetensors.torch.load(data)
+    except safetensors.SafetensorError as error:
+        pickled = next((what for beginning, what in PICKLES.items() if data.startswith(beginning)), None)
+        reason = f"it is {pickled}, and reading that may run code" if pickled else error
+        raise ConfigError(f"{str(path)!r} is no whole safetensors file: {reason}") from None
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
+    if metadata.get(CHECKSUM) not in (None, _checksum(weights)):
+        raise ConfigError(f"{str(path)!r} is damaged: its weights are not those that were saved (checksum {CHECKSUM})")
+    for name, value in weights.items():
+        if not value.is_floating_point():
+            raise ConfigError(f"{str(path)!r} is damaged: {name} holds {value.dtype}, and weights are floating-point numbers")
+    return weights, metadata
+
+
+def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file, the same bytes for the same weights and metadata: the library writes metadata in an order of chance.
+
+    The header is 8 bytes of length and then JSON, padded with spaces; what follows is addressed from its end.
+    """
+    made: bytes = safetensors.torch.save(dict(weights), dict(metadata))
+    end = 8 + int.from_bytes(made[:8], "little")
+    header = json.loads(made[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps({"__metadata__": header.pop("__metadata__"), **header}, separators=(",", ":"), ensure_ascii=False).encode()
+    padded = text + b" " * (-len(text) % 8)
+    return len(padded).to_bytes(8, "little") + padded + made[end:]
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Writes the file whole or leaves what was there, and returns when it is on the disk. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)  # the new name is on the disk only when its directory is
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def sha256_of(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and bytes of all tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for piece in _pieces(weights):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _checksum(weights: Mapping[str, Tensor]) -> str:
+    """CRC-32 of the same."""
+    crc = 0
+    for piece in _pieces(weights):
+        crc = zlib.crc32(piece, crc)
+    return f"{crc:08x}"
+
+
+def _pieces(weights: Mapping[str, Tensor]) -> Iterator[Any]:
+    """What a sum is of: bytes, and views of memory."""
+    for name in sorted(weights):
+        value = weights[name]
+        yield f"{name} {value.dtype} {tuple(value.shape)}".encode()
+        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

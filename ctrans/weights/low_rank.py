@@ -1,0 +1,118 @@
+"""Low-rank updates of trained weights: every linear map W becomes W + B A, of which only A and B are trained.
+
+B = 0 when it is made, so that the model is then the one without updates, to the bit. Vectors (gains, offsets, biases) and what lies
+outside of the depth (embeddings, the last norm, the head) stay as they are (Hu et al., *LoRA*, arXiv 2106.09685).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from solvers import ConfigError
+
+Changed = TypeVar("Changed", bound=nn.Module)
+
+
+class LowRank(nn.Module):
+    """W -> W + B A: A of shape (r, in) with entries of variance 1/in, so that A x has entries of the size of x's, and B of (out, r) zeros.
+
+    r is no more than either dimension of W.
+    """
+
+    def __init__(self, a: Float[Tensor, "rank in"], b: Float[Tensor, "out rank"]):
+        super().__init__()
+        self.a, self.b = nn.Parameter(a), nn.Parameter(b)
+
+    @classmethod
+    def drawn(cls, weight: Tensor, rank: int, generator: torch.Generator) -> LowRank:
+        """A fresh one."""
+        rows, columns = weight.shape
+        rank = min(rank, rows, columns)
+        a = torch.empty(rank, columns).normal_(0.0, columns**-0.5, generator=generator)
+        return cls(a.to(weight), weight.new_zeros(rows, rank))
+
+    def forward(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
+        with torch.autocast(weight.device.type, enabled=False):  # as merged weights are: rounded when they are used, not before
+            return torch.addmm(weight, self.b, self.a)
+
+
+def adapt(module: nn.Module, maps: Iterable[nn.Module], rank: int, *, seed: int = 0) -> None:
+    """Freezes the module, in place, and gives every `nn.Linear` in the maps, which are parts of it, an update of that rank.
+
+    Raises ConfigError for a rank below 1 or above every dimension there is, for maps without a linear one, and for weights that are
+    functions of depth, or updated already.
+    """
+    linear = list({id(part): part for each in maps for part in each.modules() if isinstance(part, nn.Linear)}.values())
+    if not linear:
+        raise ConfigError(f"low_rank = {rank}: the model has no linear maps in its depth; leave it out to train all weights")
+    if any(parametrize.is_parametrized(part) for part in linear):
+        raise ConfigError(
+            f"low_rank = {rank}: the weights are functions already, of depth or of other updates; leave it out to train all of them"
+        )
+    most = max(min(part.weight.shape) for part in linear)
+    if not 1 <= rank <= most:
+        raise ConfigError(f"low_rank = {rank}: give 1 to {most}, the largest rank of a map here, or leave it out")
+    generator = torch.Generator().manual_seed(seed)
+    module.requires_grad_(False)
+    for part in linear:
+        parametrize.register_parametrization(part, "weight", LowRank.drawn(part.weight, rank, generator))
+
+
+def updated(module: nn.Module, *, all_names: bool = False) -> Iterator[tuple[str, nn.Module, LowRank]]:
+    """The module's linear maps that have an update, each with its path (or every one that it has) and that update; none where all
+    weights are trained.
+    """
+    for path, part in module.named_modules(remove_duplicate=not all_names):
+        if isinstance(part, nn.Linear) and parametrize.is_parametrized(part, "weight"):
+            update = part.parametrizations["weight"][0]  # type: ignore[index]  # a ModuleDict of ModuleLists
+            if isinstance(update, LowRank):
+                yield path, part, update
+
+
+def factors(module: nn.Module) -> dict[str, Tensor]:
+    """A and B of every update, as PATH.a and PATH.b of the linear map at that path."""
+    return {f"{path}.{name}": value for path, _, update in updated(module) for name, value in update.named_parameters()}
+
+
+def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) -> Changed:
+    """The module, frozen, with the updates whose `factors` these are, in place. Raises ConfigError, naming their source, where one
+    does not fit.
+    """
+    paths = sorted({name.rpartition(".")[0] for name in tensors})
+    parts = dict(module.named_modules())
+    module.requires_grad_(False)
+    for path in paths:
+        part, pair = parts.get(path), [tensors[name] for name in (f"{path}.a", f"{path}.b") if name in tensors]
+        shapes = [tuple(factor.shape) for factor in pair]
+        if not isinstance(part, nn.Linear) or shapes != [(len(pair[0]), part.in_features), (part.out_features, len(pair[0]))]:
+            raise ConfigError(f"{str(source)!r} does not fit its base: {path} is there no linear map that such A and B update")
+        parametrize.register_parametrization(part, "weight", LowRank(*pair))
+    return module
+
+
+def merge_updates(module: Changed) -> Changed:
+    """The same module with plain weights W + B A, in place, all of which may be trained.
+
+    Not for a copy of a module that is still used: torch keeps what a parametrisation is in a class that both have.
+    """
+    for _, part, _ in list(updated(module)):
+        parametrize.remove_parametrizations(part, "weight")
+    return module.requires_grad_(True)
+
+
+def before_updates(module: nn.Module) -> dict[str, Tensor]:
+    """The weights W that there were, every other one as it is, by the names that they have without updates."""
+    weights: dict[str, Tensor] = module.state_dict()
+    for path, _, _ in updated(module, all_names=True):
+        beginning = f"{path}.parametrizations.weight."
+        original = weights[f"{beginning}original"]
+        weights = {name: value for name, value in weights.items() if not name.startswith(beginning)} | {
+            f"{path}.weight": original
+        }
+    return weights
