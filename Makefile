@@ -26,7 +26,7 @@ test-all: setup
 costs: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow" --costs all
 
-# wrong requests and calls, hostile files, flipped bits, kills; the counts are kept in benchmarks/results
+# wrong requests and calls, hostile files, flipped bits, kills, a disk that fails; the counts are kept in benchmarks/results
 campaign: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.campaigns
 

@@ -14,7 +14,7 @@ from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
 from solvers.methods import METHODS, fixed_step, get_method
 from solvers.odeint import odeint
-from solvers.odeint_calls import odeint_adjoint, odeint_event
+from solvers.odeint_calls import odeint_adjoint, odeint_dense, odeint_event
 from solvers.request import check_solver
 from solvers.reversible import Reversible
 from solvers.reversible_scheme import ReversibleScheme
@@ -72,6 +72,7 @@ __all__ = [
     "look_up",
     "odeint",
     "odeint_adjoint",
+    "odeint_dense",
     "odeint_event",
     "solve",
     "solve_each",

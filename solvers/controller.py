@@ -1,6 +1,6 @@
 """Step-size control of adaptive methods: rules as data, and the step that one solve carries from segment to segment.
 
-A step of size h has the error `err`: the RMS of its estimate over atol + rtol max(abs x, abs x1). It is accepted if err <= 1. The
+A step of size h has the error `err`: the norm of its estimate over atol + rtol max(abs x, abs x1). It is accepted if err <= 1. The
 estimate is O(h^q), so h err^(-1/q) is the step whose error would have been just allowed; a rule says how near to that to go.
 """
 
@@ -17,6 +17,8 @@ STRETCH = 1.08
 """How much a step may exceed the proposal to reach a segment's end: the safety factors leave that room, and it saves a step."""
 SMALLEST = 1e-10
 """An error below this counts as this much: what is that small tells nothing of its size."""
+SHORTER = 0.99
+"""What part of a rejected attempt the next one is at most, however little its error is above 1 and whatever a rule says."""
 Errors = tuple[float, float, float]
 
 
@@ -157,11 +159,14 @@ class StepSize:
     shortest: float = 0.0
     longest: float = math.inf
     errors: tuple[float, float] = (1.0, 1.0)
+    refused: float = math.inf
 
     def propose(self, remaining: float) -> tuple[float, bool]:
         """The next step's size, and whether it ends the segment. The last two steps are equal, so that no sliver is left."""
         self.step = max(self.shortest, min(self.step, self.longest))
         pieces = max(1, math.ceil(min(3.0, remaining / min(STRETCH * self.step, self.longest))))
+        # stretched, an attempt could be the one that was rejected just now, again and again
+        pieces += remaining / pieces >= self.refused > self.shortest
         return (remaining / pieces if pieces <= 2 else self.step), pieces == 1
 
     def allows(self, size: float, error: float) -> bool:
@@ -171,9 +176,9 @@ class StepSize:
     def judge(self, size: float, error: float) -> bool:
         """Whether a step of that size with that error is accepted; sets the next proposal."""
         if not self.allows(size, error):  # a nan is no good error
-            self.step = self.rule.rejected(size, error, self.q)
+            self.step, self.refused = min(self.rule.rejected(size, error, self.q), SHORTER * size), size
             return False
         error = max(error, SMALLEST)
         self.step = self.rule.accepted(size, self.step, (error, *self.errors), self.q)
-        self.errors = error, self.errors[0]
+        self.errors, self.refused = (error, self.errors[0]), math.inf
         return True

@@ -1,20 +1,24 @@
-"""States at any times: interpolated inside the steps as these are taken, at no further evaluation."""
+"""States at any times: interpolated inside the steps as these are taken, at no further evaluation, or looked up in them afterwards."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 from solvers.errors import ConfigError
 from solvers.gradients import Gradient
 from solvers.method import Method
+from solvers.run import Accepted
 from solvers.segment import Segment
 from solvers.solution import Solution
+from solvers.transforms import batched
 
 Times = Sequence[float] | Tensor
 
@@ -29,11 +33,7 @@ def check_times(times: Times, segments: Sequence[Segment], method: Method, gradi
     if not isinstance(given, Sequence) or not all(isinstance(t, Real) and math.isfinite(t) for t in given) or not given:
         raise ConfigError(f"times = {times!r}: give a list of finite numbers, or a tensor of one axis")
     start, end = segments[0].start, segments[-1].end
-    sign = math.copysign(1.0, end - start)
-    if any(sign * (segment.end - segment.start) < 0 for segment in segments):
-        raise ConfigError("the segments turn back in time, so that states at given times are not one: solve them in turn")
-    if any(segment.learned for segment in segments):
-        raise ConfigError("states at given times do not follow ends that are learned: make each time a segment's end")
+    sign = check_one_way(segments)
     if any(sign * (b - a) <= 0 for a, b in pairwise(given)):
         raise ConfigError("the times are not strictly in the order in which the segments pass them: sort them")
     if sign * (given[0] - start) < 0 or sign * (end - given[-1]) < 0:
@@ -44,6 +44,56 @@ def check_times(times: Times, segments: Sequence[Segment], method: Method, gradi
             "'adjoint': use these, or make each time a segment's end and save='segments'"
         )
     return [float(t) for t in given]
+
+
+def check_one_way(segments: Sequence[Segment]) -> float:
+    """1 where the segments go forward in time, -1 where backward. ConfigError for those that turn back, or have learned times."""
+    sign = math.copysign(1.0, segments[-1].end - segments[0].start)
+    if any(sign * (segment.end - segment.start) < 0 for segment in segments):
+        raise ConfigError("the segments turn back in time, so that states at given times are not one: solve them in turn")
+    if any(segment.learned for segment in segments):
+        raise ConfigError("states at given times do not follow ends that are learned: make each time a segment's end")
+    return sign
+
+
+class Curve:
+    """t -> x(t), by the interpolants of a solve's steps, to which it looks on.
+
+    t is a tensor of any shape, and so are the first axes of x(t); at a segment's end it is the state before the next one's `enter`.
+    Raises ConfigError for a method without interpolants, for kinds of gradient other than backprop, and for times outside the solve.
+    """
+
+    def __init__(self, segments: Sequence[Segment], method: Method, gradient: Gradient):
+        self._sign = check_one_way(segments)
+        if not getattr(method, "dense", False) or gradient.detached or not getattr(gradient, "dense", False) or batched():
+            raise ConfigError(
+                "save='curve' needs a method whose tableau has dense output, as tsit5, dopri5 or rk4, gradient='backprop' and no vmap"
+            )
+        self._ends = [self._sign * segments[0].start]
+        self._steps: list[Accepted] = []
+
+    def note(self, seen: Accepted) -> None:
+        """Keeps a step that was accepted."""
+        self._steps.append(seen)
+        self._ends.append(self._sign * seen.step.end)
+
+    def ended(self, time: float) -> None:
+        """Nothing is told beyond that time, to which an event may have cut the last step."""
+        self._ends[-1] = self._sign * time
+
+    def __call__(self, t: Tensor | float) -> Tensor:
+        t = torch.as_tensor(t, dtype=torch.float64)
+        x = torch.stack([self._at(time) for time in t.reshape(-1)])
+        return x.reshape(*t.shape, *x.shape[1:])
+
+    def _at(self, t: Tensor) -> Tensor:
+        time = self._sign * float(t.detach())
+        if not self._ends[0] <= time <= self._ends[-1]:
+            first, last = self._sign * self._ends[0], self._sign * self._ends[-1]
+            raise ConfigError(f"t = {float(t.detach()):g} is outside the solve, which goes from {first:g} to {last:g}")
+        inside = self._steps[max(0, bisect_left(self._ends, time) - 1)].inside
+        assert inside is not None, "a method that does not tell the states inside its steps was refused"
+        return inside(t)
 
 
 def at_times(solution: Solution, times: Sequence[float]) -> Solution:

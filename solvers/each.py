@@ -21,7 +21,7 @@ from solvers.method import Method
 from solvers.methods import get_method
 from solvers.request import check_bounds, check_segments, check_solver, check_state
 from solvers.run import Run, as_tensors, check_like, representable
-from solvers.runge_kutta import SHORTEST, RungeKutta, guessed_step, probe_step
+from solvers.runge_kutta import RungeKutta, guessed_step, probe_step, too_short
 from solvers.segment import Segment
 from solvers.solution import ADVICE, Stats, Status
 from solvers.transforms import batched, in_forward_mode
@@ -216,7 +216,7 @@ class _Batch:
         """The rows that can go on, after those that cannot are told why, as an adaptive solve is."""
         for row, (size, last), good in zip(rows, proposals, _sound(first), strict=True):
             finite = math.isfinite(row.error)
-            if not (finite or good) or (not last and size <= max(4 * math.ulp(row.t), SHORTEST)):
+            if not (finite or good) or (not last and too_short(size, row.t)):
                 row.breaks(Status.STEP_UNDERFLOW if finite else Status.NON_FINITE, self.k)
             elif row.attempts == self.run.max_steps:
                 row.breaks(Status.TOO_MANY_STEPS, self.k)
@@ -282,10 +282,8 @@ class _Batch:
         with torch.no_grad():
             scale = self.run.atol + self.run.rtol * torch.maximum(x.abs(), x1.abs())
             estimates = [_combined(h, weights, stages) / scale for weights in tableau.error_weights]
-            errors, *coarse = (self._norms(e) for e in estimates)
-        if coarse:
-            errors = [e * e / math.hypot(e, 0.1 * c) if e else e for e, c in zip(errors, coarse[0], strict=True)]
-        return x1, stages[-1], errors
+            norms = zip(*(self._norms(e) for e in estimates), strict=True)
+        return x1, stages[-1], [tableau.error(of_row) for of_row in norms]
 
 
 def _sound(x: Tensor) -> list[bool]:

@@ -47,4 +47,7 @@ def flat_on_step(tree: Tree, on_step: OnStep | None) -> OnStep | None:
 def in_structure(tree: Tree, solution: Solution) -> Solution:
     """The solution with its states in their structure."""
     parts: Callable[[Tensor], Tensor] = tree.parts
-    return dataclasses.replace(solution, x1=parts(solution.x1), states=tuple(parts(state) for state in solution.states))
+    curve = None if solution.curve is None else lambda t, flat=solution.curve: parts(flat(t))
+    return dataclasses.replace(
+        solution, x1=parts(solution.x1), states=tuple(parts(state) for state in solution.states), curve=curve
+    )

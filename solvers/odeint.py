@@ -29,6 +29,7 @@ from solvers.segment import Field, Segment
 from solvers.solution import Solution
 from solvers.solve import solve
 from solvers.tableau import RK4_38
+from solvers.tolerance import Tolerance, spread
 from solvers.torchdiffeq_methods import NAMES
 from solvers.tree import Tree
 
@@ -54,8 +55,8 @@ def odeint(
     y0: Any,
     t: Tensor,
     *,
-    rtol: float | Tensor = 1e-7,
-    atol: float | Tensor = 1e-9,
+    rtol: Tolerance = 1e-7,
+    atol: Tolerance = 1e-9,
     method: str | None = None,
     options: Mapping[str, Any] | None = None,
     event_fn: Any = None,
@@ -76,7 +77,7 @@ def odeint(
     Different from there: `gradient` is a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); a relative tolerance below what y0's
     type resolves is raised to that; what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice
     instead of an assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of, and so are callbacks of
-    func, which are not called. Tolerances by entry are refused.
+    func, which are not called.
 
     With `event_fn(t, y)` the result is (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
     another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
@@ -92,30 +93,22 @@ def odeint(
     if chosen is None:
         raise unknown("method", method, {*ITS_METHODS, *NAMES})
     asked = dict(options or {})
-    known = ADAPTIVE if chosen.adaptive else FIXED
-    if strange := sorted(set(asked) - set(known)):
-        warnings.warn(f"odeint: unexpected options {strange} for method {method!r}; it knows {', '.join(known)}", stacklevel=2)
-    if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
-        warnings.warn(
-            f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
-            stacklevel=2,
-        )
-    tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
-    field: Field = func if tree is None else partial(_flat, tree, func)
-    first = start = y0 if tree is None else tree.flat("y0", y0)
+    tree, field, first = _flattened(func, y0, chosen, asked)
+    start = first
+    tolerances = [_by_entry(*given, start, tree) for given in (("rtol", rtol), ("atol", atol))]
     # as the field is told it
     moments = t.to(time_type(start.dtype))
     if t.requires_grad:
         start = start - field(moments[0], start) * (moments[0] - moments[0].detach())
     if event_fn is not None:
         told = event_fn if tree is None else lambda t, y: event_fn(t, tree.parts(y))
-        event_t, states = _until(told, chosen, field, start, t, (rtol, atol), asked, tree, gradient)
+        event_t, states = _until(told, chosen, field, start, t, tolerances, asked, tree, gradient)
         states = torch.stack([first, states])
         return event_t, states if tree is None else tree.parts(states)
     if len(t) == 1:
         states = start[None]
     elif chosen.adaptive:
-        chosen, request = _request(chosen, start, (rtol, atol), asked, tree)
+        chosen, request = _request(chosen, start, tolerances, asked, tree)
         states = _adaptive(chosen, field, start, t, request, asked, gradient)
     else:
         states = _fixed(chosen, field, start, t, asked, gradient)
@@ -123,6 +116,35 @@ def odeint(
         later = zip(moments[1:], states[1:], strict=True)
         states = torch.stack([first, *(y + field(time, y) * (time - time.detach()) for time, y in later)])
     return states if tree is None else tree.parts(states)
+
+
+def curve(
+    func: Func, y0: Any, t0: float, t1: float, method: Method, tolerances: Sequence[Tolerance], asked: dict[str, Any]
+) -> Callable[[Tensor], Any]:
+    """t -> y(t) between two times, of one adaptive solve."""
+    tree, field, start = _flattened(func, y0, method, asked)
+    known = [_by_entry(*given, start, tree) for given in zip(("rtol", "atol"), tolerances, strict=True)]
+    method, request = _request(method, start, known, asked, tree)
+    ends = sorted({t0, t1, *_inside(asked, t0, t1)}, reverse=t0 > t1)
+    found = _solved([Segment(a, b, field) for a, b in pairwise(ends)], start, method=method, save="curve", **request).curve
+    assert found is not None, "asked for"
+    return found if tree is None else lambda t: tree.parts(found(t))
+
+
+def _flattened(func: Func, y0: Any, method: Method, asked: Mapping[str, Any]) -> tuple[Tree | None, Field, Tensor]:
+    """The structure of y0 if it is none, and the field and start of the flat state; what goes unheard is warned of."""
+    known = ADAPTIVE if method.adaptive else FIXED
+    if strange := sorted(set(asked) - set(known)):
+        warnings.warn(f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}", stacklevel=3)
+    if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
+        warnings.warn(
+            f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
+            stacklevel=3,
+        )
+    if isinstance(y0, Tensor):
+        return None, func, y0
+    tree = Tree(y0, "y0")
+    return tree, partial(_flat, tree, func), tree.flat("y0", y0)
 
 
 def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **request: Any) -> Any:
@@ -155,7 +177,7 @@ def _flat(tree: Tree, func: Func, t: Tensor, y: Tensor) -> Tensor:
 
 
 def _request(
-    method: Method, y0: Tensor, tolerances: Sequence[object], asked: dict[str, Any], tree: Tree | None
+    method: Method, y0: Tensor, tolerances: Sequence[float | Tensor], asked: dict[str, Any], tree: Tree | None
 ) -> tuple[Method, dict[str, Any]]:
     """An adaptive method with the rule asked for, and what else is asked of `solve`."""
     resolved = 4 * torch.finfo(y0.dtype).eps if y0.dtype in TYPES else 0.0
@@ -163,8 +185,8 @@ def _request(
     if rule and isinstance(method, RungeKutta):
         method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
     return method, {
-        "rtol": max(_number("rtol", tolerances[0]), resolved),
-        "atol": _number("atol", tolerances[1]),
+        "rtol": tolerances[0].clamp(min=resolved) if isinstance(tolerances[0], Tensor) else max(tolerances[0], resolved),
+        "atol": tolerances[1],
         "norm": _norm(asked.get("norm"), tree),
         "max_steps": int(asked.get("max_num_steps", 2**31 - 1)),
         # its defaults, 0 and inf, are no bounds
@@ -184,7 +206,7 @@ def _until(
     field: Field,
     y0: Tensor,
     t: Tensor,
-    tolerances: Sequence[object],
+    tolerances: Sequence[float | Tensor],
     asked: dict[str, Any],
     tree: Tree | None,
     gradient: str | Gradient,
@@ -302,12 +324,16 @@ def _norm(norm: Callable[[Any], Tensor] | None, tree: Tree | None) -> Norm:
     return chosen if tree is None else tree.norm(chosen, named=norm is None)
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, Tensor) and value.dim() == 0:
-        value = value.detach().item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"{name} = {value!r}: give one number for all entries, or a norm that weighs them")
-    return float(value)
+def _by_entry(name: str, given: Tolerance, y0: Tensor, tree: Tree | None) -> float | Tensor:
+    """A tolerance as `solve` takes it for the flat state; of a tuple one for each part, whatever holds them."""
+    if isinstance(given, Tensor) and given.dim() == 0 and not given.requires_grad:
+        given = given.item()
+    if tree is not None and isinstance(tree.places, tuple) and isinstance(given, (Tensor, list)):
+        given = tuple(given)
+    _, whole = spread(name, given, y0, tree)
+    if isinstance(whole, bool) or not isinstance(whole, (int, float, Tensor)):
+        raise ConfigError(f"{name} = {whole!r}: give a positive number, or a tensor of them that broadcasts with y0")
+    return whole
 
 
 def _check_times(t: object) -> None:

@@ -1,4 +1,4 @@
-"""torchdiffeq's other calls: `odeint_adjoint` and `odeint_event`, by this package's `odeint`."""
+"""torchdiffeq's other calls: `odeint_adjoint`, `odeint_event` and `odeint_dense`, by this package's `odeint`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from solvers.adjoint import Adjoint
 from solvers.errors import ConfigError, SolveError, unknown
 from solvers.method import Method
 from solvers.methods import METHODS
-from solvers.odeint import ITS_METHODS, Func, odeint
+from solvers.odeint import ITS_METHODS, Func, curve, odeint
+from solvers.tolerance import Tolerance
 from solvers.torchdiffeq_methods import NAMES
 
 
@@ -22,8 +23,8 @@ def odeint_adjoint(
     y0: Any,
     t: Tensor,
     *,
-    rtol: float | Tensor = 1e-7,
-    atol: float | Tensor = 1e-9,
+    rtol: Tolerance = 1e-7,
+    atol: Tolerance = 1e-9,
     method: str | None = None,
     options: Mapping[str, Any] | None = None,
     event_fn: Any = None,
@@ -83,3 +84,26 @@ def odeint_event(
         raise ConfigError(f"t0 is {t0!r}: give a tensor without axes")
     t = torch.stack([t0, t0.detach() + (-1 if reverse_time else 1)])
     return odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
+
+
+def odeint_dense(
+    func: Func,
+    y0: Any,
+    t0: Tensor,
+    t1: Tensor,
+    *,
+    rtol: Tolerance = 1e-7,
+    atol: Tolerance = 1e-9,
+    method: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[[Tensor], Any]:
+    """t -> y(t) between t0 and t1, as `torchdiffeq.odeint_dense` (0.2.5): solved once, here at once, and looked up in its steps.
+
+    t is a tensor of any shape, and so are the first axes of y(t). Different from there: any adaptive method of ours, dopri5 by default; y0
+    may be a tuple of tensors, and t1 below t0; a time outside is refused by name.
+    """
+    chosen = METHODS["dopri5"] if method is None else ITS_METHODS.get(method)
+    if chosen is None or not chosen.adaptive:
+        adaptive = ", ".join(name for name, one in ITS_METHODS.items() if one.adaptive)
+        raise ConfigError(f"method {method!r} has no states inside steps of its own choice: use one of {adaptive}")
+    return curve(func, y0, float(t0), float(t1), chosen, (rtol, atol), dict(options or {}))

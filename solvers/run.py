@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cmath
-import ctypes
 import dataclasses
 import functools
 import math
@@ -20,7 +19,7 @@ from solvers.segment import Segment
 from solvers.solution import Stats, Status
 from solvers.stiffness import Stiffness
 
-Save = Literal["ends", "segments", "steps"]
+Save = Literal["ends", "segments", "steps", "curve"]
 
 TIME_TYPES = {torch.float64: torch.float64, torch.complex128: torch.float64}
 """The type in which a field gets the time, by the state's: else float32, since half precision cannot tell steps apart."""
@@ -76,8 +75,9 @@ Observer = Callable[[Accepted], None]
 class Run:
     """What every method needs to know of the solve it serves, and what it reports back.
 
-    `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones. `step_size` outlives a segment: an adaptive method
-    takes the step it had reached into the next one. With `watch`, each accepted state is checked for non-finite entries.
+    `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones: numbers, or tensors in the state's shape. `step_size` outlives
+    a segment: an adaptive method takes the step it had reached into the next one. With `watch`, each accepted state is checked for
+    non-finite entries, else with `check` the last one.
     `wanted` are the times inside at which states are asked for, in the order in which they are passed.
     `clock` has the times that a solve is sure to need as tensors, made at once: one by one they cost an Euler step 1%.
     `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
@@ -88,19 +88,20 @@ class Run:
     """
 
     steps: int
-    rtol: float
-    atol: float
+    rtol: float | Tensor
+    atol: float | Tensor
     max_steps: int
     watch: bool = False
+    check: bool = True
     save: Save = "ends"
     first_step: float | None = None
     min_step: float = 0.0
     max_step: float = math.inf
     norm: Norm = rms
     controlled: tuple[int, ...] | None = None
-    stats: Stats = dataclasses.field(default_factory=Stats)
+    stats: Stats = dataclasses.field(default_factory=lambda: Stats())
     step_size: StepSize | None = None
-    stiffness: Stiffness = dataclasses.field(default_factory=Stiffness)
+    stiffness: Stiffness = dataclasses.field(default_factory=lambda: Stiffness())
     partner: Tensor | None = None
     apart: Tensor | None = None
     wanted: Sequence[float] = ()
@@ -140,8 +141,8 @@ class Run:
         ends = segment.whole
         assert ends is not None, "every segment knows it"
         if ends not in self.limits:
-            low, high = as_tensors(ends, dtype)
-            inner = float(torch.nextafter(low, high)), float(torch.nextafter(high, low))
+            low, high = (representable(end, dtype) for end in ends)
+            inner = neighbour(low, high, dtype), neighbour(high, low, dtype)
             self.limits[ends] = inner if inner[0] <= inner[1] else ends
         return self.limits[ends]
 
@@ -234,6 +235,19 @@ def time_type(dtype: torch.dtype) -> torch.dtype:
     return TIME_TYPES.get(dtype, torch.float32)
 
 
+def neighbour(t: float, towards: float, dtype: torch.dtype) -> float:
+    """The next time on the way there that a field of a state of that type can be told, after one that it can be told itself."""
+    if time_type(dtype) is torch.float64 or t == towards:
+        return math.nextafter(t, towards)
+    up = towards > t
+    if t == 0:
+        return math.copysign(2.0**-149, towards)
+    # of the numbers with 24 bits, those nearer to zero than a power of two are half as far apart
+    mantissa, exponent = math.frexp(t)
+    inward = (mantissa > 0) != up
+    return t + math.copysign(math.ldexp(1.0, max(exponent - 24 - (inward and abs(mantissa) == 0.5), -149)), towards - t)
+
+
 def representable(t: float, dtype: torch.dtype) -> float:
     """The nearest time that a field can be told exactly: a step to another one begins and ends beside the times of its stages.
 
@@ -242,7 +256,11 @@ def representable(t: float, dtype: torch.dtype) -> float:
     therefore takes five times the steps there at a tolerance of 1e-4. With ends that are not rounded it takes as many. A field that
     knows the time from its segment's start, on Segment(0, T, ..), loses nothing.
     """
-    return t if time_type(dtype) is torch.float64 else ctypes.c_float(t).value
+    if time_type(dtype) is torch.float64 or t == 0:
+        return t
+    # float32 has 24 bits, and no number below 2^-149; rounding is to even
+    unit = math.ldexp(1.0, max(math.frexp(t)[1] - 24, -149))
+    return round(t / unit) * unit
 
 
 def finite(x: Tensor) -> bool:

@@ -39,6 +39,8 @@ class RungeKutta:
     tableau: Tableau
     adaptive: bool = False
     controller: Controller = CONTROLLERS["cautious"]
+    # stages that enter the result: all but those that only estimate the error
+    used: int = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.adaptive and self.tableau.embedded is None:
@@ -47,6 +49,7 @@ class RungeKutta:
             )
         if not isinstance(self.controller, Controller) or isinstance(self.controller, type):
             raise ConfigError(f"controller = {self.controller!r}: give a rule such as PI(safety=0.9) or Cautious()")
+        object.__setattr__(self, "used", max(i for i, b in enumerate(self.tableau.b) if b) + 1)
 
     @property
     def order(self) -> int:
@@ -70,14 +73,9 @@ class RungeKutta:
 
     shows_steps = True
 
-    @functools.cached_property
-    def _used(self) -> int:
-        """Stages that enter the result: all but those that only estimate the error."""
-        return max(i for i, b in enumerate(self.tableau.b) if b) + 1
-
     def fixed(self) -> RungeKutta:
         """The same weights with steps of fixed size, as convergence tests need them."""
-        return dataclasses.replace(self, adaptive=False)
+        return RungeKutta(self.tableau)
 
     def reversible(self, coupling: float) -> ReversibleScheme:
         """The scheme that `gradient="reversible"` computes with this method."""
@@ -94,7 +92,8 @@ class RungeKutta:
                 step = Step(segment, start, end, h)
                 stages = self._stages(*step, x, run, None, len(self.tableau.b))
                 following = x + weighted(h, self.tableau.b, stages)
-                x1 = run.accept(segment, end, following, self._seen(step, x, following, stages, run))
+                seen = self._seen(step, x, following, stages, run) if run.observers else None
+                x1 = run.accept(segment, end, following, seen)
                 self._between(times, step, x, x1, stages, run)
                 x = x1
             else:
@@ -162,9 +161,9 @@ class RungeKutta:
             yield segment.part(t0, t1, i == 0)
 
     def _increment(self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run) -> Tensor:
-        if self._used == 1:  # Euler: beside the field of a small model every call counts
+        if self.used == 1:  # Euler: beside the field of a small model every call counts
             return h * self.tableau.b[0] * run.velocity(segment, run.start(segment, start, x), x)
-        return weighted(h, self.tableau.b, self._stages(segment, start, end, h, x, run, None, self._used))
+        return weighted(h, self.tableau.b, self._stages(segment, start, end, h, x, run, None, self.used))
 
     def _adaptive(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None) -> Tensor:
         t, t1 = segment.start, segment.end
@@ -184,7 +183,7 @@ class RungeKutta:
                 h = end - t
             # a segment however short is one step; where the field is not finite at the start, no step can be short enough
             broken = not (math.isfinite(error) or finite(first))
-            if broken or (not last and size <= max(4 * math.ulp(t), SHORTEST)):
+            if broken or (not last and too_short(size, t)):
                 raise Stopped(Status.STEP_UNDERFLOW if math.isfinite(error) else Status.NON_FINITE, t, x)
             if steps == run.max_steps:
                 raise Stopped(Status.TOO_MANY_STEPS, t, x)
@@ -248,8 +247,7 @@ class RungeKutta:
     def _error(
         self, x: Tensor, x1: Tensor, h: float, weights: Sequence[Sequence[float]], stages: Sequence[Tensor], run: Run
     ) -> float:
-        error, *coarse = (run.size(weighted(h, row, stages), x, x1) for row in weights)
-        return error * error / math.hypot(error, 0.1 * coarse[0]) if coarse and error else error
+        return self.tableau.error([run.size(weighted(h, row, stages), x, x1) for row in weights])
 
     @torch.no_grad()
     def _look(self, step: Step, stages: Sequence[Tensor], run: Run) -> None:
@@ -265,13 +263,18 @@ class RungeKutta:
 
         Theirs is 0.01^(1/order) of this; on switched Transformers that first error came out near 1e-4 of what is allowed.
         """
-        scale = run.counted(run.atol + run.rtol * x.abs())
+        scale = run.atol + run.rtol * run.counted(x).abs()
         size, slope = run.measure(run.counted(x) / scale), run.measure(run.counted(first) / scale)
         span = abs(t1 - t)
         probe = probe_step(size, slope, span)
         h = math.copysign(probe, t1 - t)
         curvature = run.measure(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
         return guessed_step(slope, curvature, probe, span, self.order)
+
+
+def too_short(size: float, t: float) -> bool:
+    """Whether a step of that size hardly advances the time."""
+    return size <= max(4 * math.ulp(t), SHORTEST)
 
 
 def probe_step(size: float, slope: float, span: float) -> float:

@@ -62,6 +62,7 @@ class Segment:
         if t0 == t1:
             raise ConfigError(f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out")
         field, clock = with_learned_times(self.field, self.t0, self.t1)
+        start, end = float(t0), float(t1)
         for name, value in {
             "clock": clock,
             "field": field,
@@ -69,10 +70,10 @@ class Segment:
             "t1": t1,
             "ends": (t0, t1),
             "length": t1 - t0,
-            "start": float(t0),
-            "end": float(t1),
+            "start": start,
+            "end": end,
             "span": float(t1 - t0),
-            "whole": self.whole or (float(min(t0, t1)), float(max(t0, t1))),
+            "whole": self.whole or (min(start, end), max(start, end)),
         }.items():
             object.__setattr__(self, name, value)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -76,6 +78,9 @@ class Solution:
     A solve that broke off keeps what it had (with "ends", the start and the state at the start of the segment that broke);
     `segment` and `time` then say where it broke (they are None after success).
 
+    With "curve", `curve(t)` are the states at the times t, a number or a tensor of any shape, whose axes come first, from the start to
+    where the solve ended: the method's own interpolation inside its steps, which are kept.
+
     A solve that an event or a steady state ended has its last state there, `segment` and `time` say where, and `event` is the event's
     number, `event_time` its time as a 0-dimensional float64 tensor that is differentiated as the states are.
     """
@@ -89,6 +94,7 @@ class Solution:
     time: float | None = None
     event: int | None = None
     event_time: Tensor | None = None
+    curve: Callable[[Any], State] | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:

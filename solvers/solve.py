@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from solvers.dense import Times, at_times, check_times
+from solvers.dense import Curve, Times, at_times, check_times
 from solvers.error_norm import Norm, get_norm
 from solvers.errors import ConfigError, SolveError, unknown
 from solvers.event import Event
@@ -22,10 +22,11 @@ from solvers.run import Run, Save, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
 from solvers.stop import OnStep, again_to_there, check_stops, differentiated, observers
+from solvers.tolerance import Tolerance, spread
 from solvers.transforms import batched, check_steps, in_forward_mode
 from solvers.tree import Tree
 
-SAVE = ("ends", "segments", "steps")
+SAVE = get_args(Save)
 MAX_STEPS = 10_000
 """Attempts of an adaptive method in a segment, where nothing else is asked for."""
 
@@ -36,8 +37,8 @@ def solve(
     *,
     method: str | Method = "euler",
     steps: int = 1,
-    rtol: float | None = None,
-    atol: float | None = None,
+    rtol: Tolerance | None = None,
+    atol: Tolerance | None = None,
     gradient: str | Gradient = "backprop",
     save: Save = "ends",
     times: Times | None = None,
@@ -45,6 +46,7 @@ def solve(
     steady: float | None = None,
     on_step: OnStep | None = None,
     throw: bool = True,
+    check: bool = True,
     norm: str | Norm | None = None,
     first_step: float | None = None,
     min_step: float | None = None,
@@ -60,14 +62,16 @@ def solve(
 
     No step crosses a segment's end and no field is evaluated outside its own segment, so a method keeps its order over
     switches. `method` is a name of `METHODS` or a method object. Fixed-step methods take `steps` per segment; adaptive ones take
-    `rtol` and `atol` (1e-6 and 1e-8 if not given), with the norm of error/(atol + rtol*abs(x)) kept below 1 in every step (`norm`
-    is a name of `NORMS`, by default "rms", else "token" or "max" where few entries move, or a function of a tensor), and at most
-    `max_steps` attempts per segment (10,000); where given, the first is of size `first_step`, none above `max_step`, and none is tried
-    below `min_step`: one that short is taken whatever its error, and counted as `stats.forced`.
+    `rtol` and `atol` (1e-6 and 1e-8 if not given; tensors that broadcast with the state for tolerances by entry), with the norm of
+    error/(atol + rtol*abs(x)) kept below 1 in every step (`norm` is a name of `NORMS`, by default "rms", else "token" or "max" where few
+    entries move, or a function of a tensor), and at most `max_steps` attempts per segment (10,000); where given, the first is of size
+    `first_step`, none above `max_step`, and none is tried below `min_step`: one that short is taken whatever its error, and counted as
+    `stats.forced`.
 
     `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is differentiated. `save` says
     which states the solution holds, or `times` at which it does, by the method's own interpolation inside its steps: their number
-    costs no evaluation (dop853 takes three for every step with a time inside). `progress(k)` is called when segment k is done,
+    costs no evaluation (dop853 takes three for every step with a time inside); with save="curve" any can be asked for afterwards,
+    `solution.curve(t)`. `progress(k)` is called when segment k is done,
     `on_step(t, x)` after every accepted step. The first of the `events` ends the solve (`Event(g)`, a root of g(t, x)), and so does
     the first step at whose start the norm of dx/dt is at most `steady`; the solution's status, segment, time, event and event_time
     tell. For these three, gradients other than backprop go the way twice, the second time to where the first one ended.
@@ -78,13 +82,17 @@ def solve(
     and its `status` says what happened.
 
     The state is checked once, at the end; only if that finds a non-finite entry is the solve repeated, without gradient
-    and checking each step, to say where it broke. So a good solve on a GPU waits for the device once.
+    and checking each step, to say where it broke. So a good solve on a GPU waits for the device once; with `check=False` not at all, and
+    entries that are not finite are for the caller to see. Then fixed steps of an explicit method with backprop are one graph for
+    `torch.compile(fullgraph=True)`, which cannot look at a number; all else has breaks in it.
     """
     check_segments(segments)
     tree = None if isinstance(x0, Tensor) else Tree(x0)
     x = x0 if tree is None else tree.flat("x0", x0)
     check_state(x)
-    chosen, relative, absolute = check_solver(method, steps, rtol, atol, x.dtype, max_steps)
+    (least_rtol, rtol), (least_atol, atol) = spread("rtol", rtol, x, tree), spread("atol", atol, x, tree)
+    chosen, *least = check_solver(method, steps, least_rtol, least_atol, x.dtype, max_steps)
+    relative, absolute = (whole if isinstance(whole, Tensor) else one for whole, one in zip((rtol, atol), least, strict=True))
     if save not in SAVE:
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
@@ -100,16 +108,24 @@ def solve(
     if tree is not None:
         measure = tree.norm(measure, named=not callable(norm))
     most = MAX_STEPS if max_steps is None else int(max_steps)
-    run = Run(int(steps), relative, absolute, norm=measure, max_steps=most, save=save, **bounds)
+    curve = Curve(segments, chosen, kind) if save == "curve" else None
+    run = Run(
+        int(steps), relative, absolute, norm=measure, max_steps=most, save="ends" if curve else save, check=bool(check), **bounds
+    )
     watched = check_stops(chosen, events, steady, on_step, bool(wanted))
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)
     if tree is not None:
         segments, watched, on_step = flat_segments(tree, segments), flat_events(tree, watched), flat_on_step(tree, on_step)
     run.observers = observers(watched, steady, on_step, run)
+    if curve is not None:  # before an event ends the solve
+        run.observers = [curve.note, *run.observers]
     solution = _integrated(chosen, kind, segments, x, run, progress)
     if wanted and solution.status is Status.SUCCESS:
         solution = at_times(solution, wanted)
+    if curve is not None and solution.status.good:
+        curve.ended(solution.times[-1])
+        solution = dataclasses.replace(solution, curve=curve)
     if tree is not None:
         solution = in_structure(tree, solution)
     if throw and not solution.status.good:
@@ -143,4 +159,4 @@ def _wrong(solution: Solution, run: Run) -> Status | None:
     """What is wrong with a solve that ended where it should, if anything."""
     if run.apart is not None and float(run.apart) > 1:
         return Status.PAIR_APART
-    return None if batched() or finite(solution.x1) else Status.NON_FINITE
+    return None if not run.check or batched() or finite(solution.x1) else Status.NON_FINITE

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -106,6 +107,11 @@ class Tableau:
         """b - embedded, and b - coarse if there is one: h times the sum of such weights times the stages is one estimate of the error."""
         lower = [weights for weights in (self.embedded, self.coarse) if weights is not None]
         return tuple(tuple(b - e for b, e in zip(self.b, weights, strict=True)) for weights in lower)
+
+    def error(self, norms: Sequence[float]) -> float:
+        """The error from the norms of its estimates, the finer first: err_e, or err_e^2/sqrt(err_e^2 + 0.01 err_c^2) of two."""
+        fine, *coarse = norms
+        return fine * fine / math.hypot(fine, 0.1 * coarse[0]) if coarse and fine else fine
 
     @property
     def error_order(self) -> int:

@@ -61,6 +61,10 @@ class TorchDiffEq:
     def _call(self, segment: Segment, t0: float, t1: float, steps: int, x: Tensor, run: Run) -> Tensor:
         if self.name == "scipy_solver" and not finite(x):
             raise Stopped(Status.NON_FINITE, t0, x)
+        if any(isinstance(given, Tensor) and given.shape != x.shape for given in (run.rtol, run.atol)):
+            raise ConfigError(
+                f"torchdiffeq:{self.name} with gradient 'adjoint' has no tolerances by entry: give one number, or use tsit5"
+            )
         field = _Watched(segment, run, t0, t1, x, SOLVERS[self.name].valid_callbacks())
         times = torch.tensor([t0, t1], dtype=torch.float64, device=x.device)
         options: dict[str, Any] = {}

@@ -66,6 +66,11 @@ class Tree:
             )
         return torch.cat([leaf.reshape(-1) for leaf in found])
 
+    def spread(self, given: object) -> Tensor:
+        """A number, or a tensor that broadcasts, for each tensor as one flat tensor. RuntimeError or TypeError where they do not fit."""
+        parts = zip(_alongside(self.places, given), self.shapes, strict=True)
+        return torch.cat([torch.as_tensor(part).expand(shape).reshape(-1) for part, shape in parts])
+
     def parts(self, y: Tensor) -> Any:
         """The structure with its tensors' entries from the last axis of y; axes before it stay in front."""
         cut = torch.split(y, self.sizes, dim=-1)

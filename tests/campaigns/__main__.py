@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.record import keep
 from solvers import ConfigError, SolveError
-from tests.campaigns import damaged, hostile, kills, wrong_calls, wrong_requests
+from tests.campaigns import broken_disk, damaged, hostile, kills, wrong_calls, wrong_requests
 from tests.campaigns.harness import BYTES, SECONDS, ask
 
 REQUESTS, CALLS, FLIPS, KILLS, OVERWRITING = 5_000, 5_000, 1_000, 400, 100
@@ -36,8 +36,15 @@ def of_kills(place, share, seed):
     new, old = kills.bits(whole), kills.bits(other)
     count, runs, faults = kills.killed_and_resumed(place, new, round(KILLS * share), draws, seconds)
     over, overwritten, more = kills.killed_while_overwriting(place, old, new, round(OVERWRITING * share), draws, seconds)
-    said = f"{count} kills at random moments of {runs} runs, {over} of {overwritten} runs that overwrite another"
-    return f"{said}: whole at each, and bit-identical at the end", [*faults, *more]
+    at, others = kills.killed_at_operations(place, old, new, share, draws)
+    said = f"{count} kills at random moments of {runs} runs, {over} of {overwritten} runs that overwrite another, {at} at file operations"
+    return f"{said}: whole at each, and bit-identical at the end", [*faults, *more, *others]
+
+
+def of_broken_disk(place, share, seed):
+    """Errors of the disk at file operations of commands."""
+    operations, failed, faults = broken_disk.faulty(place, share, random.Random(seed))
+    return f"{failed} of {operations} file operations failed: said in a line, nothing lost, gone on with to the same bits", faults
 
 
 def of_damage(place, share, seed):
@@ -101,7 +108,7 @@ def of_calls(place, share, seed):
     return f"{came.total()} wrong calls of the Python API: {came['refused']} refused, {came['answered']} answered", faults
 
 
-CAMPAIGNS = (of_kills, of_damage, of_calls, of_hostile_files, of_requests)
+CAMPAIGNS = (of_kills, of_damage, of_broken_disk, of_calls, of_hostile_files, of_requests)
 """In this order: the copies of this process that are killed must not find one that has differentiated."""
 
 
@@ -120,11 +127,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="new each day by default; it is kept with the counts")
     parser.add_argument("--share", type=float, default=1.0, help="how much of the whole")
+    parser.add_argument(
+        "--only", choices=[campaign.__name__.removeprefix("of_") for campaign in CAMPAIGNS], help="one of them alone"
+    )
     options = parser.parse_args()
     seed = int(time.time()) // 86400 if options.seed is None else options.seed
     warnings.simplefilter("ignore")
     lines, found = [f"seed {seed}, {options.share:.0%} of the whole", ""], []
     for campaign in CAMPAIGNS:
+        if options.only not in (None, campaign.__name__.removeprefix("of_")):
+            continue
         started = time.monotonic()
         said, faults = carry_out(campaign, seed, options.share)
         lines += [f"{said} ({time.monotonic() - started:.0f} s); {len(faults)} faults"]
@@ -136,7 +148,7 @@ def main():
         f"nothing took more than {SECONDS} s, and this process at most {most / 1e9:.2f} GB of {BYTES / 1e9:.2f}",
         *found,
     ]
-    keep("campaign", lines)
+    keep("campaign" if options.only is None else f"campaign-{options.only}", lines)
     return 1 if found else 0
 
 

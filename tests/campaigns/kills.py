@@ -1,9 +1,10 @@
-"""Runs that are killed at random moments and taken up again: they end in the same bits as one that nobody disturbs.
+"""Runs that are killed, at random moments or at a file operation, and taken up again: they end in the bits of one that nobody disturbs.
 
 Each run is a copy of this process, so that a kill costs no import; this process itself never differentiates, as its copies do.
 """
 
 import os
+import shutil
 import signal
 import time
 import warnings
@@ -19,6 +20,7 @@ from ctrans.training.settings import TrainConfig
 from ctrans.training.train import resume, train
 from solvers import ConfigError
 from tests.campaigns.damaged import MODEL, SETTINGS, TEXT
+from tests.campaigns.disk import OPEN, BrokenDisk
 
 ATTEMPTS = 60
 """After so many kills in a row a run is left to end, so that a campaign does."""
@@ -113,3 +115,54 @@ def killed_while_overwriting(place, old, new, count, random, seconds):
         elif bits(run) not in (old, new):
             faults.append(f"overwriting {number} ended in other bits")
     return kills, number, faults
+
+
+def remains(directory):
+    """The names and links of a run, and how many lines its log has: whole checkpoints of the same names hold the same."""
+    names = sorted((str(path), path.is_symlink() and os.readlink(path)) for path in directory.rglob("*"))
+    log = directory / "log.jsonl"
+    return *names, log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def killed_at_operations(place, old, new, share, random):
+    """Runs that begin, and that overwrite another, killed at each file operation or a share of them: how many, and what was wrong.
+
+    What is left is gone on with, unless the same was before."""
+    run, kept, count, faults, met = place / "operations", place / "kept", 0, [], set()
+    in_a_copy(beginning(kept, 1))
+    for what, before in {"beginning": None, "overwriting": kept}.items():
+        begin = beginning(run, 0, overwrite=before is not None)
+        _placed(run, before)
+        in_a_copy(partial(_told, run, begin))
+        operations = range(1, int((place / "count").read_text()) + 1)
+        for number in sorted(random.sample(operations, max(1, round(share * len(operations))))):
+            _placed(run, before)
+            code, _ = in_a_copy(partial(_killed, run, begin, number))
+            count += code is None
+            store, left = RunDirectory(run), remains(run)
+            if store.exists and damage(store.last) is not None:
+                faults.append(f"{what}, killed at operation {number}: {damage(store.last)}")
+            elif left not in met:
+                met.add(left)
+                again = partial(resume, run) if store.exists else beginning(run, 0)
+                if in_a_copy(again)[0] != 0 or bits(run) not in ((new,) if before is None else (old, new)):
+                    faults.append(f"{what}, killed at operation {number}: it could not be gone on with to the same bits")
+    return count, faults
+
+
+def _placed(run, before):
+    shutil.rmtree(run, ignore_errors=True)
+    if before is not None:
+        shutil.copytree(before, run, symlinks=True)
+
+
+def _told(run, begin):
+    with BrokenDisk(run) as disk:
+        begin()
+    with OPEN(run.parent / "count", "w") as file:
+        file.write(str(disk.count))
+
+
+def _killed(run, begin, number):
+    with BrokenDisk(run, number, lambda path: os.kill(os.getpid(), signal.SIGKILL)):
+        begin()

@@ -52,7 +52,7 @@ def test_damaged_checkpoints_are_read_by_nobody(tmp_path):
         assert not accepted, f"seed {SEED}: {what} is read by {accepted}"
 
 
-SHARES = {"of_kills": 0.01, "of_calls": 0.02, "of_hostile_files": 0.05, "of_requests": 0.005}
+SHARES = {"of_kills": 0.01, "of_broken_disk": 0.002, "of_calls": 0.02, "of_hostile_files": 0.05, "of_requests": 0.005}
 """How much of a campaign is a draw of it, in the order in which one process carries them out: kills come first (`CAMPAIGNS`)."""
 
 

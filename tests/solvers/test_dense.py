@@ -10,7 +10,7 @@ import torch
 from scipy.integrate import solve_ivp
 from scipy.integrate._ivp.rk import DOP853, RK23, RK45
 
-from solvers import METHODS, ConfigError, RungeKutta, Segment, solve, tableau
+from solvers import METHODS, ConfigError, Event, RungeKutta, Segment, solve, tableau
 from solvers.tableau import BOSH3, DOPRI5, RK4_38, TSIT5
 from tests.helpers import unchecked
 
@@ -216,3 +216,56 @@ def test_inner_stages_are_checked_as_the_others():
     ):
         with pytest.raises(ConfigError, match=words):
             tableau(**{**heun, **change})
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("method", OWN)
+def test_a_curve_has_the_states_at_any_times_asked_for_afterwards(method, backward):
+    switched = [Segment(0, 0.7, lambda t, x: -x * t), Segment(0.7, 2, lambda t, x: torch.cos(t) * x)]
+    segments = [Segment(s.t1, s.t0, s.field) for s in switched[::-1]] if backward else switched
+    x0, times = torch.tensor([1.0, 0.4], dtype=torch.float64), [0.0, 0.1, 0.69, 0.7, 0.71, 1.9, 2.0]
+    request = {"method": method, **({} if METHODS[method].adaptive else {"steps": 9})}
+    right = solve(segments, x0, times=times[::-1] if backward else times, **request)
+    found = solve(segments, x0, save="curve", **request)
+    assert torch.equal(found.x1, solve(segments, x0, **request).x1)
+    asked = torch.tensor(times[::-1] if backward else times, dtype=torch.float64).reshape(7, 1)
+    curve = found.curve(asked)
+    assert curve.shape == (7, 1, 2)
+    assert torch.allclose(curve[:, 0], torch.stack(right.states), rtol=1e-13, atol=1e-15)
+    assert torch.equal(found.curve(float(asked[3])), curve[3, 0])
+
+
+def test_a_curve_is_differentiated_in_time_state_and_field_ends_at_an_event_and_has_the_states_structure():
+    rate = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    x0, t = torch.ones(2, dtype=torch.float64, requires_grad=True), torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    segments = [Segment(0, 1, lambda t, x: -rate * x)]
+    x = solve(segments, x0, method="tsit5", rtol=1e-9, atol=1e-9, save="curve").curve(t)
+    by_t, by_x, by_rate = torch.autograd.grad(x.sum(), (t, x0, rate))
+    decayed = math.exp(-0.65)
+    assert float(by_t) == pytest.approx(-2 * 1.3 * decayed, rel=1e-4)  # of an interpolant of order 4
+    assert torch.allclose(by_x, torch.full_like(x0, decayed), rtol=1e-6)
+    assert float(by_rate) == pytest.approx(-2 * 0.5 * decayed, rel=1e-6)
+    ended = solve(segments, x0.detach(), method="tsit5", save="curve", events=Event(lambda t, x: x[0] - 0.6))
+    assert ended.time == pytest.approx(-math.log(0.6) / 1.3, rel=1e-5)
+    assert torch.allclose(ended.curve(ended.time), ended.x1)
+    with pytest.raises(ConfigError, match=r"is outside the solve, which goes from 0 to 0\.39"):
+        ended.curve(0.5)
+    pair = solve([Segment(0, 1, lambda t, y: {"a": -y["a"]})], {"a": torch.ones(3)}, method="rk4", steps=5, save="curve")
+    assert torch.allclose(
+        pair.curve(torch.tensor([0.2, 1.0]))["a"], torch.exp(torch.tensor([[-0.2], [-1.0]])).expand(2, 3), rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"method": "torchdiffeq:dopri5"},
+        {"method": "tsit5", "gradient": "adjoint"},
+        {"method": "tsit5", "gradient": "checkpoint"},
+        {"method": "rk4", "gradient": "reversible"},
+    ],
+)
+def test_who_has_no_curve_says_so(request_):
+    with pytest.raises(ConfigError, match="save='curve' needs a method whose tableau has dense output"):
+        solve([Segment(0, 1, lambda t, x: -x)], torch.ones(2), save="curve", **request_)
+    assert solve([Segment(0, 1, lambda t, x: -x)], torch.ones(2)).curve is None

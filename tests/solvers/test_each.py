@@ -93,9 +93,10 @@ def test_gradients_are_those_of_the_rows_alone_and_a_row_that_breaks_spoils_none
         assert torch.isfinite(ours).all()
 
 
-def test_a_fast_row_among_many_is_right_and_costs_the_others_nothing():
-    # one norm over all lets it be wrong by many tolerances
-    rates = torch.full((1000, 1), 0.1, dtype=torch.float64)
+@pytest.mark.parametrize("rows", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_fast_row_among_many_is_right_and_one_that_is_no_number_spoils_no_other(rows):
+    # one norm over all lets the fast one be wrong by many tolerances, and one row that is no number ends them all
+    rates = torch.full((rows, 1), 0.1, dtype=torch.float64)
     rates[17] = 30.0
 
     def swing(t, x):
@@ -104,11 +105,17 @@ def test_a_fast_row_among_many_is_right_and_costs_the_others_nothing():
     x0 = torch.cat([torch.ones_like(rates), torch.zeros_like(rates), rates], 1)
     exact = torch.cat([torch.cos(rates), -torch.sin(rates), rates], 1)
     request = {"method": "tsit5", "rtol": 1e-6, "atol": 1e-6}
-    together, as_one = solve_each([Segment(0, 1, swing)], x0, **request), solve([Segment(0, 1, swing)], x0, **request)
-    assert float((together.x1 - exact).abs().max()) < 2e-5
+    as_one = solve([Segment(0, 1, swing)], x0, **request)
     assert float((as_one.x1 - exact).abs().max()) > 1e-4
+    x0[5, 0] = math.nan
+    assert solve([Segment(0, 1, swing)], x0, throw=False, **request).status is Status.NON_FINITE
+    together = solve_each([Segment(0, 1, swing)], x0, throw=False, **request)
+    good = [i for i in range(rows) if i != 5]
+    assert float((together.x1 - exact)[good].abs().max()) < 2e-5
     assert together.stats[17].accepted > 20
-    assert all(stats.accepted < 6 for i, stats in enumerate(together.stats) if i != 17)
+    assert all(together.stats[i].accepted < 6 for i in good if i != 17)
+    assert {i for i, status in enumerate(together.status) if status is not Status.SUCCESS} == {5}
+    assert (together.status[5], together.segment[5], together.time[5]) == (Status.NON_FINITE, 0, 0.0)
 
 
 def test_rows_end_each_in_its_own_way_and_it_is_said():

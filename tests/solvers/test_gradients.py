@@ -634,3 +634,37 @@ for kind in GRADIENTS:
 def test_a_model_around_a_solve_compiles():
     # in a process of its own, since the run-time check of annotations is what a compiler cannot trace
     subprocess.run([sys.executable, "-c", COMPILES], check=True)
+
+
+ONE_GRAPH = """
+import torch
+from solvers import Segment, solve
+
+w = torch.tensor(0.5, requires_grad=True)
+start = 0.2
+
+def end(x, **request):
+    segments = [Segment(start, 1, lambda t, x: -w * x), Segment(1, 2, lambda t, x: torch.sin(w * x) * t, project=torch.tanh)]
+    solution = solve(segments, x, check=False, **request)
+    return torch.stack(solution.states)
+
+for dtype in (torch.float32, torch.float64):
+    x = torch.linspace(-1, 1, 3, dtype=dtype)
+    for request in ({"method": "rk4", "steps": 3}, {"save": "segments"}, {"method": "midpoint", "steps": 2, "times": [0.5, 1.5]}):
+        whole = torch.compile(lambda x: end(x, **request), backend="eager", fullgraph=True)
+        both = [(f(x), *torch.autograd.grad(f(x).sum(), w)) for f in (lambda x: end(x, **request), whole)]
+        assert all(torch.equal(a, b) for a, b in zip(*both)), request
+assert torch.isnan(torch.compile(lambda x: end(x), backend="eager", fullgraph=True)(x / 0)).any()
+"""
+
+
+@pytest.mark.slow
+def test_fixed_steps_are_one_graph_segments_made_inside_too():
+    subprocess.run([sys.executable, "-c", ONE_GRAPH], check=True)
+
+
+def test_who_asks_for_no_check_gets_the_state_as_it_is():
+    segments = [Segment(0, 1, lambda t, x: x / 0)]
+    assert not solve(segments, torch.ones(2), check=False).x1.isfinite().any()
+    with pytest.raises(SolveError, match="non-finite in segment 0"):
+        solve(segments, torch.ones(2))

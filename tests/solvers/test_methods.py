@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 from itertools import pairwise
 
 import numpy as np
@@ -74,6 +75,22 @@ def test_a_rule_shrinks_after_every_rejection(rule):
         size = StepSize(CONTROLLERS[rule], 5, 0.5)
         assert not size.judge(0.5, error)
         assert 0.1 - 1e-15 <= size.step < 0.5
+
+
+def test_the_next_attempt_is_shorter_however_near_the_end_and_however_little_the_error_is_above_1():
+    # stretched to the segment's end, an attempt with a safety factor near 1 was the one that had just been rejected, for ever
+    draws = random.Random(0)
+    for rule in (*CONTROLLERS.values(), PI(safety=0.95), PI(safety=1.0), PID(safety=1.0), Cautious(retry=1.0)):
+        for _ in range(300):
+            steps, remaining = StepSize(rule, 5, draws.uniform(0.1, 2)), draws.uniform(0.1, 4)
+            size, _ = steps.propose(remaining)
+            for error in (1 + 10 ** draws.uniform(-16, 0) for _ in range(20)):
+                assert not steps.judge(size, error + 1e-15)
+                shorter, last = steps.propose(remaining)
+                assert shorter < 0.995 * size
+                assert last is (shorter == remaining)
+                size = shorter
+            assert steps.judge(size, 0.5)
 
 
 def test_the_rules_are_their_formulas():

@@ -1,11 +1,11 @@
-"""Every option by every method: heeded, which changes what comes out, or refused by name; none is ignored."""
+"""Every option by every method, and by every gradient: heeded, which changes what comes out, or refused by name; none is ignored."""
 
 import math
 
 import pytest
 import torch
 
-from solvers import METHODS, NORMS, ConfigError, RungeKutta, Segment, Status, solve
+from solvers import GRADIENTS, METHODS, NORMS, ConfigError, Event, RungeKutta, Segment, Status, solve
 from solvers.method import BOUNDED, options_of
 from tests.helpers import unchecked
 
@@ -104,3 +104,45 @@ def test_a_method_of_ones_own_heeds_what_its_kind_does_or_what_it_says():
     assert solve([Segment(0, 1, field)], X0, method=Said(), norm="max", rtol=1e-3).status is Status.SUCCESS
     with pytest.raises(ConfigError, match="takes no max_steps"):
         unchecked(solve)([Segment(0, 1, field)], X0, method=Said(), max_steps=3)
+
+
+def decay(t, x):
+    return -x
+
+
+WITHIN = (0.3, 0.9)
+ASKED = {
+    "nothing": ({}, lambda s, x: s.status is Status.SUCCESS),
+    "times": ({"times": WITHIN}, lambda s, x: s.times == WITHIN and len(s.states) == 2),
+    "a curve": ({"save": "curve"}, lambda s, x: torch.allclose(s.curve(0.3), x * math.exp(-0.3), rtol=0.05)),
+    "segments": ({"save": "segments"}, lambda s, x: s.times == (0.0, 0.5, 1.0)),
+    "steps": ({"save": "steps"}, lambda s, x: len(s.states) == s.stats.accepted + 1 > 3),
+    "an event": ({"events": Event(lambda t, x: t - 0.4)}, lambda s, x: s.status is Status.EVENT and abs(s.time - 0.4) < 1e-9),
+    "a steady state": ({"steady": 0.9}, lambda s, x: s.status is Status.STEADY and 0 < s.time <= 1),
+    "tolerances by entry": ({"rtol": torch.tensor([1e-4, 1e-6])}, lambda s, x: s.status is Status.SUCCESS),
+    "a norm": ({"norm": lambda e: e.abs().max()}, lambda s, x: s.status is Status.SUCCESS),
+    "bounded steps": ({"max_step": 0.05}, lambda s, x: s.stats.accepted >= 20),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+@pytest.mark.parametrize("name", ALL)
+def test_whatever_is_asked_of_whatever_method_and_gradient_is_given_or_refused(name, kind, asked):
+    request, kept = ASKED[asked]
+    method, x = ALL[name], torch.tensor([1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    size = {"steps": 20} if "steps" in options_of(method) else dict.fromkeys(("rtol", "atol"), 1e-5 if method.order > 3 else 1e-3)
+    segments = [Segment(0, 0.5, decay), Segment(0.5, 1, decay)]
+    try:
+        solution = unchecked(solve)(segments, x, method=method, gradient=kind, **{**size, **request})
+        (gradient,) = torch.autograd.grad(solution.x1.sum(), x)
+    except ConfigError:
+        if asked == "nothing" and kind in ("backprop", "checkpoint") and not name.startswith("torchdiffeq"):
+            raise
+        return
+    assert kept(solution, x.detach())
+    right = math.exp(-1 if solution.time is None else -solution.time)
+    assert torch.allclose(solution.x1, x * right, rtol=0.05)
+    # an event at a given time, and a steady state, move with nothing
+    assert torch.allclose(gradient, torch.full_like(x, right), rtol=0.05)

@@ -154,3 +154,22 @@ def test_a_state_that_starts_at_zero_has_its_gradient():
     end = solve([Segment(0, 1, lambda t, x: torch.cos(t) + x)], x, method="rk4", steps=50, gradient="reversible").x1
     (found,) = torch.autograd.grad(end.sum(), x)
     assert torch.allclose(found, torch.full_like(found, math.e), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["a rotation", "a network"])
+@pytest.mark.parametrize("steps", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_in_float32_the_gradient_is_right_to_a_hundredth_or_is_refused(steps, name):
+    weights = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 2
+    turn = torch.tensor([[0.0, 1, 0, 0], [-1, 0, 0, 0], [0, 0, 0, 2], [0, 0, -2, 0]], dtype=torch.float64)
+    fields = {"a rotation": lambda t, x: x @ turn.to(x.dtype), "a network": lambda t, x: torch.tanh(x @ weights.to(x.dtype))}
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        x = torch.linspace(0.5, 1, 4, dtype=dtype).requires_grad_()
+        end = solve([Segment(0, 10, fields[name])], x, method="rk4", steps=steps, gradient="reversible").x1
+        try:
+            found.append(torch.autograd.grad(end.square().sum(), x)[0].double())
+        except SolveError as error:
+            if dtype is torch.float64 or "misses the initial state" not in str(error):
+                raise
+            return
+    assert float((found[1] - found[0]).norm()) < 0.01 * float(found[0].norm())

@@ -1,11 +1,14 @@
 """What a user of torchdiffeq has in use, by one changed import: the cases that its own tests go through, each beside its result."""
 
+import inspect
+
 import pytest
 import torch
 import torchdiffeq
 from torch import nn
 
-from solvers import ConfigError, SolveError, odeint, odeint_adjoint, odeint_event
+import solvers
+from solvers import ConfigError, SolveError, odeint, odeint_adjoint, odeint_dense, odeint_event
 from tests.helpers import DEVICES, unchecked
 
 OURS = ["dopri5", "bosh3", "adaptive_heun", "euler", "midpoint", "heun2", "heun3", "rk4"]
@@ -226,8 +229,38 @@ def test_a_tuple_of_tolerances_and_a_norm_by_part():
 
     odeint(lambda t, y: (-y[0], y[1]), y0, T, options={"norm": norm})
     assert set(map(str, shapes)) == {str([torch.Size([2]), torch.Size([3])])}
-    with pytest.raises(ConfigError, match="one number for all entries"):
-        unchecked(odeint)(lambda t, y: (-y[0], y[1]), y0, T, rtol=(1e-3, 1e-6))
+
+
+def lines(t, y):
+    return torch.stack([torch.cos(9 * t) * y[0], -y[1], y[2] * y[1]])
+
+
+@pytest.mark.parametrize("method", ["dopri5", "bosh3", "dopri8"])
+def test_tolerances_by_entry_are_theirs(method):
+    y0, t = torch.tensor([1.0, 2.0, 0.5]).double(), T[[0, -1]]
+    rtol, atol = torch.tensor([1e-9, 1e-3, 1e-3]).double(), torch.tensor([1e-9, 1e-2, 1e-2])
+    counts = {}
+    for name, given in {"by entry": (rtol, atol), "loose": (1e-3, 1e-2), "tight": (1e-9, 1e-9)}.items():
+        for call in (odeint, torchdiffeq.odeint):
+            calls = []
+            y = call(lambda t, y: calls.append(1) or lines(t, y), y0, t, method=method, rtol=given[0], atol=given[1])  # noqa: B023
+            counts[name, call] = len(calls), y[-1]
+    # the first entry is as right as where all are asked for so closely
+    for call in (odeint, torchdiffeq.odeint):
+        assert counts["loose", call][0] < counts["by entry", call][0]
+        assert float((counts["by entry", call][1] - counts["tight", odeint][1])[0].abs()) < 1e-6
+    # for several tensors one each, as numbers, as a tensor of them and by their entries
+    parts = tuple(y0.split([1, 2]))
+    found = [
+        odeint(lambda t, y: tuple(lines(t, torch.cat(y)).split([1, 2])), parts, t, rtol=given, atol=1e-9, method=method)
+        for given in (
+            (1e-8, 1e-3),
+            torch.tensor([1e-8, 1e-3]).double(),
+            (torch.tensor([1e-8]), torch.tensor([1e-3, 1e-3]).double()),
+        )
+    ]
+    plain = odeint(lines, y0, t, rtol=torch.tensor([1e-8, 1e-3, 1e-3]).double(), atol=1e-9, method=method)
+    assert all(torch.allclose(torch.cat(one, -1), plain, rtol=1e-4) for one in found)
 
 
 def test_a_broken_solve_is_named_where_theirs_asserts():
@@ -235,3 +268,53 @@ def test_a_broken_solve_is_named_where_theirs_asserts():
         odeint(lambda t, y: y**3, torch.ones(1).double(), T[[0, -1]])
     with pytest.raises(AssertionError):
         torchdiffeq.odeint(lambda t, y: y**3, torch.ones(1).double(), T[[0, -1]])
+
+
+def test_every_call_of_theirs_is_here():
+    theirs = {name for name in vars(torchdiffeq) if not name.startswith("_") and callable(getattr(torchdiffeq, name))}
+    assert theirs == {"odeint", "odeint_adjoint", "odeint_event", "odeint_dense"}
+    for name in theirs:
+        ours, other = inspect.signature(unchecked(getattr(solvers, name))), inspect.signature(getattr(torchdiffeq, name))
+        assert set(other.parameters) <= set(ours.parameters)
+        for key, parameter in other.parameters.items():
+            assert (ours.parameters[key].kind, ours.parameters[key].default) == (parameter.kind, parameter.default) or key in (
+                *("rtol", "atol", "adjoint_rtol", "adjoint_atol", "method", "odeint_interface", "event_fn"),
+            ), (name, key)
+
+
+@pytest.mark.parametrize("options", [None, {"jump_t": [0.5], "max_step": 0.2}])
+@pytest.mark.parametrize("method", [None, "dopri5", "bosh3", "tsit5", "adaptive_heun"])
+def test_odeint_dense_is_the_solution_between(method, options):
+    y0, calls = start(), []
+
+    def func(t, y):
+        calls.append(1)
+        return Spiral()(t, y)
+
+    ends = torch.tensor([0.0, 1.5], dtype=torch.float64)
+    given = None if options is None else {**options, "jump_t": torch.tensor(options["jump_t"]).double()}
+    y = odeint_dense(func, y0, *ends, rtol=1e-8, atol=1e-8, method=method, options=given)
+    before = len(calls)
+    times = torch.linspace(0, 1.5, 7).double()
+    found = y(times)
+    assert len(calls) == before
+    assert torch.allclose(found, odeint(Spiral(), y0, times, rtol=1e-10, atol=1e-10), atol=1e-6)
+    if options is None:
+        theirs = torchdiffeq.odeint_dense(Spiral(), y0, *ends, rtol=1e-8, atol=1e-8)
+        assert torch.allclose(y(times[2]), theirs(times[2]), atol=1e-6)
+    backward = odeint_dense(Spiral(), found[-1].detach(), *ends.flip(0), rtol=1e-9, atol=1e-9, method=method)
+    assert torch.allclose(backward(times), found, atol=1e-6)
+
+
+def test_a_tuple_has_a_dense_solution_too_and_what_has_none_is_named():
+    y = odeint_dense(lambda t, y: (-y[0], y[1]), (torch.ones(2).double(), torch.ones(()).double()), T[0], T[-1])
+    first, second = y(T)
+    assert first.shape == (len(T), 2)
+    assert torch.allclose(second, torch.exp(T - T[0]), rtol=1e-6)
+    for method in ("rk4", "dopri8", "none-such"):
+        with pytest.raises(
+            ConfigError, match=f"method '{method}' has no states inside steps of its own choice: use one of bosh3, dopri5"
+        ):
+            odeint_dense(lambda t, y: -y, torch.ones(2), T[0], T[-1], method=method)
+    with pytest.raises(ConfigError, match="is outside the solve"):
+        odeint_dense(lambda t, y: -y, torch.ones(2), T[0], T[-1])(T[-1] + 1)
