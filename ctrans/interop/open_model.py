@@ -37,6 +37,7 @@ from ctrans.interop.plain_host import Example, PlainHost
 from ctrans.interop.streamed import stored_weights
 from ctrans.interop.telling_weights import telling_weights
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
+from ctrans.interop.unwrapped import unwrapped
 from ctrans.model.gpt import GPT
 from ctrans.walk import own_loss
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
@@ -256,16 +257,7 @@ def _from_module(
 
 
 def _unmade(part: nn.Module) -> bool:
-    return any(isinstance(weight, nn.parameter.UninitializedTensorMixin) for weight in part.parameters(recurse=False))
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The user's own module within what torch.compile, DataParallel and DistributedDataParallel made of it."""
-    while True:
-        inner = module.module if isinstance(module, WRAPPERS) else getattr(module, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
+    return any(nn.parameter.is_lazy(weight) for weight in part.parameters(recurse=False))
 
 
 def _not_finite(broken: Sequence[str]) -> str:
@@ -287,7 +279,6 @@ def _token_example(module: nn.Module) -> Tensor:
     return ids.to(table.weight.device)
 
 
-WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 """Where torch has modules whose kernels know no gradients."""
 EXAMPLE_TOKENS = 6

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ctrans.depth import Depth
 from ctrans.fields import Balances, Kind
@@ -19,6 +18,7 @@ from ctrans.interop.calls import CalledAs, own_module
 from ctrans.interop.hosts import tensor_in
 from ctrans.interop.multihead import UnfoldedAttention
 from ctrans.interop.residual_scale import ScaledOutput
+from ctrans.interop.unwrapped import unwrapped
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError
@@ -94,15 +94,6 @@ class Sites:
         output = output[0] if isinstance(output, tuple) and output and isinstance(output[0], Tensor) else tensor_in(output)
         fits = isinstance(output, Tensor) and output.dim() > 2 and self.vocabulary and output.shape[-1] == self.vocabulary
         return output if fits else None
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module within what torch.compile and DistributedDataParallel made of it."""
-    while True:
-        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def is_compiled(model: nn.Module) -> bool:

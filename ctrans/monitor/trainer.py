@@ -13,11 +13,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from ctrans.interop.unwrapped import unwrapped
 from ctrans.monitor.alarms import Alarm
 from ctrans.monitor.memory import memory_in, save_memory
 from ctrans.monitor.monitor import Monitor
 from ctrans.monitor.settings import settings_and_opening
-from ctrans.monitor.sites import unwrapped
 from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.monitor")
