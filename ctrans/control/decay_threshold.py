@@ -42,6 +42,8 @@ DECADES = (0.0, 2.0, 3.0)
 STEPS = 40
 UNITS = 16
 """So many units climb: each grows by itself, so that their number matters only as a number of starts."""
+TRIES = 8
+"""Ascents below the threshold, until one ends above zero."""
 BELOW, ABOVE = 0.9, 1.1
 """Penalties, in dt lam*, at which both factors climb."""
 GROWS = 80.0
@@ -240,6 +242,11 @@ def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
 def with_evidence(threshold: DecayThreshold, path: Path, P: Float[Tensor, "tokens width"]) -> DecayThreshold:
     """The threshold with ascents over both factors below and above it, P as it was given for it."""
     below, above = (climb_factors(path, P, share * threshold.lower) for share in (BELOW, ABOVE))
+    for seed in range(1, TRIES):
+        if below.values[-1] > 0:
+            break
+        # at zero nothing climbs, and an ascent that ended there found nothing: others begin elsewhere
+        below = climb_factors(path, P, BELOW * threshold.lower, seed)
     return dataclasses.replace(threshold, below=below, above=above)
 
 

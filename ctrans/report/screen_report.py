@@ -72,7 +72,8 @@ def _checked(rate: PredictedRate) -> str:
     sealed = rate.sealed
     return (
         f"Of {sealed['architectures']:g} others {sealed['in the interval']:.0%} lay in such an interval and "
-        f"{sealed['within a factor of 3']:.0%} within a factor of 3; it tells placements apart, and not architectures of one."
+        f"{sealed['within a factor of 3']:.0%} within a factor of 3; it tells placements apart; "
+        "whether it tells architectures of one apart is not known."
     )
 
 

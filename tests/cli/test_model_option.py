@@ -246,7 +246,7 @@ def test_without_a_loss_there_is_nothing_to_be_optimal_for(name, tmp_path):
     made("gpt2").transformer.save_pretrained(tmp_path)
     np.save(tmp_path / "ids.npy", np.arange(20))
     options = ["--model", tmp_path, "--ids", tmp_path / "ids.npy", "--context", 4, "--loss", "none"]
-    one_line(run(name, *options), "there is no loss")
+    one_line(run(name, *options), f"--loss none leaves {name} nothing to look at")
 
 
 def test_a_remedy_that_the_models_placement_does_not_take_is_refused(models):

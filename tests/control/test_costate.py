@@ -114,8 +114,14 @@ def test_continuous_costate_has_the_methods_order(method: str, placement: str) -
     assert math.log2(error(4) / error(8)) == pytest.approx(fixed.order, abs=0.15)
 
 
-@pytest.mark.parametrize("method", ["torchdiffeq:rk4", "torchdiffeq:dopri5", "torchdiffeq:scipy_solver"])
-def test_continuous_costate_takes_any_method(method: str) -> None:
+def test_continuous_costate_refuses_a_method_whose_steps_are_not_seen() -> None:
+    model, (tokens, targets) = small_model("peri", depth=1), text(6)
+    with pytest.raises(ConfigError, match="scipy_solver' takes no save='steps': use an adaptive method of the package"):
+        costate(model, tokens, targets, form="continuous", method="torchdiffeq:scipy_solver")
+
+
+@pytest.mark.parametrize("method", ["torchdiffeq:rk4", "torchdiffeq:dopri5"])
+def test_continuous_costate_takes_torchdiffeqs_methods(method: str) -> None:
     model, (tokens, targets) = small_model("peri", depth=1), text(6)
     options = {"rtol": 1e-9, "atol": 1e-9} if METHODS[method].adaptive else {"steps": 32}
     result = costate(model, tokens, targets, form="continuous", method=method, **options)

@@ -260,7 +260,7 @@ def test_options_do_what_they_say():
         (lambda t, y: odeint(lambda t, y: {"a": y["a"][0]}, {"a": y}, t), "func returned dict"),
         (lambda t, y: odeint(lambda t, y: y, (y, y.double()), t), "several types"),
         (lambda t, y: odeint(lambda t, y: y, y.long(), t), "floating or complex type"),
-        (lambda t, y: odeint(lambda t, y: y, y, t, rtol=torch.ones(2)), "one number for all entries"),
+        (lambda t, y: odeint(lambda t, y: y, y, t, rtol=torch.ones(3)), "does not fit a state of shape"),
         (lambda t, y: odeint(lambda t, y: y, y, t, options={"min_step": -0.1}), "min_step = -0.1"),
         (lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 0}), "step_size = 0.0"),
         (

@@ -87,7 +87,7 @@ def _rates(models: Mapping[str, Any]) -> list[Chapter]:
     words = (
         f"Learned from short trainings of {first['architectures']} small architectures. Of {sealed['architectures']:g} others "
         f"{sealed['in the interval']:.0%} lay in such an interval and {sealed['within a factor of 3']:.0%} within a factor of 3 of the "
-        "rate; it tells placements apart, and not architectures of one."
+        "rate; it tells placements apart; whether it tells architectures of one apart is not known."
     )
     columns = [Column(name) for name in ("model", "rate", "from", "to", "outside of what was studied")]
     return [Chapter("Largest stable learning rate of AdamW, predicted", [Sheet("", columns, rows), Words(words)], folded=True)]
