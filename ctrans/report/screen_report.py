@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.stability.screening.predicted_rate import PredictedRate
+from ctrans.stability.screening.predicted_rate import CAVEAT, PredictedRate
 from ctrans.stability.screening.quantities import QUANTITIES, shown
 from ctrans.stability.screening.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS, Screening
@@ -72,8 +72,7 @@ def _checked(rate: PredictedRate) -> str:
     sealed = rate.sealed
     return (
         f"Of {sealed['architectures']:g} others {sealed['in the interval']:.0%} lay in such an interval and "
-        f"{sealed['within a factor of 3']:.0%} within a factor of 3; it tells placements apart; "
-        "whether it tells architectures of one apart is not known."
+        f"{sealed['within a factor of 3']:.0%} within a factor of 3. {CAVEAT}"
     )
 
 

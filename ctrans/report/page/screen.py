@@ -9,6 +9,7 @@ from typing import Any
 from ctrans.report.page import diagnose
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, digits, number, numbers
 from ctrans.report.words import JUDGED, SCREENED, Drawn
+from ctrans.stability.screening.predicted_rate import CAVEAT
 from ctrans.stability.screening.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS
 
@@ -87,7 +88,7 @@ def _rates(models: Mapping[str, Any]) -> list[Chapter]:
     words = (
         f"Learned from short trainings of {first['architectures']} small architectures. Of {sealed['architectures']:g} others "
         f"{sealed['in the interval']:.0%} lay in such an interval and {sealed['within a factor of 3']:.0%} within a factor of 3 of the "
-        "rate; it tells placements apart; whether it tells architectures of one apart is not known."
+        f"rate. {CAVEAT}"
     )
     columns = [Column(name) for name in ("model", "rate", "from", "to", "outside of what was studied")]
     return [Chapter("Largest stable learning rate of AdamW, predicted", [Sheet("", columns, rows), Words(words)], folded=True)]

@@ -52,6 +52,13 @@ TERMS: dict[str, Term] = {
 """By the figure's name; chosen on the two thirds that were trained first."""
 SEALED = {"architectures": 43, "within a factor of 3": 0.77, "in the interval": 0.65, "their placement's median within it": 0.86}
 """How it did on architectures of families that it had not seen (`ctrans study predict --report`; a test compares)."""
+CAVEAT = (
+    "It was learned of options around pre at dt 1 and peri at dt 0.3: peri at dt 1 took smaller rates than that, and whether it tells "
+    "architectures of one placement apart is not known."
+)
+"""What was found of it after that (docs/why/prediction.md)."""
+SHARES = frozenset({"segments with infinite H"})
+"""Terms that were 0 or 1 in everything that was trained."""
 TRIED = (1e-3, 0.3)
 """The smallest and the largest rate that was tried."""
 FRAME: tuple[str, ...] = ("parameters", "blocks")
@@ -89,6 +96,8 @@ class Predictor:
             value = figures.get(name)
             if value is not None and not least - 1e-9 * abs(least) <= value <= largest + 1e-9 * abs(largest):
                 found.append(f"{name} {value:.3g}, studied from {least:.3g} to {largest:.3g}")
+            elif value is not None and name in SHARES and 0 < value < 1:
+                found.append(f"{name} {value:.3g}, studied at 0 and at 1 only")
         return found
 
 
