@@ -205,9 +205,14 @@ def placement_and_dt(parts: dict[str, list[Architecture]], crossed: list[Archite
     both = [each for each in every if json.dumps(_options(each)) in options] + crossed
     yield f"  {len(options)} options of the two thirds around each, median largest stable rate (learned of all)"
     for placement, dt in itertools.product(("pre", "peri"), (1.0, 0.3)):
-        rates = [each.log_rate() for each in both if (each.placement, each.dt) == (placement, dt)]
+        mine = [each for each in both if (each.placement, each.dt) == (placement, dt)]
+        rates = [each.log_rate() for each in mine]
         learned = [rate for rate in rates if not math.isnan(rate)]
-        yield f"    {placement} at dt {dt:g}: {10 ** statistics.median(learned):.3g} ({len(learned)} of {len(rates)})"
+        share = within([each.predicted for each in mine], rates)
+        yield (
+            f"    {placement} at dt {dt:g}: {10 ** statistics.median(learned):.3g} ({len(learned)} of {len(rates)}); "
+            f"predicted within {FACTOR:g}: {share:.0%}"
+        )
 
 
 def _options(each: Architecture) -> dict[str, object]:
