@@ -8,9 +8,11 @@ import time
 
 import pytest
 
+from ctrans.cli import COMMANDS
 from ctrans.interop.limits import MOST_PARTS
 from tests.campaigns import damaged, hostile
 from tests.campaigns.harness import ask
+from tests.campaigns.wrong_requests import QUICK
 
 SEED = int(time.time()) // 86400
 SECURITY = [
@@ -67,3 +69,7 @@ def test_a_draw_of_every_campaign_finds_nothing(times):
     assert done.returncode == 0, f"seed {SEED}: {done.stderr}"
     found = dict(zip(SHARES, ast.literal_eval(done.stdout.splitlines()[-1]), strict=True))
     assert {name: faults for name, (_, faults) in found.items() if faults} == {}, f"seed {SEED}"
+
+
+def test_every_command_is_among_those_that_wrong_requests_are_made_to():
+    assert QUICK.keys() == COMMANDS.keys()

@@ -178,7 +178,10 @@ def test_maps_that_are_no_functions_are_refused(given):
     [
         *({"steps": n} for n in (0, -1, 2.0, True, "3", None, math.nan, [3], torch.tensor(3))),
         *({"method": "tsit5", "max_steps": n} for n in (0, -1, 1e4, True, "x")),
-        *({"method": "tsit5", "rtol": r} for r in (0, -1e-3, math.nan, math.inf, True, "1e-3", 1j, [1e-3] * 7, torch.tensor(-1e-3))),
+        *(
+            {"method": "tsit5", "rtol": r}
+            for r in (0, -1e-3, math.nan, math.inf, True, "1e-3", 1j, [1e-3] * 7, torch.tensor(-1e-3))
+        ),
         *({"method": "tsit5", "atol": a} for a in (0, -1e-3, math.nan, math.inf, False, "1e-3", 1j, torch.zeros(2))),
         *({"method": m} for m in (None, 3, "RK4 ", "", ["rk4"], Segment)),
         *({"gradient": g} for g in (None, 3, "back", "", ["adjoint"])),
