@@ -19,6 +19,10 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from ctrans.threads import wait_passively
+
+wait_passively()
+
 import numpy as np
 
 from benchmarks.record import keep
