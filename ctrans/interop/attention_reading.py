@@ -298,7 +298,9 @@ def _why_not(chain: ModuleChain, sums_to_one: bool, missing: float, scale: float
     if not sums_to_one and missing > tolerance(next(chain.parameters()).dtype):
         return f"a sink takes up to {missing:.2g} of a row, and theta is of rows that sum to 1"
     if not sums_to_one:
-        return "it has weights that are not read here (such as a bias of its rows), and theta is of rows that are known"
+        return (
+            "it has weights that are not read here (such as a sink, or a bias of its rows), and theta is of rows that are known"
+        )
     if scale is not None:
         return ""
     norms = [path.rpartition(".")[2] for path, part in chain.named_modules() if as_norm(part) is not None]

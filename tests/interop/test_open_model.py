@@ -131,14 +131,14 @@ def test_the_screening_of_an_imported_model_lacks_only_what_it_cannot_show(name)
     text = inputs(model.model)
     result = screen(model, text[:, :-1], text[:, 1:], TINY, other=inputs(model.model, 3)[:, :-1])
     lost = {step for step, finding in result.findings.items() if finding.verdict in ("n/a", "unknown")}
-    assert lost == {"initialisation"}
+    assert not lost
     attention = result.findings["attention"]
     assert attention.quantities["attention path"] > 0
     if name == "olmo2":  # Emadi's theorem does not cover the norms on its queries and keys
         assert "norms act on its queries and keys" in attention.why
     else:
         assert all(layer.measured <= layer.bound for layer in attention.result.layers)
-    assert "not of another library's" in result.findings["initialisation"].why
+    assert "lack" in result.findings["initialisation"].why  # weights freshly drawn
     assert (result.placement, result.initialisation) == (model.config.placement, None)
 
 

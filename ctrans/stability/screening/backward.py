@@ -120,7 +120,11 @@ def _conclude_backward(
 def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     rates = result.lyapunov
     rate = three(rates.exponents[0] if rates is not None and rates.exponents else math.nan)
-    grown = "" if math.isnan(worst) else f"relative changes grow up to {three(worst)} times from the blocks looked at, "
+    grown = (
+        ""
+        if math.isnan(worst)
+        else f"relative changes of the first sequence grow up to {three(worst)} times from the blocks looked at, "
+    )
     return (
         f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, and sensitivities follow larger weights like "
         f"c^{exponent(slope)}"
