@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ctrans.depth import Depth
 from ctrans.interop.losses import Loss
 from ctrans.interop.open_model import open_model
 from ctrans.stability.diagnosis import diagnose as diagnosis
@@ -34,8 +35,11 @@ def simulate(model: Any, tokens: Tensor, **options: Any) -> Simulation:
 
 
 def opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
-    """The model as it is where it has a depth and no other loss is asked for; any other module opened on these tokens."""
-    if hasattr(model, "depth") and hasattr(model, "embed") and loss is None:
+    """The model as it is where it has a `Depth` and no other loss is asked for; any other module opened on these tokens.
+
+    A number of blocks that a module calls its depth is none.
+    """
+    if isinstance(getattr(model, "depth", None), Depth) and loss is None:
         return model
     if not isinstance(model, nn.Module):
         return open_model(model, loss=loss)  # a path, or an error that says what is allowed

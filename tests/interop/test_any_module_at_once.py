@@ -36,6 +36,28 @@ def test_a_plain_module_is_opened_and_what_is_found_has_its_own_names():
     assert f"of {len(ctrans.diagnose(model, *pair()).examined) + len(found.unexamined)} kinds" in text
 
 
+class Counted(nn.Module):
+    """A module that calls its number of blocks `depth`, its embedding `embed` and what is before its last map `model`."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = LanguageModel()
+        self.depth, self.embed, self.model.out = 3, self.model.tok, nn.Identity()
+        self.last = nn.Linear(self.embed.embedding_dim, VOCABULARY)
+
+    def forward(self, idx):
+        return self.last(self.model(idx))
+
+
+def test_attributes_of_our_names_make_no_module_one_of_ours():
+    torch.manual_seed(0)
+    module, (tokens, targets) = Counted().eval(), pair()
+    nn.init.zeros_(module.last.weight)
+    assert len(ctrans.simulate(module, tokens).times) == 7
+    symptoms = ctrans.diagnose(module, tokens, targets).symptoms
+    assert "the weight last.weight" in {symptom.worst.place for symptom in symptoms if symptom.ailment == "zero weight"}
+
+
 def test_weights_that_are_not_finite_are_the_first_thing_said():
     model = language()
     model.stack[1].grow.weight.data[3, 3] = math.nan

@@ -149,9 +149,9 @@ def own_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def opened(model: nn.Module) -> nn.Module:
-    """The module inside of everything that has a depth: the user's own."""
+    """The module inside of everything that has a `Depth`: the user's own."""
     inner = getattr(model, "model", None)
-    return opened(inner) if isinstance(inner, nn.Module) and hasattr(model, "depth") else model
+    return opened(inner) if isinstance(inner, nn.Module) and isinstance(getattr(model, "depth", None), Depth) else model
 
 
 def parameter_places(depth: Depth) -> Mapping[int, int]:
