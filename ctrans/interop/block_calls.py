@@ -36,6 +36,11 @@ class Call:
         """What the block is given for another state."""
         return x if self.around is None else {**self.around, self.key: x}
 
+    @property
+    def beside(self) -> dict[str, Any]:
+        """All that the block is given besides the state, by name."""
+        return {**self.context, **{name: value for name, value in (self.around or {}).items() if name != self.key}}
+
 
 def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The call of a block of that class, arguments named by its forward; the state is the first that can be one."""
@@ -225,6 +230,36 @@ def recorded_until(
     with intercepted(blocks, note, form), contextlib.suppress(_Seen):
         run()
     return calls
+
+
+@contextlib.contextmanager
+def passing(blocks: Sequence[nn.Module], form: StateForm) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Inside, notes the state that every block is given and the one that it gives, as they are then: later code may change them."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    given: list[Tensor] = []
+
+    def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given.append(form.turned(bind(type(block), args, kwargs).x).clone())
+
+    def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen.append((given.pop(), form.read(output).clone()))
+
+    handles = [block.register_forward_pre_hook(before, with_kwargs=True) for block in blocks]
+    handles += [block.register_forward_hook(after) for block in blocks]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in a value, or in what it holds."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(each)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,10 @@ class Host(Protocol):
     def reads(self) -> Sequence[int]:
         """The shape of one of its inputs, as in the example by which it was seen."""
 
+    @property
+    def row(self) -> Tensor:
+        """One of its inputs, as in the example by which it was seen."""
+
     def predicts(self) -> bool:
         """Whether its output is logits of tokens, one row for each."""
 
@@ -121,8 +125,12 @@ class LibraryHost:
 
     @property
     def reads(self) -> Sequence[int]:
-        shape: Sequence[int] = next(iter(example_of(self.model).values())).shape[1:]
-        return shape
+        return self.row.shape
+
+    @property
+    def row(self) -> Tensor:
+        example: Tensor = next(iter(example_of(self.model).values()))
+        return example[0]
 
     def predicts(self) -> bool:
         return self.model.get_output_embeddings() is not None

@@ -82,8 +82,11 @@ class Opened(nn.Module):
     @property
     def reads(self) -> tuple[int, ...]:
         """The shape of what it reads, without the first axis: that of the example by which it was seen."""
-        imported = self.model.model if isinstance(self.model, ModelWithLoss) else self.model
-        return tuple(imported.host.reads) if isinstance(imported, Imported) else (1,)
+        return tuple(self._imported.host.reads) if isinstance(self._imported, Imported) else (1,)
+
+    @property
+    def _imported(self) -> AnyModel:
+        return self.model.model if isinstance(self.model, ModelWithLoss) else self.model
 
     @property
     def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
@@ -126,9 +129,10 @@ class Opened(nn.Module):
 
     def _reads(self, length: int) -> bool:
         like = next((weight for weight in self.parameters()), torch.empty(0))
+        row = self._imported.host.row if isinstance(self._imported, Imported) else torch.zeros(1, dtype=torch.int64)
         try:
             with torch.no_grad():
-                self(torch.zeros(1, length, dtype=torch.int64, device=like.device))
+                self(row[torch.arange(length) % len(row)].unsqueeze(0).to(like.device))
         except OWN_ERRORS:
             return False
         return True
@@ -275,8 +279,11 @@ def _token_example(module: nn.Module) -> Tensor:
             f"example=: what does {type(module).__name__} read? It embeds no tokens: give a batch of its inputs, such as "
             "torch.zeros(2, 3, 224, 224) for images"
         )
-    ids = torch.randint(table.num_embeddings, (2, EXAMPLE_TOKENS), generator=torch.Generator().manual_seed(0))
-    return ids.to(table.weight.device)
+    # 0 is often padding that no table says
+    padding = {0, *(part.padding_idx % part.num_embeddings for part in tables if part.padding_idx is not None)}
+    usable = [i for i in range(table.num_embeddings) if i not in padding or table.num_embeddings < 2 + len(padding)]
+    places = torch.randint(len(usable), (2, EXAMPLE_TOKENS), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(usable, device=table.weight.device)[places]
 
 
 QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")

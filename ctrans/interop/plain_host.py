@@ -14,7 +14,17 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.block_calls import OWN_ERRORS, Running, StateForm, intercepted, recorded_until, without_cache
+from ctrans.interop.block_calls import (
+    OWN_ERRORS,
+    Call,
+    Running,
+    StateForm,
+    intercepted,
+    passing,
+    recorded_until,
+    tensors_in,
+    without_cache,
+)
 from ctrans.interop.block_parts import token_axis_is_first
 from ctrans.interop.calls import Template, plain_kernels, watched
 from ctrans.interop.contexts import IMPLEMENTATION
@@ -69,6 +79,10 @@ class PlainHost:
     @property
     def reads(self) -> Sequence[int]:
         return self.example.shape[1:]
+
+    @property
+    def row(self) -> Tensor:
+        return self.example[0]
 
     def like(self) -> Tensor:
         return self._like
@@ -141,8 +155,9 @@ class PlainHost:
         if self.own_embed is not None:
             x = self.own_embed(flat)
         else:
-            with plain_kernels():
-                x = recorded_until(self.blocks(), 0, lambda: self.run(flat), self.form)[0].x
+            calls = self._calls(flat)
+            x = calls[0].x
+            self._check_contexts(calls)
         return x.reshape(*lead, *x.shape[1:])
 
     def outputs(self, x: Tensor) -> Any:
@@ -176,13 +191,36 @@ class PlainHost:
         )
 
     def check(self, depth: Depth) -> None:
-        """Raises ConfigError where the rebuilt output is not the module's own, on the example or on the example backwards: a head
-        may look at the input itself.
+        """Raises ConfigError where the rebuilt states or output are not the module's own, on the example or on the example backwards:
+        blocks may be given something made of the input, and a head may look at it.
         """
         for tokens in (self.example, self.example.flip(-1)):
-            self._check(depth, tokens)
+            self._check_states(depth, tokens)
+            self._check_output(depth, tokens)
 
-    def _check(self, depth: Depth, tokens: Tensor) -> None:
+    def _check_states(self, depth: Depth, tokens: Tensor) -> None:
+        """Whatever `embed` and `head` are, each block's own state goes to what the block makes of it, and on to the next block."""
+        blocks, per_block = self.blocks(), depth.per_block
+        with torch.no_grad(), plain_kernels(), passing(blocks, self.form) as passed:
+            self.run(tokens)
+        for i, (block, (x, y)) in enumerate(zip(blocks, passed, strict=True)):
+            if i and not torch.equal(x, passed[i - 1][1]):
+                raise ConfigError(
+                    f"blocks=: {type(self.model).__name__} changes the state between block {i - 1} and block {i}: only plain sequences of "
+                    "blocks are known; make the change a part of a block"
+                )
+            rebuilt = x
+            for k in range(i * per_block, (i + 1) * per_block):
+                rebuilt = depth.sublayers[k].step(rebuilt, depth.lengths[k])
+            miss = float((rebuilt - y).norm() / y.norm().clamp_min(torch.finfo(y.dtype).tiny))
+            if not miss <= tolerance(y.dtype):
+                raise ConfigError(
+                    f"blocks=: block {i} ({type(block).__name__}) gives another state than the maps that were seen in it (off by "
+                    f"{miss:.1g}), as where it limits large states, lets some tokens pass by, or is given something made of the input, "
+                    "such as a mask of padding: only maps of the state alone are known"
+                )
+
+    def _check_output(self, depth: Depth, tokens: Tensor) -> None:
         with plain_kernels():
             whole = self.tensor(self.run(tokens))
         rebuilt = self.tensor(self.outputs(depth(self.embed(tokens))))
@@ -195,6 +233,25 @@ class PlainHost:
                 f"head=: what {type(self.model).__name__} returns is not made of its last block's state alone (off by {miss:.1g}), as "
                 "where a head looks at its input again: give head=, a function of that state"
             )
+
+    def _calls(self, tokens: Tensor) -> list[Call]:
+        """How the module calls its blocks for these inputs."""
+        blocks = self.blocks()
+        with plain_kernels():
+            return recorded_until(blocks, len(blocks) - 1, lambda: self.run(tokens), self.form)
+
+    def _check_contexts(self, calls: Sequence[Call]) -> None:
+        """Raises ConfigError where blocks are given something besides the state that an example of the same shape does not give them."""
+        if not any(list(tensors_in(call.beside)) for call in calls):
+            return
+        for call, like in zip(calls, self._calls(self.shaped(calls[0].x)), strict=True):
+            for name, value in call.beside.items():
+                if not _equal(list(tensors_in(value)), list(tensors_in(like.beside.get(name)))):
+                    raise ConfigError(
+                        f"{type(self.model).__name__} gives its blocks another {name} for these inputs than for its example, as where a "
+                        "mask of padding is made of the tokens: its maps are known for what the example gives them; give inputs that are "
+                        "like it, such as without padding"
+                    )
 
     def of(self, model: nn.Module) -> PlainHost:
         """The same around a copy of the model."""
@@ -269,6 +326,10 @@ class PlainHost:
         except OWN_ERRORS:
             return None
         return calls[0].x.shape[-2] if calls else None
+
+
+def _equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    return len(found) == len(expected) and all(map(torch.equal, found, expected))
 
 
 def _fits(model: nn.Module, named: Mapping[str, Any]) -> bool:
