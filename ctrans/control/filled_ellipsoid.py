@@ -26,7 +26,7 @@ class FilledImage(VelocitySet):
     image: SphereImage
 
     def __post_init__(self) -> None:
-        if not self.image.norm.eps > 0:
+        if not self.image.norm.filled:
             raise ConfigError("a norm with eps = 0 reaches no velocity inside its image: use the image itself")
 
     @property
@@ -86,8 +86,7 @@ class FilledImage(VelocitySet):
 
     def _velocity(self, u: Tensor) -> Tensor:
         """norm(x) at the x with x_hat = u: undoing the norm makes its inside as easy to reach as its edge."""
-        inside = 1 - u.square().mean(-1, keepdim=True)
-        velocity: Tensor = self.image.norm(u * (self.image.norm.eps / inside).sqrt())
+        velocity: Tensor = self.image.norm(self.image.norm.undo(u))
         return velocity
 
     def _into_ball(self, u: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -51,17 +52,79 @@ class Form:
     added: float = 0.0
 
 
-class AdaptedNorm(SphereNorm):
-    """z = factor (shift + gain) * x_hat + offset, computed by another library's module, whose parameters it shares."""
+class ForeignNorm(SphereNorm):
+    """A norm of another library, which may divide by sqrt(mean((C x)^2)) + a in place of sqrt(mean((C x)^2) + eps): a is `added`."""
 
     centred = False  # each object has its own
+    added = 0.0
+
+    @property
+    def filled(self) -> bool:
+        return super().filled or self.added > 0
+
+    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch 1"]:
+        """sqrt(mean((C x)^2) + eps), or sqrt(mean((C x)^2)) + a."""
+        return super().sigma(x) + self.added if self.added else super().sigma(x)
+
+    def undo(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """As for other norms; with a, x = u a/(1 - |u|/sqrt(d))."""
+        return u * (self.added / (1 - u.square().mean(-1, keepdim=True).sqrt())) if self.added else super().undo(u)
+
+    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+        """As for other norms; with a, |w| (sqrt(d) - r/(r/sqrt(d) + a)), about |w| d a/r."""
+        if not self.added:
+            return super().shortfall(p, radius)
+        length: Tensor = torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
+        return (math.sqrt(self.width) - radius / (radius / math.sqrt(self.width) + self.added)) * length
+
+    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+        """As for other norms; with a, diag(gamma)/sigma (C - sigma/(sigma - a) x_hat x_hat'/d)."""
+        if not self.added:
+            return super().jacobian(x)
+        x_hat, sigma = self.standardize(x), self.sigma(x)
+        eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
+        centring = eye - 1 / self.width if self.centred else eye
+        slope = (sigma / (sigma - self.added)).unsqueeze(-1)
+        inner = centring - slope * x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
+        return self.gamma.unsqueeze(-1) * inner / sigma.unsqueeze(-1)
+
+    @property
+    def steepest(self) -> float:
+        """As for other norms; with a, max|gamma|/a."""
+        return self.half_diameter / self.added if self.added else super().steepest
+
+
+class UnitGains(ForeignNorm):
+    """z = x_hat: gamma = 1, beta = 0."""
+
+    def __init__(self, width: int, eps: float, centred: bool, added: float = 0.0):
+        super().__init__()
+        self.width, self.eps = check_norm(width, eps)
+        self.centred, self.added, self.shift = centred, added, 0.0
+        self.register_buffer("one", torch.ones(width), persistent=False)
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        return self.get_buffer("one")
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return torch.zeros_like(self.gamma)
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return self.standardize(x)
+
+
+class AdaptedNorm(ForeignNorm):
+    """z = factor (shift + gain) * x_hat + offset, computed by another library's module, whose parameters it shares."""
+
     module: Any  # of any library
 
     def __init__(self, module: nn.Module, form: Form, width: int | None = None, exact: bool = False):
         super().__init__()
         self.module, self.form, self.shift, self.exact = module, form, form.shift, exact
         self.width, self.eps = check_norm(_width(module) or width or 0, form.eps)
-        self.centred = form.centred
+        self.centred, self.added = form.centred, form.added
         if self._own(form.gain) is None:
             self.register_buffer("one", torch.ones(self.width), persistent=False)
 
@@ -84,49 +147,19 @@ class AdaptedNorm(SphereNorm):
         bias = self._own(self.form.offset)
         return torch.zeros_like(self.gamma) if bias is None else bias.flatten().expand(self.width)
 
-    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch 1"]:
-        """sqrt(mean((C x)^2) + eps), or sqrt(mean((C x)^2)) + eps where the module adds it so."""
-        return super().sigma(x) + self.form.added if self.form.added else super().sigma(x)
-
-    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
-        if not self.form.added:
-            return super().jacobian(x)
-        x_hat, sigma = self.standardize(x), self.sigma(x)
-        eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
-        centring = eye - 1 / self.width if self.centred else eye
-        slope = (sigma / (sigma - self.form.added)).unsqueeze(-1)  # of a sigma that eps is added to
-        inner = centring - slope * x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
-        return self.gamma.unsqueeze(-1) * inner / sigma.unsqueeze(-1)
-
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         # the modules of many models round to float32 on the way: theory's float64 must not
         own = self.exact or x.dtype != torch.float64
         return self.module(x) if own else self.gamma * self.standardize(x) + self.beta
 
 
-class FreeNorm(SphereNorm):
+class FreeNorm(UnitGains):
     """z = x_hat, which a block computes in its own forward without a module, as modded nanoGPTs do."""
-
-    centred = False
-
-    def __init__(self, width: int, eps: float, centred: bool):
-        super().__init__()
-        self.width, self.eps = check_norm(width, eps)
-        self.centred, self.shift = centred, 0.0
-        self.register_buffer("one", torch.ones(width), persistent=False)
 
     @property
     def module(self) -> nn.Module:
         """Itself: no other module computes it."""
         return self
-
-    @property
-    def gamma(self) -> Float[Tensor, " width"]:
-        return self.get_buffer("one")
-
-    @property
-    def beta(self) -> Float[Tensor, " width"]:
-        return torch.zeros_like(self.gamma)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return (F.layer_norm if self.centred else F.rms_norm)(x, (self.width,), eps=self.eps)

@@ -303,7 +303,7 @@ def _candidates(parts: Parts, acting: Sequence[_Acting], parallel: bool) -> Iter
         if len(norms) <= 1:
             roles_of_both: Roles = dict(zip(ROLES, norms, strict=False))
             yield (Sublayer(ParallelMaps(parts.attention.chain, parts.ffn.chain), "parallel", **roles_of_both),)
-        elif len(norms) == 2 and (norms[0].centred, norms[0].eps) == (norms[1].centred, norms[1].eps):
+        elif len(norms) == 2 and len({(norm.centred, norm.eps, norm.added) for norm in norms}) == 1:
             for one, other in (norms, norms[::-1]):
                 both = ParallelMaps(parts.attention.chain, parts.ffn.chain, (GainsOf(one), GainsOf(other)))
                 yield (Sublayer(both, "parallel", input_norm=WithoutGain(one)),)

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ctrans.norm.norm import Norm, check_bias, check_norm, worst_gain
+from ctrans.norm.norm import DividingNorm, Norm, check_bias, check_norm, worst_gain
 from ctrans.norm.options import check_groups
 from ctrans.norm.spheres import SphereOf
 
 
-class GroupRMSNorm(Norm):
+class GroupRMSNorm(DividingNorm):
     """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (of a head: RetNet, Qwen's QK-norm).
 
     A product of sets has the sum of their support functions, each attained by itself: H(P) = sum_j sum_g sqrt(m) |gamma_g * p_jg|.
@@ -23,7 +23,6 @@ class GroupRMSNorm(Norm):
 
     image = "ellipsoids"
     options = frozenset({"norm_groups"})
-    degree = 0
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_groups: int | None = None):
         """`norm_groups` is G; None is two, or one where the width is odd."""
@@ -41,23 +40,6 @@ class GroupRMSNorm(Norm):
     @property
     def beta(self) -> Float[Tensor, " width"]:
         return torch.zeros_like(self.weight)
-
-    @property
-    def attained(self) -> bool:
-        """For eps = 0: otherwise |x_hat_g|^2 < m."""
-        return self.eps == 0
-
-    @property
-    def filled(self) -> bool:
-        return self.eps > 0
-
-    @property
-    def divides(self) -> bool:
-        return True
-
-    @property
-    def singular(self) -> bool:
-        return self.eps == 0
 
     @property
     def parts(self) -> list[SphereOf]:

@@ -187,6 +187,33 @@ class Norm(nn.Module, abc.ABC):
         )
 
 
+class DividingNorm(Norm):
+    """A norm that divides a token, or each group of its channels, by sigma = sqrt(mean square + eps): u(x) = x_hat.
+
+    For eps = 0 it is on the edge of its image for every x; otherwise strictly inside, anywhere.
+    """
+
+    eps: float
+    degree = 0
+
+    @property
+    def attained(self) -> bool:
+        """For eps = 0: otherwise |x_hat|^2 < d."""
+        return not self.filled
+
+    @property
+    def filled(self) -> bool:
+        return self.eps > 0
+
+    @property
+    def divides(self) -> bool:
+        return True
+
+    @property
+    def singular(self) -> bool:
+        return not self.filled
+
+
 def check_norm(width: int, eps: float) -> tuple[int, float]:
     """Width and eps; ConfigError unless the width is at least 1 and eps a finite number of at least 0."""
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:

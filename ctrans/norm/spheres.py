@@ -18,17 +18,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ctrans.norm.norm import Norm, check_bias, check_norm, worst_gain
+from ctrans.norm.norm import DividingNorm, Norm, check_bias, check_norm, worst_gain
 
 
-class SphereNorm(Norm):
+class SphereNorm(DividingNorm):
     """A norm z = gamma * x_hat + beta over the last axis, x_hat on the sphere of radius sqrt(d), with its geometry as methods.
 
     A subclass says how to centre, what gamma and beta are, and how to apply the norm; the geometry follows from these.
     """
-
-    eps: float
-    degree = 0
 
     @property
     @abc.abstractmethod
@@ -38,23 +35,6 @@ class SphereNorm(Norm):
     @property
     def image(self) -> str:
         return "slice" if self.centred else "ellipsoid"
-
-    @property
-    def attained(self) -> bool:
-        """For eps = 0: otherwise |x_hat|^2 < d."""
-        return self.eps == 0
-
-    @property
-    def filled(self) -> bool:
-        return self.eps > 0
-
-    @property
-    def divides(self) -> bool:
-        return True
-
-    @property
-    def singular(self) -> bool:
-        return self.eps == 0
 
     def centre(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """C x: x minus its mean over the width, or x itself."""
@@ -67,6 +47,10 @@ class SphereNorm(Norm):
     def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
         """sigma = sqrt(mean((C x)^2) + eps)."""
         return (self.centre(x).square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+    def undo(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """x = u sqrt(eps/(1 - |u|^2/d)), whose x_hat is u = C u, |u|^2 < d; for eps > 0."""
+        return u * (self.eps / (1 - u.square().mean(-1, keepdim=True))).sqrt()
 
     def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """How far z is from the image for eps = 0, as a violation of its equations; 0 exactly on the image.

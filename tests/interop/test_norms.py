@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
+from ctrans.control.images import reached_by
 from ctrans.interop.norms import as_norm
 from solvers import ConfigError
 from tests.interop.plain_modules import MADE_NORMS, WIDTH, LanguageModel, MadeNorm, PreBlock, ids, with_norms
@@ -36,6 +37,60 @@ def test_gain_offset_centring_and_eps_are_what_the_module_computes(kind):
     x = torch.randn(WIDTH, dtype=torch.float64)
     jacobian = torch.func.jacrev(module)(x)
     assert torch.allclose(norm.jacobian(x), jacobian, rtol=1e-8, atol=1e-9)
+
+
+def annotated(eps):
+    torch.manual_seed(1)
+    module = MadeNorm(WIDTH, "annotated").double()
+    module.eps = eps
+    for weight in module.parameters():
+        nn.init.normal_(weight)
+    return module.requires_grad_(False)
+
+
+def test_eps_beside_the_deviation_keeps_a_norm_off_its_image_and_defined_at_zero():
+    """The Transformer of the annotated paper: H is approached and never attained, at the rate that inputs of a length show."""
+    module = annotated(1e-2)
+    norm = as_norm(module, WIDTH)
+    assert (norm.attained, norm.filled, norm.singular) == (False, True, False)
+    zero = torch.zeros(WIDTH, dtype=torch.float64)
+    assert torch.equal(module(zero), module.b_2)
+    near = 1e-12 * torch.eye(WIDTH, dtype=torch.float64)[norm.gamma.abs().argmax()]
+    flat = torch.linalg.matrix_norm(torch.func.jacrev(module)(near), 2)
+    assert 0.9 * norm.steepest < float(flat) <= norm.steepest * (1 + 1e-9)
+    p = torch.randn(5, WIDTH, dtype=torch.float64)
+    w = norm.gamma * p - (norm.gamma * p).mean(-1, keepdim=True)
+    for radius in (0.0, 0.1, 10.0):
+        best = (p * module(radius * w / w.norm(dim=-1, keepdim=True))).sum(-1)
+        assert torch.allclose(norm.shortfall(p, radius), norm.support(p) - best, rtol=1e-9, atol=1e-12)
+    u = 0.3 * w / w.norm(dim=-1, keepdim=True) * WIDTH**0.5
+    assert torch.allclose(module(norm.undo(u)), norm.beta + norm.gamma * u, atol=1e-12)
+    assert torch.allclose(reached_by(norm).chart(p).velocity(u), norm.beta + norm.gamma * u, atol=1e-12)
+    assert norm.with_eps(0.0).attained
+
+
+class TwoNorms(nn.Module):
+    """X + attention(N_1 X) + ffn(N_2 X)."""
+
+    def __init__(self, eps):
+        super().__init__()
+        self.one, self.two, self.inner = annotated(eps), annotated(eps), PreBlock(1.0).double()
+        nn.init.normal_(self.two.a_2)
+
+    def forward(self, x):
+        return x + self.inner.mix(self.one(x)) + self.inner.shrink(F.gelu(self.inner.grow(self.two(x))))
+
+
+def test_two_norms_with_eps_beside_the_deviation_give_the_modules_states():
+    torch.manual_seed(0)
+    model = LanguageModel().double()
+    model.stack = nn.ModuleList([TwoNorms(1e-2), TwoNorms(1e-2)])
+    opened = ctrans.open_model(model.eval())
+    states = opened.trajectory(ids()).states
+    x = model.tok(ids()) + model.pos(torch.arange(ids().shape[1]))
+    for block, state in zip(model.stack, states[1:], strict=True):
+        x = block(x)
+        assert torch.allclose(x, state, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
