@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.interop.imported import Imported
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.model.gpt import GPT
-from ctrans.walk import Described
+from ctrans.walk import Described, kept_of
 from solvers import ConfigError, Solution
 
 Loss = Callable[[Any, Any], Tensor]
@@ -57,6 +57,11 @@ class ModelWithLoss(nn.Module):
     @property
     def config(self) -> Described:
         return self.model.config
+
+    @property
+    def kept(self) -> Bool[Tensor, "batch tokens"] | None:
+        """Where there is text and no padding, as the model says it."""
+        return kept_of(self.model)
 
     def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
         return self.model.embed(tokens)

@@ -12,7 +12,7 @@ from typing import Any
 
 import safetensors
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_dt
@@ -39,7 +39,7 @@ from ctrans.interop.telling_weights import telling_weights
 from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
 from ctrans.interop.unwrapped import unwrapped
 from ctrans.model.gpt import GPT
-from ctrans.walk import own_loss
+from ctrans.walk import kept_of, own_loss
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError, Solution
 
@@ -101,6 +101,11 @@ class Opened(nn.Module):
     def config(self) -> Any:
         """What was recognised: a `Described`."""
         return self.model.config
+
+    @property
+    def kept(self) -> Bool[Tensor, "batch tokens"] | None:
+        """Where there is text and no padding, as the model says it (`Imported.padded`)."""
+        return kept_of(self.model)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.model.embed(tokens)

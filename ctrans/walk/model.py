@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
@@ -65,6 +65,12 @@ class DescribedModel(ModelOfModules, Protocol):
     def config(self) -> Described: ...
 
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution: ...
+
+
+def kept_of(model: object) -> Bool[Tensor, "batch tokens"] | None:
+    """Which tokens are text and not padding, of a model that says it as its `kept`; None where all are."""
+    found: Tensor | None = getattr(model, "kept", None)
+    return found
 
 
 def own_loss(model: Model) -> Callable[[Tensor, Any], Tensor] | None:

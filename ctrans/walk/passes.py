@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.fields import norms_found_once
 from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, Passage, PassageBack, States, Turn
-from ctrans.walk.model import Model, check_targets, terminal_loss
+from ctrans.walk.model import Model, check_targets, kept_of, terminal_loss
 from solvers import ConfigError
 from solvers.segment import Map
 
@@ -65,7 +65,7 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = N
     for lane in lanes:
         if lane.targets is not None:
             check_targets(model, lane.tokens, lane.targets)
-    ways = [_LaneUnderWay(lane, model.embed(lane.tokens).detach(), getattr(model, "kept", None)) for lane in lanes]
+    ways = [_LaneUnderWay(lane, model.embed(lane.tokens).detach(), kept_of(model)) for lane in lanes]
     _down(model.depth, ways, progress)
     back = [way for way in ways if way.lane.targets is not None]
     for way in back:
@@ -97,12 +97,19 @@ def states_of(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Fl
 
 
 @torch.no_grad()
-def observe(depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]], instruments: Sequence[Instrument]) -> list[Any]:
+def observe(
+    depth: Depth,
+    states: Sequence[Float[Tensor, "*batch tokens width"]],
+    instruments: Sequence[Instrument],
+    *,
+    kept: Bool[Tensor, "*batch tokens"] | None = None,
+) -> list[Any]:
     """The instruments' figures along states that are known already: X_0 and X at the ends of as many segments as were reached.
 
-    Nothing is integrated: the states may be those of any method.
+    Nothing is integrated: the states may be those of any method. `kept` says which tokens are text and not padding, None where all are.
     """
     for instrument in instruments:
+        instrument.of_text(kept_for(states[0], kept))
         instrument.begin(depth, states[0])
     for (k, sublayer, time, h), x, y in zip(_segments(depth), states, states[1:], strict=False):
         for instrument in instruments:
@@ -128,12 +135,17 @@ def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: Told | None) ->
             progress(k)
 
 
+def kept_for(x0: Float[Tensor, "*batch tokens width"], kept: Tensor | None) -> Bool[Tensor, "*batch tokens"] | None:
+    """The same for every sequence of these states."""
+    return None if kept is None else kept.to(x0.device).expand(x0.shape[:-1])
+
+
 class _LaneUnderWay:
     """A lane on its way: the state it is at, those behind it if it has to come back, and the costate."""
 
     def __init__(self, lane: Lane, x0: Tensor, kept: Tensor | None = None):
         self.lane, self.x, self.states = lane, x0, [x0]
-        self.kept = None if kept is None else kept.to(x0.device).expand(x0.shape[:-1])
+        self.kept = kept_for(x0, kept)
         self.p: Tensor | None = None
 
     def forward(self, k: int, sublayer: Sublayer, time: float, h: float) -> None:

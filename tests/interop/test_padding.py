@@ -15,7 +15,9 @@ from ctrans.stability.diagnosis.down import HeadRows, StatesByDepth
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.forward.depth_share import DepthShares, token_similarity
 from ctrans.stability.forward.moments import MomentsByDepth
+from ctrans.stability.forward.simulation import simulate
 from ctrans.stability.forward.weight_growth import GrowthWithWeights
+from ctrans.stability.screening.attention import LastLayerGradient
 from ctrans.walk import walk
 from ctrans.walk.instrument import Attempt
 from solvers import ConfigError
@@ -95,6 +97,22 @@ def test_what_is_a_mean_over_tokens_is_that_of_the_text_alone(name):
     alone = found(text[:, :6])
     assert len(alone) > 50
     assert padded == pytest.approx(alone, rel=1e-3, abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("loss", [None, "mean"])
+def test_an_opened_model_and_its_simulation_leave_padding_out(loss):
+    """Whatever stands around the model, and whichever states are observed."""
+    opened = open_model(made("llama"), loss=loss)
+    imported = opened.model.model if loss else opened.model
+    text = torch.randint(3, 31, (1, 9), generator=torch.Generator().manual_seed(2))
+    with imported.padded(torch.tensor([[1] * 6 + [0] * 3])):
+        simulated = simulate(opened, text, reference=False)
+        walked = walk(opened, text, text, [MomentsByDepth(), gradient := LastLayerGradient()])[0]
+    alone, x = walk(imported, text[:, :6], instruments=[MomentsByDepth()])[0], imported.embed(text[:, :6])
+    assert simulated.rms == pytest.approx([m.rms for m in alone], rel=1e-4)
+    assert [m.rms for m in walked] == pytest.approx([m.rms for m in alone], rel=1e-4)
+    growth = float(imported.depth(x).square().mean() - x.square().mean())
+    assert gradient.added == pytest.approx(growth, rel=1e-4)
 
 
 def test_sequences_of_different_lengths_count_by_their_tokens():

@@ -19,7 +19,7 @@ from ctrans.scheme import Scheme
 from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.stability.forward.moments import MomentsByDepth
-from ctrans.walk import Attempt, DescribedModel, observe
+from ctrans.walk import Attempt, DescribedModel, kept_of, observe
 from solvers import ConfigError, Norm, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
@@ -94,7 +94,7 @@ def simulate(
 
     states = solution.states
     bounding = Attempt(BoundsByDepth(discrete=itself))
-    each, allowed, conserved = observe(model.depth, states, [MomentsByDepth(), bounding, DriftByDepth()])
+    each, allowed, conserved = observe(model.depth, states, [MomentsByDepth(), bounding, DriftByDepth()], kept=kept_of(model))
     bounds, unbounded = None if allowed is None else _shortened(allowed, len(states)), bounding.note
     return Simulation(
         placement=model.depth.sublayers[0].placement.name if model.depth.shared else model.config.placement,

@@ -21,6 +21,7 @@ from ctrans.stability.attention.by_depth import (
 from ctrans.stability.initialisation.theory import SLOPES, LastLayer, Setting, gains, last_layer_bound
 from ctrans.stability.screening.case import Case, Finding, StepPlan, found, judged, largest, spread, three
 from ctrans.walk import Attempt, Described, Instrument, Passage, PassageBack
+from ctrans.walk.instrument import of_text
 from solvers import ConfigError, SolveError
 from solvers.run import finite
 
@@ -100,11 +101,11 @@ class LastLayerGradient(Instrument):
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._last, self._start, self.added = len(depth.sublayers) - 1, _mean_square(x0), math.nan
+        self._last, self._start, self.added = len(depth.sublayers) - 1, _mean_square(of_text(x0, self.kept)), math.nan
 
     def forward(self, at: Passage) -> None:
         if at.k == self._last:
-            self.added = _mean_square(at.y) - self._start
+            self.added = _mean_square(of_text(at.y, self.kept)) - self._start
 
     def backward(self, at: PassageBack) -> None:
         if at.k == self._last:
