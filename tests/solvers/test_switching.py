@@ -321,5 +321,7 @@ def test_a_tuple_has_a_dense_solution_too_and_what_has_none_is_named():
     for place, name in enumerate(("t0", "t1")):
         ends = [T[0].clone(), T[-1].clone()]
         ends[place].requires_grad_()
-        with pytest.raises(ConfigError, match=f"{name} requires a gradient, which y\\(t\\) does not have: give {name}.detach\\(\\)"):
+        with pytest.raises(
+            ConfigError, match=f"{name} requires a gradient, which y\\(t\\) does not have: give {name}.detach\\(\\)"
+        ):
             odeint_dense(lambda t, y: -y, torch.ones(2), *ends)
