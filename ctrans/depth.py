@@ -37,8 +37,7 @@ class Depth(nn.Module):
     Segment k lasts spans[k] * dt; plain blocks are two spans of 1, attention and FFN, so that T = 2 D dt. `per_block` says how
     many consecutive sublayers make a block. Times are exact fractions, so that every segment has the length that the discrete
     step uses, bit for bit. `shared` says that one block, the same modules, acts at every time, and does at any other depth. Raises
-    ConfigError for a dt or span that is not positive and finite, or sublayers that do not fill
-    blocks.
+    ConfigError for a dt or span that is not positive and finite, or sublayers that do not fill blocks.
     """
 
     def __init__(
