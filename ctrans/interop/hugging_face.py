@@ -45,8 +45,9 @@ def from_transformers(
 
     The weights are the model's own, not copies. What surrounds each attention and FFN is read from what the blocks compute and
     said by `str(result.config)`; `anatomy` names the parts of models whose names are not known. Of an encoder with a decoder the encoder
-    is taken. `dtype` is the one to load in, by default the config's, or that of the files. With `on_demand`, the matrices of a directory's model are read when they are
-    used, by memory map, and dropped after: the same numbers, in the memory of one sublayer (see `ctrans.weights.on_demand`).
+    is taken. `dtype` is the one to load in, by default the config's, or that of the files. With `on_demand`, the matrices of a
+    directory's model are read when they are used, by memory map, and dropped after: the same numbers, in the memory of one sublayer
+    (see `ctrans.weights.on_demand`).
 
     Raises ConfigError, in a line, for a directory without config, with missing, damaged or pickled weights, quantised weights,
     an unknown family, and a structure that is not recognised.
