@@ -21,7 +21,8 @@ from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.hugging_face import import_transformers
 from ctrans.interop.images import read_array
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss
-from ctrans.interop.open_model import Opened, open_imported, open_model
+from ctrans.interop.open_model import open_imported, open_model
+from ctrans.interop.opened import Opened
 from ctrans.interop.plain_host import Example
 from ctrans.interop.tokens import quiet
 from ctrans.model.checkpoint import load, load_config

@@ -6,7 +6,8 @@ from ctrans.interop.continuous import continuize, discretize
 from ctrans.interop.hugging_face import from_transformers
 from ctrans.interop.imported import Architecture, Imported
 from ctrans.interop.nanogpt import from_nanogpt, to_nanogpt
-from ctrans.interop.open_model import Opened, open_model
+from ctrans.interop.open_model import open_model
+from ctrans.interop.opened import Opened
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.to_transformers import to_gpt, to_transformers, write_transformers
 

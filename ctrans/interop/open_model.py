@@ -12,12 +12,10 @@ from typing import Any
 
 import safetensors
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_dt
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.block_calls import OWN_ERRORS
 from ctrans.interop.hugging_face import (
     CONFIG,
     from_transformers,
@@ -30,135 +28,21 @@ from ctrans.interop.hugging_face import (
     weight_files,
 )
 from ctrans.interop.imported import Imported
-from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss, with_loss
+from ctrans.interop.losses import LOSS_NAMES, Loss, with_loss
 from ctrans.interop.nanogpt import CHECKPOINT, read_nanogpt
+from ctrans.interop.opened import Opened
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.plain_host import Example, PlainHost
 from ctrans.interop.streamed import stored_weights
 from ctrans.interop.telling_weights import telling_weights
-from ctrans.interop.tokens import Tokeniser, find_tokeniser, quiet
+from ctrans.interop.tokens import quiet
 from ctrans.interop.unwrapped import unwrapped
 from ctrans.model.gpt import GPT
-from ctrans.walk import kept_of, own_loss
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
-from solvers import ConfigError, Solution
+from solvers import ConfigError
 
 PICKLED = (".pt", ".pth")
 """How files end that torch.save writes."""
-HIDDEN_EVERY = 7
-"""One token in so many is hidden from a model that fills gaps: the 15 % of BERT's training, at fixed places."""
-
-
-class Opened(nn.Module):
-    """A model that was opened: in evaluation mode, without gradients, with what `ctrans` asks of any model, and how it reads.
-
-    It is a model itself, whose `depth`, `embed`, `head`, `trajectory` and loss are those of `model`. `directory` is where it was, and
-    `described` what was recognised. `vocabulary` is how many tokens it embeds, 0 for what reads none. `causal` is whether tokens
-    read only earlier ones, as seen in what its first attention computes. `predicts` is whether its head gives logits of tokens.
-    `loss` is its loss by a name of `LOSS_NAMES`, or "given".
-    """
-
-    model: AnyModel | ModelWithLoss
-
-    def __init__(
-        self,
-        model: AnyModel | ModelWithLoss,
-        directory: Path | None,
-        described: str,
-        vocabulary: int,
-        causal: bool,
-        predicts: bool,
-        loss: str,
-    ):
-        super().__init__()
-        self.model, self.directory, self.described = model, directory, described
-        self.vocabulary, self.causal, self.predicts, self.loss = vocabulary, causal, predicts, loss
-
-    def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
-        """What the head gives, and with `targets` the loss."""
-        found: tuple[Tensor, Tensor | None] = self.model(tokens, targets)
-        return found
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """The shape of what it reads, without the first axis: that of the example by which it was seen."""
-        return tuple(self._imported.host.reads) if isinstance(self._imported, Imported) else (1,)
-
-    @property
-    def _imported(self) -> AnyModel:
-        return self.model.model if isinstance(self.model, ModelWithLoss) else self.model
-
-    @property
-    def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
-        """L(X_T, targets) where it is not the cross-entropy of its logits."""
-        return own_loss(self.model)
-
-    @property
-    def depth(self) -> Depth:
-        return self.model.depth
-
-    @property
-    def config(self) -> Any:
-        """What was recognised: a `Described`."""
-        return self.model.config
-
-    @property
-    def kept(self) -> Bool[Tensor, "batch tokens"] | None:
-        """Where there is text and no padding, as the model says it (`Imported.padded`)."""
-        return kept_of(self.model)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.model.embed(tokens)
-
-    def head(self, x: Tensor) -> Tensor:
-        return self.model.head(x)
-
-    def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
-        return self.model.trajectory(tokens, **options)
-
-    def tokeniser(self) -> Tokeniser:
-        """How text becomes its tokens; byte by byte for a model without a directory. Errors as `find_tokeniser`."""
-        return find_tokeniser(self.directory, self.vocabulary)
-
-    def longest(self, wanted: int) -> int:
-        """The most tokens, up to as many as wanted, that it reads: what it says, or found by trying."""
-        said: int | None = self.config.context
-        most = wanted if said is None else min(wanted, said)
-        if said is not None or not self.vocabulary or self._reads(most):
-            return most
-        low, high = 1, most  # it reads low and not high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._reads(middle) else (low, middle)
-        return low
-
-    def _reads(self, length: int) -> bool:
-        like = next((weight for weight in self.parameters()), torch.empty(0))
-        row = self._imported.host.row if isinstance(self._imported, Imported) else torch.zeros(1, dtype=torch.int64)
-        try:
-            with torch.no_grad():
-                self(row[torch.arange(length) % len(row)].unsqueeze(0).to(like.device))
-        except OWN_ERRORS:
-            return False
-        return True
-
-    def pairs(self, windows: Int[Tensor, "batch longer"], mask: int | None = None) -> tuple[Tensor, Tensor]:
-        """Tokens and their targets, of its `loss`.
-
-        "next": each next token. "mlm": every seventh token is hidden by `mask`, and is the target there, -1 elsewhere; without a mask
-        every token is its own target, the part of such a training in which chosen tokens are left as they are. "none": -1 throughout.
-        Stand-ins look at no targets, and a given loss gets those of a model that reads as this one does.
-        """
-        tokens, after = windows[:, :-1], windows[:, 1:]
-        kind = self.loss if self.loss != "given" else "next" if self.causal else "mlm"
-        if kind == "none":
-            return tokens, torch.full_like(tokens, -1)
-        if kind == "next":
-            return tokens, after
-        if kind != "mlm" or mask is None:
-            return tokens, tokens
-        hidden = (torch.arange(tokens.shape[1], device=tokens.device) % HIDDEN_EVERY == 0).expand_as(tokens)
-        return torch.where(hidden, mask, tokens), torch.where(hidden, tokens, -1)
 
 
 def open_model(
