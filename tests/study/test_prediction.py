@@ -167,7 +167,9 @@ def test_a_family_whose_others_learned_too_little_has_no_prediction():
     each = made_up(len(TERMS))
     blank = [dataclasses.replace(case, family=f"blank {i}", log_rate=math.nan) for i, case in enumerate(each * 3)]
     cases = [*blank, *each]
-    predicted = cross_validated([case.figures for case in cases], [case.log_rate for case in cases], [case.family for case in cases])
+    predicted = cross_validated(
+        [case.figures for case in cases], [case.log_rate for case in cases], [case.family for case in cases]
+    )
     assert len(predicted) == len(cases)
     assert all(map(math.isnan, predicted))
 
