@@ -176,7 +176,7 @@ def test_a_log_that_cannot_be_read_to_its_end_is_not_replaced_by_its_beginning(t
 
     monkeypatch.setattr(Path, "open", broken)
     for asked in (lambda: LogWriter(tmp_path, HEADER, start=100), lambda: read_log(tmp_path)):
-        with pytest.raises(ConfigError, match="cannot read .*Input/output error"):
+        with pytest.raises(ConfigError, match=r"cannot read .*Input/output error"):
             asked()
     monkeypatch.undo()
     assert (tmp_path / LOG).read_bytes() == whole
