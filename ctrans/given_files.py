@@ -63,14 +63,21 @@ def read_json(path: Path) -> Any:
         found: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no JSON: {' '.join(str(error).split())[:200]}") from None
+    if nested_too_deep(found):
+        raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep: it is nothing that this program reads")
+    return found
+
+
+def nested_too_deep(found: Any) -> bool:
+    """Whether objects and lists of JSON lie more than `DEEPEST_JSON` deep in each other, counting what they hold."""
     depth, inside = 0, [found]
     while inside:
         depth += 1
         if depth > DEEPEST_JSON:
-            raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep: it is nothing that this program reads")
+            return True
         held = [value.values() if isinstance(value, dict) else value for value in inside if isinstance(value, (dict, list))]
         inside = [value for values in held for value in values]
-    return found
+    return False
 
 
 def cannot_read(path: Path, error: OSError | ValueError) -> ConfigError:

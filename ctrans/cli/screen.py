@@ -301,9 +301,13 @@ def _placements(found: Sequence[Subject]) -> list[str]:
 
 
 def _axes(compare: Sequence[str]) -> dict[str, list[Any]]:
-    axes = {}
+    axes: dict[str, list[Any]] = {}
     for text in filter(_is_axis, compare):
         name, _, values = text.partition("=")
+        if name in axes:
+            raise ConfigError(
+                f"--compare {name} is given twice, of which one alone would count: give all its values with commas between them"
+            )
         axes[name] = look_up("setting to compare", name, COMPARABLE).values(values)
     return axes
 

@@ -142,16 +142,26 @@ class SectionImage(VelocitySet):
         return length(torch.cat([a, b.clamp_min(0)], -1)) <= ROUNDING * torch.finfo(P.dtype).eps * length(q)
 
     def _point(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """a, c and what is left of u, with f = beta + gamma * (V a + c e + rest)."""
-        u = (f - self.norm.beta) / self.norm.gamma
+        """a, c and what is left of u, with f = beta + gamma * (V a + c e + rest), in the channels that no zero gain hides.
+
+        Where those do not tell all of a and c, the shortest: so they are at an optimum, as q is 0 in the others.
+        """
+        hidden = self.norm.gamma == 0
+        u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
         r, size = self._rest
-        a = u @ self._basis
-        c = ratio((u * r).sum(-1, keepdim=True) * size, r.square().sum(-1, keepdim=True))
+        e = ratio(r, size)
+        if bool(hidden.any()):
+            columns = torch.cat([self._basis.expand(*e.shape, -1), e.unsqueeze(-1)], -1)
+            told = torch.linalg.pinv(torch.where(hidden.unsqueeze(-1), 0.0, columns)) @ u.unsqueeze(-1)
+            a, c = told[..., :-1, 0], told[..., -1:, 0]
+        else:
+            a = u @ self._basis
+            c = ratio((u * r).sum(-1, keepdim=True) * size, r.square().sum(-1, keepdim=True))
         # without r one more dimension is not seen: c is what the sphere leaves
         spare = self.norm.width - a.square().sum(-1, keepdim=True)
         unseen = torch.where(spare > ROUNDING * self.norm.width * torch.finfo(u.dtype).eps, spare, 0.0).sqrt()
         c = torch.where((r == 0).all(-1, keepdim=True), unseen, c)
-        return a, c, u - a @ self._basis.mT - c * ratio(r, size)
+        return a, c, torch.where(hidden, 0.0, u - a @ self._basis.mT - c * e)
 
     def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         a, c, rest = self._point(f)

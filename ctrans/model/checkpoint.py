@@ -10,6 +10,7 @@ adapter's metadata, because the same updates of others would otherwise be anothe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors
 from torch import Tensor, nn
 
 from ctrans.given_files import read_json
@@ -71,11 +73,32 @@ def _save_base(model: GPT, directory: Path) -> str:
     """The SHA-256 of the weights that the model updates, which are there from now on."""
     weights = before_updates(model)
     digest = sha256_of(weights)
-    if not os.path.exists(directory / CONFIG):
+    if not os.path.exists(directory / CONFIG) and (_of_ours(directory / WEIGHTS) or not os.path.lexists(directory / WEIGHTS)):
         _write(directory, WEIGHTS, model.config, weights)
     elif sha256_of(read_weights(directory / WEIGHTS)[0]) != digest:
         raise ConfigError(f"{str(directory)!r} has other weights than those that this model updates: save it somewhere else")
     return digest
+
+
+def remove_base(directory: Path) -> None:
+    """Removes what `save` wrote there as a base, or has begun to; what anybody else has there stays."""
+    with contextlib.suppress(OSError):
+        if _of_ours(directory / WEIGHTS):
+            for name in (CONFIG, WEIGHTS):  # the weights last: they tell whose it is
+                (directory / name).unlink(missing_ok=True)
+        for name in (CONFIG, WEIGHTS):
+            for unfinished in directory.glob(f".{name}.[0-9]*"):
+                unfinished.unlink()
+        directory.rmdir()
+
+
+def _of_ours(weights: Path) -> bool:
+    """Whether a file of weights was written by `save`."""
+    try:
+        with safetensors.safe_open(weights, "pt") as file:
+            return CONFIG_DIGEST in (file.metadata() or {})
+    except (OSError, safetensors.SafetensorError):
+        return False
 
 
 def _weights(model: GPT) -> dict[str, Tensor]:

@@ -163,11 +163,14 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
 
 
 def not_finite(past: Past, limits: Limits) -> Sighting | None:
-    """The first figure in the order of a pass that is inf or nan, or else a loss that is.
+    """The first figure in the order of a pass that is inf or nan, or else a loss that is, of a step since the last report.
 
-    A loss that was so at a step before this report has made every weight so since: where it began is then not to be seen.
+    A loss that was so at a step before this report has made every weight so since, unless that step was left out: where it began is then
+    not to be seen. One from before the last report was told of then; weights that it left so are broken still.
     """
-    bad = next(((step, loss) for step, loss in past.losses if not math.isfinite(loss)), None)
+    # >=: a trainer may tell the loss of a report's own step after it
+    last = past.reports[-2][0] if len(past.reports) > 1 else 0
+    bad = next(((step, loss) for step, loss in past.losses if step >= last and not math.isfinite(loss)), None)
     if bad is not None and bad[0] < past.step:
         place = f"the loss of step {bad[0]}, between reports, so that where it began was not seen (every=1 shows it)"
         return Sighting(place, bad[1], math.inf, bad[0])

@@ -125,7 +125,10 @@ class Gauges:
     def _cut(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
         """What all gradients will be multiplied with so that their norm is at most `clip`."""
         parts = [found["gradient", k] for k in range(len(self.sites.sites)) if ("gradient", k) in found]
-        return (clip / length(torch.stack([*parts, found["gradient_outside", 0].to(parts[0])])).clamp(min=TINY)).clamp(max=1.0)
+        outside = found["gradient_outside", 0]
+        if parts:  # none where only what is outside of the depth trains
+            outside = outside.to(parts[0])
+        return (clip / length(torch.stack([*parts, outside])).clamp(min=TINY)).clamp(max=1.0)
 
     def sample_weights(self) -> None:
         """Remembers entries of the weights, so that the next `read` knows what one step of the optimiser does to them."""
@@ -326,7 +329,7 @@ class Gauges:
         added = [values.get(("added", k), [math.nan])[0] for k in range(1, count + 1)]
         if (exponent := growth_exponent(added)) is not None:
             figures["growth"] = exponent
-        if "gradient" in figures and "gradient_outside" in figures:
+        if "gradient_outside" in figures:
             inside = [values.get(("gradient", k), [0.0])[0] for k in range(count)]
             figures["gradient_norm"] = math.hypot(*inside, values["gradient_outside", 0][0])
         return figures

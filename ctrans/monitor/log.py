@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ctrans.given_files import cannot_read, nested_too_deep
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log_lines import (
     Header,
@@ -72,7 +73,7 @@ class MonitorLog:
 class LogWriter:
     """Appends to the log of a directory. `start` is the step that the training goes on from; what was written after it is dropped.
 
-    Raises ConfigError where it cannot be written.
+    Raises ConfigError where it cannot be written, or what is there cannot be read.
     """
 
     def __init__(self, directory: Path, header: Header, start: int = 0):
@@ -125,7 +126,7 @@ class LogWriter:
 
 def read_log(directory: str | Path) -> MonitorLog:
     """The log in that directory. Lines that are not whole, or not what a monitor writes, are left out; whoever wrote it, what is read
-    can be shown. Raises ConfigError where there is none.
+    can be shown. Raises ConfigError where there is none, or it cannot be read.
     """
     directory = Path(directory)
     lines = list(lines_of(directory))
@@ -146,21 +147,25 @@ def _each(made: Callable[[Line], Made | None], lines: Iterable[Line]) -> Iterato
 
 
 def lines_of(directory: Path) -> Iterator[Line]:
-    """What lines hold, those that are not whole left out."""
+    """What lines hold; those that are not whole, or nested deeper than any that a monitor writes, are left out. None of no file.
+
+    Raises ConfigError for a log that is there and cannot be read to its end: who took its beginning for the whole would lose the rest.
+    """
     path = directory / LOG
-    if not path.is_file():  # a pipe would be waited for
-        return
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return
         with path.open(errors="replace") as file:
             for text in file:
                 try:
                     line = json.loads(text)
                 except (ValueError, RecursionError):
                     continue
-                if text.endswith("\n") and isinstance(line, dict) and ("header" in line or is_step(line.get("step"))):
+                whole = text.endswith("\n") and isinstance(line, dict) and not nested_too_deep(line)
+                if whole and ("header" in line or is_step(line.get("step"))):
                     yield line
-    except OSError:
-        return
+    except OSError as error:
+        raise cannot_read(path, error) from None
 
 
 def thinned(lines: Sequence[Line]) -> list[Line]:

@@ -89,6 +89,7 @@ def _rounded(value: float) -> float:
 
 
 def is_step(value: Any) -> bool:
+    """Whether it is a whole number that a training's steps could come to, 0 with them; True and False are none."""
     return type(value) is int and 0 <= value < LAST_STEP
 
 

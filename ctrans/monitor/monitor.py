@@ -101,12 +101,13 @@ class Monitor:
         self._waiting.append((step, _kept(loss), _kept(gradient_norm)))
         alarms: list[Alarm] = []
         with self._only_looking(step):
-            if "skip" in self.reactions.asked:
-                self._skip_spikes(step, gradient_norm)
             if self._reports(step):
                 alarms = self._report(step, optimizer, batch)
             if self._reports(step + 1):
                 self.gauges.sample_weights()
+        with self._only_looking(step):
+            if "skip" in self.reactions.asked:  # after a report, which tells the gradients that are left out
+                self._skip_spikes(step, gradient_norm)
         self._then = None
         self._arm_for(step + 1)
         return alarms

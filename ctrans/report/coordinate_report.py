@@ -45,7 +45,9 @@ def coordinate_words(found: Sequence[Coordinates], places: Sequence[str], widths
 
 
 def growth_words(power: Power) -> str:
-    """The exponent in words; not told from 0 where it is within two standard errors, or has none and is small."""
+    """The exponent in words; not told from 0 where it is within two standard errors. Of two widths, which have no error, it is told as it
+    is.
+    """
     how = f"width^{power}"
     unsure = SURE * power.error if not math.isnan(power.error) else 0.0
     if abs(power.exponent) <= unsure:

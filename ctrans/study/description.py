@@ -79,8 +79,9 @@ class Study:
             self._check_task(where, given)
         for name, values in (*self.vary.items(), ("learning_rates", self.learning_rates), ("seeds", self.seeds)):
             _check_list(name, values)
-        for name in ("vary", "cases"):
-            again = {key for given in ([self.vary] if name == "vary" else self.cases) for key in given} & {*OWN}
+        # a base's learning rate is that of a study without a list of them; its seed would be nobody's
+        for name, each, taken in (("base", [self.base], {"seed"}), ("vary", [self.vary], {*OWN}), ("cases", self.cases, {*OWN})):
+            again = {key for given in each for key in given} & taken
             if again:
                 raise ConfigError(f"{min(again)} in {name}: give the list {min(again)}s in its place")
         both = {key for case in self.cases for key in case} & self.vary.keys()
@@ -166,7 +167,8 @@ def _check_list(name: str, values: object) -> None:
         raise ConfigError(f"{name} = {values!r}: give a list of values")
     if not values and name != "learning_rates":
         raise ConfigError(f"{name} is empty: give at least one value")
-    if len({json.dumps(float(value) if number(value) else value, sort_keys=True) for value in values}) < len(values):
+    # numbers as themselves: 1 is 1.0, and not every whole number is a float
+    if len({value if number(value) else json.dumps(value, sort_keys=True) for value in values}) < len(values):
         raise ConfigError(f"{name} = {list(values)} has a value twice: give each once")
     if name == "learning_rates":
         for value in values:

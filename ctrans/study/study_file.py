@@ -42,14 +42,17 @@ KEYS = {
 }
 PATHS = ("file", "bin")
 SOURCES = (*PATHS, "task")
+WHOLE = 2**63
+"""Whole numbers are below it in size, as TOML has them; Python's reader takes any."""
 
 
 def read_study(path: Path) -> Study:
     """The study that the file describes. ConfigError naming what is wrong with it."""
     try:
         content = tomllib.loads(read_file(path).decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no TOML: {error}") from None
+    _check_plain(content, path)
     for key, value in content.items():
         if key not in (*KEYS, *SOURCES):
             raise unknown(f"key in {str(path)!r}", key, [*KEYS, *SOURCES])
@@ -67,3 +70,13 @@ def read_study(path: Path) -> Study:
     # a path is meant from where the file is
     source = {key: str((path.parent / content.pop(key)).absolute()) if key in content else None for key in PATHS}
     return Study(**{"name": path.stem, **content}, source=source)
+
+
+def _check_plain(value: Any, path: Path) -> None:
+    """Raises ConfigError for what no setting is: a date, or a whole number of more than 64 bits."""
+    if isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_plain(each, path)
+    elif not isinstance(value, (str, int, float)) or (isinstance(value, int) and not -WHOLE <= value < WHOLE):
+        said = str(value) if not isinstance(value, int) else f"a whole number of {value.bit_length()} bits"
+        raise ConfigError(f"{str(path)!r} has {said}: give texts, true or false, or numbers of at most 64 bits")

@@ -82,7 +82,7 @@ def coordinate_check(
     updates: int = 5,
     progress: Callable[[str], None] | None = None,
 ) -> list[Coordinates]:
-    """`Coordinates` at t = 0 .. updates, each width trained on the same batches at the settings' learning rate, with heads as wide as
+    """`Coordinates` at t = 0 .. updates, each width trained on one batch at the settings' learning rate, with heads as wide as
     the configuration's. `progress` is told of each width that is done.
 
     Raises ConfigError for widths that are no multiples of the heads', or fewer than two.

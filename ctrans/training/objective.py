@@ -39,9 +39,9 @@ class Objective(nn.Module):
     X integrated as configured, and a_k the auxiliary terms of the map of segment k at what it is given first (`HasAuxiliary`).
 
     w_a is the setting of the term's name, 1 for a name that is none. Euler with one step, backprop, lam = 0 and no such terms is the
-    discrete model, bit for bit. The kinetic cost (OT-Transformer) is one more
-    coordinate of each token, dc/dt = |v|^2/2, so that every method and every gradient kind treats it as it treats X. Raises
-    ConfigError for a gradient kind that the method or the placement does not have.
+    discrete model, bit for bit. The kinetic cost (OT-Transformer) is one more coordinate of each token, dc/dt = |v|^2/2, so that every
+    method and every gradient kind treats it as it treats X. Raises ConfigError for a gradient kind that the method or the placement does
+    not have.
     """
 
     def __init__(self, model: GPT, config: TrainConfig):

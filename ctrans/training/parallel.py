@@ -57,11 +57,11 @@ def _shard(objective: Objective, device: torch.device) -> nn.Module:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
     sublayers = objective.model.depth.sublayers
     for sublayer in sublayers:
-        if not coefficients_of([sublayer]):
-            fully_shard(sublayer.field)
+        for field in [] if coefficients_of([sublayer]) else [branch.field for branch in sublayer.branches.values()]:
+            fully_shard(field)
             for method in ("auxiliary", "load"):  # which use weights beside a forward pass
-                if hasattr(sublayer.field, method):
-                    register_fsdp_forward_method(sublayer.field, method)
+                if hasattr(field, method):
+                    register_fsdp_forward_method(field, method)
     # the root too, or evaluations, which have no backward pass, would leave the model with other parameters than the optimiser
     fully_shard(objective, reshard_after_forward=True)
     return objective

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import safetensors
 
-from ctrans.model.checkpoint import BASE, BEST, LAST
+from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
 from ctrans.model.sums import SUMS, damage, sums
 from solvers import ConfigError
 
@@ -194,8 +194,8 @@ class RunDirectory:
                     (self.directory / name).rmdir()
 
     def forget_base(self) -> None:
-        """Removes the weights that a run's updates were of."""
-        shutil.rmtree(self.checkpoints / BASE, ignore_errors=True)
+        """Removes the weights that a run's updates were of; a directory of that name that no run made stays."""
+        remove_base(self.checkpoints / BASE)
 
     def check_writable(self) -> None:
         """Raises ConfigError, before any work is done, unless files can be made in the directory, which is made."""

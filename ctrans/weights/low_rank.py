@@ -84,16 +84,28 @@ def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) 
     """The module, frozen, with the updates whose `factors` these are, in place. Raises ConfigError, naming their source, where one
     does not fit.
     """
-    paths = sorted({name.rpartition(".")[0] for name in tensors})
+    given: dict[str, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        path, _, factor = name.rpartition(".")
+        given.setdefault(path, {})[factor] = value
     parts = dict(module.named_modules())
     module.requires_grad_(False)
-    for path in paths:
-        part, pair = parts.get(path), [tensors[name] for name in (f"{path}.a", f"{path}.b") if name in tensors]
-        shapes = [tuple(factor.shape) for factor in pair]
-        if not isinstance(part, nn.Linear) or shapes != [(len(pair[0]), part.in_features), (part.out_features, len(pair[0]))]:
-            raise ConfigError(f"{str(source)!r} does not fit its base: {path} is there no linear map that such A and B update")
-        parametrize.register_parametrization(part, "weight", LowRank(*pair))
+    for path, pair in sorted(given.items()):
+        part = parts.get(path)
+        if not isinstance(part, nn.Linear) or not _update(part, pair):
+            raise ConfigError(
+                f"{str(source)!r} does not fit its base: its {', '.join(sorted(pair))} of {path!r} are not A and B of a linear map there"
+            )
+        parametrize.register_parametrization(part, "weight", LowRank(pair["a"], pair["b"]))
     return module
+
+
+def _update(part: nn.Linear, pair: Mapping[str, Tensor]) -> bool:
+    """Whether they are A of (r, in) and B of (out, r) of that map, in its dtype."""
+    if pair.keys() != {"a", "b"} or any(factor.dim() != 2 or factor.dtype != part.weight.dtype for factor in pair.values()):
+        return False
+    rank = len(pair["a"])
+    return pair["a"].shape == (rank, part.in_features) and pair["b"].shape == (part.out_features, rank)
 
 
 def merge_updates(module: Changed) -> Changed:

@@ -141,6 +141,7 @@ def test_a_step_that_does_not_apply_to_a_saved_model_says_so_and_exits_0(tmp_pat
         (["--compare", "placement=perri"], "did you mean 'peri'"),
         (["--compare", "init=kaiming"], "unknown initialisation 'kaiming'"),
         (["--compare", "placement=pre", "--placement", "peri"], "given twice"),
+        (["--compare", "dt=1", "--compare", "dt=0.1"], "dt is given twice"),
         (["--compare", "dt=1", "--checkpoint", "x"], "leave out --compare"),
         (["--checkpoint", "nowhere"], "there is no checkpoint"),
         (["--dtype", "bfloat16"], "too coarse"),

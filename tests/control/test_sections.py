@@ -95,6 +95,19 @@ def test_no_state_of_a_step_exceeds_the_support_and_the_best_one_attains_it(name
         assert climbed == pytest.approx(H, rel=1e-5)
 
 
+@norms
+@channels
+@pytest.mark.parametrize("dead", [[1], [0, 2], [3, 4, 6]])
+def test_a_norm_with_gains_of_0_is_certified(name, which, dead):
+    """Outputs do not tell what such a gain hides of a state."""
+    norm, X, P, moves = setting(name, which)
+    if norm.gains != "each":
+        return
+    norm.gamma[dead] = 0
+    found = certify(SectionImage(norm, X, moves), P)
+    assert found.agrees, found.findings
+
+
 def test_without_channels_that_stand_it_is_the_image_itself():
     norm, X, P, moves = setting("layernorm", "but one", eps=1e-5)
     every = torch.ones_like(moves)

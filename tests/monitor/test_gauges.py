@@ -178,6 +178,15 @@ def test_a_layer_that_is_frozen_on_purpose_has_no_gradient_and_is_told_as_frozen
     assert ("dead layer", "block 1, attention") not in told, monitor.alarms
 
 
+def test_a_depth_that_is_frozen_whole_is_reported_and_the_norm_is_that_of_what_trains():
+    model, text = gpt(), tokens()
+    model.depth.requires_grad_(False)
+    figures = reported(model, lambda: model(text[:, :-1], text[:, 1:])[1], clip=1.0)
+    assert "gradient" not in figures
+    norm = math.hypot(*(float(p.grad.norm()) for p in model.parameters() if p.grad is not None))
+    assert figures["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+
+
 def test_growth_of_a_power_is_its_exponent():
     assert growth_exponent([k**1.7 for k in range(1, 13)]) == pytest.approx(1.7)
     assert growth_exponent([1.0]) is None

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import errno
 import io
 import json
 import math
@@ -142,6 +143,43 @@ def test_what_is_no_file_is_no_log_and_a_terminal_is_not_commanded(tmp_path):
     (tmp_path / LOG).write_text((tmp_path / LOG).read_text() + "[" * 100_000 + "\n")
     log = read_log(str(tmp_path))
     assert "\x1b" not in log.header.model + str(log.reports[0].unknown)
+
+
+@pytest.mark.parametrize("deep", [90, 400, 900, 5000])
+def test_a_line_that_is_nested_without_end_is_left_out(tmp_path, deep):
+    nest = "[" * deep + "]" * deep
+    lines = (
+        '{"header": {"model": "x", "places": NEST, "kinds": [], "heads": [], "every": 1}}',
+        '{"step": 1, "alarm": {"rule": NEST}}',
+        '{"step": 1, "probe": {"theta": NEST, "unknown": {"a": NEST}}}',
+        '{"step": 1, "run": {}, "by": {}, "unknown": {"a": NEST}}',
+    )
+    LogWriter(tmp_path, HEADER).report(Report(1, {"loss": 1.0}))
+    with (tmp_path / LOG).open("a") as file:
+        file.writelines(line.replace("NEST", nest) + "\n" for line in lines)
+    log = read_log(tmp_path)
+    assert log.header == HEADER
+    Console(file=io.StringIO()).print(page(log))
+    assert strict(to_json(findings(log)))
+
+
+def test_a_log_that_cannot_be_read_to_its_end_is_not_replaced_by_its_beginning(tmp_path, monkeypatch):
+    writer = LogWriter(tmp_path, HEADER)
+    for step in (50, 100, 150):
+        writer.report(Report(step, {"loss": 1.0}))
+    whole, made = (tmp_path / LOG).read_bytes(), Path.open
+
+    def broken(path, mode="r", **options):
+        if mode == "r":
+            raise OSError(errno.EIO, "Input/output error")
+        return made(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", broken)
+    for asked in (lambda: LogWriter(tmp_path, HEADER, start=100), lambda: read_log(tmp_path)):
+        with pytest.raises(ConfigError, match=r"cannot read .*Input/output error"):
+            asked()
+    monkeypatch.undo()
+    assert (tmp_path / LOG).read_bytes() == whole
 
 
 TRAINING = """

@@ -1,16 +1,19 @@
 """Reactions: none unasked; each does what it says and leaves the rest of the training alone."""
 
+import math
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from ctrans import GPT, ConfigError, GPTConfig
 from ctrans.monitor import Monitor
+from ctrans.monitor.log import read_log
 
 ALWAYS = {"updates too large": {"limit": 0.0}}
 
 
-def trained(steps=12, spoiled=None, optimiser_of=None, schedule=None, **options):
+def trained(steps=12, spoiled=None, by=1000.0, optimiser_of=None, schedule=None, **options):
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=32, context=8, depth=3, width=16, heads=2), seed=0)
     optimiser = (optimiser_of or (lambda weights: torch.optim.AdamW(weights, lr=1e-3)))(model.parameters())
@@ -19,7 +22,7 @@ def trained(steps=12, spoiled=None, optimiser_of=None, schedule=None, **options)
     states = []
     for step in range(1, steps + 1):
         tokens = torch.randint(32, (2, 9))
-        loss = model(tokens[:, :-1], tokens[:, 1:])[1] * (1000.0 if step == spoiled else 1.0)
+        loss = model(tokens[:, :-1], tokens[:, 1:])[1] * (by if step == spoiled else 1.0)
         loss.backward()
         monitor.step(loss, optimiser)
         optimiser.step()
@@ -41,9 +44,34 @@ def test_a_step_whose_gradient_spikes_is_left_out():
 
 
 def test_a_step_whose_gradient_is_not_finite_is_left_out():
-    monitor, states, _ = trained(spoiled=None, react=["skip"])
-    assert monitor.reactions.skipped == []
-    assert len(states) == 12
+    monitor, states, _ = trained(spoiled=7, by=math.nan, react=["skip"])
+    assert monitor.reactions.skipped == [7]
+    assert all(torch.equal(states[6][name], states[5][name]) for name in states[5])
+    assert all(torch.isfinite(value).all() for value in states[-1].values())
+
+
+def test_a_report_tells_the_gradients_that_are_left_out(tmp_path):
+    monitor, _, _ = trained(spoiled=10, react=["skip"], out=tmp_path)
+    assert monitor.reactions.skipped == [10]
+    norms = dict(zip(read_log(tmp_path).steps, read_log(tmp_path).series("gradient_norm"), strict=True))
+    assert norms[10] > 100 * norms[8]
+
+
+def test_what_is_not_finite_is_told_again_after_a_step_that_was_left_out():
+    """The loss of the step that was left out is remembered, and is no news at later reports."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=32, context=8, depth=3, width=16, heads=2), seed=0)
+    monitor, told = Monitor(model, every=5, react=["skip"]), []
+    for step in range(1, 46):
+        if step == 40:
+            model.depth.sublayers[3].field.last.weight.data[0, 0] = math.inf
+        tokens = torch.randint(32, (2, 9))
+        loss = model(tokens[:, :-1], tokens[:, 1:])[1] * (math.nan if step == 3 else 1.0)
+        loss.backward()
+        told += [(alarm.step, alarm.place) for alarm in monitor.step(loss) if alarm.rule == "not finite"]
+        model.zero_grad()
+    assert [step for step, _ in told] == [5, 40]
+    assert told[1][1].startswith("block 1, ffn")
 
 
 def test_the_weights_before_the_step_are_saved(tmp_path):

@@ -45,6 +45,10 @@ def test_without_rates_the_base_has_one():
     assert [run.training.learning_rate for run in Study("a", base={**BASE, "learning_rate": 0.5}).runs()] == [0.5]
 
 
+def test_large_seeds_that_are_one_float_are_two():
+    assert [run.training.seed for run in Study("a", base=BASE, seeds=[2**60, 2**60 + 1]).runs()] == [2**60, 2**60 + 1]
+
+
 WRONG = {
     "unknown field": ({"base": {"widht": 3}}, "width"),
     "wrong value": ({"base": {"width": 30, "heads": 4}}, "heads"),
@@ -55,6 +59,7 @@ WRONG = {
     "a case twice": ({"cases": [{}, {"dt": 1.0}]}, "two cases of small are the same runs"),
     "a value twice": ({"seeds": [0, 0]}, "twice"),
     "rates that vary": ({"vary": {"learning_rate": [1.0]}}, "learning_rates"),
+    "a seed in the base": ({"base": {"seed": 5}}, "seed in base: give the list seeds"),
     "both": ({"vary": {"dt": [1.0]}, "cases": [{"dt": 0.1}]}, "dt varies in cases and in vary"),
     "a rate": ({"learning_rates": [0.0]}, "positive"),
     "a seed": ({"seeds": [0.5]}, "whole"),
@@ -121,6 +126,9 @@ WRONG_FILES = {
     "both": ('file = "a"\nbin = "b"', "exclude"),
     "a task and a file": ('file = "a"\ntask = "digits"', "file and task"),
     "no number": ("budget = true", "budget"),
+    "a date": ("[vary]\ndt = [1979-05-27]", "1979-05-27: give texts"),
+    "a number beyond TOML's": (f"learning_rates = [1{400 * '0'}]", "1329 bits"),
+    "such a number somewhere": (f"[base]\ndt = 1{400 * '0'}", "1329 bits"),
 }
 
 

@@ -67,6 +67,7 @@ def test_the_hessians_largest_eigenvalues_are_those_of_the_dense_matrices():
 def test_lanczos_finds_the_largest_and_not_the_largest_in_size():
     matrix = torch.diag(torch.tensor([-9.0, 1.0, 2.0, 3.0], dtype=torch.float64))
     assert largest_eigenvalue(lambda v: matrix @ v, torch.zeros(4, dtype=torch.float64)) == pytest.approx(3.0)
+    assert largest_eigenvalue(torch.zeros_like, torch.zeros(4, dtype=torch.float64)) == 0
 
 
 def test_the_response_to_a_small_step_is_its_derivative():
@@ -159,6 +160,18 @@ def test_architectures_that_learned_nothing_are_left_out_of_fit_and_evaluation()
     mixed, plain = evaluate([*blank, *each], predicted, [*blank, *each]), evaluate(each, predicted[7:], each)
     assert mixed.unlearned == [case.case for case in blank]
     assert json.dumps(dataclasses.asdict(dataclasses.replace(mixed, unlearned=[]))) == json.dumps(dataclasses.asdict(plain))
+
+
+def test_a_family_whose_others_learned_too_little_has_no_prediction():
+    """What did not learn at any rate is no more for the fit: as many with one as there are terms, and more architectures without."""
+    each = made_up(len(TERMS))
+    blank = [dataclasses.replace(case, family=f"blank {i}", log_rate=math.nan) for i, case in enumerate(each * 3)]
+    cases = [*blank, *each]
+    predicted = cross_validated(
+        [case.figures for case in cases], [case.log_rate for case in cases], [case.family for case in cases]
+    )
+    assert len(predicted) == len(cases)
+    assert all(map(math.isnan, predicted))
 
 
 def test_the_interval_covers_what_it_says_and_a_model_beyond_what_was_studied_is_told():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -93,6 +94,25 @@ def test_overwriting_a_run_takes_its_base_with_it(tmp_path):
     train(fresh(), settings(iterations=1, low_rank=0), TEXT, out=tmp_path, overwrite=True)
     assert not (tmp_path / "checkpoints-2").exists()
     assert not (tmp_path / "checkpoints" / "base").exists()
+
+
+def test_a_directory_called_base_that_no_run_made_is_left_alone(tmp_path):
+    """Neither is it removed by a run that needs none, nor written into by one that does."""
+    theirs = tmp_path / "checkpoints" / "base"
+    for names in (["notes.txt"], ["model.safetensors"], ["config.json", "model.safetensors"]):
+        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+        theirs.mkdir(parents=True)
+        for name in names:
+            (theirs / name).write_text("theirs")
+        train(GPTConfig(**MODEL), settings(iterations=1, low_rank=0), TEXT, out=tmp_path)
+        assert [(theirs / name).read_text() for name in names] == ["theirs"] * len(names)
+        for path in (*tmp_path.glob("checkpoints/step-*"), tmp_path / "last", tmp_path / "best", tmp_path / "log.jsonl"):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if "model.safetensors" in names:
+            with pytest.raises(ConfigError):
+                train(fresh(), settings(iterations=1), TEXT, out=tmp_path)
+            assert [(theirs / name).read_text() for name in names] == ["theirs"] * len(names)
+            (tmp_path / "log.jsonl").unlink()
 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path):

@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 from ctrans.model.checkpoint import ADAPTER, BASE, WEIGHTS, load, save
 from ctrans.model.gpt import GPT
-from ctrans.weights.low_rank import adapt, before_updates, factors, merge_updates, updated
+from ctrans.weights.low_rank import adapt, before_updates, factors, merge_updates, update_like, updated
 from solvers import ConfigError
 from tests.cases import RESIDUAL_CASES, VARIANTS
 from tests.helpers import learned, small_config, tokens
@@ -112,6 +112,27 @@ def test_another_base_is_refused(tmp_path):
     save(GPT(small_config("pre", depth=2)).double(), tmp_path / BASE)
     with pytest.raises(ConfigError, match="updates other weights than those"):
         load(tmp_path / "a")
+
+
+def test_an_adapter_that_does_not_fit_is_refused_in_a_line(tmp_path):
+    model = with_updates(trained())
+    save(model, tmp_path / "a")
+    a, b = (f"depth.sublayers.0.field.out.{name}" for name in "ab")
+    whole = {name: value.detach() for name, value in factors(model).items()}
+    assert {a, b} <= whole.keys()
+    for wrong in (
+        {f"{a[:-1]}c": whole[a]},
+        {**whole, f"{a[:-1]}c": whole[a]},
+        {a: whole[a]},
+        {a: torch.tensor(1.0).to(whole[a]), b: torch.tensor(1.0).to(whole[a])},
+        {a: whole[a].half(), b: whole[b].half()},
+        {a: whole[b], b: whole[a]},
+        {"a": whole[a], "b": whole[b]},
+        {"nowhere.a": whole[a], "nowhere.b": whole[b]},
+    ):
+        with pytest.raises(ConfigError, match="does not fit its base"):
+            update_like(trained(), wrong, "adapter.safetensors")
+    assert torch.equal(update_like(trained(), whole, "")(tokens())[0], model(tokens())[0])
 
 
 def test_what_cannot_be_updated_is_refused():

@@ -43,10 +43,10 @@ def _range(figures: Sequence[Figures], name: str) -> list[float]:
 
 
 def cross_validated(figures: Sequence[Figures], log_rates: Sequence[float], families: Sequence[str]) -> list[float]:
-    """Each architecture's prediction by the predictor of all other families; nan where they are too few."""
+    """Each architecture's prediction by the predictor of all other families; nan where too few of those have a rate."""
     found = [math.nan] * len(figures)
     for family in dict.fromkeys(families):
-        others = [i for i, other in enumerate(families) if other != family]
+        others = [i for i, other in enumerate(families) if other != family and not math.isnan(log_rates[i])]
         if len(others) <= len(TERMS):
             continue
         predictor = fit([figures[i] for i in others], [log_rates[i] for i in others])

@@ -32,7 +32,7 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], like: Tensor, steps:
             for each in basis:
                 w = w - (w @ each) * each
         length = float(w.norm())
-        if not math.isfinite(length) or length < 1e-10 * max(map(abs, diagonal)):
+        if not math.isfinite(length) or length <= 1e-10 * max(map(abs, diagonal)):
             break
         off.append(length)
         basis.append(w / length)

@@ -133,7 +133,7 @@ def _log_rate(outcomes: Mapping[str, float | None], lowest: float) -> float:
 
 
 def _early(runs: Sequence[Finished], rate: float) -> float | None:
-    """The mean training loss of the iteration `AFTER` at that rate; None where a run did not come so far."""
+    """The mean training loss of the iteration `AFTER` at that rate, over the runs that came so far; None where none did."""
     rows = [row for run in runs if run.run.training.learning_rate == rate for row in run.result.curve if row.get("step") == AFTER]
     losses = [row["loss"] for row in rows if isinstance(row.get("loss"), float)]
     return sum(losses) / len(losses) if losses else None
