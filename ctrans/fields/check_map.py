@@ -31,8 +31,8 @@ def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> Non
 
     - f(x) is a tensor of x's shape, the same whenever it is asked, and of each sequence alone
     - f mixes tokens only where it says so: an attention, or a map whose `mixes_tokens` is true
-    - what it says of itself is so: f(x) = last(features(x)); its tokens one by one; matrices that are its own; its bound and its Lipschitz constant; rows
-      of probabilities that sum to 1
+    - what it says of itself is so: f(x) = last(features(x)); its tokens one by one; matrices that are its own; its bound and its
+      Lipschitz constant; rows of probabilities that sum to 1
 
     It can find a map wrong, and cannot prove it right. Weights are taken as they are; the map's dtype is that of its parameters.
 

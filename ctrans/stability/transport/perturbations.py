@@ -124,7 +124,8 @@ def perturbed(
 
     "substitution" replaces that share of each sequence's tokens; "noise" adds Gaussian noise of that length relative to X_0;
     "adversarial" as much in the top singular direction of each sequence's J_{0:D}; "text" takes the sequences of `other`.
-    `worst` gives those directions where somebody has them already. Raises ConfigError for an unknown perturbation, a size that is not positive, or another text that does not fit.
+    `worst` gives those directions where somebody has them already. Raises ConfigError for an unknown perturbation, a size that is
+    not positive, or another text that does not fit.
     """
     perturb = look_up("perturbation", perturbation, PERTURBATIONS)
     if not 0 < size < math.inf:
