@@ -214,7 +214,8 @@ class SoftmaxAttention(nn.Module):
 
     def _by_head(self, x: Tensor) -> Tensor:
         """(*batch, heads, tokens, head) of what stands side by side."""
-        return x.unflatten(-1, (-1, self.head)).transpose(-3, -2)
+        y: Tensor = x.unflatten(-1, (-1, self.head)).transpose(-3, -2)
+        return y
 
     def _for_each_head(self, shared: Tensor) -> Tensor:
         """Keys or values of every head's group."""
