@@ -162,7 +162,7 @@ class BlockBoundsByDepth(Instrument):
 
     def _step(self, at: Passage, place: int) -> Map:
         """The step of all tokens; of the tokens looked at alone from the last map on that mixes them."""
-        block = self._depth.sublayers[at.k - place : at.k - place + self._per_block]
+        block = [self._depth.sublayers[at.k - place + p] for p in range(self._per_block)]
         mixing = [p for p, sublayer in enumerate(block) if mixes_tokens(sublayer.field, sublayer.kind)]
         if place == max(mixing, default=0):
             rows = self._rows
