@@ -16,6 +16,7 @@ from ctrans.fields.positions import POSITIONS
 from ctrans.fields.protocols import (
     Balances,
     EndsLinear,
+    GivesTokens,
     HasAuxiliary,
     HasBound,
     HasLipschitz,
@@ -65,6 +66,7 @@ __all__ = [
     "FeedForward",
     "GatedLinearAttention",
     "GatedLinearUnits",
+    "GivesTokens",
     "HasAuxiliary",
     "HasBound",
     "HasLipschitz",

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.fields.attention_options import AttentionOptions
@@ -112,8 +112,33 @@ class SoftmaxAttention(nn.Module):
 
     def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h of each head; row i weighs the tokens that token i reads. They sum to 1, with a sink to less."""
-        q, k, _ = self._queries_keys_values(x)
-        return self._rows(q, k)
+        query, key, _ = self._split(self.qkv.weight)
+        b_q, b_k, _ = self._offsets()
+        return self._rows(*self._queries_keys(F.linear(x, query, b_q), F.linear(x, key, b_k)))
+
+    def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
+        """f(x[b]) at the token i = chosen[b], from <K_g' q_hi, x_j> in place of <q_hi, K_g x_j>, and V_g sum_j a_hij x_j in place of
+        sum_j a_hij V_g x_j: no key and no value is made. Where a norm or positions act on keys it is f itself, at that token.
+        """
+        each = torch.arange(len(x), device=x.device)
+        if self.options.places.turned or not isinstance(self.key_norm, nn.Identity):
+            whole: Tensor = self(x)[each, chosen]
+            return whole
+        own = x[each, chosen].unsqueeze(-2)
+        query, key, value = self._split(self.qkv.weight)
+        b_q, b_k, b_v = self._offsets()
+        key, value = (self._for_each_head(part.unflatten(0, (-1, self.head))) for part in (key, value))
+        q = self._by_head(F.linear(own, query, b_q)) * self._scale
+        scores = (q @ key) @ x.unsqueeze(-3).transpose(-1, -2)
+        if b_k is not None:
+            scores = scores + q @ self._for_each_head(b_k.view(-1, self.head, 1))
+        rows = self._weights(scores, chosen)
+        mixed = (rows @ x.unsqueeze(-3)) @ value.transpose(-1, -2)
+        if b_v is not None:
+            mixed = mixed + rows.sum(-1, keepdim=True) * self._for_each_head(b_v.view(-1, 1, self.head))
+        mixed = mixed.transpose(-3, -2).flatten(-2)
+        y: Tensor = self.out(mixed if self.gate is None else mixed * self.gate(own).sigmoid())
+        return y.squeeze(-2)
 
     def matrices(self) -> Iterator[Matrix]:
         """W_Q, W_K, W_V, the latter two smaller where heads share them, W_O, and W_G where there is a gate."""
@@ -133,7 +158,7 @@ class SoftmaxAttention(nn.Module):
         offset is sum_h |W_O,h b_v,g| + |b_O|. A gate's entries lie between 0 and 1 and shorten the heads, side by side, at most:
         gain |W_O|_2 (sum_h |V_g|_2^2)^(1/2) or sum_h |W_O,h|_2 |V_g|_2, the smaller, and offset |W_O|_2 |b_V| + |b_O|.
         """
-        value, out = self._split(self.qkv.weight.detach())[2].double(), self.out.weight.detach().double()
+        value, out = self._split(self.qkv.weight.detach())[2], self.out.weight.detach()
         values = [part for part in value.chunk(self.groups) for _ in range(self.heads // self.groups)]
         outs = out.chunk(self.heads, dim=1)
         if self.gate is None:
@@ -150,8 +175,8 @@ class SoftmaxAttention(nn.Module):
         if self.gate is not None:
             return TokenBound(gain, spectral_norm(out) * _length(torch.cat(own)) + _length(last))
         if self.sinks is not None:
-            return TokenBound(gain, sum(_length(part @ b) for part, b in zip(outs, own, strict=True)) + _length(last))
-        return TokenBound(gain, _length(out @ torch.cat(own) + last))
+            return TokenBound(gain, sum(_length(part.double() @ b) for part, b in zip(outs, own, strict=True)) + _length(last))
+        return TokenBound(gain, _length(out.double() @ torch.cat(own) + last))
 
     scalings: ClassVar[Mapping[str, bool]] = SCALINGS_OF_ATTENTION
 
@@ -169,32 +194,53 @@ class SoftmaxAttention(nn.Module):
         parts: tuple[Tensor, ...] = rows.split([self.width, shared, shared])
         return parts
 
+    def _offsets(self) -> tuple[Tensor | None, ...]:
+        """b_Q, b_K and b_V; None where there are none."""
+        return (None, None, None) if self.qkv.bias is None else self._split(self.qkv.bias)
+
     def _queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shared = self.groups * self.head
-        parts = self.qkv(x).split([self.width, shared, shared], dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.head)).transpose(-3, -2) for part in parts)
-        q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = self.qkv(x).split([self.width, shared, shared], dim=-1)
+        return *self._queries_keys(q, k), self._by_head(v)
+
+    def _queries_keys(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """By head, normed and turned."""
+        q, k = self.query_norm(self._by_head(q)), self.key_norm(self._by_head(k))
         if self.options.places.turned:
             entries = turned_entries(self.head, self.options.rotary_fraction)
-            by = turns(x.shape[-2], entries, self.options.rotary_base, q)
+            by = turns(q.shape[-2], entries, self.options.rotary_base, q)
             q, k = turn(q, by), turn(k, by)
-        return q, k, v
+        return q, k
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """(*batch, heads, tokens, head) of what stands side by side."""
+        y: Tensor = x.unflatten(-1, (-1, self.head)).transpose(-3, -2)
+        return y
 
     def _for_each_head(self, shared: Tensor) -> Tensor:
         """Keys or values of every head's group."""
         return shared if self.groups == self.heads else shared.repeat_interleave(self.heads // self.groups, -3)
 
     def _rows(self, q: Tensor, k: Tensor) -> Tensor:
-        scores = q @ self._for_each_head(k).transpose(-1, -2) * self._scale
+        return self._weights((q * self._scale) @ self._for_each_head(k).transpose(-1, -2))
+
+    def _weights(self, scores: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """The rows of scores, which are those of all tokens or of one chosen token of each sequence."""
+
+        def asked(each: Tensor) -> Tensor:
+            """Of a table (*heads, tokens, tokens) the rows that are asked for."""
+            return each if chosen is None else each.expand(self.heads, -1, -1)[:, chosen].transpose(0, 1).unsqueeze(-2)
+
         cap = self.options.softcap
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)
         tokens = scores.shape[-1]
         if self.options.places.sloped:
-            scores = scores + falling_scores(self.heads, tokens, scores)
+            scores = scores + asked(falling_scores(self.heads, tokens, scores))
         hidden = self._hidden(tokens, scores.device)
         if hidden is not None:
-            scores = scores.masked_fill(hidden, -math.inf)
+            # added, as the derivative of a sum costs nothing; that of a softmax is 0 there
+            scores = scores + asked(torch.zeros_like(hidden, dtype=scores.dtype).masked_fill(hidden, -math.inf))
         if self.sinks is None:
             return scores.softmax(-1)
         sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ctrans.fields.around import AroundMap
 from ctrans.fields.protocols import (
     EndsLinear,
+    GivesTokens,
     HasBound,
     HasLipschitz,
     Kind,
@@ -30,8 +31,8 @@ def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> Non
 
     - f(x) is a tensor of x's shape, the same whenever it is asked, and of each sequence alone
     - f mixes tokens only where it says so: an attention, or a map whose `mixes_tokens` is true
-    - what it says of itself is so: f(x) = last(features(x)); matrices that are its own; its bound and its Lipschitz constant; rows
-      of probabilities that sum to 1
+    - what it says of itself is so: f(x) = last(features(x)); its tokens one by one; matrices that are its own; its bound and its
+      Lipschitz constant; rows of probabilities that sum to 1
 
     It can find a map wrong, and cannot prove it right. Weights are taken as they are; the map's dtype is that of its parameters.
 
@@ -80,6 +81,10 @@ def _check_sayings(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
         raise _refusal(
             field, kind, "is not last(features(x))", "make `features` what its last linear map acts on, or leave both out"
         )
+    if isinstance(field, GivesTokens):
+        chosen = torch.arange(len(x), device=x.device) + 1
+        if not _close(field.at_tokens(x, chosen), y[chosen - 1, chosen]):
+            raise _refusal(field, kind, "gives other tokens by `at_tokens` than f(x) has", "mend it, or leave it out")
     if isinstance(field, ShowsMatrices):
         own = {parameter.untyped_storage().data_ptr() for parameter in field.parameters()}
         for matrix in field.matrices():

@@ -10,6 +10,7 @@ it, and they say so; each of them is exact for the map's weights as they are.
 | `HasBound`       | how long f(x)_i can be where no abs(x_j) exceeds r       | forward and transport bounds                   |
 | `HasLipschitz`   | a Lipschitz constant for inputs up to a length           | block bounds                                   |
 | `ShowsHeads`     | attention's rows, and the matrices of each head          | theta, Emadi's bounds                          |
+| `GivesTokens`    | f(x) at chosen tokens, without the others                | local values of Emadi's bounds                 |
 | `HasTemperature` | the temperature of its softmax, which may be set         | temperature warm-up                            |
 | `HasPlainPath`   | a path with forward-mode and second derivatives          | every Jacobian                                 |
 | `Scalable`       | copies of it with weights inside times c                 | sensitivities against the weights' scale       |
@@ -28,7 +29,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.fields.activations import Activation
@@ -151,6 +152,14 @@ class ShowsHeads(Protocol):
     def probabilities(self, x: Tensor) -> Float[Tensor, "*batch heads tokens tokens"]: ...
 
     def head_matrices(self) -> Iterator[HeadMatrices]: ...
+
+
+@runtime_checkable
+class GivesTokens(Protocol):
+    """A map that mixes tokens and can give one output token of each sequence for less than all of them."""
+
+    def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
+        """f(x[b]) at the token chosen[b], with second derivatives whatever `plain` says."""
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 import torch
@@ -26,15 +26,14 @@ SEED = 6_021_992
 AT_ONCE = 2**24
 """Entries of a matrix in half precision that are converted at once."""
 
-_found: ContextVar[dict[tuple[object, ...], tuple[Tensor, float]] | None] = ContextVar("norms found", default=None)
+_found: ContextVar[dict[tuple[object, ...], tuple[tuple[Tensor, ...], float]] | None] = ContextVar("norms found", default=None)
 
 
 @contextlib.contextmanager
 def norms_found_once() -> Iterator[None]:
-    """Within it the norm of a large matrix is computed once, whoever asks: for a time in which no weight changes.
+    """Within it the norm of a matrix or of a product of two is computed once, whoever asks: for a time in which no weight changes.
 
-    Several instruments ask for bounds of the same map, and twelve steps with 16 vectors on each of its matrices are most of what
-    a bound costs.
+    Several instruments ask for bounds of the same map, and norms of its matrices are most of what a bound costs.
     """
     token = _found.set({})
     try:
@@ -48,20 +47,7 @@ def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
 
     Small: sqrt(largest eigenvalue of the smaller Gram matrix), in float64. Large: `upper_bound`.
     """
-    m = matrix.detach()
-    # sums and copies of a large matrix cost as much memory as it does
-    if not m.numel() or not all(math.isfinite(float(extreme)) for extreme in (m.amax(), m.amin())):
-        return math.inf if m.numel() else 0.0
-    if min(m.shape) <= EXACT:
-        return _exact(m.double())
-    found = _found.get()
-    if found is None:
-        return upper_bound(m)
-    # the matrix is kept beside its norm, so that no other can come to lie where it lies
-    key = m.data_ptr(), m._version, m.device, m.dtype, tuple(m.shape), m.stride()
-    if key not in found:
-        found[key] = m, upper_bound(m)
-    return found[key][1]
+    return _once(_norm, matrix.detach())
 
 
 def norm_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]) -> float:
@@ -69,10 +55,32 @@ def norm_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inn
 
     |A B|_2 = |A L|_2 with L L' = B B'; L, from B' = Q L', is as small as the inner dimension: a head's for O_h V_h.
     """
-    a, b = left.detach().double(), right.detach().double()
+    return _once(_norm_of_product, left.detach(), right.detach())
+
+
+def _once(norm: Callable[..., float], *matrices: Tensor) -> float:
+    found = _found.get()
+    if found is None:
+        return norm(*matrices)
+    # the matrices are kept beside their norm, so that no other can come to lie where they lie
+    key = norm, *((m.data_ptr(), m._version, m.device, m.dtype, tuple(m.shape), m.stride()) for m in matrices)
+    if key not in found:
+        found[key] = matrices, norm(*matrices)
+    return found[key][1]
+
+
+def _norm(m: Tensor) -> float:
+    # sums and copies of a large matrix cost as much memory as it does
+    if not m.numel() or not all(math.isfinite(float(extreme)) for extreme in (m.amax(), m.amin())):
+        return math.inf if m.numel() else 0.0
+    return _exact(m.double()) if min(m.shape) <= EXACT else upper_bound(m)
+
+
+def _norm_of_product(left: Tensor, right: Tensor) -> float:
+    a, b = left.double(), right.double()
     if b.shape[0] < b.shape[1]:
         b = torch.linalg.qr(b.T, mode="r").R.T
-    return spectral_norm(a @ b)
+    return _norm(a @ b)
 
 
 def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:

@@ -79,17 +79,17 @@ class AttentionWithValues(AttentionInModel):
         together. Where rows sum to 1, the offsets of values come through as sum_h O_h b_v,g = W_O b_V. Where part of a row is lost to
         a sink, each head's comes through in part: then the offset is sum_h |O_h b_v,g| + |b_o|.
         """
-        groups = [value.detach().double() for value in self._groups(self._value)]
+        groups = self._groups(self._value.detach())
         values = [spectral_norm(value) for value in groups]
         each, together, offsets = 0.0, 0.0, []
         bias = self.reading.value.bias(self.attention)
         biases = None if bias is None else bias.detach().double().chunk(self.reading.groups)
         for head, out in enumerate(self._out.detach().chunk(self.heads, dim=1)):
-            group, out = self._group(head), out.double()
+            group = self._group(head)
             each += norm_of_product(out, groups[group])
             together += values[group] ** 2
             if biases is not None:
-                offsets.append(out @ biases[group])
+                offsets.append(out.double() @ biases[group])
         gain = min(each, spectral_norm(self._out) * math.sqrt(together))
         last = self.reading.out.bias(self.attention)
         if last is not None:

@@ -81,7 +81,9 @@ def test_attention_is_its_formula_token_by_token(name, causal):
     config = GPTConfig(width=16, heads=4, depth=1, causal=causal, temperature=1.3, initialisation="xavier", **VARIANTS[name])
     attention = learned(GPT(config).double().depth.sublayers[0].attention.field, 0.3).requires_grad_(False)
     x = states(6, 16)
-    assert torch.allclose(attention(x), by_loops(attention, x), atol=1e-12)
+    found = by_loops(attention, x)
+    assert torch.allclose(attention(x), found, atol=1e-12)
+    assert torch.allclose(attention.at_tokens(x.expand(3, 6, 16), torch.tensor([4, 0, 5])), found[[4, 0, 5]], atol=1e-12)
 
 
 @pytest.mark.parametrize("base", [10000.0, 500.0])

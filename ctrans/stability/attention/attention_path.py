@@ -27,14 +27,14 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
     with torch.no_grad():
         entered = sublayer.enter(x)
         u = sublayer.given(entered)
-        f, mixed = sublayer.field(u), _values(field, branch.given(u))
+        f, (values, out) = sublayer.field(u), _values(field, branch.given(u))
         rows = field.probabilities(branch.given(u))
 
     def step(state: Tensor) -> Tensor:
         inner = branch.given(sublayer.given(sublayer.enter(state)))
         changed = field.probabilities(inner) - rows
         # zero at X, so that f is what it is, and its derivative there is D
-        v = f + torch.einsum("...hij,...hjd->...id", changed.to(mixed.dtype), mixed)
+        v = f + (changed.to(values.dtype) @ values).transpose(-3, -2).flatten(-2) @ out.mT
         v = v if sublayer.output_norm is None else sublayer.output_norm(v)
         y: Tensor = entered + h * sublayer.joined(v, entered)
         return y if sublayer.state_norm is None else sublayer.state_norm(y)
@@ -61,6 +61,9 @@ def attention_path_gain(
     return float((values * before / after).max())
 
 
-def _values(field: ShowsHeads, u: Tensor) -> Float[Tensor, "*batch heads tokens width"]:
-    """V_h(U) W_h', what each head's row averages, without offsets."""
-    return torch.stack([u @ head.value.mT @ head.out.mT for head in field.head_matrices()], -3)
+def _values(
+    field: ShowsHeads, u: Float[Tensor, "*batch tokens width"]
+) -> tuple[Float[Tensor, "*batch heads tokens head"], Float[Tensor, "width features"]]:
+    """V_h(U), what each head's row averages, without offsets; and W_h side by side, through which heads write."""
+    heads = list(field.head_matrices())
+    return torch.stack([u @ head.value.mT for head in heads], -3), torch.cat([head.out for head in heads], 1)

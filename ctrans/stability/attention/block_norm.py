@@ -6,9 +6,11 @@ import math
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from ctrans.fields import GivesTokens, Kind, mixes_tokens
 from ctrans.stability.backward.singular_values import Linearisation, linearise
+from ctrans.sublayer import Sublayer
 from solvers.segment import Map
 
 
@@ -31,7 +33,20 @@ def block_gain(
     `rows` says which output tokens are looked at, all by default. The function must have second derivatives.
     """
     rows = torch.arange(x.shape[0], device=x.device) if rows is None else rows
-    return gain_of_rows(linearise(function, one_for_each(rows, x)), rows, iterations=iterations, generator=generator)
+    linear = linearise(lambda x: chosen(function(x), rows), one_for_each(rows, x))
+    return gain_of_rows(linear, iterations=iterations, generator=generator)
+
+
+def map_gain(
+    field: nn.Module,
+    kind: Kind,
+    x: Float[Tensor, "tokens width"],
+    *,
+    rows: Int[Tensor, " rows"],
+    generator: torch.Generator | None = None,
+) -> float:
+    """`block_gain` of a map, of which no more is computed than those output tokens ask for."""
+    return gain_of_rows(linearise(lambda x: map_at(field, kind, x, rows), one_for_each(rows, x)), generator=generator)
 
 
 def one_for_each(rows: Int[Tensor, " rows"], x: Float[Tensor, "tokens width"]) -> Float[Tensor, "rows tokens width"]:
@@ -39,25 +54,46 @@ def one_for_each(rows: Int[Tensor, " rows"], x: Float[Tensor, "tokens width"]) -
     return x.detach().expand(len(rows), *x.shape).contiguous()
 
 
+def chosen(x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows 1 width"]:
+    """Of each state the token that is looked at."""
+    return x[torch.arange(len(rows), device=x.device), rows].unsqueeze(-2)
+
+
+def map_at(
+    field: nn.Module, kind: Kind, x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]
+) -> Float[Tensor, "rows 1 width"]:
+    """f(x) at one token of each state: from that token alone where f does not mix them, or as f itself gives it (`GivesTokens`)."""
+    if isinstance(field, GivesTokens):
+        return field.at_tokens(x, rows).unsqueeze(-2)
+    y: Tensor = chosen(field(x), rows) if mixes_tokens(field, kind) else field(chosen(x, rows))
+    return y
+
+
+def step_at(
+    sublayer: Sublayer, h: float, x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]
+) -> Float[Tensor, "rows 1 width"]:
+    """The discrete step at one token of each state; norms and residual act on each token alone."""
+    x = sublayer.enter(x)
+    own = chosen(x, rows)
+    v = map_at(sublayer.field, sublayer.kind, sublayer.given(x), rows)
+    y: Tensor = own + h * sublayer.joined(v if sublayer.output_norm is None else sublayer.output_norm(v), own)
+    return y if sublayer.state_norm is None else sublayer.state_norm(y)
+
+
 @torch.no_grad()
-def gain_of_rows(
-    linear: Linearisation, rows: Int[Tensor, " rows"], *, iterations: int = 8, generator: torch.Generator | None = None
-) -> float:
-    """max_i sup of |sum_j J_ij h_j|_2 over tokens |h_j|_2 <= 1: |J|_{inf,rms -> inf,rms} of the map's Jacobian, from below.
+def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch.Generator | None = None) -> float:
+    """max_i sup of |sum_j J_ij h_j|_2 over tokens |h_j|_2 <= 1: |J|_{inf,rms -> inf,rms} of a map's Jacobian, from below.
 
     Attained by the h found, so a lower bound, which no iteration lets fall: from a unit y for output token i,
-    h_j = J_ij' y / |J_ij' y|, then y = sum_j J_ij h_j / |.|. `linear` is linearised at `one_for_each` row; time and memory grow
-    with their number.
+    h_j = J_ij' y / |J_ij' y|, then y = sum_j J_ij h_j / |.|. `linear` is that of `one_for_each` row to its token i, (rows, 1, width);
+    time and memory grow with their number.
     """
-    x = linear.x
-    each = torch.arange(len(rows), device=x.device)
-    y = torch.randn(len(rows), x.shape[-1], dtype=x.dtype, generator=generator).to(x.device)
-    gains = torch.zeros(len(rows), dtype=x.dtype, device=x.device)
+    like = linear.y
+    y = torch.randn(len(like), like.shape[-1], dtype=like.dtype, generator=generator).to(like.device).unsqueeze(-2)
+    gains = torch.zeros(len(like), dtype=like.dtype, device=like.device)
     for _ in range(iterations):
-        u = torch.zeros_like(linear.y)
-        u[each, rows] = _unit(y)
-        y = linear.push(_unit(linear.pull(u)))[each, rows]
-        gains = torch.maximum(gains, torch.linalg.vector_norm(y, dim=-1))
+        y = linear.push(_unit(linear.pull(_unit(y))))
+        gains = torch.maximum(gains, torch.linalg.vector_norm(y, dim=-1).squeeze(-1))
     return float(gains.max())
 
 

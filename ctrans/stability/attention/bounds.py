@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -96,36 +97,50 @@ def norm_slope_anywhere(norm: Norm | None) -> float:
     return 1.0 if norm is None else norm.steepest
 
 
-def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
+class BothBounds(NamedTuple):
+    """A bound as it holds for the model, and as it is printed: without biases of queries, and slope 1 of the activation."""
+
+    own: float
+    printed: float
+
+
+def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> BothBounds:
     """slope(N_state) (1 + h |gain W| slope(N_out) L_f s slope(N_in)) >= |J| of the step X + h r(X), each slope where it acts.
 
-    `printed` takes Lip(N) = max|gamma|/sqrt(eps), no biases of queries, and slope 1 of the activation, as the paper does.
+    The printed one takes Lip(N) = max|gamma|/sqrt(eps), as the paper does.
     """
     if sublayer.image is not None or sublayer.streams > 1:
         raise ConfigError(
             "theorems 5.2 and 5.3 are for residuals of one stream that are linear in the map's output, not for this one"
         )
     u = sublayer.given(x)
-    steepness = [sublayer.largest_gain, sublayer.input_scale, map_bound_at(sublayer, u, printed=printed)]
-    after = x + h * sublayer(x)
-    for norm, at in ((sublayer.input_norm, x), (sublayer.output_norm, sublayer.field(u))):
-        steepness.append(norm_slope_anywhere(norm) if printed else norm_slope(norm, at))
-    outer = norm_slope_anywhere(sublayer.state_norm) if printed else norm_slope(sublayer.state_norm, after)
-    return outer * (1 + h * math.prod(steepness))
+    maps, after = map_bound_at(sublayer, u), x + h * sublayer(x)
+    norms = ((sublayer.input_norm, x), (sublayer.output_norm, sublayer.field(u)), (sublayer.state_norm, after))
+
+    def whole(largest: float, slopes: Sequence[float]) -> float:
+        *inner, outer = slopes
+        return outer * (1 + h * math.prod([sublayer.largest_gain, sublayer.input_scale, largest, *inner]))
+
+    return BothBounds(
+        whole(maps.own, [norm_slope(norm, at) for norm, at in norms]),
+        whole(maps.printed, [norm_slope_anywhere(norm) for norm, _ in norms]),
+    )
 
 
-def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"], *, printed: bool = False) -> float:
+def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"]) -> BothBounds:
     """L_f of the sublayer's map at its input U: a constant of its own, as FFNs have, or theorem 5.1; of a sum the sum of both."""
-    return math.fsum(each.steepest * _steepest(each.field, each.given(u), printed) for each in sublayer.branches.values())
+    each = [(branch.steepest, _steepest(branch.field, branch.given(u))) for branch in sublayer.branches.values()]
+    return BothBounds(math.fsum(s * both.own for s, both in each), math.fsum(s * both.printed for s, both in each))
 
 
-def _steepest(field: object, u: Tensor, printed: bool) -> float:
+def _steepest(field: object, u: Tensor) -> BothBounds:
     largest = float(torch.linalg.vector_norm(u, dim=-1).max())
     if isinstance(field, HasLipschitz):
-        return field.lipschitz(largest, printed=printed)
+        return BothBounds(field.lipschitz(largest), field.lipschitz(largest, printed=True))
     if isinstance(field, ShowsHeads):
-        theta = attention_theta(field, u, tolerance=1e-3).upper.movedim(-2, 0).flatten(1).amax(1)
-        return attention_bound(field, largest, theta.tolist(), biases=not printed).bound
+        theta = attention_theta(field, u, tolerance=1e-3).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
+        own, printed = (attention_bound(field, largest, theta, biases=biases).bound for biases in (True, False))
+        return BothBounds(own, printed)
     raise ConfigError(
         f"no Lipschitz bound is known for a field of type {type(field).__name__}: it does not say `lipschitz()`{why_not(field)}"
     )

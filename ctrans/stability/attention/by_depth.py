@@ -11,15 +11,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import ShowsHeads, ShowsMatrices, plain_attention, spectral_norm
+from ctrans.fields import ShowsHeads, ShowsMatrices, mixes_tokens, plain_attention, spectral_norm
 from ctrans.stability.attention.attention_path import attention_path_gain
-from ctrans.stability.attention.block_norm import block_gain, gain_of_rows, one_for_each
-from ctrans.stability.attention.bounds import Pathways, attention_bound, attention_theta, step_bound
+from ctrans.stability.attention.block_norm import gain_of_rows, map_gain, one_for_each, step_at
+from ctrans.stability.attention.bounds import BothBounds, Pathways, attention_bound, attention_theta, step_bound
 from ctrans.stability.backward.sensitivity import TOLERANCE
 from ctrans.stability.backward.singular_values import Linearisation, compose, linearise
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Passage, observe
 from solvers import ConfigError
+from solvers.segment import Map
 
 ROWS = 8
 """At how many tokens the local value of a map is measured."""
@@ -133,7 +134,7 @@ class BlockBoundsByDepth(Instrument):
         self.blocks, self.iterations, self.seed = blocks, iterations, seed
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._per_block = depth.per_block
+        self._depth, self._per_block = depth, depth.per_block
         self._generator = torch.Generator().manual_seed(self.seed)
         self._layers: list[BlockLayer] = []
         self._start()
@@ -143,26 +144,33 @@ class BlockBoundsByDepth(Instrument):
         if self.blocks is not None and block not in self.blocks:
             return
         self._bounds.append(step_bound(at.sublayer, at.h, at.x.detach()))
-        self._printed.append(step_bound(at.sublayer, at.h, at.x.detach(), printed=True))
         if place == 0:
             first, self._rows = _looked_at(at.x.detach())
             state = one_for_each(self._rows, first)
         else:
             state = self._graphs[-1].y
         with plain_attention(at.sublayer):
-            self._graphs.append(linearise(lambda x: at.sublayer.step(x, at.h), state))
+            self._graphs.append(linearise(self._step(at, place), state))
         if place == self._per_block - 1:
-            measured = gain_of_rows(compose(self._graphs), self._rows, iterations=self.iterations, generator=self._generator)
-            bound = math.prod(self._bounds)
-            self._layers.append(BlockLayer(block, bound, math.prod(self._printed), measured, _ratio(bound, measured)))
+            measured = gain_of_rows(compose(self._graphs), iterations=self.iterations, generator=self._generator)
+            bound, printed = map(math.prod, zip(*self._bounds, strict=True))
+            self._layers.append(BlockLayer(block, bound, printed, measured, _ratio(bound, measured)))
             self._start()
 
     def figures(self) -> list[BlockLayer]:
         return self._layers
 
+    def _step(self, at: Passage, place: int) -> Map:
+        """The step of all tokens; of the tokens looked at alone from the last map on that mixes them."""
+        block = [self._depth.sublayers[at.k - place + p] for p in range(self._per_block)]
+        mixing = [p for p, sublayer in enumerate(block) if mixes_tokens(sublayer.field, sublayer.kind)]
+        if place == max(mixing, default=0):
+            rows = self._rows
+            return lambda x: step_at(at.sublayer, at.h, x, rows)
+        return lambda x: at.sublayer.step(x, at.h)
+
     def _start(self) -> None:
-        self._bounds: list[float] = []
-        self._printed: list[float] = []
+        self._bounds: list[BothBounds] = []
         self._graphs: list[Linearisation] = []
 
 
@@ -205,7 +213,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
         note = str(error)
     first, rows = _looked_at(u)
     with plain_attention(sublayer):
-        measured = block_gain(field, first, rows=rows, generator=generator)
+        measured = map_gain(field, "attention", first, rows=rows, generator=generator)
     product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices() if matrix.role != "gate")
     logs = {"theta": _log(float(highest.max()) / field.temperature), "B": 2 * _log(b), "G": _log(product)}
     return AttentionLayer(

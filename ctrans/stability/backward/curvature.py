@@ -138,9 +138,11 @@ class _Logits:
 
     def push(self, along: Sequence[Tensor]) -> Tensor:
         """J v as the derivative of u -> J' u, which is linear."""
-        with torch.enable_grad():
-            total = sum(((p * d).sum() for p, d in zip(self.pulled, along, strict=True)), 0.0 * self.u.sum())
-        return torch.autograd.grad(total, self.u, retain_graph=True, materialize_grads=True)[0]
+        used = [(p, d) for p, d in zip(self.pulled, along, strict=True) if p.requires_grad]
+        if not used:
+            return torch.zeros_like(self.u)
+        pulled, along = zip(*used, strict=True)
+        return torch.autograd.grad(pulled, self.u, along, retain_graph=True, materialize_grads=True)[0]
 
     def curved(self, v: Tensor) -> Tensor:
         """B v/sqrt(N)."""
@@ -153,7 +155,9 @@ class _Logits:
     def gram(self, v: Tensor, scales: Sequence[Tensor] | None) -> Tensor:
         """B' J P^-1 J' B v/N."""
         pulled = self.pull(self.curved(v))
-        return self.curved_back(self.push(pulled if scales is None else [p * s for p, s in zip(pulled, scales, strict=True)]))
+        for p, s in zip(pulled, scales or (), strict=scales is not None):
+            p.mul_(s)
+        return self.curved_back(self.push(pulled))
 
     def second_moments(self, parts: int) -> list[Tensor]:
         """The mean square of the gradients of that many parts of the tokens, by weight: every `parts`-th token is one."""

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth, check_count
-from ctrans.stability.backward.sensitivity import linearised_step
+from ctrans.stability.backward.sensitivity import StepGraphs, linearised_step
+from ctrans.stability.backward.singular_values import Linearisation
 from ctrans.walk import Instrument, Passage, walk_depth
 from solvers.run import finite
 
@@ -35,11 +36,11 @@ class LyapunovExponents(Instrument):
     The columns are pushed through every segment's discrete step, so that a finite T is the model's own. Exponents of a short
     depth depend on Q_0 by O(1/T), the sum over a full set does not: it is log|det J_{0:D}|/T. Raises ConfigError for a count
     below 1; more than a state has dimensions are cut to them. A direction that a step removes has exponent -inf. One segment's
-    weights and graph are needed at a time.
+    weights and graph are needed at a time, or `graphs` that stand before it in the same lane.
     """
 
-    def __init__(self, *, count: int = 4, generator: torch.Generator | None = None):
-        self.count = check_count("count", count)
+    def __init__(self, *, count: int = 4, generator: torch.Generator | None = None, graphs: StepGraphs | None = None):
+        self.count, self.graphs = check_count("count", count), graphs
         self.state = (generator or torch.Generator().manual_seed(0)).get_state()
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -55,7 +56,9 @@ class LyapunovExponents(Instrument):
     def forward(self, at: Passage) -> None:
         self._going = self._going and finite(at.x) and finite(at.y)
         if self._going:
-            self._q, rates = _push_through(at, self._q)
+            step = linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at)
+            assert step is not None, "the state was found finite"
+            self._q, rates = _push_through(step, self._q)
             self._growth.append(rates)
 
     def figures(self) -> Lyapunov:
@@ -81,10 +84,8 @@ def lyapunov(
     return found
 
 
-def _push_through(at: Passage, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Q and log R_ii of (dX+/dX) Q = Q+ R. The graph is gone on return: only one segment's is there at a time."""
-    step = linearised_step(at.sublayer, at.h, at.x)
-    assert step is not None, "the state was found finite"
-    columns = [step.push(column.reshape(at.x.shape)).reshape(q.shape[:-1]) for column in q.unbind(-1)]
+def _push_through(step: Linearisation, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Q and log R_ii of (dX+/dX) Q = Q+ R."""
+    columns = [step.push(column.reshape(step.x.shape)).reshape(q.shape[:-1]) for column in q.unbind(-1)]
     q, r = torch.linalg.qr(torch.stack(columns, -1))
     return q, r.diagonal(dim1=-2, dim2=-1).abs().log()

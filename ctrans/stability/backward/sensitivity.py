@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -62,6 +62,8 @@ def _condition(product: float | None, start: float, end: float) -> float | None:
 
 Told = Callable[[Sensitivity], Sensitivity]
 Steps = Sequence[Linearisation | None]
+Found = tuple[Sensitivity, Tensor | None]
+"""|J|_2, and J's right singular vectors where both exist and somebody asks for them."""
 NOT_FINITE = "the Jacobian is not finite"
 ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on demand"
 
@@ -78,7 +80,8 @@ class Sensitivities(Instrument):
     depth, which holds all weights; where those are made on demand (`depth.streamed`) products are left out.
 
     What is not finite, and what depends on it, has None as its value; the rest is computed. So have products along states that end
-    before the depth does. `graphs`, where given, stand before it in the same lane, and are shared with whoever else needs them.
+    before the depth does. `graphs`, where given, stand before it in the same lane, and are shared with whoever else needs them;
+    `whole` gives J_{0:D}'s leading singular values where somebody else has found them, or None.
     """
 
     def __init__(
@@ -88,8 +91,9 @@ class Sensitivities(Instrument):
         starts: int | None = None,
         progress: Progress | None = None,
         graphs: StepGraphs | None = None,
+        whole: Callable[[], Singular | None] | None = None,
     ):
-        self.tolerance, self.starts, self.progress, self.graphs = tolerance, starts, progress, graphs
+        self.tolerance, self.starts, self.progress, self.graphs, self.whole = tolerance, starts, progress, graphs, whole
         self._sublayers: list[Sensitivity] = []
 
     @property
@@ -110,7 +114,9 @@ class Sensitivities(Instrument):
         self._sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
         self._steps.append(linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at))
         if len(self._steps) == self._depth.per_block:
-            self._blocks.append(self._told(_of_chain(self._steps, self.tolerance)[0]))
+            found = _of_chain(self._steps, self.tolerance)
+            self._blocks.append(self._told(found[0]))
+            self._last = found
             kept = len(self._kept) >= min(self._wanted, default=self._depth.blocks)
             self._kept.append(self._steps if kept else ())
             self._steps = []
@@ -121,7 +127,11 @@ class Sensitivities(Instrument):
         left_out, wanted = ALL_AT_ONCE if self._depth.streamed else "left out", self._wanted
         if reached < blocks:
             left_out, wanted = f"the states end after {reached} of {blocks} blocks, so that X_D is not known", set()
-        products = _of_products([*self._kept, *[()] * (blocks - reached)], wanted, left_out, self.tolerance, self._told)
+        known = {blocks - 1: self._last} if wanted else {}
+        whole = None if self.whole is None or 0 not in wanted - known.keys() else self.whole()
+        if whole is not None:
+            known[0] = summary(whole), None
+        products = _of_products([*self._kept, *[()] * (blocks - reached)], wanted, left_out, self.tolerance, self._told, known)
         return SensitivityByDepth(self._sublayers, self._blocks, products, self._sizes)
 
     def _told(self, figure: Sensitivity) -> Sensitivity:
@@ -152,17 +162,19 @@ def _spread(count: int, starts: int | None) -> set[int]:
     return set(range(count) if starts is None else torch.linspace(0, count - 1, starts).round().int().tolist())
 
 
-def _of_products(parts: Sequence[Steps], wanted: set[int], left_out: str, tolerance: float, told: Told) -> list[Sensitivity]:
-    """|J_{i:D}|_2 for the wanted i, from the last to the first."""
+def _of_products(
+    parts: Sequence[Steps], wanted: set[int], left_out: str, tolerance: float, told: Told, known: Mapping[int, Found]
+) -> list[Sensitivity]:
+    """|J_{i:D}|_2 for the wanted i, from the last to the first; those of `known` are taken from there."""
     products: list[Sensitivity] = []
     guess: Tensor | None = None  # of the right singular vectors
     for i in reversed(range(len(parts))):
         found, right = Sensitivity(None, None, 0, left_out), guess
         if i in wanted:
-            found, right = _of_chain([step for part in parts[i:] for step in part], tolerance, guess)
+            found, right = known[i] if i in known else _of_chain([s for part in parts[i:] for s in part], tolerance, guess)
         products.insert(0, told(found))
         # the left singular vectors of J_{i:D} change little with i, and one pull takes the right ones along
-        on = i > min(wanted, default=i) and None not in parts[i - 1]
+        on = i > min(wanted - known.keys(), default=i) and None not in parts[i - 1]
         guess = None if right is None or not on else _chain(parts[i - 1]).pull(right)
     return products
 
@@ -228,7 +240,7 @@ def summary(found: Singular) -> Sensitivity:
     return Sensitivity(found.largest, found.error, found.products)
 
 
-def _of_chain(steps: Steps, tolerance: float, guess: Tensor | None = None) -> tuple[Sensitivity, Tensor | None]:
+def _of_chain(steps: Steps, tolerance: float, guess: Tensor | None = None) -> Found:
     """|J|_2 of step after step, and its right singular vector where both exist."""
     if None in steps:
         return Sensitivity(None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"), None

@@ -126,6 +126,14 @@ class Singular:
         return gap / self.largest if self.largest else gap
 
 
+def first_of(parts: Sequence[Singular], count: int) -> Singular | None:
+    """Those of the first `count` problems, of several batches in their order; None where there are fewer."""
+    if sum(len(part.values) for part in parts) < count:
+        return None
+    values, errors, right = (torch.cat([getattr(part, name) for part in parts])[:count] for name in ("values", "errors", "right"))
+    return Singular(values, errors, right, max(part.products for part in parts))
+
+
 @torch.no_grad()
 def leading_singular(
     linear: Linearisation,

@@ -68,7 +68,7 @@ def plan_backward(case: Case) -> StepPlan:
     jacobians = case.jacobians
     spectrum = Attempt(DepthSpectrum(case.graphs, steps=effort.lanczos)) if effort.lanczos else None
     generator = torch.Generator().manual_seed(case.seed)
-    rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator))
+    rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator, graphs=case.shared_graphs))
     gradients = Attempt(ParameterGradients())
     slopes = _slopes(case)
     return StepPlan(
@@ -222,6 +222,7 @@ def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor
 
     def one(name: str) -> Tensor | None:
         generator = torch.Generator().manual_seed(case.seed)
-        return attempt(notes, perturbed, case.model, tokens, name, other=other, generator=generator)
+        worst = case.worst_directions
+        return attempt(notes, perturbed, case.model, tokens, name, other=other, generator=generator, worst=worst)
 
     return {name: y for name in names if (y := one(name)) is not None}

@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import Sensitivities, StepGraphs
+from ctrans.stability.backward.singular_values import Singular, first_of
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.screening.quantities import flags
+from ctrans.stability.transport.perturbations import worst_directions
 from ctrans.walk import Attempt, DescribedModel, Instrument, Passage
 from solvers import ConfigError, SolveError
 from solvers.run import finite
@@ -152,7 +155,7 @@ class Reach(Instrument):
 class Case:
     """A model on a text, with another text where one is given. `trained` weights are not those of the configuration's
     initialisation. `reach` and `bounds` look at the whole text, for every step that asks, `graphs` at the part of it that Jacobians
-    are for, where the model is in memory.
+    are for, where the model is in memory. `worst` are the leading singular values of J_{0:D}, several sequences' at a time, once known.
     """
 
     model: DescribedModel
@@ -165,17 +168,30 @@ class Case:
     reach: Reach = dataclasses.field(default_factory=Reach)
     bounds: BoundsByDepth = dataclasses.field(default_factory=BoundsByDepth)
     graphs: StepGraphs = dataclasses.field(default_factory=StepGraphs)
+    worst: list[Singular] = dataclasses.field(default_factory=list)
 
     @property
     def broken(self) -> int | None:
         """The first segment whose state is not finite."""
         return self.reach.broken
 
+    @property
+    def shared_graphs(self) -> StepGraphs | None:
+        """`graphs`, or None where weights made on demand let nothing of the depth be kept."""
+        return None if self.model.depth.streamed else self.graphs
+
     @functools.cached_property
     def jacobians(self) -> Sensitivities:
         """Sensitivities by depth, for every step that asks; one of them puts it into the walk."""
-        graphs = None if self.model.depth.streamed else self.graphs
-        return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs)
+        graphs = self.shared_graphs
+        whole = None if graphs is None else lambda: first_of(self.worst, len(self.batch("part")[0]))
+        return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole)
+
+    def worst_directions(self) -> Float[Tensor, "batch tokens width"]:
+        """The unit right singular vector of J_{0:D} of every sequence, for the transport step; `worst` has the triplets from then on."""
+        x = self.model.embed(cut(self.tokens, len(self.tokens), self.effort.tokens)).detach()
+        self.worst.extend(worst_directions(self.model.depth, x, tolerance=self.effort.tolerance))
+        return torch.cat([each.right.squeeze(-3) for each in self.worst])
 
     def batch(self, lane: LaneName) -> tuple[Tensor, Any]:
         """The tokens and targets of that lane."""

@@ -175,7 +175,7 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | Finding], examination: Exa
     """
     wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
     wanted["text"] += [case.reach, case.bounds, *examination.whole.values()]
-    wanted["part"] += [] if case.model.depth.streamed else [case.graphs]
+    wanted["part"] += [] if case.shared_graphs is None else [case.shared_graphs]
     for plan in plans.values():
         if isinstance(plan, StepPlan):
             for name, instruments in plan.instruments.items():

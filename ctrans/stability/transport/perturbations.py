@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import TOLERANCE, step_linearisations
-from ctrans.stability.backward.singular_values import compose, leading_singular
+from ctrans.stability.backward.singular_values import Singular, compose, leading_singular
 from ctrans.walk import Model
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
@@ -23,10 +23,10 @@ AT_ONCE = 2**18
 """Entries of hidden states linearised together when an adversarial direction is sought: about 1.5 GB for GPT-2's depth."""
 
 
-def adversarial_direction(
+def worst_directions(
     depth: Depth, x0: Float[Tensor, "batch tokens width"], *, tolerance: float = TOLERANCE
-) -> Float[Tensor, "batch tokens width"]:
-    """The unit right singular vector of J_{0:D} of each sequence: the small perturbation of X_0 that moves X_D the most.
+) -> Iterator[Singular]:
+    """The leading singular triplet of J_{0:D} of each sequence, of as many at a time as `AT_ONCE` has room for.
 
     Raises SolveError where a state is not finite, ConfigError where weights are made on demand: it needs them all at once.
     """
@@ -34,27 +34,34 @@ def adversarial_direction(
         raise ConfigError(
             "the worst direction needs all weights at once, and these are made on demand: choose noise or substitution"
         )
-    at_once = max(1, AT_ONCE // x0[0].numel())
-    return torch.cat([_adversarial(depth, part, tolerance) for part in x0.split(at_once)])
+    for part in x0.split(max(1, AT_ONCE // x0[0].numel())):
+        steps = step_linearisations(depth, part)
+        known = [step for step in steps if step is not None]
+        if len(known) < len(steps):
+            raise SolveError(f"the state is not finite at the start of segment {steps.index(None)}: there is no worst direction")
+        yield leading_singular(compose(known), each=True, tolerance=tolerance)
 
 
-def _adversarial(depth: Depth, x0: Tensor, tolerance: float) -> Tensor:
-    steps = step_linearisations(depth, x0)
-    known = [step for step in steps if step is not None]
-    if len(known) < len(steps):
-        raise SolveError(f"the state is not finite at the start of segment {steps.index(None)}: there is no worst direction")
-    return leading_singular(compose(known), each=True, tolerance=tolerance).right.squeeze(-3)
+def adversarial_direction(
+    depth: Depth, x0: Float[Tensor, "batch tokens width"], *, tolerance: float = TOLERANCE
+) -> Float[Tensor, "batch tokens width"]:
+    """The unit right singular vector of J_{0:D} of each sequence: the small perturbation of X_0 that moves X_D the most.
+
+    Errors as `worst_directions`.
+    """
+    return torch.cat([each.right.squeeze(-3) for each in worst_directions(depth, x0, tolerance=tolerance)])
 
 
 @dataclasses.dataclass(frozen=True)
 class PerturbedSample:
-    """What is perturbed: a model and its tokens, by how much, and another text where one is given."""
+    """What is perturbed: a model and its tokens, by how much, and another text and the worst directions where these are given."""
 
     model: Model
     tokens: Tensor
     size: float
     other: Tensor | None
     generator: torch.Generator
+    worst: Callable[[], Tensor] | None = None
 
     def embed(self) -> Float[Tensor, "batch tokens width"]:
         return self.model.embed(self.tokens).detach()
@@ -83,7 +90,8 @@ def _noise(sample: PerturbedSample) -> Tensor:
 def _adversary(sample: PerturbedSample) -> Tensor:
     """As long as the noise is on average, in the worst direction."""
     x = sample.embed()
-    return x + sample.scale() * math.sqrt(x[0].numel()) * adversarial_direction(sample.model.depth, x)
+    worst = adversarial_direction(sample.model.depth, x) if sample.worst is None else sample.worst()
+    return x + sample.scale() * math.sqrt(x[0].numel()) * worst
 
 
 def _text(sample: PerturbedSample) -> Tensor:
@@ -110,14 +118,16 @@ def perturbed(
     size: float = SIZE,
     other: Tensor | None = None,
     generator: torch.Generator | None = None,
+    worst: Callable[[], Float[Tensor, "batch tokens width"]] | None = None,
 ) -> Float[Tensor, "batch tokens width"]:
     """X_0 of the sequences perturbed.
 
     "substitution" replaces that share of each sequence's tokens; "noise" adds Gaussian noise of that length relative to X_0;
     "adversarial" as much in the top singular direction of each sequence's J_{0:D}; "text" takes the sequences of `other`.
-    Raises ConfigError for an unknown perturbation, a size that is not positive, or another text that does not fit.
+    `worst` gives those directions where somebody has them already. Raises ConfigError for an unknown perturbation, a size that is
+    not positive, or another text that does not fit.
     """
     perturb = look_up("perturbation", perturbation, PERTURBATIONS)
     if not 0 < size < math.inf:
         raise ConfigError(f"size = {size!r}: give a positive finite number, such as {SIZE}")
-    return perturb(PerturbedSample(model, tokens, size, other, generator or torch.Generator().manual_seed(0)))
+    return perturb(PerturbedSample(model, tokens, size, other, generator or torch.Generator().manual_seed(0), worst))

@@ -11,7 +11,7 @@ from torch import nn
 from ctrans.fields import ACTIVATIONS, Attention, FeedForward, plain_attention
 from ctrans.norm import LayerNorm
 from ctrans.stability.attention.balanced_mass import balanced_mass
-from ctrans.stability.attention.block_norm import block_gain, block_norm
+from ctrans.stability.attention.block_norm import block_gain, block_norm, chosen, map_gain, step_at
 from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, step_bound
 from ctrans.stability.attention.by_depth import attention_layers, block_layers, sensitivity_growth
 from ctrans.sublayer import Sublayer
@@ -92,6 +92,31 @@ def test_more_rows_never_lower_the_local_value():
     with plain_attention(module):
         each = [block_gain(module, x, rows=torch.tensor([i])) for i in range(5)]
         assert block_gain(module, x) >= 0.9 * max(each)
+
+
+@pytest.mark.parametrize("changes", [{}, {"parallel_blocks": True}, {"attention": "linear"}], ids=["two", "parallel", "linear"])
+@pytest.mark.parametrize("placement", NAMES)
+def test_a_step_and_a_map_at_tokens_looked_at_alone(placement, changes):
+    """Against all tokens of both."""
+    model, rows = small_model(placement, **changes), torch.tensor([0, 3, 5])
+    x = noise(6, model.config.width)
+    for sublayer in model.depth.sublayers[: model.depth.per_block]:
+        each = x.expand(3, -1, -1)
+        assert torch.allclose(step_at(sublayer, 0.5, each, rows), chosen(sublayer.step(each, 0.5), rows), atol=1e-13)
+        generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+        with plain_attention(sublayer):
+            local = map_gain(sublayer.field, sublayer.kind, x, rows=rows, generator=generators[0])
+            assert local == pytest.approx(block_gain(sublayer.field, x, rows=rows, generator=generators[1]), rel=1e-11)
+
+
+@pytest.mark.parametrize("placement", NAMES)
+def test_a_blocks_local_value_is_that_of_its_steps_on_all_tokens(placement):
+    model, trajectory = states(placement)
+    first = model.depth.sublayers[: model.depth.per_block]
+    h, x = model.depth.lengths[0], trajectory[0][0]
+    with plain_attention(model):
+        found = block_gain(lambda x: first[1].step(first[0].step(x, h), h), x, generator=torch.Generator().manual_seed(0))
+    assert block_layers(model.depth, trajectory)[0].measured == pytest.approx(found, rel=1e-11)
 
 
 def test_theta_of_full_causal_and_padded_rows():
