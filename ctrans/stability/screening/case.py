@@ -27,7 +27,9 @@ Value = TypeVar("Value")
 class Effort:
     """How much work a screening may be.
 
-    - `tokens`, `sequences`: how many of the text's enter the Jacobians and the attention rows; `tokens` also the certificates
+    - `tokens`, `sequences`: how many of the text's enter the Jacobians; `tokens` also the certificates
+    - `several`: how many sequences of so many tokens enter sensitivities by depth and attention rows, of which the worst counts;
+      where weights are made on demand that is `sequences`, as all of them would be met so many times more
     - `tolerance`: of singular values, which are given with the error that was reached: the screening meets each sublayer's matrices
       11 times and more for one of them, and that is most of a wide model's quick screening
     - `starts`: the number of blocks i with a |J_{i:D}|
@@ -42,6 +44,7 @@ class Effort:
 
     tokens: int
     sequences: int
+    several: int
     tolerance: float
     starts: int
     certified: int
@@ -57,6 +60,7 @@ EFFORTS: dict[str, Effort] = {
     "quick": Effort(
         tokens=32,
         sequences=1,
+        several=4,
         tolerance=0.05,
         starts=4,
         certified=4,
@@ -70,6 +74,7 @@ EFFORTS: dict[str, Effort] = {
     "full": Effort(
         tokens=256,
         sequences=1,
+        several=4,
         tolerance=0.01,
         starts=6,
         certified=12,
@@ -106,8 +111,9 @@ class Finding:
         return flags(self.quantities)
 
 
-LaneName = Literal["text", "part", "certified"]
-"""Lanes of the screening's walk: all sequences of the text; those that the effort lets into Jacobians; what is certified."""
+LaneName = Literal["text", "several", "part", "certified"]
+"""Lanes of the screening's walk: all sequences of the text; those of which the worst counts; those that the effort lets into other
+Jacobians; what is certified."""
 NOT_IN_QUICK = "{} is left out, as it takes minutes in a large model: screen in full"
 CERTIFIED_TOKENS = 64
 """How many tokens a certificate is for: its verdict is about each token alone."""
@@ -151,8 +157,8 @@ class Reach(Instrument):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A model on a text, with another text where one is given. `trained` weights are not those of the configuration's
-    initialisation. `reach` and `bounds` look at the whole text, for every step that asks, `graphs` at the part of it that Jacobians
-    are for, where the model is in memory.
+    initialisation. `reach` and `bounds` look at the whole text, for every step that asks, `graphs` at its lane `part`, where the model
+    is in memory.
     """
 
     model: DescribedModel
@@ -173,15 +179,21 @@ class Case:
 
     @functools.cached_property
     def jacobians(self) -> Sensitivities:
-        """Sensitivities by depth, for every step that asks; one of them puts it into the walk."""
-        graphs = None if self.model.depth.streamed else self.graphs
+        """Sensitivities by depth of the lane `several`, for every step that asks; one of them puts it into the walk."""
+        graphs = None if self.model.depth.streamed or self.sequences("several") > self.sequences("part") else self.graphs
         return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs)
+
+    def sequences(self, lane: LaneName) -> int:
+        """How many sequences there are in that lane."""
+        several = self.effort.sequences if self.model.depth.streamed else self.effort.several
+        most = {"several": several, "part": self.effort.sequences, "certified": 1}
+        return min(len(self.tokens), most.get(lane, len(self.tokens)))
 
     def batch(self, lane: LaneName) -> tuple[Tensor, Any]:
         """The tokens and targets of that lane."""
         x, y = self.tokens, self.targets
         if lane != "text":
-            x, y = (cut(each, self.effort.sequences, self.effort.tokens) for each in (x, y))
+            x, y = (cut(each, self.sequences(lane), self.effort.tokens) for each in (x, y))
         return (cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS)) if lane == "certified" else (x, y)
 
     def start(self, lane: LaneName) -> Float[Tensor, "batch tokens width"]:

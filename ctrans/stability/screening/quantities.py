@@ -73,7 +73,7 @@ QUANTITIES: dict[str, Quantity] = {
         "k of mean|X_D| ~ c^k, every map times c, c large", high=1.25, above="outruns weights", decimals=3
     ),
     "condition": Quantity(
-        "largest |J_i:D||X_i|/|X_D| over blocks i looked at: growth of relative changes",
+        "largest |J_i:D||X_i|/|X_D| over blocks i looked at, of the worst of up to 4 sequences: growth of relative changes",
         low=0.1,
         below="forgets its input",
         high=100.0,

@@ -175,7 +175,9 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | Finding], examination: Exa
     """
     wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
     wanted["text"] += [case.reach, case.bounds, *examination.whole.values()]
-    wanted["part"] += [] if case.model.depth.streamed else [case.graphs]
+    graphs = [] if case.model.depth.streamed else [case.graphs]
+    # where both lanes are one they stand first in it, for all who ask
+    wanted["several" if case.sequences("several") == case.sequences("part") else "part"] += graphs
     for plan in plans.values():
         if isinstance(plan, StepPlan):
             for name, instruments in plan.instruments.items():

@@ -80,6 +80,30 @@ def test_condition_numbers_are_those_of_the_dense_jacobian():
     assert len(result.condition) == model.depth.blocks
 
 
+def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given():
+    model = tiny("pre")
+    text = tokens(3, 6, seed=4) % 5
+    text[2] += 5  # one sequence is unlike the others
+    model.token_embedding.weight[5:] *= 0.1
+    model.position_embedding.weight.zero_()
+    effort = dataclasses.replace(TINY, tolerance=1e-6)
+    x = model.embed(text[:, :-1])
+    exact = []
+    for each in x:
+        dense = torch.autograd.functional.jacobian(model.depth, each[None]).reshape(each.numel(), each.numel())
+        exact.append(float(torch.linalg.matrix_norm(dense, 2) * each.norm() / model.depth(each[None]).norm()))
+    assert max(exact) > 1.5 * min(exact)
+    whys = []
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        found = screen(model, text[order, :-1], text[order, 1:], effort).findings["backward"]
+        assert found.result.sensitivity.conditions[0] == pytest.approx([exact[i] for i in order], rel=1e-4)
+        assert found.result.condition[0] == pytest.approx(max(exact), rel=1e-4)
+        assert found.quantities["condition"] == max(found.result.condition)
+        whys.append(found.why.split(",")[0])
+    assert len(set(whys)) == 1
+    assert "in the worst of 3 sequences" in whys[0]
+
+
 def test_a_full_screening_knows_every_quantity():
     result = screening(tiny("pre"), ALL)
     known = {what: value for finding in result.findings.values() for what, value in finding.quantities.items()}
@@ -301,7 +325,7 @@ def test_lanes_of_the_same_tokens_are_one(monkeypatch):
     monkeypatch.setattr(module, "walk_lanes", lambda model, lanes, **named: (seen.append(lanes), own(model, lanes, **named)))
     for text in (tokens(1, 7), tokens(1, 9), tokens(2, 9)):
         screen(tiny("pre"), text[:, :-1], text[:, 1:], TINY)
-    assert [len(lanes) for lanes in seen] == [1, 2, 2]
+    assert [len(lanes) for lanes in seen] == [1, 2, 3]
     for lanes in seen:
         shapes = [lane.tokens.shape for lane in lanes]
         assert len(set(shapes)) == len(shapes)
