@@ -261,10 +261,9 @@ AILMENTS: dict[str, Ailment] = {
         "serious",
         f"{OURS}: at 0.05 nats one token has 99% of the weight. Zhai et al. 2023 saw entropy collapse before trainings diverged",
         "each token reads one other alone: the softmax passes next to no gradient to queries and keys, which then hardly learn",
-        "norms on queries and keys, a higher temperature or its warm-up (ctrans train --temperature-start), a lower learning rate, or "
-        "weight decay on W_Q and W_K; in a trained model that is only used, nothing",
+        REMEDIES["heads saturate"],
         needs="attention that shows the rows of its heads, and two tokens",
-        low=0.05,
+        low=QUANTITIES["least entropy"].low or 0.0,
         near=2.0,
     ),
     "massive activation": Ailment(

@@ -205,14 +205,17 @@ def examine(
     model: Model,
     *,
     weight_decay: float | None = None,
+    heads: Attempt | None = None,
     sensitivities: Callable[[], Sequence[Sensitivity] | None] | None = None,
 ) -> Examination:
     """The instruments of a diagnosis, to be walked with others or alone.
 
-    `sensitivities` gives those of the sublayers where somebody else in the walk measures them.
+    `heads` is a `HeadRows` that somebody else asks too; `sensitivities` gives those of the sublayers where somebody else in the walk
+    measures them.
     """
     check_decay(weight_decay)
     whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
+    whole |= {} if heads is None else {"heads": heads}
     if weight_decay is not None:
         whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
     if sensitivities is not None:

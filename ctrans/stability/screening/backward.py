@@ -61,9 +61,8 @@ class BackwardStep:
 def plan_backward(case: Case) -> StepPlan:
     """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation scale (theory, section 7).
 
-    Quantities: the largest condition number of the blocks looked at, over several sequences; mean and deviation of log sigma of J_{0:D}, the
-    mean in units
-    of |X_D|/|X_0|; the mean slope of log |dv/dX| against log c.
+    Quantities: the largest condition number of the blocks looked at, over several sequences; mean and deviation of log sigma of J_{0:D},
+    the mean in units of |X_D|/|X_0|; the mean slope of log |dv/dX| against log c.
     """
     effort = case.effort
     jacobians = case.jacobians

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import Sensitivities, StepGraphs
+from ctrans.stability.diagnosis.down import HeadRows
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.screening.quantities import flags
 from ctrans.walk import Attempt, DescribedModel, Instrument, Passage
@@ -158,7 +159,7 @@ class Reach(Instrument):
 class Case:
     """A model on a text, with another text where one is given. `trained` weights are not those of the configuration's
     initialisation. `reach` and `bounds` look at the whole text, for every step that asks, `graphs` at its lane `part`, where the model
-    is in memory.
+    is in memory; `heads` at the rows of all heads, as the diagnosis does.
     """
 
     model: DescribedModel
@@ -171,6 +172,7 @@ class Case:
     reach: Reach = dataclasses.field(default_factory=Reach)
     bounds: BoundsByDepth = dataclasses.field(default_factory=BoundsByDepth)
     graphs: StepGraphs = dataclasses.field(default_factory=StepGraphs)
+    heads: Attempt = dataclasses.field(default_factory=lambda: Attempt(HeadRows()))
 
     @property
     def broken(self) -> int | None:

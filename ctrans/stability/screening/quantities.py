@@ -105,7 +105,14 @@ QUANTITIES: dict[str, Quantity] = {
     ),
     "W_2 in weights": Quantity("k of W_2 out ~ c^k, every map times c, c large", high=1.25, above="outruns weights", decimals=3),
     "attention path": Quantity(
-        "largest |dX_k+1/dX_k through the attention rows||X_k|/|X_k+1| over layers", high=30.0, above="explodes"
+        "largest |dX_k+1/dX_k through the attention rows||X_k|/|X_k+1| over the layers looked at, of the worst of up to 4 sequences",
+        high=30.0,
+        above="explodes",
+    ),
+    "least entropy": Quantity(
+        "entropy of a row in nats, in the mean over tokens, of the head of all layers where it is least",
+        low=0.05,
+        below="heads saturate",
     ),
     "Adam, least": Quantity(
         "least |dX_D/dW_k dW_k|/|X_D| over segments, one Adam step at lr 0.001", low=1e-4, below="does not learn", gauge=STEP

@@ -8,6 +8,8 @@ REMEDIES: dict[str, str] = {
     "explodes": "a norm behind each sublayer (placement peri), a smaller dt, or smaller initial weights",
     "tokens collapse": "more weight on the residual branch (a norm before or behind the sublayer, a smaller dt), or fewer blocks",
     "outruns weights": "a norm before or behind each sublayer: without one nothing but weight decay holds it",
+    "heads saturate": "norms on queries and keys, a higher temperature of the softmax or its warm-up (of ctrans's own: ctrans train "
+    "--temperature-start), a lower learning rate, or weight decay on W_Q and W_K; in a trained model that is only used, nothing",
     "forgets its input": "a smaller dt or smaller initial weights, so that more of the state passes; fewer blocks",
     "contracts": "a smaller dt, or smaller initial weights",
     "expands": "a norm behind each sublayer (placement peri), a smaller dt, or smaller initial weights",

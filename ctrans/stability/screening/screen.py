@@ -108,7 +108,7 @@ def screen(
     chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
     case = Case(model, tokens, targets, other, chosen, seed, trained)
     plans = {name: _planned(step, case) for name, step in STEPS.items()}
-    examination = examine(model, sensitivities=lambda: case.jacobians.sublayers)
+    examination = examine(model, heads=case.heads, sensitivities=lambda: case.jacobians.sublayers)
     lanes = _lanes(case, plans, examination)
     walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
     if progress is not None and all(lane.targets is None for lane in lanes):

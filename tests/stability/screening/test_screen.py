@@ -341,3 +341,18 @@ def test_chosen_segments_are_spread_and_hold_the_ends():
     assert spread(24, 4) == [0, 8, 15, 23]
     assert spread(2, 5) == [0, 1]
     assert spread(1, 3) == [0]
+
+
+def test_a_saturated_head_in_a_layer_that_no_theorem_is_measured_in_is_said_in_the_verdict():
+    model = tiny("pre", depth=5)
+    saturated = 6  # the fourth of five attention layers, and of those two are looked at: the first and the last
+    model.depth.sublayers[saturated].field.qkv.weight[:32].mul_(1e4)
+    attention = screening(model).findings["attention"]
+    assert [layer.index for layer in attention.result.layers] == [0, 8]
+    assert "in the 2 of 5 attention layers that are looked at (segments 0, 8)" in attention.why
+    assert attention.quantities["least entropy"] < 0.05
+    assert (attention.verdict, attention.flags) == ("heads saturate", {"least entropy": "heads saturate"})
+    found = screening(tiny("pre", depth=5))
+    assert found.findings["attention"].verdict == "held"
+    rows = [reading.value for reading in found.diagnosis.readings["least entropy of a head"]]
+    assert found.findings["attention"].quantities["least entropy"] == min(rows)
