@@ -129,7 +129,7 @@ def plan_initialisation(case: Case) -> StepPlan:
     config = case.model.config
     lacks = ""
     if not isinstance(config, GPTConfig):
-        lacks = "weights freshly drawn with mean 0 and known variances, which another library's model does not say of its own"
+        lacks = "weights freshly drawn with mean 0 and known variances, which only ctrans's own GPTs say of theirs"
     elif case.trained:
         lacks = "weights freshly drawn with mean 0 and known variances, which these may no longer be"
     last = LastLayerGradient()

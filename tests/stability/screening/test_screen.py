@@ -128,6 +128,8 @@ def test_limits_have_two_sides_and_nan_is_not_known():
         "unknown",
     ]
     assert shown("log stretch", 1.234, 0.056) == "1.23 ± 0.06"
+    assert shown("loss over guessing", 7157443.545) == "7.16e+06"
+    assert shown("segments with infinite H", 1.0) == "100%"
 
 
 def trained_as_by_default(placement, **changes):
