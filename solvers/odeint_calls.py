@@ -100,10 +100,14 @@ def odeint_dense(
     """t -> y(t) between t0 and t1, as `torchdiffeq.odeint_dense` (0.2.5): solved once, here at once, and looked up in its steps.
 
     t is a tensor of any shape, and so are the first axes of y(t). Different from there: any adaptive method of ours, dopri5 by default; y0
-    may be a tuple of tensors, and t1 below t0; a time outside is refused by name.
+    may be a tuple of tensors, and t1 below t0; a time outside is refused by name. So are a t0 or t1 that require gradients, which y(t) has
+    by y0, by t and by what func depends on only.
     """
     chosen = METHODS["dopri5"] if method is None else ITS_METHODS.get(method)
     if chosen is None or not chosen.adaptive:
         adaptive = ", ".join(name for name, one in ITS_METHODS.items() if one.adaptive)
         raise ConfigError(f"method {method!r} has no states inside steps of its own choice: use one of {adaptive}")
+    for name, end in (("t0", t0), ("t1", t1)):
+        if isinstance(end, Tensor) and end.requires_grad:
+            raise ConfigError(f"{name} requires a gradient, which y(t) does not have: give {name}.detach(), or use odeint")
     return curve(func, y0, float(t0), float(t1), chosen, (rtol, atol), dict(options or {}))

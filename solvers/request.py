@@ -15,6 +15,7 @@ from solvers.errors import ConfigError
 from solvers.method import Method, options_of
 from solvers.methods import get_method
 from solvers.segment import Segment, check_chain
+from solvers.tolerance import tolerance_type
 
 RTOL, ATOL = 1e-6, 1e-8
 """Tolerances of an adaptive method that is given none."""
@@ -51,7 +52,7 @@ def check_solver(
     """The method and its tolerances (defaults where None).
 
     Raises ConfigError for an unknown name, counts below 1, tolerances that are not positive and finite or below what the dtype
-    resolves, and those of these options that the method does not heed.
+    resolves or holds, and those of these options that the method does not heed.
     """
     chosen = get_method(method)
     for what, count in (("steps", steps), ("max_steps", max_steps)):
@@ -70,6 +71,11 @@ def check_solver(
     if "rtol" in options_of(chosen) and rtol < resolution:
         name = str(dtype).removeprefix("torch.")
         raise ConfigError(f"rtol = {rtol:g} is below what {name} resolves ({resolution:.1g}): raise it or use float64")
+    compared = tolerance_type(dtype)
+    if "atol" in options_of(chosen) and atol < torch.finfo(compared).tiny:
+        # rounded to 0, it leaves 0/0 of an entry that is 0
+        name, least = str(compared).removeprefix("torch."), torch.finfo(compared).tiny
+        raise ConfigError(f"atol = {atol:g} vanishes in {name}, whose least number is {least:.1e}: raise it or use float64")
     return chosen, float(rtol), float(atol)
 
 

@@ -48,8 +48,9 @@ class Reversible:
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for other methods than own ones, and for segments that project the state."""
         if not isinstance(method, HasReversibleForm) or getattr(method, "implicit", False):
+            other = "an implicit one" if getattr(method, "implicit", False) else f"a {type(method).__name__}"
             raise ConfigError(
-                f"gradient 'reversible' is made of an explicit Runge-Kutta method of this package, not of {method}: "
+                f"gradient 'reversible' is made of an explicit Runge-Kutta method of this package, not of {other}: "
                 "use rk4 or tsit5, or gradient='checkpoint'"
             )
         for k, segment in enumerate(segments):

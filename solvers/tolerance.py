@@ -35,5 +35,9 @@ def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = No
     low, high = (float(whole.min()), float(whole.max())) if not whole.is_complex() else (float("nan"),) * 2
     if not (low > 0 and high < float("inf")):
         raise ConfigError(f"{name} is from {low:g} to {high:g}: give positive finite numbers")
-    dtype = x.abs().dtype if x.dtype.itemsize >= 4 else torch.float32
-    return low, whole.to(dtype=dtype, device=x.device)
+    return low, whole.to(dtype=tolerance_type(x.dtype), device=x.device)
+
+
+def tolerance_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which errors of a state of that type are held against tolerances: the real one, and no half precision."""
+    return dtype.to_real() if dtype.itemsize >= 4 else torch.float32

@@ -256,6 +256,7 @@ def test_the_step_limit_is_a_status(method):
         ({"method": "tsit5", "atol": math.nan}, "atol = nan", {"atol": 1e-9}),
         ({"method": "tsit5", "rtol": math.inf}, "rtol = inf", {"rtol": 1e-6}),
         ({"method": "tsit5", "rtol": 1e-9}, "rtol = 1e-09 is below what float32 resolves", {"rtol": 1e-6}),
+        ({"method": "tsit5", "atol": 1e-50}, "atol = 1e-50 vanishes in float32, whose least number is 1.2e-38", {"atol": 1e-37}),
         ({"steps": 0}, "steps = 0: give a whole number of at least 1", {"steps": 1}),
         ({"steps": -3}, "steps = -3", {"steps": 3}),
         ({"steps": True}, "steps = True", {"steps": 1}),

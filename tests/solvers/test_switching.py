@@ -318,3 +318,10 @@ def test_a_tuple_has_a_dense_solution_too_and_what_has_none_is_named():
             odeint_dense(lambda t, y: -y, torch.ones(2), T[0], T[-1], method=method)
     with pytest.raises(ConfigError, match="is outside the solve"):
         odeint_dense(lambda t, y: -y, torch.ones(2), T[0], T[-1])(T[-1] + 1)
+    for place, name in enumerate(("t0", "t1")):
+        ends = [T[0].clone(), T[-1].clone()]
+        ends[place].requires_grad_()
+        with pytest.raises(
+            ConfigError, match=f"{name} requires a gradient, which y\\(t\\) does not have: give {name}.detach\\(\\)"
+        ):
+            odeint_dense(lambda t, y: -y, torch.ones(2), *ends)

@@ -97,6 +97,18 @@ def test_what_is_no_tolerance_is_named(given, words, monkeypatch):
         unchecked(solve)(segments(), X0, method="tsit5", rtol=given)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_an_absolute_tolerance_that_the_type_rounds_to_zero_is_named(dtype):
+    x = torch.tensor([1.0, 0.0], dtype=dtype)
+    for atol in (1e-50, torch.tensor([1e-3, 1e-50], dtype=torch.float64)):
+        with pytest.raises(ConfigError, match="atol = 1e-50 vanishes in float32"):
+            solve([Segment(0, 1, lambda t, x: -x)], x, method="tsit5", rtol=0.1, atol=atol)
+    # an entry that stays 0 has no error, however small what is allowed
+    x1 = solve([Segment(0, 1, lambda t, x: -x)], x, method="tsit5", rtol=0.1, atol=1e-37).x1
+    assert x1[1] == 0
+    assert abs(x1[0].to(torch.complex64) - math.exp(-1)) < 0.05
+
+
 def test_who_has_no_tolerances_by_entry_says_so(monkeypatch):
     for name in ("check_solver",):
         monkeypatch.setattr(sys.modules["solvers.each"], name, unchecked(getattr(sys.modules["solvers.each"], name)))
