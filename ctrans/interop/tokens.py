@@ -68,7 +68,7 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
         return _from_files(directory)
     if directory is None and 0 < vocabulary < VOCABULARY:
         said = (
-            f"{BYTES.said}, modulo {vocabulary}, as its vocabulary has fewer than the 256 of bytes: no text that it knows, so that the loss "
+            f"{BYTES.said}, modulo {vocabulary}, as its vocabulary has fewer than the 256 of bytes: no text that it knows, so the loss "
             "of a trained model says nothing; give its own tokens by --ids FILE, or a batch by --example MODULE:FUNCTION"
         )
         return Tokeniser(said, lambda text: np.frombuffer(text, dtype=np.uint8) % np.uint8(vocabulary))
