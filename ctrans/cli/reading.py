@@ -112,7 +112,7 @@ def _as_many(count: int, walks: int, there: int, exact: bool, holds: str, what: 
     if not exact:
         wanted = min(wanted, max(1, there // walks) * walks)
     if there < wanted:
-        each = f" ({walks} walks of {wanted // walks})" if walks > 1 else ""
+        each = f" ({wanted // walks} to look at, and as many as another text beside them)" if walks > 1 else ""
         most = f", or lower --batch to {there // walks}" if there >= walks else ""
         raise ConfigError(f"{holds} {there} {what}{'s' * (there != 1)}, and {wanted} are wanted{each}: give more{most}")
     return wanted

@@ -106,6 +106,9 @@ def _statements() -> dict[str, Schema]:
     return {"holds": TRUTH, "seconds": NUMBER, "statements": a_map("By name.", statement)}
 
 
+PAIRS: Schema = {"type": "array", "items": {"type": "array", "items": NUMBER}}
+
+
 def _trained() -> dict[str, Schema]:
     return {
         "ending": WORD,
@@ -119,6 +122,7 @@ def _trained() -> dict[str, Schema]:
         "best_validation_loss": schema_of(float | None),
         "best_step": schema_of(int | None),
         "accuracy": described("The share of held-out answers that are right, of a task with answers.", schema_of(float | None)),
+        "losses": an_object("Pairs of a step and a loss.", training=PAIRS, validation=PAIRS),
         "other_depths": a_map("Validation loss by number of blocks.", NUMBER),
         "seconds": NUMBER,
     }

@@ -38,7 +38,7 @@ from ctrans.monitor.reactions import check_reactions
 from ctrans.report.files import png, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
-from ctrans.report.train_report import bar_words, evaluation_line, loss_figure
+from ctrans.report.train_report import bar_words, by_step, evaluation_line, loss_figure
 from ctrans.threads import choose_threads, flops
 from ctrans.training import log
 from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, carry_out
@@ -250,7 +250,8 @@ def _say(words: str) -> None:
 
 
 def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: float) -> dict[str, Any]:
-    evaluations = [row for row in log.read(run.store.directory) if "validation_loss" in row]
+    rows = list(log.read(run.store.directory))
+    evaluations = [row for row in rows if "validation_loss" in row]
     progress = outcome.progress
     shown = request.shown()
     if request.resume:  # it has its settings from its checkpoint, under "model" and "training", but for what was typed anew
@@ -271,6 +272,7 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
         "best_validation_loss": progress.best,
         "best_step": progress.best_step,
         "accuracy": evaluations[-1].get("accuracy") if evaluations else None,
+        "losses": by_step(rows),
         "other_depths": {},
         "seconds": seconds,
     }

@@ -239,8 +239,7 @@ class SoftmaxAttention(nn.Module):
             scores = scores + asked(falling_scores(self.heads, tokens, scores))
         hidden = self._hidden(tokens, scores.device)
         if hidden is not None:
-            # added, as the derivative of a sum costs nothing; that of a softmax is 0 there
-            scores = scores + asked(torch.zeros_like(hidden, dtype=scores.dtype).masked_fill(hidden, -math.inf))
+            scores = scores.masked_fill(asked(hidden), -math.inf)
         if self.sinks is None:
             return scores.softmax(-1)
         sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)

@@ -60,16 +60,23 @@ BYTES = Tokeniser(
 def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
     """The tokenizer in that directory; where there is none, bytes as ids 0 .. 255, if the vocabulary has as many.
 
-    Only what the installed library can build from files of words is read: no code, no pickle, no network. Raises ConfigError for
-    a tokenizer that is damaged or brings its own code, and where there is none and the vocabulary is smaller than 256.
+    A module without a directory, whose vocabulary has fewer, reads bytes modulo that. Only what the installed library can build from
+    files of words is read: no code, no pickle, no network. Raises ConfigError for a tokenizer that is damaged or brings its own code,
+    and for a directory without one whose model's vocabulary is smaller than 256.
     """
     if directory is not None and any(os.path.isfile(directory / name) for name in TOKENIZERS):
         return _from_files(directory)
+    if directory is None and 0 < vocabulary < VOCABULARY:
+        said = (
+            f"{BYTES.said}, modulo {vocabulary}, as its vocabulary has fewer than the 256 of bytes: no text that it knows, so the loss "
+            "of a trained model says nothing; give its own tokens by --ids FILE, or a batch by --example MODULE:FUNCTION"
+        )
+        return Tokeniser(said, lambda text: np.frombuffer(text, dtype=np.uint8) % np.uint8(vocabulary))
     if vocabulary < VOCABULARY:
-        where = "the model" if directory is None else repr(str(directory))
+        where = repr(str(directory))
         raise ConfigError(
             f"{where} has no tokenizer, and its vocabulary of {vocabulary} is smaller than the 256 of bytes: give token ids by --ids "
-            "FILE, or with --python a batch of them by --example MODULE:FUNCTION"
+            "FILE"
         )
     if directory is None or vocabulary == VOCABULARY:
         return BYTES

@@ -13,6 +13,8 @@ PATIENCE = 1.0
 """Seconds before the bar appears: quick work stays quiet."""
 LONG = 10.0
 """Seconds from which on it is said how long work will take, where there is no bar that shows it."""
+SHARE = 1 / 16
+"""Of the work, which has to be done before that is said, unless it takes longer than `LONG`."""
 
 
 def duration(seconds: float) -> str:
@@ -35,6 +37,9 @@ class Bar:
         self._what, self._task = what, self._progress.add_task(what, total=total, completed=done)
         self._started, self._shown = time.perf_counter(), False
         self._total, self._done, self._said = total - done, 0, False
+        self._first: tuple[float, int] | None = (
+            None  # when the first piece was done, which has what is made once in it, and how many
+        )
 
     def __call__(self, word: str, done: int = 1) -> None:
         self._update(word, done)
@@ -52,15 +57,21 @@ class Bar:
         self._progress.update(self._task, advance=done, description=f"{self._what}: {word}")
         self._done += done
         elapsed = time.perf_counter() - self._started
+        if self._first is None and done:
+            self._first = elapsed, self._done
         if elapsed <= PATIENCE:
             return
         if self._console.is_terminal:
             if not self._shown:
                 self._progress.start()
                 self._shown = True
-        elif not self._said and 0 < self._done < self._total:
+        elif not self._said and self._first is not None and self._done < self._total:
+            before, pieces = self._first
+            later = self._done - pieces
+            if later == 0 or (later < self._total * SHARE and elapsed < LONG):
+                return
             self._said = True
-            whole = elapsed * self._total / self._done
+            whole = before + (elapsed - before) * (self._total - pieces) / later
             if whole > LONG:
                 self._console.print(
                     f"{self._what}: about {duration(whole)} in all", markup=False, highlight=False, soft_wrap=True

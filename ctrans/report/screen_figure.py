@@ -34,6 +34,8 @@ from ctrans.stability.screening.updates import UpdateStep
 
 DASHES = ("-", "--", ":", "-.")
 """Models of one placement share its colour and are told apart by these."""
+BEYOND = (("v", 0.03, "0, below the axis (hollow)"), ("^", 0.97, "infinite, above the axis (hollow)"))
+"""How a logarithmic axis shows 0 and what is infinite: mark, height in the panel, and words."""
 Series = Callable[[Any], tuple[Sequence[float], Sequence[float | None]]]
 """From a step's result to what is shown, and where along the depth."""
 
@@ -81,6 +83,10 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     }
     if any(line.get_label() == "_bound" for line in panels[0].get_lines()):
         handles["bound (dashes without marks)"] = Line2D([], [], color="black", linestyle=bound_style(0, 2))
+    beyond = {line.get_marker() for axes in panels for line in axes.get_lines() if line.get_label() == "_beyond"}
+    for mark, _, says in BEYOND:
+        if mark in beyond:
+            handles[says] = Line2D([], [], color="black", marker=mark, fillstyle="none", linestyle="")
     legend_below(figure, list(handles.values()), list(map(str, handles)), most=7)
     title_above(figure, title)
     return figure
@@ -105,16 +111,17 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
         values = np.full((len(names), depth), np.nan)
         for i, name in enumerate(names):
             for place, value in zip(*_filled(*rows.get(name, ((), ())), depth), strict=True):
-                values[i, place] = math.log10(value) if value is not None and 0 < value < math.inf else math.nan
+                values[i, place] = _log10(value)
         known = values[np.isfinite(values)]
         low, high = np.quantile(known, (0.05, 0.95)) if known.size else (0.0, 1.0)
+        high = max(high, low + 0.1)
         image = axes.imshow(
-            values,
+            np.clip(values, low, high),
             aspect="auto",
             interpolation="nearest",
             cmap="cividis",
             vmin=low,
-            vmax=max(high, low + 0.1),
+            vmax=high,
             extent=(-0.5, depth - 0.5, len(names) - 0.5, -0.5),
         )
         bar = figure.colorbar(image, ax=axes, orientation="horizontal", pad=0.01, aspect=12, extend="both")
@@ -130,6 +137,11 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
     legend_below(figure, marks, list(named), most=9)
     title_above(figure, f"{title}; grey is not measured")
     return figure
+
+
+def _log10(value: float | None) -> float:
+    """nan of what is not known, and of 0 -inf, which is drawn as the least."""
+    return math.nan if value is None or math.isnan(value) else math.log10(value) if value > 0 else -math.inf
 
 
 def _filled(x: Sequence[float], y: Sequence[float | None], depth: int) -> tuple[Sequence[int], Sequence[float | None]]:
@@ -167,11 +179,17 @@ def _attention(step: AttentionStep) -> tuple[Sequence[float], Sequence[float | N
 
 
 def _line(axes: Axes, x: Sequence[float], y: Sequence[float | None], style: dict[str, Any]) -> None:
-    """What a logarithmic axis can show of it."""
+    """What a logarithmic axis has a place for, and marks at its ends for zeros and what is infinite."""
     known = [(a, b) for a, b in zip(x, y, strict=True) if b is not None and 0 < b < math.inf]
     if known:
         line = {name: value for name, value in style.items() if name not in ("bound", "place")}
         axes.plot(*zip(*known, strict=True), **line, markevery=mark_places(style["place"], len(known)))
+    for (mark, height, _), beyond in zip(BEYOND, (0.0, math.inf), strict=True):
+        places = [a for a, b in zip(x, y, strict=True) if b == beyond]
+        if places:
+            at_the_edge = axes.get_xaxis_transform()  # heights are shares of the panel's
+            look = {"color": style["color"], "marker": mark, "fillstyle": "none", "linestyle": "", "label": "_beyond"}
+            axes.plot(places, [height] * len(places), **look, transform=at_the_edge)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,9 @@ KEY = (
     "docs/why/prediction.md. Quantities with * are of an "
     "optimiser's step, which depends on how weights are scaled against each other; all others are the function's own."
 )
+NONE_OF_SGD = (
+    "Of SGD's rate nothing is predicted and no upper limit is known here: a full screening gives 2/lambda_max, an estimate."
+)
 NAMES_APART = "A – is what was not measured; the reasons are in the notes of each model's own screening and in screen.json."
 
 
@@ -41,7 +44,7 @@ def screen_table(name: str, screening: Screening) -> Table:
             word = finding.flags.get(what, "")
             number = escape(shown(what, value, finding.errors.get(what)))
             limits = "–" if known is None else known.limits
-            table.add_row(f"  {_starred(what)}", number, limits, f"[red]{word}[/red]" if word else "")
+            table.add_row(f"  {_starred(what)}", number, limits, _coloured(what, word))
     return table
 
 
@@ -59,9 +62,10 @@ def rate_words(screening: Screening) -> str:
     """The learning rate that is predicted, or why none is."""
     rate = screening.rate
     if rate is None:
-        return escape(f"Learning rate: none predicted; {screening.no_rate}.")
+        return escape(f"Learning rate: none predicted; {screening.no_rate}. {NONE_OF_SGD}")
     outside = f" Outside of what was studied: {'; '.join(rate.outside)}." if rate.outside else ""
     return escape(
+        f"{NONE_OF_SGD} "
         f"Largest stable learning rate of AdamW, predicted: {rate.rate:.2g} ({rate.low:.2g} to {rate.high:.2g}), as learned from short "
         f"trainings of {rate.architectures} small architectures. {_checked(rate)}{outside}"
     )
@@ -165,7 +169,13 @@ def _comparison(step: str, screenings: Mapping[str, Screening]) -> Table | None:
 
 def _cell(quantities: Mapping[str, float], what: str, outside: Mapping[str, str]) -> str:
     text = escape(shown(what, quantities[what])) if what in quantities else "–"
-    return f"[red]{text}[/red]" if what in outside else text
+    return _coloured(what, text) if what in outside else text
+
+
+def _coloured(what: str, text: str) -> str:
+    """Red what is of the weights as they are, yellow what is of larger ones."""
+    colour = "yellow" if what in QUANTITIES and QUANTITIES[what].mark == "note" else "red"
+    return f"[{colour}]{text}[/{colour}]" if text else ""
 
 
 def _starred(what: str) -> str:

@@ -65,6 +65,16 @@ def loss_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     return figure
 
 
+def by_step(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """(step, loss) of the training, as means of about `SMOOTH` stretches of equal length, and of each evaluation."""
+    steps = [row for row in rows if "loss" in row]
+    stretch = max(1, len(steps) // SMOOTH)
+    parts = [steps[i : i + stretch] for i in range(0, len(steps) - stretch + 1, stretch)]
+    training = [(_mean(_column(part, "step")), _mean(_column(part, "loss"))) for part in parts]
+    evaluated = [(float(row["step"]), float(row["validation_loss"])) for row in rows if "validation_loss" in row]
+    return {"training": training, "validation": evaluated}
+
+
 def _column(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
     return [float(row[name]) for row in rows]
 

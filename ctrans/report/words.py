@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ctrans.stability.screening.quantities import sides
+
 
 class Drawn(NamedTuple):
     """A panel's title, and its two axes in words with their units."""
@@ -43,8 +45,9 @@ ALONG = {"state": "sublayers done", "sublayer": "sublayer", "head": "head, count
 """The axis along the depth, by a gauge's scope."""
 JUDGED = {
     "held": "a norm stands in between, so that growing weights hardly change it; of attention: within its limit",
-    "outruns weights": "it grows faster than the weights do",
-    "follows weights": "no norm stands in between: twice the weights are twice the figure, now within its limits",
+    "follows weights": "no norm holds it: if every map put out c times as much, c large, the last state (forward) and the distance of two "
+    "inputs' last states (transport) would be about c times as large; of backward, if one middle sublayer's did, that sublayer's own "
+    "sensitivity would, which says nothing of the whole depth",
     "moves": "one step of the optimiser moves the last state by amounts within the limits",
     "holds": "the last FFN's gradient keeps the bound that theory has for it",
     "violated": "the last FFN's gradient is above the bound that theory has for it",
@@ -58,3 +61,32 @@ JUDGED = {
     "n/a": "it does not apply to this model; why is under Reasons",
 }
 """Verdicts of a screening that call nothing outside of its limits."""
+OUTSIDE = {
+    "starts worse than guessing": "the loss is above that of equal probabilities",
+    "does nothing": "the state comes out next to as it went in",
+    "explodes": "the state, or a small change of it, outgrows what it began as",
+    "tokens collapse": "all tokens of a sequence end as nearly the same vector",
+    "outruns weights": "larger weights would make it grow faster than they do. It is of weights that grow, and no fault of these (yellow): "
+    "so does any stack of sublayers without norms",
+    "forgets its input": "next to nothing of a change of the input is left at the end",
+    "contracts": "most changes of the input shrink on their way, beside the state",
+    "expands": "most changes of the input grow on their way, beside the state",
+    "ill-conditioned": "some changes of the input grow while others shrink, by very different factors",
+    "heads saturate": "in some layer a head's tokens each read one other alone, so that its queries and keys hardly learn",
+    "does not learn": "a step of the optimiser on some sublayer moves next to nothing",
+    "overshoots": "a step of the optimiser on one sublayer replaces the last state",
+    "layers learn unevenly": "a step of the optimiser moves the state by far more through some sublayers than through others",
+    "tokens learn as one": "a step that is good for one token is the same step for all",
+}
+"""What a screening calls a quantity outside of its limits, a verdict where it is the step's first."""
+
+
+def verdicts() -> dict[str, str]:
+    """What every verdict of a screening means; of those outside of a limit, beyond which."""
+    return JUDGED | {word: f"{says} ({', or '.join(sides(word))})" for word, says in OUTSIDE.items()}
+
+
+def verdicts_table() -> str:
+    """The same as a table in Markdown."""
+    rows = [f"| *{word}* | {meaning.replace('|', chr(92) + '|')} |" for word, meaning in verdicts().items()]
+    return "\n".join(["| verdict | what it means |", "| --- | --- |", *rows])

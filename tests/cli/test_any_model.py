@@ -222,7 +222,24 @@ def test_token_ids_of_an_example_are_what_is_looked_at(there):
     result = found("simulate", "--python", f"{there / 'mine.py'}:model", "--example", f"{there / 'ids.py'}:ids", "--json", "-")
     assert (result["model"]["sequences"], result["model"]["tokens"]) == (3, 8)
     assert result["model"]["text"] == f"the batch of {there / 'ids.py'}:ids"
-    assert result["model"]["vocabulary"] < 256  # a text's bytes would not be read
+
+
+def test_a_module_of_few_tokens_reads_a_text_modulo_its_vocabulary_and_says_so(there):
+    result = found("simulate", "--python", f"{there / 'mine.py'}:model", "--context", "8", "--no-reference", "--json", "-")
+    size = result["model"]["vocabulary"]
+    assert size < 256
+    assert result["model"]["text"].startswith(f"bytes as token ids, modulo {size}")
+
+
+def test_a_screening_of_too_few_rows_says_what_they_are_for(there):
+    (there / "ids.py").write_text(IDS)
+    args = ["--python", f"{there / 'mine.py'}:model", "--example", f"{there / 'ids.py'}:ids", "--batch", "2", "--quick"]
+    result = run("screen", *args)
+    assert result.exit_code == 2
+    words = (
+        "has 3 rows, and 4 are wanted (2 to look at, and as many as another text beside them): give more, or lower --batch to 1"
+    )
+    assert words in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("name", ["control", "hjb-check"])

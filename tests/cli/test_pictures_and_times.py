@@ -67,5 +67,16 @@ def test_work_of_over_ten_seconds_says_once_how_long_it_takes(each, said, monkey
     assert capsys.readouterr().err.strip() == said
 
 
+def test_what_is_made_once_before_the_first_piece_is_not_taken_for_the_time_of_each(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LONG", 10.0)
+    monkeypatch.setattr(progress, "time", clock := Clock())
+    with progress_bar("screen", 24) as advance:
+        for each in (6.0, *[1.0] * 23):
+            clock.now += each
+            advance("a segment")
+    assert clock.now == 29
+    assert capsys.readouterr().err.strip() == "screen: about 30 s in all"
+
+
 def test_durations_in_words():
     assert [duration(s) for s in (11, 88, 95, 3600, 7200)] == ["10 s", "90 s", "2 minutes", "60 minutes", "2 hours"]

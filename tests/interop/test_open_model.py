@@ -236,6 +236,9 @@ def test_without_a_tokenizer_bytes_are_the_tokens_and_doubt_is_said(tmp_path):
     assert "most likely mean another text" in find_tokeniser(tmp_path, 50304).said
     with pytest.raises(ConfigError, match=r"smaller than the 256 of bytes: give token ids by --ids"):
         find_tokeniser(tmp_path, 65)
+    module = find_tokeniser(None, 65)  # of the user's own, with no file that a tokenizer could be beside
+    assert module.encode(b"\x00\x40\x41\xff").tolist() == [0, 64, 0, 60]
+    assert "modulo 65" in module.said
 
 
 def test_ids_are_read_as_numpy_and_nanogpt_write_them(tmp_path):

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,8 @@ from ctrans.monitor.log_lines import Header, Report
 from ctrans.placement import PLACEMENTS
 from ctrans.report.page import CONTENTS, html, page_of, render
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell
-from ctrans.report.words import JUDGED
+from ctrans.report.words import OUTSIDE, verdicts, verdicts_table
+from ctrans.stability.screening.quantities import QUANTITIES
 from ctrans.stability.screening.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS
 from ctrans.study.presets.table import PRESETS
@@ -161,9 +163,36 @@ def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
     assert verdicts <= told
 
 
-@pytest.mark.parametrize("word", [*VERDICTS, "held", "follows weights", "moves", "holds", "violated", "unknown", "n/a"])
-def test_every_verdict_of_a_screening_has_its_meaning(word):
-    assert JUDGED[word]
+GUIDE = Path(__file__).parents[2] / "docs/commands/screen.md"
+INSIDE = [*VERDICTS, "held", "follows weights", "moves", "holds", "violated", "non-finite", "unknown", "n/a"]
+CALLED = {word for quantity in QUANTITIES.values() for word in (quantity.below, quantity.above) if word}
+
+
+@pytest.mark.parametrize("word", [*INSIDE, *sorted(CALLED)])
+def test_every_verdict_of_a_screening_has_its_meaning_on_the_page_and_in_the_guide(word, results):
+    found, _ = results("screen")
+    peri = found["models"]["peri"]
+    finding = {**peri["findings"]["forward"], "verdict": word}
+    page = page_of({"screen": {**found, "models": {"a": {**peri, "findings": {"forward": finding}}}}})
+    lines = [line for part in page.chapters[0].parts if isinstance(part, Words) for line in part.lines]
+    assert f"{word}: {verdicts()[word]}" in lines
+    assert " ".join(verdicts_table().split()) in " ".join(GUIDE.read_text(encoding="utf-8").split())
+
+
+def test_what_a_quantity_is_called_says_beyond_which_limits():
+    assert OUTSIDE.keys() == CALLED
+    assert verdicts()["explodes"].endswith(
+        "(growth exponent above 2, or condition above 100, or W_2 growth above 100, or attention path above 30)"
+    )
+
+
+def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results):
+    found, _ = results("screen")
+    peri = found["models"]["peri"]
+    for flags, mark in (({"|x| in weights": "outruns weights"}, "note"), ({"condition": "explodes"}, "bad"), ({}, "")):
+        page = page_of({"screen": {**found, "models": {"a": {**peri, "flags": flags}}}})
+        sheet = next(part for part in page.chapters[0].parts if isinstance(part, Sheet))
+        assert sheet.rows[0][-1].mark == mark
 
 
 def test_results_of_one_command_share_a_page_and_others_follow(results):

@@ -212,3 +212,16 @@ def test_a_table_that_is_wider_than_the_paper_loses_no_column(kept, opened):
     assert set(page.evaluate(heads)) == set(whole)
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate(heads) == whole
+
+
+def test_a_zero_is_a_hollow_mark_at_the_foot_of_a_logarithmic_axis_and_in_its_place_on_a_linear_one(opened):
+    picture = Diagram("With a zero", "segment", "gain", [Line("one", [0.0, 1.0, 2.0], [0.0, 1.0, 10.0], "pre")])
+    page = opened(Page("A page", "of one picture", [Chapter("Pictures", [picture])], {"one": {"command": "screen"}}))
+    data = "document.querySelector('.plot').data.map((each) => [each.mode, [...each.x], [...each.y], each.marker.symbol])"
+    (mode, x, y, symbol), line = page.evaluate(data)
+    assert (mode, x, symbol) == ("markers", [0], "triangle-down-open")
+    assert 0 < y[0] < 1
+    assert line[2] == [None, 1, 10]
+    page.locator(".scale").click()
+    ((_, x, y, _),) = page.evaluate(data)
+    assert (x, y) == ([0, 1, 2], [0, 1, 10])

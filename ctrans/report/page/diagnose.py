@@ -8,6 +8,7 @@ from typing import Any
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, number
 
 MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
+OTHERS = "what others there are, and what each takes, ctrans diagnose says at its end"
 COLUMNS = (
     Column("finding"),
     Column("severity", "broken: the model cannot work so; serious: it costs training or quality; note: worth knowing"),
@@ -37,7 +38,11 @@ def findings(models: Mapping[str, Any]) -> list[Chapter]:
         return []
     rows = [_row(name, symptom) for name, model in models.items() for symptom in model["symptoms"]]
     healthy = [name for name, model in models.items() if not model["symptoms"]]
-    said = [Words(f"Nothing found in {', '.join(healthy)}, of the kinds of finding that were examined.")] if healthy else []
+    said = (
+        [Words(f"Nothing found in {', '.join(healthy)}, of the kinds of finding that were examined; {OTHERS}.")]
+        if healthy
+        else []
+    )
     return [
         Chapter("Diagnosis, the most severe first", [*said, *([Sheet("", [Column("model"), *COLUMNS], rows)] if rows else [])])
     ]

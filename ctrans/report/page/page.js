@@ -37,8 +37,21 @@
     };
   };
 
+  // 0 has no place on a logarithmic axis: it is a hollow mark at its foot
+  function zeroTraces(chart, lines) {
+    const shown = lines.filter((line) => !line.bound && models.get(line.model).shown && line.y.includes(0));
+    const known = lines.filter((line) => models.get(line.model).shown).flatMap((line) => line.y).filter((v) => v > 0);
+    const foot = known.length ? Math.min(...known) / 3 : 1;
+    return shown.map((line) => ({
+      type: "scatter", mode: "markers", name: text(line.model), x: line.x.filter((_, i) => line.y[i] === 0), y: line.y.filter((v) => v === 0).map(() => foot),
+      marker: { symbol: "triangle-down-open", color: models.get(line.model).colour, size: 9, line: { width: 2 } },
+      hovertemplate: `${text(line.model)}<br>${text(chart.x)} %{x}<br>0, below the axis<extra></extra>`,
+    }));
+  }
+
   function lineTraces(chart, lines, log) {
-    return lines.filter((line) => models.get(line.model).shown).map((line) => {
+    const zeros = log ? zeroTraces(chart, lines) : [];
+    return zeros.concat(lines.filter((line) => models.get(line.model).shown).map((line) => {
       const look = models.get(line.model);
       return {
         type: "scatter", mode: line.bound ? "lines" : "lines+markers", name: text(line.model), x: line.x, y: log ? line.y.map((v) => (v > 0 ? v : null)) : line.y,
@@ -46,14 +59,15 @@
         opacity: line.bound ? 0.75 : 1, marker: { symbol: look.symbol, size: line.x.length > 30 ? 4 : 7 },
         hovertemplate: `${text(line.model)}${line.bound ? ", bound" : ""}<br>${text(chart.x)} %{x}<br>%{y:.4g}<extra></extra>`,
       };
-    });
+    }));
   }
 
   function mapTraces(chart, lines, log) {
     const shown = lines.filter((line) => !line.bound && models.get(line.model).shown);
     const at = [...new Set(shown.flatMap((line) => line.x))].sort((a, b) => a - b);
     const raw = shown.map((line) => at.map((x) => { const i = line.x.indexOf(x); return i < 0 ? null : line.y[i]; }));
-    const z = raw.map((row) => row.map((v) => (v === null ? null : log ? (v > 0 ? Math.log10(v) : null) : v)));
+    const least = Math.log10(Math.min(...raw.flat().filter((v) => v > 0)));  // 0 is as dark as the least
+    const z = raw.map((row) => row.map((v) => (v === null ? null : log ? (v > 0 ? Math.log10(v) : Number.isFinite(least) ? least : null) : v)));
     return [{
       type: "heatmap", x: at, y: shown.map((line) => text(line.model)), z, customdata: raw, colorscale: "Cividis",
       colorbar: { title: { text: (log ? "log10 of " : "") + text(chart.y), side: "right" }, thickness: 12 },
@@ -68,7 +82,8 @@
     let [low, high] = [Infinity, -Infinity];
     for (const value of known) { low = Math.min(low, value); high = Math.max(high, value); }
     const space = 0.05 * (high - low) || (log ? 0.5 : Math.abs(high) || 1);
-    return { range: [low - space, high + space] };
+    const foot = log && moments.some(([, lines]) => lines.flat().includes(0)) ? 0.5 : 0;
+    return { range: [low - space - foot, high + space] };
   }
 
   function draw(figure) {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ctrans.report.page import diagnose
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, digits, number, numbers
-from ctrans.report.words import JUDGED, SCREENED, Drawn
+from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, digits, number, numbers
+from ctrans.report.words import SCREENED, Drawn, verdicts
 from ctrans.stability.screening.predicted_rate import CAVEAT
 from ctrans.stability.screening.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS
@@ -24,11 +25,12 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
         Chapter(
             "Verdicts",
             [
-                _verdicts(models),
+                _verdicts(models, quantities),
                 *_outside(models, quantities),
                 _words_used(models),
                 Words(
-                    "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights. Inside of them "
+                    "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights (red), or "
+                    "would grow faster than weights that grow (yellow). Inside of them "
                     "nothing is said of which of two models is better."
                 ),
             ],
@@ -42,15 +44,16 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     ]
 
 
-def _verdicts(models: Mapping[str, Any]) -> Sheet:
+def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet:
     steps = list(dict.fromkeys(step for model in models.values() for step in model["findings"]))
     rows = []
     for name, model in models.items():
         row = [cell(name)]
         for step in steps:
             finding = model["findings"].get(step)
-            row.append(cell(None) if finding is None else Cell(finding["verdict"], mark="bad" if finding["flags"] else ""))
-        rows.append([*row, Cell(str(len(model["flags"])), float(len(model["flags"])), "bad" if model["flags"] else "")])
+            row.append(cell(None) if finding is None else Cell(finding["verdict"], mark=_mark(finding["flags"], quantities)))
+        count = len(model["flags"])
+        rows.append([*row, Cell(str(count), float(count), _mark(model["flags"], quantities))])
     columns = [
         Column("model"),
         *(Column(step, STEPS[step].question if step in STEPS else "") for step in steps),
@@ -66,15 +69,37 @@ def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[S
         values = _values(model)
         for quantity, word in model["flags"].items():
             limits = Cell(_sides(quantities[quantity]) if quantity in quantities else "–")
-            rows.append([cell(name), Cell(quantity), cell(values.get(quantity), "bad"), limits, cell(REMEDIES.get(word))])
+            rows.append(
+                [
+                    cell(name),
+                    Cell(quantity),
+                    cell(values.get(quantity), _mark([quantity], quantities)),
+                    limits,
+                    cell(REMEDIES.get(word)),
+                ]
+            )
     columns = [Column(name) for name in ("model", "quantity", "value", "limits", "what helps")]
     return [Sheet("Outside of their limits", columns, rows)] if rows else []
 
 
 def _words_used(models: Mapping[str, Any]) -> Words:
-    """What the verdicts mean that are no name of a quantity outside of its limits."""
+    """What the verdicts mean, and what quantities are called."""
     used = {finding["verdict"] for model in models.values() for finding in model["findings"].values()}
-    return Words("What verdicts mean:", [f"{word}: {meaning}" for word, meaning in JUDGED.items() if word in used])
+    used |= {word for model in models.values() for word in model["flags"].values()}
+    return Words("What verdicts mean:", [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used])
+
+
+def _mark(flagged: Iterable[str], quantities: Mapping[str, Any]) -> Mark:
+    """Red where a quantity outside of its limits is about the weights as they are, and yellow where all are about larger ones."""
+    marks = {quantities.get(name, {}).get("mark", "bad") for name in flagged}
+    return "bad" if "bad" in marks else "note" if marks else ""
+
+
+def _shown(name: str, value: Any, quantities: Mapping[str, Any]) -> Cell:
+    known = number(value)
+    if quantities.get(name, {}).get("share") and known is not None and math.isfinite(known):
+        return Cell(f"{known:.0%}", known)
+    return cell(value)
 
 
 def _rates(models: Mapping[str, Any]) -> list[Chapter]:
@@ -101,9 +126,11 @@ def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> She
         values = _values(model)
         row = [cell(name)]
         for quantity in named:
-            shown = cell(values.get(quantity))
+            shown = _shown(quantity, values.get(quantity), quantities)
             word = model["flags"].get(quantity)
-            row.append(Cell(f"{shown.text} ({word})" if word else shown.text, shown.value, "bad" if word else ""))
+            row.append(
+                Cell(f"{shown.text} ({word})" if word else shown.text, shown.value, _mark([quantity] if word else [], quantities))
+            )
         rows.append(row)
     return Sheet("", [Column("model"), *(Column(q, quantities[q]["says"]) for q in named)], rows)
 

@@ -20,7 +20,7 @@ FIGURES = {
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
-    """One row a run, and its loss at other depths."""
+    """One row a run, its losses by step, and its loss at other depths."""
     names = {name: name or str((each.get("model") or {}).get("placement", "run")) for name, each in models.items()}
     columns = [Column("run"), *(Column(key.replace("_", " "), meaning) for key, meaning in FIGURES.items())]
     rows = [[cell(names[name]), *(_cell(key, each) for key in FIGURES)] for name, each in models.items()]
@@ -37,8 +37,32 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
                 )
             )
     found = [Chapter("How it ended", [Sheet("", columns, rows)])]
+    curves = _curves(models, names)
+    if curves:
+        found.append(Chapter("Losses by step", curves))
     chart = Diagram("The same weights in other numbers of blocks", "blocks", "validation loss, nats a token", lines, log=False)
     return [*found, Chapter("Other depths", [chart])] if lines else found
+
+
+CURVES = {
+    "training": ("Training loss", "Of the batches that it is trained on, as means over about a hundred stretches of steps."),
+    "validation": ("Validation loss", "Of text that it is not trained on."),
+}
+
+
+def _curves(models: Mapping[str, Any], names: Mapping[str, str]) -> list[Diagram]:
+    """A picture for each kind of loss, with a line for each run."""
+    found = []
+    for kind, (title, meaning) in CURVES.items():
+        lines = []
+        for name, each in models.items():
+            known = (each.get("losses") or {}).get(kind) or []
+            if known:
+                x, y = [number(step) or 0.0 for step, _ in known], [number(loss) for _, loss in known]
+                lines.append(Line(names[name], x, y, (each.get("model") or {}).get("placement")))
+        if lines:
+            found.append(Diagram(title, "iteration", "cross-entropy, nats a token", lines, meaning, log=False))
+    return found
 
 
 def _cell(key: str, each: Mapping[str, Any]) -> Cell:

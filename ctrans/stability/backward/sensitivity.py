@@ -41,29 +41,35 @@ class SensitivityByDepth:
     """Sensitivities by depth, of the discrete model at its own states.
 
     `sublayers[k]` is S_k = |dv_k/dX|_2 of segment k's velocity. `blocks[i]` is |dX_{i+1}/dX_i|_2 of block i, and `products[i]` is
-    |J_{i:D}|_2 of all blocks from i to the end: by that much a gradient at the end can have grown when it reaches block i.
-    `sizes` are |X_i| at every block's start and, last, |X_D|, of the whole batch.
+    |J_{i:D}|_2 of all blocks from i to the end: by that much a gradient at the end can have grown when it reaches block i. Each is
+    the largest over the sequences.
+
+    `conditions[i]` are |J_{i:D}|_2 |X_i|/|X_D| of every sequence by itself: by how much relative changes of its X_i can grow on the way
+    to the end; empty where not known.
     """
 
     sublayers: list[Sensitivity]
     blocks: list[Sensitivity]
     products: list[Sensitivity]
-    sizes: list[float]
+    conditions: list[list[float]]
 
     @property
     def condition(self) -> list[float | None]:
-        """|J_{i:D}||X_i|/|X_D|: by how much relative changes of X_i can grow on the way to the end."""
-        return [_condition(each.value, size, self.sizes[-1]) for each, size in zip(self.products, self.sizes, strict=False)]
+        """That of the worst sequence, by block."""
+        return [max(each, default=None) for each in self.conditions]
 
 
-def _condition(product: float | None, start: float, end: float) -> float | None:
-    return None if product is None or not math.isfinite(end) else product * start / end if end else math.inf
+def _conditions(products: Tensor | None, start: Tensor, end: Tensor) -> list[float]:
+    """|J_{i:D}||X_i|/|X_D| by sequence; none where a factor is not known."""
+    if products is None or not (finite(products) and finite(start) and finite(end)):
+        return []
+    return [j * a / b if b else math.inf for j, a, b in zip(*(part.tolist() for part in (products, start, end)), strict=True)]
 
 
 Told = Callable[[Sensitivity], Sensitivity]
 Steps = Sequence[Linearisation | None]
-Found = tuple[Sensitivity, Tensor | None]
-"""|J|_2, and J's right singular vectors where both exist and somebody asks for them."""
+Found = tuple[Sensitivity, Singular | None]
+"""|J|_2, and its singular triplets by sequence where they exist."""
 NOT_FINITE = "the Jacobian is not finite"
 ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on demand"
 
@@ -107,20 +113,21 @@ class Sensitivities(Instrument):
         self._blocks: list[Sensitivity] = []
         self._kept: list[Steps] = []
         self._steps: list[Linearisation | None] = []
-        self._sizes = [_size(x0)]
+        self._sizes = [_sizes(x0)]
         self._done = itertools.count(1)
 
     def forward(self, at: Passage) -> None:
         self._sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
         self._steps.append(linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at))
         if len(self._steps) == self._depth.per_block:
-            found = _of_chain(self._steps, self.tolerance)
-            self._blocks.append(self._told(found[0]))
-            self._last = found
+            # the last block is J_{D-1:D} too, and those are wanted of every sequence
+            last = bool(self._wanted) and len(self._blocks) == self._depth.blocks - 1
+            self._last = _of_chain(self._steps, self.tolerance, each=last)
+            self._blocks.append(self._told(self._last[0]))
             kept = len(self._kept) >= min(self._wanted, default=self._depth.blocks)
             self._kept.append(self._steps if kept else ())
             self._steps = []
-            self._sizes.append(_size(at.y))
+            self._sizes.append(_sizes(at.y))
 
     def figures(self) -> SensitivityByDepth:
         reached, blocks = len(self._blocks), self._depth.blocks
@@ -130,9 +137,12 @@ class Sensitivities(Instrument):
         known = {blocks - 1: self._last} if wanted else {}
         whole = None if self.whole is None or 0 not in wanted - known.keys() else self.whole()
         if whole is not None:
-            known[0] = summary(whole), None
+            known[0] = summary(whole), whole
         products = _of_products([*self._kept, *[()] * (blocks - reached)], wanted, left_out, self.tolerance, self._told, known)
-        return SensitivityByDepth(self._sublayers, self._blocks, products, self._sizes)
+        end = self._sizes[-1]
+        conditions = [_conditions(each, start, end) for (_, each), start in zip(products, self._sizes, strict=False)]
+        conditions += [[]] * (blocks - len(conditions))
+        return SensitivityByDepth(self._sublayers, self._blocks, [product for product, _ in products], conditions)
 
     def _told(self, figure: Sensitivity) -> Sensitivity:
         if self.progress is not None:
@@ -153,8 +163,10 @@ def backward_sensitivity(
     return found
 
 
-def _size(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x.double()))
+def _sizes(x: Tensor) -> Float[Tensor, " sequences"]:
+    """|X| of every sequence."""
+    sizes: Tensor = torch.linalg.vector_norm(x.double(), dim=(-2, -1)).reshape(-1)
+    return sizes
 
 
 def _spread(count: int, starts: int | None) -> set[int]:
@@ -164,15 +176,18 @@ def _spread(count: int, starts: int | None) -> set[int]:
 
 def _of_products(
     parts: Sequence[Steps], wanted: set[int], left_out: str, tolerance: float, told: Told, known: Mapping[int, Found]
-) -> list[Sensitivity]:
-    """|J_{i:D}|_2 for the wanted i, from the last to the first; those of `known` are taken from there."""
-    products: list[Sensitivity] = []
+) -> list[tuple[Sensitivity, Tensor | None]]:
+    """|J_{i:D}|_2 for the wanted i, from the last to the first, and that of every sequence; those of `known` are taken from there."""
+    products: list[tuple[Sensitivity, Tensor | None]] = []
     guess: Tensor | None = None  # of the right singular vectors
     for i in reversed(range(len(parts))):
-        found, right = Sensitivity(None, None, 0, left_out), guess
+        found, each, right = Sensitivity(None, None, 0, left_out), None, guess
         if i in wanted:
-            found, right = known[i] if i in known else _of_chain([s for part in parts[i:] for s in part], tolerance, guess)
-        products.insert(0, told(found))
+            # every sequence to the tolerance: the worst relative to its own states need not be the one with the largest |J|
+            rest = [step for part in parts[i:] for step in part]
+            found, leading = known[i] if i in known else _of_chain(rest, tolerance, guess, each=True)
+            each, right = (None, None) if leading is None else (leading.values[..., 0].double().reshape(-1), _right(leading))
+        products.insert(0, (told(found), each))
         # the left singular vectors of J_{i:D} change little with i, and one pull takes the right ones along
         on = i > min(wanted - known.keys(), default=i) and None not in parts[i - 1]
         guess = None if right is None or not on else _chain(parts[i - 1]).pull(right)
@@ -240,13 +255,17 @@ def summary(found: Singular) -> Sensitivity:
     return Sensitivity(found.largest, found.error, found.products)
 
 
-def _of_chain(steps: Steps, tolerance: float, guess: Tensor | None = None) -> Found:
-    """|J|_2 of step after step, and its right singular vector where both exist."""
+def _of_chain(steps: Steps, tolerance: float, guess: Tensor | None = None, *, each: bool = False) -> Found:
+    """|J|_2 of step after step, and what is known of every sequence where the steps exist."""
     if None in steps:
         return Sensitivity(None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"), None
-    found = leading_singular(_chain(steps), tolerance=tolerance, start=guess)
+    found = leading_singular(_chain(steps), each=each, tolerance=tolerance, start=guess)
+    return summary(found), found
+
+
+def _right(found: Singular) -> Tensor | None:
     right = found.right.squeeze(-3)
-    return summary(found), right if finite(right) else None
+    return right if finite(right) else None
 
 
 def _chain(steps: Steps) -> Linearisation:

@@ -90,7 +90,8 @@ AILMENTS: dict[str, Ailment] = {
         "broken",
         "any is too many",
         "everything after it is inf or nan too, and no gradient comes back",
-        "take a wider dtype, a smaller dt or smaller weights; where a weight itself is not finite, an earlier checkpoint",
+        "take a wider dtype, a smaller factor on what sublayers add (here --dt) or smaller weights; "
+        "where a weight itself is not finite, an earlier checkpoint",
         high=0.0,
         near=None,
         hides=("huge sensitivity",),
@@ -241,7 +242,7 @@ AILMENTS: dict[str, Ailment] = {
         OURS,
         "small changes of the state, rounding too, come out that many times as large, and so do gradients on their way back",
         "mend dead gains first, which cause it behind a norm around the state; else enlarge the embedding or eps where a norm divides by "
-        "a small state, lower dt or the weights of that sublayer, or clip gradients",
+        "a small state, lower the factor on what sublayers add (here --dt) or the weights of that sublayer, or clip gradients",
         needs="a Jacobian of each sublayer",
         high=1e3,
     ),
@@ -251,7 +252,7 @@ AILMENTS: dict[str, Ailment] = {
         "note",
         OURS,
         "the sublayer adds next to the same whatever it is given: it neither computes anything of the text nor passes a gradient",
-        "larger initial weights or a larger dt; in a trained model the sublayer may be dropped",
+        "larger initial weights or a larger factor on what sublayers add (here --dt); in a trained model the sublayer may be dropped",
         needs="a Jacobian of each sublayer",
         low=1e-5,
     ),
@@ -261,10 +262,9 @@ AILMENTS: dict[str, Ailment] = {
         "serious",
         f"{OURS}: at 0.05 nats one token has 99% of the weight. Zhai et al. 2023 saw entropy collapse before trainings diverged",
         "each token reads one other alone: the softmax passes next to no gradient to queries and keys, which then hardly learn",
-        "norms on queries and keys, a higher temperature or its warm-up (ctrans train --temperature-start), a lower learning rate, or "
-        "weight decay on W_Q and W_K; in a trained model that is only used, nothing",
+        REMEDIES["heads saturate"],
         needs="attention that shows the rows of its heads, and two tokens",
-        low=0.05,
+        low=QUANTITIES["least entropy"].low or 0.0,
         near=2.0,
     ),
     "massive activation": Ailment(
@@ -295,7 +295,8 @@ AILMENTS: dict[str, Ailment] = {
         "note",
         OURS,
         "the block could be left out, and the model would say the same",
-        "prune it; in a training that begins so: larger initial weights, a larger dt, or a longer warm-up that lets it start",
+        "prune it; in a training that begins so: larger initial weights, a larger factor on what sublayers add (here --dt), "
+        "or a longer warm-up that lets it start",
         needs="finite states",
         low=1e-4,
     ),
@@ -306,7 +307,7 @@ AILMENTS: dict[str, Ailment] = {
         f"{OURS}: a factor of 10. dt lam* is exact for attention's values and outputs, and found by ascent for an FFN",
         "no fault: most models are trained so. A decay of this size does not hold the weights in this control problem: growing them pays "
         "more than it costs",
-        "a norm behind each sublayer (placement peri or output) with decay on its gains, a kinetic cost, or a larger decay; AdamW's "
+        "a norm behind each sublayer (here --placement peri or output) with decay on its gains, a kinetic cost, or a larger decay; AdamW's "
         "decoupled decay is no penalty in the loss, so take this as an order of magnitude",
         needs="--weight-decay, and a sublayer without a norm behind or around it",
         low=0.1,
@@ -318,7 +319,7 @@ AILMENTS: dict[str, Ailment] = {
         "serious",
         f"{OURS}: ten times where they start",
         "velocities and H grow in proportion to these gains: what an output norm should bound runs away by its gains",
-        "let gains decay (ctrans train --decay-gains), or bound them",
+        "let gains decay (here ctrans train --decay-gains), or bound them",
         needs="a norm behind attention or FFN",
         high=10.0,
     ),
@@ -327,9 +328,10 @@ AILMENTS: dict[str, Ailment] = {
         "|mean over tokens of log sum_v exp(logit_v) - log V|: 0 for logits of 0 over V tokens",
         "note",
         f"{OURS}: bfloat16 has 8 bits, so logits near 32 are known to 0.1 alone",
-        "a common shift of all logits changes no probability, but takes digits from them; where it grows during a training it warns of a "
-        "divergence",
-        "a z-loss, 1e-4 (log Z)^2 beside the loss, or decay on the head; nothing in a model that is only used in float32",
+        "logits are large, or all are shifted together, which changes no probability: either takes digits from them; where log Z grows "
+        "during a training it warns of a divergence",
+        "where the loss is above guessing too: a smaller head or embedding; else decay on the head, or a penalty that pulls log Z to 0 "
+        "(the z-loss: 1e-4 (log Z)^2 is added to the loss); nothing in a model that is only used in float32",
         needs="a cross-entropy of logits",
         high=30.0,
     ),

@@ -44,8 +44,8 @@ from ctrans.stability.screening.case import cut
 from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
 
-JACOBIAN_TOKENS = 64
-"""How many tokens of the first sequence a Jacobian is taken over."""
+JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
+"""Of how many tokens a Jacobian is, and of how many sequences the worst one counts."""
 TOLERANCE = 0.02
 """Relative error at which a Jacobian's norm is known well enough."""
 
@@ -205,14 +205,17 @@ def examine(
     model: Model,
     *,
     weight_decay: float | None = None,
+    heads: Attempt | None = None,
     sensitivities: Callable[[], Sequence[Sensitivity] | None] | None = None,
 ) -> Examination:
     """The instruments of a diagnosis, to be walked with others or alone.
 
-    `sensitivities` gives those of the sublayers where somebody else in the walk measures them.
+    `heads` is a `HeadRows` that somebody else asks too; `sensitivities` gives those of the sublayers where somebody else in the walk
+    measures them.
     """
     check_decay(weight_decay)
     whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
+    whole |= {} if heads is None else {"heads": heads}
     if weight_decay is not None:
         whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
     if sensitivities is not None:
@@ -231,7 +234,8 @@ def diagnose(
 ) -> Diagnosis:
     """What is wrong with a model on a text, the most severe first, from one walk there and, with targets, back.
 
-    `weight_decay` is that of its training, to be compared with dt lam*. Jacobians are of the first sequence's first 64 tokens.
+    `weight_decay` is that of its training, to be compared with dt lam*. Jacobians are of the first 64 tokens of up to 4
+    sequences, and of one where weights are made on demand.
     Without targets, or where these have no loss under the model, what needs a loss is in `unknown`.
     """
     examination = examine(model, weight_decay=weight_decay)
@@ -239,9 +243,10 @@ def diagnose(
     whole = list(examination.whole.values())
     for each in whole:
         each.note = refusal if each.looks_back else None
+    several = 1 if model.depth.streamed else JACOBIAN_SEQUENCES
     lanes = [
         Lane(tokens, targets if refusal is None else None, whole),
-        Lane(cut(tokens, 1, JACOBIAN_TOKENS), None, examination.part),
+        Lane(cut(tokens, several, JACOBIAN_TOKENS), None, examination.part),
     ]
     walk_lanes(model, lanes, progress=progress)
     return examination.conclude()

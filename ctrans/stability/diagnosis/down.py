@@ -15,6 +15,7 @@ from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity, subla
 from ctrans.stability.diagnosis.ailments import DEAD
 from ctrans.stability.diagnosis.reading import Reading, at_entry, named, place_of
 from ctrans.stability.forward.depth_share import token_similarity
+from ctrans.stability.screening.quantities import QUANTITIES
 from ctrans.walk import Instrument, Passage
 from ctrans.walk.instrument import of_text
 from solvers import ConfigError
@@ -181,8 +182,10 @@ class HeadRows(Instrument):
 
 LARGE_INPUT = 10.0
 """Above it attention's input is named where heads are saturated: its scale may be the cause, and not the weights'."""
-LEAST_ENTROPY = 0.05
-"""Heads below are named; the table has the same limit."""
+_LEAST = QUANTITIES["least entropy"].low
+assert _LEAST is not None, "the screening limits it"
+LEAST_ENTROPY = _LEAST
+"""Heads below are named."""
 
 
 def _apart(logits: float) -> str:

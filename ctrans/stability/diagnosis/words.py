@@ -21,6 +21,8 @@ WIDTH = 80
 def summary(name: str, diagnosis: Diagnosis) -> str:
     """How many findings there are, or that there is none, and of how many kinds that were examined."""
     count, looked = len(diagnosis.symptoms), f"{len(diagnosis.examined)} of {len(AILMENTS)} kinds of finding were examined"
+    if diagnosis.unexamined:
+        looked += ", the others need parts or options that are not here (ctrans diagnose says which)"
     if diagnosis.healthy:
         return f"{name}: nothing found; {looked}"
     by_severity = {severity: sum(s.severity == severity for s in diagnosis.symptoms) for severity in SEVERITIES}

@@ -38,7 +38,8 @@ class AttentionStep:
 def plan_attention(case: Case) -> StepPlan:
     """What attention's rows alone pass on, theta, theorem 5.1 and the block bounds 5.2 and 5.3 by layer (theory, section 9).
 
-    The quantity is the largest gain of a layer along the attention path, of changes relative to the state's size.
+    Quantities: the largest gain of a layer along the attention path, of changes relative to the state's size and of the worst of
+    several sequences; and the least entropy of a head's rows, of all layers and the whole text.
     """
     depth = case.model.depth
     own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None]
@@ -52,10 +53,10 @@ def plan_attention(case: Case) -> StepPlan:
     layers = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
     blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
     instruments = [layers, blocks] if case.effort.blocks else [layers]
-    return StepPlan({"part": instruments}, lambda: _conclude_attention(case, layers, blocks))
+    return StepPlan({"several": instruments}, lambda: _conclude_attention(case, layers, blocks, len(own)))
 
 
-def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: Attempt) -> Finding:
+def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: Attempt, count: int) -> Finding:
     notes: list[str] = []
     layers = [layer for layer in attention.figures() if layer.finite]
     if not layers:
@@ -66,11 +67,16 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
     theta = max(max(layer.theta_max) for layer in layers)
     bound = largest([layer.ratio for layer in layers])
     unknown = next((layer.note for layer in layers if layer.note), "")
+    places = ", ".join(str(layer.index) for layer in layers)
+    entropies = (case.heads.figures() or {}).get("least entropy of a head", [])
+    least = min((reading.value for reading in entropies), default=math.nan)
     why = (
-        f"through the attention rows alone a relative change of the state grows {three(gain)} times in a layer at most, theta is at "
-        f"most {theta:.3g}, and " + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
+        f"in the {len(layers)} of {count} attention layers that are looked at (segment{'s' * (len(layers) > 1)} {places}) a relative "
+        f"change of the state grows {three(gain)} times at most through the attention rows alone, theta is at most {theta:.3g}, and "
+        + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
+        + f"; the most saturated head of {'all' if len(entropies) == count else len(entropies)} layers has rows of {three(least)} nats"
     )
-    quantities = {"attention path": gain}
+    quantities = {"attention path": gain, "least entropy": least}
     return Finding(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)
 
 
@@ -124,7 +130,7 @@ def plan_initialisation(case: Case) -> StepPlan:
     config = case.model.config
     lacks = ""
     if not isinstance(config, GPTConfig):
-        lacks = "weights freshly drawn with mean 0 and known variances, which another library's model does not say of its own"
+        lacks = "weights freshly drawn with mean 0 and known variances, which only ctrans's own GPTs say of theirs"
     elif case.trained:
         lacks = "weights freshly drawn with mean 0 and known variances, which these may no longer be"
     last = LastLayerGradient()

@@ -47,7 +47,7 @@ LARGE = (100.0, 1000.0)
 class BackwardStep:
     """Sensitivities by depth, Lyapunov exponents, gradient norms, and slopes against activation scale in the middle block.
 
-    `condition` is that of `sensitivity`, `spectrum` of J_{0:D}'s singular values. None where not measured.
+    `condition` is that of `sensitivity`, of the worst sequence; `spectrum` of J_{0:D}'s singular values. None where not measured.
     """
 
     sensitivity: SensitivityByDepth
@@ -61,8 +61,8 @@ class BackwardStep:
 def plan_backward(case: Case) -> StepPlan:
     """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation scale (theory, section 7).
 
-    Quantities: the largest condition number of the blocks looked at; mean and deviation of log sigma of J_{0:D}, the mean in units
-    of |X_D|/|X_0|; the mean slope of log |dv/dX| against log c.
+    Quantities: the largest condition number of the blocks looked at, over several sequences; mean and deviation of log sigma of J_{0:D},
+    the mean in units of |X_D|/|X_0|; the mean slope of log |dv/dX| against log c.
     """
     effort = case.effort
     jacobians = case.jacobians
@@ -72,7 +72,11 @@ def plan_backward(case: Case) -> StepPlan:
     gradients = Attempt(ParameterGradients())
     slopes = _slopes(case)
     return StepPlan(
-        {"text": [gradients], "part": [jacobians, rates, *(slope for _, slope in slopes), *([spectrum] if spectrum else [])]},
+        {
+            "text": [gradients],
+            "several": [jacobians],
+            "part": [rates, *(slope for _, slope in slopes), *([spectrum] if spectrum else [])],
+        },
         lambda: _conclude_backward(case, jacobians, rates, gradients, slopes, spectrum),
     )
 
@@ -106,7 +110,7 @@ def _conclude_backward(
     mean, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
     quantities, errors = {"condition": worst}, {}
     if singular is not None:
-        start, end = sensitivity.sizes[0], sensitivity.sizes[-1]
+        start, end = _ends(case)
         quantities["log stretch"] = singular.mean + math.log(start / end) if start and end else math.nan
         quantities["log stretch, deviation"] = singular.deviation
         errors = {"log stretch": singular.mean_error, "log stretch, deviation": singular.deviation_error}
@@ -117,18 +121,29 @@ def _conclude_backward(
     return Finding(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
 
 
+def _ends(case: Case) -> tuple[float, float]:
+    """|X_0| and |X_D| along the graphs, which a spectrum is of."""
+    steps = [step for step in case.graphs.figures() if step is not None]
+    start, end = (float(torch.linalg.vector_norm(state.double())) for state in (steps[0].x, steps[-1].y))
+    return start, end
+
+
 def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     rates = result.lyapunov
     rate = three(rates.exponents[0] if rates is not None and rates.exponents else math.nan)
-    grown = (
-        ""
-        if math.isnan(worst)
-        else f"relative changes of the first sequence grow up to {three(worst)} times from the blocks looked at, "
-    )
+    grown = "" if math.isnan(worst) else f"{_grown(result.sensitivity)}, "
     return (
         f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, and sensitivities follow larger weights like "
         f"c^{exponent(slope)}"
     )
+
+
+def _grown(found: SensitivityByDepth) -> str:
+    """By how much relative changes grow at most, and how sequences differ in that."""
+    known = [each for each in found.conditions if each]
+    of = [max(each) for each in zip(*known, strict=True)]  # of each sequence, over the blocks looked at
+    among = f" in the worst of {len(of)} sequences and {three(min(of))} times in the least" if len(of) > 1 else " in the first sequence"
+    return f"relative changes grow up to {three(max(of))} times from the blocks looked at{among}"
 
 
 def _slopes(case: Case) -> list[tuple[int, Attempt]]:

@@ -16,9 +16,10 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import Sensitivities, StepGraphs
 from ctrans.stability.backward.singular_values import Singular, first_of
+from ctrans.stability.diagnosis.down import HeadRows
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.screening.quantities import flags
-from ctrans.stability.transport.perturbations import worst_directions
+from ctrans.stability.transport.perturbations import AT_ONCE, worst_directions
 from ctrans.walk import Attempt, DescribedModel, Instrument, Passage
 from solvers import ConfigError, SolveError
 from solvers.run import finite
@@ -30,7 +31,10 @@ Value = TypeVar("Value")
 class Effort:
     """How much work a screening may be.
 
-    - `tokens`, `sequences`: how many of the text's enter the Jacobians and the attention rows; `tokens` also the certificates
+    - `tokens`, `sequences`: how many of the text's enter the Jacobians; `tokens` also the certificates
+    - `several`: how many sequences of so many tokens enter sensitivities by depth and attention rows, of which the worst counts, where
+      graphs of their depth have room (`AT_ONCE`); where weights are made on demand that is `sequences`, as these would be met so many
+      times more
     - `tolerance`: of singular values, which are given with the error that was reached: the screening meets each sublayer's matrices
       11 times and more for one of them, and that is most of a wide model's quick screening
     - `starts`: the number of blocks i with a |J_{i:D}|
@@ -45,6 +49,7 @@ class Effort:
 
     tokens: int
     sequences: int
+    several: int
     tolerance: float
     starts: int
     certified: int
@@ -60,6 +65,7 @@ EFFORTS: dict[str, Effort] = {
     "quick": Effort(
         tokens=32,
         sequences=1,
+        several=1,
         tolerance=0.05,
         starts=4,
         certified=4,
@@ -73,6 +79,7 @@ EFFORTS: dict[str, Effort] = {
     "full": Effort(
         tokens=256,
         sequences=1,
+        several=4,
         tolerance=0.01,
         starts=6,
         certified=12,
@@ -109,8 +116,9 @@ class Finding:
         return flags(self.quantities)
 
 
-LaneName = Literal["text", "part", "certified"]
-"""Lanes of the screening's walk: all sequences of the text; those that the effort lets into Jacobians; what is certified."""
+LaneName = Literal["text", "several", "part", "certified"]
+"""Lanes of the screening's walk: all sequences of the text; those of which the worst counts; those that the effort lets into other
+Jacobians; what is certified."""
 NOT_IN_QUICK = "{} is left out, as it takes minutes in a large model: screen in full"
 CERTIFIED_TOKENS = 64
 """How many tokens a certificate is for: its verdict is about each token alone."""
@@ -154,8 +162,9 @@ class Reach(Instrument):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A model on a text, with another text where one is given. `trained` weights are not those of the configuration's
-    initialisation. `reach` and `bounds` look at the whole text, for every step that asks, `graphs` at the part of it that Jacobians
-    are for, where the model is in memory. `worst` are the leading singular values of J_{0:D}, several sequences' at a time, once known.
+    initialisation. `reach` and `bounds` look at the whole text, for every step that asks, `graphs` at its lane `part`, where the model
+    is in memory; `heads` at the rows of all heads, as the diagnosis does. `worst` are the leading singular values of J_{0:D}, several
+    sequences' at a time, once known.
     """
 
     model: DescribedModel
@@ -169,6 +178,7 @@ class Case:
     bounds: BoundsByDepth = dataclasses.field(default_factory=BoundsByDepth)
     graphs: StepGraphs = dataclasses.field(default_factory=StepGraphs)
     worst: list[Singular] = dataclasses.field(default_factory=list)
+    heads: Attempt = dataclasses.field(default_factory=lambda: Attempt(HeadRows()))
 
     @property
     def broken(self) -> int | None:
@@ -182,9 +192,9 @@ class Case:
 
     @functools.cached_property
     def jacobians(self) -> Sensitivities:
-        """Sensitivities by depth, for every step that asks; one of them puts it into the walk."""
-        graphs = self.shared_graphs
-        whole = None if graphs is None else lambda: first_of(self.worst, len(self.batch("part")[0]))
+        """Sensitivities by depth of the lane `several`, for every step that asks; one of them puts it into the walk."""
+        graphs = self.shared_graphs if self.sequences("several") == self.sequences("part") else None
+        whole = None if self.model.depth.streamed else lambda: first_of(self.worst, self.sequences("several"))
         return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole)
 
     def worst_directions(self) -> Float[Tensor, "batch tokens width"]:
@@ -193,11 +203,19 @@ class Case:
         self.worst.extend(worst_directions(self.model.depth, x, tolerance=self.effort.tolerance))
         return torch.cat([each.right.squeeze(-3) for each in self.worst])
 
+    def sequences(self, lane: LaneName) -> int:
+        """How many sequences there are in that lane."""
+        length = cut(self.tokens, 1, self.effort.tokens).shape[1] if self.tokens.dim() == 2 else self.effort.tokens
+        room = AT_ONCE // (length * self.model.config.width)
+        several = self.effort.sequences if self.model.depth.streamed else max(1, min(self.effort.several, room))
+        most = {"several": several, "part": self.effort.sequences, "certified": 1}
+        return min(len(self.tokens), most.get(lane, len(self.tokens)))
+
     def batch(self, lane: LaneName) -> tuple[Tensor, Any]:
         """The tokens and targets of that lane."""
         x, y = self.tokens, self.targets
         if lane != "text":
-            x, y = (cut(each, self.effort.sequences, self.effort.tokens) for each in (x, y))
+            x, y = (cut(each, self.sequences(lane), self.effort.tokens) for each in (x, y))
         return (cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS)) if lane == "certified" else (x, y)
 
     def start(self, lane: LaneName) -> Float[Tensor, "batch tokens width"]:

@@ -108,7 +108,7 @@ def _conclude_well_posedness(check: ModelCheck, count: int) -> Finding:
     size = f"H is finite, ascents come within {max(gaps):.0e} of it" if check.finite else "H is infinite"
     why = (
         f"velocities: {top.words}; {size}, and the best value grows like R^{exponent(k)} with a bound R on the weights, as "
-        f"certified on {len(check.segments)} of {count} segments"
+        f"certified on {len(check.segments)} of {count} segments, which {_infinite(check.segments)}"
     )
     notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
     notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
@@ -118,6 +118,13 @@ def _conclude_well_posedness(check: ModelCheck, count: int) -> Finding:
         notes.append("there is no ODE with such a norm around the state: certified is the discrete step")
     infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
     return Finding(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
+
+
+def _infinite(segments: Sequence[SegmentCheck]) -> str:
+    """Which of the certified segments have an infinite H."""
+    of = ", ".join(str(each.segment) for each in segments)
+    found = [str(each.segment) for each in segments if not each.certificate.finite]
+    return f"are {of}: it is infinite in {'none' if not found else 'each' if len(found) == len(segments) else ', '.join(found)}"
 
 
 def _exponent(segment: SegmentCheck) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 STEP = (
     "a step is taken in the weights: with W times c the gradient is 1/c times what it was, so that SGD moves the function by 1/c^2 and "
@@ -24,7 +25,8 @@ class Quantity:
     """What a number says as a formula, and the limits outside of which it is called `below` or `above`; None where there is none.
 
     `gauge` is empty for a gauge-free quantity; else why it is not, and what that matters to. `decimals` is for exponents and the
-    like, which are shown with as many; all else has three digits.
+    like, which are shown with as many; a `share` is shown in per cent; all else has three digits. `mark` is how it is shown outside of
+    its limits: "note" where that says nothing of the weights as they are.
     """
 
     says: str
@@ -34,6 +36,8 @@ class Quantity:
     above: str = ""
     gauge: str = ""
     decimals: int | None = None
+    share: bool = False
+    mark: Literal["bad", "note"] = "bad"
 
     def flag(self, value: float) -> str:
         """What the value is called outside of the limits; empty inside, and for nan, which is not known."""
@@ -51,8 +55,11 @@ class Quantity:
         return f"at least {self.low:g}"
 
 
+_LARGER = "outruns weights"
 QUANTITIES: dict[str, Quantity] = {
-    "segments with infinite H": Quantity("share of the certified segments whose Hamiltonian, by the ODE, is infinite"),
+    "segments with infinite H": Quantity(
+        "of the certified segments, the share whose Hamiltonian, by the ODE, is infinite", share=True
+    ),
     "loss over guessing": Quantity(
         "initial loss less log V, the loss of equal probabilities, in nats",
         high=1.0,
@@ -70,10 +77,10 @@ QUANTITIES: dict[str, Quantity] = {
         "mean cosine between two tokens of a sequence in X_D", high=0.99, above="tokens collapse", decimals=3
     ),
     "|x| in weights": Quantity(
-        "k of mean|X_D| ~ c^k, every map times c, c large", high=1.25, above="outruns weights", decimals=3
+        "k of mean|X_D| ~ c^k, every map times c, c large", high=1.25, above=_LARGER, decimals=3, mark="note"
     ),
     "condition": Quantity(
-        "largest |J_i:D||X_i|/|X_D| over blocks i looked at: growth of relative changes",
+        "largest |J_i:D||X_i|/|X_D| over blocks i looked at, of the worst of up to 4 sequences: growth of relative changes",
         low=0.1,
         below="forgets its input",
         high=100.0,
@@ -94,7 +101,11 @@ QUANTITIES: dict[str, Quantity] = {
         above="ill-conditioned",
     ),
     "|dv/dX| in weights": Quantity(
-        "k of |dv/dX| ~ c^k in the middle sublayers, map times c", high=1.25, above="outruns weights", decimals=3
+        "k of |dv/dX| ~ c^k of the middle attention and the middle FFN, each by itself: its own map times c",
+        high=1.25,
+        above=_LARGER,
+        decimals=3,
+        mark="note",
     ),
     "W_2 growth": Quantity(
         "largest (W_2 out/|X_D|)/(W_2 in/|X_0|) over perturbations",
@@ -103,9 +114,18 @@ QUANTITIES: dict[str, Quantity] = {
         high=100.0,
         above="explodes",
     ),
-    "W_2 in weights": Quantity("k of W_2 out ~ c^k, every map times c, c large", high=1.25, above="outruns weights", decimals=3),
+    "W_2 in weights": Quantity(
+        "k of W_2 out ~ c^k, every map times c, c large", high=1.25, above=_LARGER, decimals=3, mark="note"
+    ),
     "attention path": Quantity(
-        "largest |dX_k+1/dX_k through the attention rows||X_k|/|X_k+1| over layers", high=30.0, above="explodes"
+        "largest |dX_k+1/dX_k through the attention rows||X_k|/|X_k+1| over the layers looked at, of the worst of up to 4 sequences",
+        high=30.0,
+        above="explodes",
+    ),
+    "least entropy": Quantity(
+        "entropy of a row in nats, in the mean over tokens, of the head of all layers where it is least",
+        low=0.05,
+        below="heads saturate",
     ),
     "Adam, least": Quantity(
         "least |dX_D/dW_k dW_k|/|X_D| over segments, one Adam step at lr 0.001", low=1e-4, below="does not learn", gauge=STEP
@@ -113,7 +133,8 @@ QUANTITIES: dict[str, Quantity] = {
     "Adam, largest": Quantity("largest of the same", high=10.0, above="overshoots", gauge=STEP),
     "Adam, spread": Quantity("largest over least of the same", high=100.0, above="layers learn unevenly", gauge=STEP),
     "SGD, least": Quantity(
-        "least |dX_D/dW_k dW_k|/|X_D| over segments, one step of gradient descent at lr 0.1",
+        "least |dX_D/dW_k dW_k|/|X_D| over segments, one step of gradient descent at lr 0.1; it is in proportion to the rate, and "
+        "as no one rate is usual there is no upper limit",
         low=1e-6,
         below="does not learn",
         gauge=STEP,
@@ -140,6 +161,8 @@ QUANTITIES: dict[str, Quantity] = {
 """By name, as the steps report them; a new one is one entry. The limits are a choice, set while looking at the seven placements at
 initialisation: wide, and not yet held against training runs. Inside of them nothing is said of which of two models is better."""
 
+MOST = 1000.0
+"""From here on three digits say more than decimals."""
 IN_JSON: dict[str, str] = {
     "segments.slope": "slope and radii bound the last map's weights, whose features scale against them",
     "segments.certificate.growth": "the same, by ascent",
@@ -168,10 +191,19 @@ def flags(quantities: Mapping[str, float]) -> dict[str, str]:
     return {name: word for name, word in found.items() if word}
 
 
+def sides(word: str) -> list[str]:
+    """Each limit beyond which a quantity is called that."""
+    below = [f"{name} below {q.low:g}" for name, q in QUANTITIES.items() if word and q.below == word]
+    return below + [f"{name} above {q.high:g}" for name, q in QUANTITIES.items() if word and q.above == word]
+
+
 def shown(name: str, value: float, error: float | None = None) -> str:
-    """The value for a table, with its error where one is given: three digits, or as many decimals as the quantity has."""
+    """The value for a table, with its error where one is given: three digits, per cent, or decimals, as the quantity has it."""
     if math.isnan(value):
         return "unknown"
     decimals = QUANTITIES[name].decimals if name in QUANTITIES else None
-    number = f"{value:.3g}" if decimals is None else f"{round(value, decimals) + 0.0:.{decimals}f}"
+    if name in QUANTITIES and QUANTITIES[name].share:
+        return f"{value:.0%}"
+    plain = decimals is None or not abs(value) < MOST
+    number = f"{value:.3g}" if plain else f"{round(value, decimals or 0) + 0.0:.{decimals}f}"
     return number if not error else f"{number} ± {error:.1g}"

@@ -108,7 +108,7 @@ def screen(
     chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
     case = Case(model, tokens, targets, other, chosen, seed, trained)
     plans = {name: _planned(step, case) for name, step in STEPS.items()}
-    examination = examine(model, sensitivities=lambda: case.jacobians.sublayers)
+    examination = examine(model, heads=case.heads, sensitivities=lambda: case.jacobians.sublayers)
     lanes = _lanes(case, plans, examination)
     walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
     if progress is not None and all(lane.targets is None for lane in lanes):
@@ -175,7 +175,9 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | Finding], examination: Exa
     """
     wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
     wanted["text"] += [case.reach, case.bounds, *examination.whole.values()]
-    wanted["part"] += [] if case.shared_graphs is None else [case.shared_graphs]
+    graphs = [] if case.shared_graphs is None else [case.shared_graphs]
+    # where both lanes are one they stand first in it, for all who ask
+    wanted["several" if case.sequences("several") == case.sequences("part") else "part"] += graphs
     for plan in plans.values():
         if isinstance(plan, StepPlan):
             for name, instruments in plan.instruments.items():

@@ -224,7 +224,7 @@ def test_states_that_end_before_the_depth_have_no_products_and_say_so():
     part = observe(model.depth, states[:4], [Sensitivities()])[0]
     assert [each.value for each in part.products] == [None] * 3
     assert all("end after 1 of 3 blocks" in each.note for each in part.products)
-    assert part.condition[0] is None
+    assert part.condition == [None] * 3
     assert part.sublayers == whole.sublayers[:3]
     assert part.blocks == whole.blocks[:1]
 

@@ -80,6 +80,30 @@ def test_condition_numbers_are_those_of_the_dense_jacobian():
     assert len(result.condition) == model.depth.blocks
 
 
+def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given():
+    model = tiny("pre")
+    text = tokens(3, 6, seed=4) % 5
+    text[2] += 5  # one sequence is unlike the others
+    model.token_embedding.weight[5:] *= 0.1
+    model.position_embedding.weight.zero_()
+    effort = dataclasses.replace(TINY, tolerance=1e-6)
+    x = model.embed(text[:, :-1])
+    exact = []
+    for each in x:
+        dense = torch.autograd.functional.jacobian(model.depth, each[None]).reshape(each.numel(), each.numel())
+        exact.append(float(torch.linalg.matrix_norm(dense, 2) * each.norm() / model.depth(each[None]).norm()))
+    assert max(exact) > 1.5 * min(exact)
+    whys = []
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        found = screen(model, text[order, :-1], text[order, 1:], effort).findings["backward"]
+        assert found.result.sensitivity.conditions[0] == pytest.approx([exact[i] for i in order], rel=1e-4)
+        assert found.result.condition[0] == pytest.approx(max(exact), rel=1e-4)
+        assert found.quantities["condition"] == max(found.result.condition)
+        whys.append(found.why.split(",")[0])
+    assert len(set(whys)) == 1
+    assert "in the worst of 3 sequences" in whys[0]
+
+
 def test_a_full_screening_knows_every_quantity():
     result = screening(tiny("pre"), ALL)
     known = {what: value for finding in result.findings.values() for what, value in finding.quantities.items()}
@@ -104,6 +128,8 @@ def test_limits_have_two_sides_and_nan_is_not_known():
         "unknown",
     ]
     assert shown("log stretch", 1.234, 0.056) == "1.23 ± 0.06"
+    assert shown("loss over guessing", 7157443.545) == "7.16e+06"
+    assert shown("segments with infinite H", 1.0) == "100%"
 
 
 def trained_as_by_default(placement, **changes):
@@ -301,7 +327,7 @@ def test_lanes_of_the_same_tokens_are_one(monkeypatch):
     monkeypatch.setattr(module, "walk_lanes", lambda model, lanes, **named: (seen.append(lanes), own(model, lanes, **named)))
     for text in (tokens(1, 7), tokens(1, 9), tokens(2, 9)):
         screen(tiny("pre"), text[:, :-1], text[:, 1:], TINY)
-    assert [len(lanes) for lanes in seen] == [1, 2, 2]
+    assert [len(lanes) for lanes in seen] == [1, 2, 3]
     for lanes in seen:
         shapes = [lane.tokens.shape for lane in lanes]
         assert len(set(shapes)) == len(shapes)
@@ -317,3 +343,18 @@ def test_chosen_segments_are_spread_and_hold_the_ends():
     assert spread(24, 4) == [0, 8, 15, 23]
     assert spread(2, 5) == [0, 1]
     assert spread(1, 3) == [0]
+
+
+def test_a_saturated_head_in_a_layer_that_no_theorem_is_measured_in_is_said_in_the_verdict():
+    model = tiny("pre", depth=5)
+    saturated = 6  # the fourth of five attention layers, and of those two are looked at: the first and the last
+    model.depth.sublayers[saturated].field.qkv.weight[:32].mul_(1e4)
+    attention = screening(model).findings["attention"]
+    assert [layer.index for layer in attention.result.layers] == [0, 8]
+    assert "in the 2 of 5 attention layers that are looked at (segments 0, 8)" in attention.why
+    assert attention.quantities["least entropy"] < 0.05
+    assert (attention.verdict, attention.flags) == ("heads saturate", {"least entropy": "heads saturate"})
+    found = screening(tiny("pre", depth=5))
+    assert found.findings["attention"].verdict == "held"
+    rows = [reading.value for reading in found.diagnosis.readings["least entropy of a head"]]
+    assert found.findings["attention"].quantities["least entropy"] == min(rows)
