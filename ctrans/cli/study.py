@@ -106,9 +106,7 @@ def _study(request: StudyRequest) -> Study:
         study = read_study(Path(request.name))
     else:
         study = _preset(request).study(request.name, request.scale)
-    given = {
-        name: str(path.absolute()) if path is not None else None for name, path in (("file", request.file), ("bin", request.bin))
-    }
+    given = request.source
     if any(given.values()) and study.task is not None:
         raise ConfigError(
             f"{study.name} is of the task {study.source['task']}, which brings its data: leave --file and --bin out"

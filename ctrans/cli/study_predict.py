@@ -65,7 +65,11 @@ def predict(request: StudyRequest, directory: Path) -> None:
     """Carries out a stage, or tells its cost, or shows what is known. Raises ConfigError for what the protocol does not allow."""
     look_up("stage", request.stage, STAGES)
     study = prediction_study(request.regime, seal=request.stage == "sealed", budget=request.budget)
-    study = dataclasses.replace(study, source=request.source) if any(request.source.values()) else study
+    if others := [f"--{name}" for name in ("file", "bin", "scale") if name in request.typed]:
+        raise ConfigError(
+            f"{' and '.join(others)}: the predictor, its baselines and what counts as having learned are of one text and one size: leave "
+            "it out, or describe a study of your own in a TOML file"
+        )
     if request.dry_run:
         tell_cost(request, study, directory)
         return

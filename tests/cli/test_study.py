@@ -93,6 +93,18 @@ def test_a_report_after_a_kill_has_outcomes_and_no_verdict_of_half_a_study(tmp_p
     assert (tmp_path / "outcomes.csv").read_text().count("best loss") == 4
 
 
+@pytest.mark.parametrize("option", ["--file", "--bin", "--scale"])
+def test_prediction_is_of_one_text_and_one_size(tmp_path, option):
+    """Whether a model has learned is judged by what this text's byte frequencies are worth."""
+    (tmp_path / "text.txt").write_text("another text, of other frequencies")
+    result = run(
+        "study", "predict", "--dry-run", option, "paper" if option == "--scale" else tmp_path / "text.txt", "--out", tmp_path
+    )
+    assert result.exit_code == 2
+    assert f"{option}: the predictor" in result.output
+    assert not (tmp_path / "study.json").exists()
+
+
 def test_prediction_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, monkeypatch):
     few = {family: each[:2] for family, each in architectures.families().items() if family.startswith(("placement", "option"))}
     for module in (architectures, protocol):
@@ -112,7 +124,8 @@ def test_prediction_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, mo
     assert result.exit_code == 0, result.output
     assert "The third is sealed" in result.output
     found = strict((tmp_path / "study.json").read_text())["prediction"]
-    assert found["sealed"] is found["seal"] is None
+    assert found["sealed"] == {}
+    assert found["seal"] is None
     assert found["predictor"]["architectures"] == len(figures)
     assert {point["case"] for point in found["build"]["points"]} == set(figures)
     assert json.loads((tmp_path / "predictor.json").read_text()) == found["predictor"]
