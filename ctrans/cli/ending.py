@@ -87,14 +87,17 @@ def _check_file(kind: str, path: Path, command: str, made: Path | None) -> None:
 
 
 def end(request: Request, directory: Path | None, ending: CommandEnding) -> None:
-    """Writes files and JSON, prints page and places unless stdout is for the JSON, and exits with 1 where something failed."""
-    if directory is not None:
-        for name, make in ending.files.items():
-            write_atomic(directory / name, make())
+    """Writes JSON and files, prints page and places unless stdout is for the JSON, and exits with 1 where something failed.
+
+    The JSON comes first: a picture that cannot be drawn must not take with it what hours of computing found.
+    """
     models = ending.looked_at
     shown = request.shown(**({} if models is None else resolved(models.found)), **ending.options)
     about = {} if models is None else {"model": models.summary}
     write_json(request, directory, {**result_of(request, shown, ending.device), **about, **ending.findings})
+    if directory is not None:
+        for name, make in ending.files.items():
+            write_atomic(directory / name, make())
     if not request.quiet:
         _show(request, directory, ending)
     for failure in ending.failures:
@@ -112,18 +115,18 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
 
 
 def write_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> None:
-    """Writes the result object into the directory, and wherever it was asked for."""
+    """Writes the result object into the directory, and wherever it was asked for; after that its page."""
     text = save_json(request, directory, result)
     if request.quiet:
         click.echo(text, nl=False)
-
-
-def save_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> str:
-    """The same, and the page, but not to stdout; gives the text."""
-    text = to_json(result) + "\n"
     if request.html_path is not None:
         page = page_of({request.command: json.loads(text)})
         write_atomic(Path(request.html_path), render(page).encode())
+
+
+def save_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> str:
+    """The same, but not to stdout, and without the page; gives the text."""
+    text = to_json(result) + "\n"
     if directory is not None:
         write_atomic(directory / f"{request.command}.json", text.encode())
     if request.json_path is not None and not request.quiet:

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from ctrans.report import progress
 from ctrans.report.axes import bound_style, bound_styles, mark_places
 from ctrans.report.progress import duration, progress_bar
+from tests.cli.test_commands import QUICK, run, strict
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
@@ -80,3 +81,18 @@ def test_what_is_made_once_before_the_first_piece_is_not_taken_for_the_time_of_e
 
 def test_durations_in_words():
     assert [duration(s) for s in (11, 88, 95, 3600, 7200)] == ["10 s", "90 s", "2 minutes", "60 minutes", "2 hours"]
+
+
+@pytest.mark.parametrize("broken", ["ctrans.cli.simulate.png", "ctrans.cli.ending.render"])
+@pytest.mark.parametrize("out", ["directory", "stdout"])
+def test_a_picture_or_a_page_that_cannot_be_made_takes_no_result_with_it(broken, out, tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(2, "No such file or directory", "page.css")
+
+    monkeypatch.setattr(broken, fails)
+    places = ["--out", tmp_path] + (["--json", "-"] if out == "stdout" else [])
+    result = run("simulate", "--placement", "peri", *QUICK, *places, "--html", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert "page.css" in result.stderr
+    kept = strict(result.stdout if out == "stdout" else (tmp_path / "simulate.json").read_text())
+    assert kept["command"] == "simulate"

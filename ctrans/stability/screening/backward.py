@@ -142,7 +142,11 @@ def _grown(found: SensitivityByDepth) -> str:
     """By how much relative changes grow at most, and how sequences differ in that."""
     known = [each for each in found.conditions if each]
     of = [max(each) for each in zip(*known, strict=True)]  # of each sequence, over the blocks looked at
-    among = f" in the worst of {len(of)} sequences and {three(min(of))} times in the least" if len(of) > 1 else " in the first sequence"
+    among = (
+        f" in the worst of {len(of)} sequences and {three(min(of))} times in the least"
+        if len(of) > 1
+        else " in the first sequence"
+    )
     return f"relative changes grow up to {three(max(of))} times from the blocks looked at{among}"
 
 

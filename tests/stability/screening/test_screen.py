@@ -80,13 +80,15 @@ def test_condition_numbers_are_those_of_the_dense_jacobian():
     assert len(result.condition) == model.depth.blocks
 
 
-def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given():
+@pytest.mark.parametrize("work", ["quick", "full"])
+def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given(work):
+    """In full |J_{0:D}| of every sequence is what the search for its worst direction found."""
     model = tiny("pre")
     text = tokens(3, 6, seed=4) % 5
     text[2] += 5  # one sequence is unlike the others
     model.token_embedding.weight[5:] *= 0.1
     model.position_embedding.weight.zero_()
-    effort = dataclasses.replace(TINY, tolerance=1e-6)
+    effort = dataclasses.replace({"quick": TINY, "full": ALL}[work], tolerance=1e-6, several=4)
     x = model.embed(text[:, :-1])
     exact = []
     for each in x:
@@ -102,6 +104,18 @@ def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given()
         whys.append(found.why.split(",")[0])
     assert len(set(whys)) == 1
     assert "in the worst of 3 sequences" in whys[0]
+
+
+def test_where_graphs_of_several_sequences_have_no_room_the_first_one_counts_and_it_is_said(monkeypatch):
+    model, text = tiny("pre"), tokens(3, 6, seed=4)
+    monkeypatch.setattr("ctrans.stability.screening.case.AT_ONCE", 2 * 5 * model.config.width)
+    effort = dataclasses.replace(TINY, tolerance=1e-6, several=4)
+    two = screen(model, text[:, :-1], text[:, 1:], effort).findings["backward"]
+    one = screen(model, text[:, :-1], text[:, 1:], dataclasses.replace(effort, several=1)).findings["backward"]
+    assert "in the worst of 2 sequences" in two.why
+    first = [each[0] for each in one.result.sensitivity.conditions]
+    assert [each[0] for each in two.result.sensitivity.conditions] == pytest.approx(first, rel=1e-4)
+    assert "in the first sequence" in one.why
 
 
 def test_a_full_screening_knows_every_quantity():
@@ -326,7 +340,7 @@ def test_lanes_of_the_same_tokens_are_one(monkeypatch):
     seen, own = [], module.walk_lanes
     monkeypatch.setattr(module, "walk_lanes", lambda model, lanes, **named: (seen.append(lanes), own(model, lanes, **named)))
     for text in (tokens(1, 7), tokens(1, 9), tokens(2, 9)):
-        screen(tiny("pre"), text[:, :-1], text[:, 1:], TINY)
+        screen(tiny("pre"), text[:, :-1], text[:, 1:], dataclasses.replace(TINY, several=4))
     assert [len(lanes) for lanes in seen] == [1, 2, 3]
     for lanes in seen:
         shapes = [lane.tokens.shape for lane in lanes]
