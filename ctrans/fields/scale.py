@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ SCALINGS_OF_ATTENTION: Mapping[str, bool] = {"V": True, "WV": True}
 """Kan's V, and W and V together: f becomes c f."""
 
 
+@runtime_checkable
 class JoinedAttention(Protocol):
     """An attention that keeps W_Q, W_K and W_V as one map, and W as another."""
 
