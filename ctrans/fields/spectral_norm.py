@@ -98,13 +98,14 @@ def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
     steps = math.ceil((math.log(1.648 * math.sqrt(n)) - math.log(FAILURE) / VECTORS) / (2 * math.sqrt(eps)) + 0.5)
     generator = torch.Generator().manual_seed(SEED)
     v = torch.randn(n, VECTORS, generator=generator, dtype=torch.float64).to(m.device)
-    basis, images = torch.empty(n, 0, dtype=torch.float64, device=m.device), []
+    basis, images = torch.empty(n, 0, dtype=torch.float64, device=m.device), list[Tensor]()
     for _ in range(steps):
+        if images:
+            v = _product(m.T, images[-1])
         for _ in range(2):  # once leaves rounding errors
             v = torch.linalg.qr(v - basis @ (basis.T @ v)).Q
         basis = torch.cat([basis, v], 1)
         images.append(_product(m, v))
-        v = _product(m.T, images[-1])
     return _exact(torch.cat(images, 1)) * (1 + SLACK)
 
 
@@ -119,6 +120,8 @@ def _exact(m: Tensor) -> float:
 def _product(m: Tensor, v: Tensor) -> Tensor:
     """m v in m's precision, or float32 where that is less; v in float64 and so the result."""
     if m.dtype in (torch.float32, torch.float64):
-        return (m @ v.to(m.dtype)).double()
+        v = v.to(m.dtype)
+        # a matrix that lies transposed is multiplied from the left, which takes a quarter less time
+        return (m @ v if m.is_contiguous() else (v.T.contiguous() @ m.T).T).double()
     v = v.float()
     return torch.cat([part.float() @ v for part in m.split(max(AT_ONCE // m.shape[1], 1))]).double()

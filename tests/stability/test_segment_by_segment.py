@@ -116,11 +116,13 @@ def test_a_slope_needs_a_sublayers_weights_once():
 def test_what_needs_all_weights_at_once_is_left_out_and_says_why():
     twin, makers = on_demand(small_model("peri", depth=DEPTH))
     x = twin.embed(tokens())
-    found = backward_sensitivity(twin.depth, x)
-    assert {product.note for product in found.products} == {
+    found, some = (backward_sensitivity(twin.depth, x, starts=starts) for starts in (None, 2))
+    assert {product.note for product in (*found.products, *some.products)} == {
         "left out: it needs all weights at once, and these are made on demand"
     }
-    assert found.condition == [None] * DEPTH
+    assert found.condition == some.condition == [None] * DEPTH
+    assert [i for i, block in enumerate(some.blocks) if block.value is not None] == [0, DEPTH - 1]
+    assert [some.blocks[i] for i in (0, DEPTH - 1)] == [found.blocks[i] for i in (0, DEPTH - 1)]
     assert makers.most == 2
     with pytest.raises(ConfigError, match="choose noise"):
         adversarial_direction(twin.depth, x)

@@ -32,14 +32,14 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     ]
 
 
-def findings(models: Mapping[str, Any]) -> list[Chapter]:
-    """What is wrong with each model, or that nothing was found."""
+def findings(models: Mapping[str, Any], beside: str = "") -> list[Chapter]:
+    """What is wrong with each model, or that nothing was found; `beside` says what else on the page that does not speak of."""
     if not models:
         return []
     rows = [_row(name, symptom) for name, model in models.items() for symptom in model["symptoms"]]
     healthy = [name for name, model in models.items() if not model["symptoms"]]
     said = (
-        [Words(f"Nothing found in {', '.join(healthy)}, of the kinds of finding that were examined; {OTHERS}.")]
+        [Words(f"Nothing found in {', '.join(healthy)}, of the kinds of finding that were examined; {OTHERS}.{beside}")]
         if healthy
         else []
     )

@@ -14,6 +14,7 @@ from ctrans.stability.screening.predicted_rate import CAVEAT
 from ctrans.stability.screening.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS
 
+APART = "A diagnosis looks for faults of single parts; what is red or yellow above is how the whole behaves, and stands whatever is found here."
 Series = tuple[Sequence[Any], Sequence[Any]]
 
 
@@ -35,7 +36,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
                 ),
             ],
         ),
-        *diagnose.findings(found),
+        *diagnose.findings(found, beside=f" {APART}" if any(models[name]["flags"] for name in found) else ""),
         Chapter("Quantities", [_quantities(models, quantities)]),
         Chapter("What the quantities mean, and their limits", [_limits(models, quantities)], folded=True),
         Chapter("By depth", [chart for chart in _charts(models) if chart.lines]),

@@ -30,8 +30,10 @@ NAMES: dict[Role, str] = {
     "router": "W_R",
 }
 """The matrices of a map by role."""
-AT_ONCE = 2**20
-"""Entries of which a norm is taken at once: 8 MB in float64, and as much for their squares."""
+AT_ONCE = {"cpu": 2**14, "other": 2**20}
+"""Entries of which a norm is taken at once, by device: 8 MB in float64, and as much for their squares, on one where each part costs a
+wait; on a processor what stays in its cache and is too little for threads, which takes a quarter of the time.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _of_sublayer(at: PassageBack) -> SublayerGradient:
                 (gradient,) = torch.autograd.grad(y, weight, at.p, retain_graph=True, materialize_grads=True)
                 norms.append(_norm([gradient]))
                 # several matrices may have one role
-                for matrix, size in _by_matrix(sublayer, name, weight, gradient).items():
+                for matrix, size in _by_matrix(sublayer, name, weight, gradient, norms[-1]).items():
                     by_matrix[matrix] = math.hypot(by_matrix.get(matrix, 0.0), size)
                 del gradient
         return SublayerGradient(sublayer.kind, by_matrix, math.sqrt(math.fsum(n * n for n in norms)))
@@ -217,10 +219,10 @@ def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
 
 
 @torch.no_grad()
-def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor) -> dict[str, float]:
-    """The norms of a weight's gradient by the matrices that the map shows of it, else by the name of a weight that is one."""
+def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, size: float) -> dict[str, float]:
+    """The norms of a weight's gradient, itself of that size, by the matrices that the map shows of it, else by its name if it is one."""
     if not isinstance(sublayer.field, ShowsMatrices):
-        return {name: _norm([gradient])} if gradient.dim() == 2 else {}
+        return {name: size} if gradient.dim() == 2 else {}
     found: dict[str, float] = {}
     kept = weight.data
     try:
@@ -231,7 +233,7 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor) 
                 whole = (
                     matrix.weight.numel() == gradient.numel()
                 )  # which may be shown scaled, and the gradient is of what is scaled
-                found[role] = math.hypot(found.get(role, 0.0), _norm([gradient if whole else matrix.weight]))
+                found[role] = math.hypot(found.get(role, 0.0), size if whole else _norm([matrix.weight]))
         return found
     finally:
         weight.data = kept
@@ -239,5 +241,5 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor) 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
     """In float64, in which squares do not underflow, of a part at a time; the order of the tensors does not matter."""
-    parts = (part for tensor in tensors for part in tensor.reshape(-1).split(AT_ONCE))
+    parts = (part for tensor in tensors for part in tensor.reshape(-1).split(AT_ONCE.get(tensor.device.type, AT_ONCE["other"])))
     return math.sqrt(math.fsum(float(part.double().square().sum()) for part in parts))

@@ -71,6 +71,7 @@ Steps = Sequence[Linearisation | None]
 Found = tuple[Sensitivity, Singular | None]
 """|J|_2, and its singular triplets by sequence where they exist."""
 NOT_FINITE = "the Jacobian is not finite"
+LEFT_OUT = Sensitivity(None, None, 0, "left out")
 ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on demand"
 
 
@@ -78,9 +79,9 @@ class Sensitivities(Instrument):
     """S_k, |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2 along the walk (Kan, eq. 16 and 18; theory, section 7).
 
     Of a batch of sequences, each is the largest over the sequences. Nothing is formed: the cost is about 20 evaluations and their
-    gradients for each sublayer and block, as many of all later blocks for each product. With `starts`, only so many of the
-    products are computed, spread evenly over the blocks i; that is most of the work in a deep model. `progress(k)` is called when
-    each of the 2D + D + D figures is done.
+    gradients for each sublayer and block, as many of all later blocks for each product. With `starts`, only so many blocks i are
+    looked at, spread evenly, for their own |dX_{i+1}/dX_i|_2 and their product; that is most of the work in a deep model.
+    `progress(k)` is called when each of the 2D + D + D figures is done.
 
     Sublayers and blocks need the memory of one block: its weights, its graph. Products look ahead: they keep the graph of the whole
     depth, which holds all weights; where those are made on demand (`depth.streamed`) products are left out.
@@ -108,7 +109,8 @@ class Sensitivities(Instrument):
         return self._sublayers
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._wanted = depth, set() if depth.streamed else _spread(depth.blocks, self.starts)
+        self._depth, self._looked_at = depth, _spread(depth.blocks, self.starts)
+        self._wanted = set[int]() if depth.streamed else self._looked_at
         self._sublayers = []
         self._blocks: list[Sensitivity] = []
         self._kept: list[Steps] = []
@@ -118,20 +120,24 @@ class Sensitivities(Instrument):
 
     def forward(self, at: Passage) -> None:
         self._sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
-        self._steps.append(linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at))
-        if len(self._steps) == self._depth.per_block:
+        block, place = divmod(at.k, self._depth.per_block)
+        looked_at, kept = block in self._looked_at, block >= min(self._wanted, default=self._depth.blocks)
+        if self.graphs is not None:
+            self._steps.append(self.graphs.of(at))
+        elif looked_at or kept:
+            self._steps.append(linearised_step(at.sublayer, at.h, at.x))
+        if place == self._depth.per_block - 1:
             # the last block is J_{D-1:D} too, and those are wanted of every sequence
-            last = bool(self._wanted) and len(self._blocks) == self._depth.blocks - 1
-            self._last = _of_chain(self._steps, self.tolerance, each=last)
+            last = bool(self._wanted) and block == self._depth.blocks - 1
+            self._last = _of_chain(self._steps, self.tolerance, each=last) if looked_at else (LEFT_OUT, None)
             self._blocks.append(self._told(self._last[0]))
-            kept = len(self._kept) >= min(self._wanted, default=self._depth.blocks)
             self._kept.append(self._steps if kept else ())
             self._steps = []
             self._sizes.append(_sizes(at.y))
 
     def figures(self) -> SensitivityByDepth:
         reached, blocks = len(self._blocks), self._depth.blocks
-        left_out, wanted = ALL_AT_ONCE if self._depth.streamed else "left out", self._wanted
+        left_out, wanted = ALL_AT_ONCE if self._depth.streamed else LEFT_OUT.note, self._wanted
         if reached < blocks:
             left_out, wanted = f"the states end after {reached} of {blocks} blocks, so that X_D is not known", set()
         known = {blocks - 1: self._last} if wanted else {}

@@ -229,15 +229,15 @@ def test_states_that_end_before_the_depth_have_no_products_and_say_so():
     assert part.blocks == whole.blocks[:1]
 
 
-def test_without_starts_no_product_is_computed():
+def test_without_starts_no_block_is_looked_at():
     model = small_model("peri")
     found = backward_sensitivity(model.depth, model.embed(tokens()), starts=0)
-    assert [(each.value, each.note) for each in found.products] == [(None, "left out")] * 3
-    assert all(each.value is not None for each in (*found.sublayers, *found.blocks))
+    assert [(each.value, each.note) for each in (*found.blocks, *found.products)] == [(None, "left out")] * 6
+    assert all(each.value is not None for each in found.sublayers)
     assert found.condition == [None] * 3
 
 
-def test_products_that_are_left_out_change_none_of_the_others():
+def test_what_is_left_out_changes_none_of_the_others():
     model = small_model("peri", depth=6)
     x = model.embed(tokens())
     every, some = (backward_sensitivity(model.depth, x, starts=starts) for starts in (None, 3))
@@ -245,4 +245,7 @@ def test_products_that_are_left_out_change_none_of_the_others():
     assert computed == [0, 2, 5]
     for i in computed:
         assert some.products[i].value == pytest.approx(every.products[i].value, rel=2e-3)
-    assert {product.note for i, product in enumerate(some.products) if i not in computed} == {"left out"}
+        assert some.blocks[i] == every.blocks[i]
+    for figures in (some.products, some.blocks):
+        assert {(each.value, each.note) for i, each in enumerate(figures) if i not in computed} == {(None, "left out")}
+    assert some.sublayers == every.sublayers
