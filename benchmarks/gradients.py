@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 # in place of this file's own folder, where `import solvers` would find this file
@@ -183,11 +184,15 @@ def deep(blocks: int = 48, width: int = 256) -> list[str]:
     ]
     step("backprop")
     optimiser.step()  # its state exists from here on, and every parameter has its gradient
-    peaks = {}
-    for kind in ("backprop", "checkpoint", "reversible", "adjoint"):
-        peaks[kind] = peak_bytes(lambda kind=kind: step(kind))
-        taken = statistics.median(seconds({kind: lambda kind=kind: step(kind)})[kind])
-        lines.append(f"{kind:>12}: {peaks[kind] / 2**20:8.1f} MiB, 1/{peaks['backprop'] / peaks[kind]:.1f}, {taken:.2f} s a pass")
+    kinds = {kind: partial(step, kind) for kind in ("backprop", "checkpoint", "reversible", "adjoint")}
+    peaks = {kind: peak_bytes(work) for kind, work in kinds.items()}
+    taken = seconds(kinds)
+    for kind, peak in peaks.items():
+        ratio = statistics.median(own / plain for own, plain in zip(taken[kind], taken["backprop"], strict=True))
+        lines.append(
+            f"{kind:>12}: {peak / 2**20:8.1f} MiB, 1/{peaks['backprop'] / peak:.1f}, "
+            f"{statistics.median(taken[kind]):.2f} s a pass, {ratio:.2f} of backprop's"
+        )
     return lines
 
 

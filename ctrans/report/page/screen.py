@@ -14,7 +14,10 @@ from ctrans.stability.screening.predicted_rate import CAVEAT
 from ctrans.stability.screening.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS
 
-APART = "A diagnosis looks for faults of single parts; what is red or yellow above is how the whole behaves, and stands whatever is found here."
+APART = (
+    "A diagnosis looks for faults of single parts; what is red or yellow above is how the whole behaves, and stands whatever is "
+    "found here."
+)
 Series = tuple[Sequence[Any], Sequence[Any]]
 
 

@@ -87,7 +87,7 @@ QUANTITIES: dict[str, Quantity] = {
         above="explodes",
     ),
     "log stretch": Quantity(
-        "mean of log sigma |X_0|/|X_D| over the singular values sigma of J_0:D",
+        "mean of log sigma |X_0|/|X_D| over the singular values sigma of J_0:D, of the first sequence",
         low=-5.0,
         below="contracts",
         high=3.0,
@@ -128,13 +128,16 @@ QUANTITIES: dict[str, Quantity] = {
         below="heads saturate",
     ),
     "Adam, least": Quantity(
-        "least |dX_D/dW_k dW_k|/|X_D| over segments, one Adam step at lr 0.001", low=1e-4, below="does not learn", gauge=STEP
+        "least |dX_D/dW_k dW_k|/|X_D| over segments, one Adam step at lr 0.001 on the first sequence",
+        low=1e-4,
+        below="does not learn",
+        gauge=STEP,
     ),
     "Adam, largest": Quantity("largest of the same", high=10.0, above="overshoots", gauge=STEP),
     "Adam, spread": Quantity("largest over least of the same", high=100.0, above="layers learn unevenly", gauge=STEP),
     "SGD, least": Quantity(
-        "least |dX_D/dW_k dW_k|/|X_D| over segments, one step of gradient descent at lr 0.1; it is in proportion to the rate, and "
-        "as no one rate is usual there is no upper limit",
+        "least |dX_D/dW_k dW_k|/|X_D| over segments, one step of gradient descent at lr 0.1 on the first sequence; it is in "
+        "proportion to the rate, and as no one rate is usual there is no upper limit",
         low=1e-6,
         below="does not learn",
         gauge=STEP,
@@ -144,7 +147,7 @@ QUANTITIES: dict[str, Quantity] = {
         "root mean square of all entries of the depth's matrices: a step of Adam at rate eta moves each by about eta", gauge=STEP
     ),
     "lr of SGD": Quantity(
-        "2/lambda_max of the loss's Gauss-Newton matrix: where gradient descent stops being stable",
+        "2/lambda_max of the Gauss-Newton matrix of the first sequence's loss: where gradient descent stops being stable",
         gauge=f"curvature is a second derivative by the weights, and {STEP}",
     ),
     "lr of Adam": Quantity(
