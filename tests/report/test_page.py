@@ -17,6 +17,7 @@ from ctrans.monitor.log_lines import Header, Report
 from ctrans.placement import PLACEMENTS
 from ctrans.report.page import CONTENTS, html, page_of, render
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell
+from ctrans.report.page.screen import APART
 from ctrans.report.words import OUTSIDE, verdicts, verdicts_table
 from ctrans.stability.screening.quantities import QUANTITIES
 from ctrans.stability.screening.remedies import REMEDIES
@@ -193,6 +194,18 @@ def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results
         page = page_of({"screen": {**found, "models": {"a": {**peri, "flags": flags}}}})
         sheet = next(part for part in page.chapters[0].parts if isinstance(part, Sheet))
         assert sheet.rows[0][-1].mark == mark
+
+
+@pytest.mark.parametrize("flags", [{}, {"condition": "explodes"}])
+def test_a_diagnosis_without_findings_says_that_red_verdicts_stand(flags, results):
+    found, _ = results("screen")
+    peri = found["models"]["peri"]
+    healthy = {**peri, "flags": flags, "diagnosis": {**peri["diagnosis"], "symptoms": []}}
+    chapters = page_of({"screen": {**found, "models": {"a": healthy}}}).chapters
+    chapter = next(each for each in chapters if each.title.startswith("Diagnosis"))
+    (said,) = (part.text for part in chapter.parts if isinstance(part, Words))
+    assert said.startswith("Nothing found in a")
+    assert said.endswith(APART) == bool(flags)
 
 
 def test_results_of_one_command_share_a_page_and_others_follow(results):
