@@ -106,7 +106,9 @@ def again_to_there(
         return solution
     last, time = segments[found.segment], found.time
     reached = [*segments[: found.segment], last if time == last.end else last.part(last.t0, time, True)]
-    request = run.again()
+    # as many steps as were begun, where these are of one segment: it may be of a million, of which few were taken (`odeint_event`)
+    begun = run.steps if found.segment else max(1, min(run.steps, math.ceil((time - last.start) / last.step(run.steps))))
+    request = run.again(steps=begun)
     solution = differentiated(method, kind, reached, x0, request, progress)
     run.apart = request.apart
     if solution.status is not Status.SUCCESS:

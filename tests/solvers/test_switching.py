@@ -115,6 +115,29 @@ def test_what_the_adjoint_has_not_is_named(request_, words):
         unchecked(odeint_adjoint)(Spiral(), start(), T, **request_)
 
 
+def test_an_event_is_gone_to_again_by_the_steps_that_were_begun():
+    """The adjoint solves to the event a second time: not by all of the million steps that the event might have taken."""
+    field, called = Spiral(), list[float]()
+
+    def counted(t, y):
+        called.append(float(t))
+        return field(t, y)
+
+    options = {"step_size": 0.01}
+    time, _ = odeint_event(
+        counted,
+        start(),
+        torch.tensor(0.1).double(),
+        event_fn=lambda t, y: y[0] - 0.6,
+        odeint_interface=odeint_adjoint,
+        method="rk4",
+        options=options,
+        adjoint_params=tuple(field.parameters()),
+    )
+    steps = (float(time) - 0.1) / options["step_size"]
+    assert 2 * 4 * steps < len(called) < 2 * 4 * (steps + 2) + 100  # twice 4 stages a step, and what looks for the root
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("interface", ["odeint", "odeint_adjoint"])
 @pytest.mark.parametrize("method", ["dopri5", "bosh3", "rk4"])
