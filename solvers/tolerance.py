@@ -40,4 +40,4 @@ def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = No
 
 def tolerance_type(dtype: torch.dtype) -> torch.dtype:
     """The type in which errors of a state of that type are held against tolerances: the real one, and no half precision."""
-    return dtype.to_real() if dtype.itemsize >= 4 else torch.float32
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

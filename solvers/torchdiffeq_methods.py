@@ -75,8 +75,13 @@ class TorchDiffEq:
         elif self.name != "scipy_solver":
             options = {"step_t": times[1:].clone(), "max_num_steps": run.max_steps}
             options["norm"] = lambda x: run.norm(run.counted(x))
+        tolerances: dict[str, Any] = {"rtol": run.rtol, "atol": run.atol}
+        if self.name == "scipy_solver":  # which takes entries of a vector, and no tensors
+            tolerances = {
+                k: given.reshape(-1).cpu().numpy() if isinstance(given, Tensor) else given for k, given in tolerances.items()
+            }
         try:
-            x1 = torchdiffeq.odeint(field, x, times, rtol=run.rtol, atol=run.atol, method=self.name, options=options)[-1]
+            x1 = torchdiffeq.odeint(field, x, times, **tolerances, method=self.name, options=options)[-1]
         except AssertionError as error:
             status = next((status for words, status in ASSERTED.items() if words in str(error)), None)
             if status is None:

@@ -332,14 +332,15 @@ def test_gradients_of_a_tuple_with_entries_that_nothing_depends_on(method, gradi
     used, idle = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.7, 2.0))
     a, b = torch.ones(2, dtype=torch.float64, requires_grad=True), torch.zeros(3, dtype=torch.float64)
     t = torch.linspace(0, 1, 9, dtype=torch.float64)
-    right = None
-    for call, extra in ((odeint, {"gradient": gradient}), (torchdiffeq.odeint, {})):
+    for call, extra in ((torchdiffeq.odeint, {}), (odeint, {"gradient": gradient})):
         ends = call(lambda t, y: (-used * y[0], torch.zeros_like(y[1])), (a, b), t, method=method, rtol=1e-9, atol=1e-9, **extra)
         found = torch.autograd.grad(ends[0][-1].sum(), (used, a, idle), allow_unused=True)
         assert found[2] is None
-        right = found if right is None else right
-    for mine, other in zip(right[:2], found[:2], strict=True):
-        assert torch.allclose(mine, other, rtol=1e-3 if gradient == "adjoint" else 1e-6)
+    # the closed form of 2 exp(-u), as torchdiffeq's bosh3 is off by 4e-6 at these tolerances; h = 1/8 in the fixed steps
+    end = math.exp(-0.7)
+    close = {"midpoint": (1 / 8) ** 2, "rk4": (1 / 8) ** 4}.get(method, 1e-7)
+    assert float(found[0]) == pytest.approx(-2 * end, rel=close)
+    assert found[1].tolist() == pytest.approx([end, end], rel=close)
 
 
 @pytest.mark.parametrize("method", sorted(set(NAMES) - set(ITS_METHODS)))
