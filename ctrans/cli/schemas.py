@@ -117,6 +117,7 @@ def _trained() -> dict[str, Schema]:
         "model": schema_of(GPTConfig),
         "training": schema_of(TrainConfig),
         "parameters": WHOLE,
+        "trained_parameters": described("How many of them are trained: fewer with adapters of low rank.", WHOLE),
         "first_validation_loss": schema_of(float | None),
         "validation_loss": schema_of(float | None),
         "best_validation_loss": schema_of(float | None),
