@@ -190,14 +190,14 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     model.forget()
     made, name = with_loss(model, loss, predicts=predicts, causal=causal)
     said = f"; loss: {LOSS_NAMES[name]}" if name in STAND_INS or (not predicts and name in LOSS_NAMES) else ""
-    both_ways = (
-        "; each token reads those after it too, so its loss is of hidden tokens: a GPT of which this is said lacks its mask"
-    )
-    said += both_ways if name == "mlm" and model.vocabulary else ""
+    if model.vocabulary and not causal and name in BOTH_WAYS:
+        said += f"; each token reads those after it too, {BOTH_WAYS[name]}: a GPT of which this is said lacks its mask"
     return Opened(made, directory, f"{model.config}{said}", model.vocabulary, causal, predicts, name)
 
 
 STAND_INS = ("mean", "random", "none")
+BOTH_WAYS = {"mlm": "so its loss is of hidden tokens", "next": "what it is to predict among them"}
+"""By loss, what follows where tokens read both ways."""
 
 
 def _find(path: Path) -> Path:

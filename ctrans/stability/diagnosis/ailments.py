@@ -14,8 +14,8 @@ from ctrans.stability.screening.remedies import REMEDIES
 
 Severity = Literal["broken", "serious", "note"]
 SEVERITIES: tuple[Severity, ...] = ("broken", "serious", "note")
-"""Most severe first. Broken: a part computes nothing, or something has no finite value. Serious: likely to cost quality, or to break a
-training. Note: worth knowing, and often meant so.
+"""Most severe first. Broken: a part computes nothing, something has no finite value, or the loss means nothing. Serious: likely to cost
+quality, or to break a training. Note: worth knowing, and often meant so.
 """
 
 
@@ -95,6 +95,18 @@ AILMENTS: dict[str, Ailment] = {
         high=0.0,
         near=None,
         hides=("huge sensitivity",),
+    ),
+    "reads ahead": Ailment(
+        "change by a later token",
+        "what a token's state changes by, beside itself, where the last token alone is another, over the root of the states' precision",
+        "broken",
+        f"what is to be predicted must not be read; that the root of the precision is more than rounding is {OURS}",
+        "a token reads those that it is to predict: the loss falls, and says nothing of how well the model writes, where nothing follows",
+        "mask what comes after each token (is_causal=True, or a mask of -inf above the diagonal); nothing in a model that fills in hidden "
+        "tokens: choose that loss (here --loss mlm)",
+        needs="targets that are the tokens that follow",
+        high=1.0,
+        near=None,
     ),
     "dead gain around the state": Ailment(
         "gain around the state",

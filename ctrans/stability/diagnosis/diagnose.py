@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
+from ctrans.stability.diagnosis.ahead import ReadsAhead
 from ctrans.stability.diagnosis.ailments import AILMENTS, SEVERITIES, Ailment, Severity
 from ctrans.stability.diagnosis.back import CostatesByDepth, DecayOverThreshold, Logits, TiedGradients
 from ctrans.stability.diagnosis.down import (
@@ -197,6 +198,7 @@ INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
     "logits and loss": Logits,
     "costates": CostatesByDepth,
     "tied weights": TiedGradients,
+    "what tokens read": ReadsAhead,
 }
 """What looks at a model, by what it looks at; figures are readings by quantity. A new one is one entry, and one of `AILMENTS`."""
 

@@ -97,6 +97,10 @@ def dead_units(model, segment):
 
 PLANTED = {
     "not finite": (lambda: scaled("pre", lambda m: m.depth.sublayers[1].field.last.weight.fill_(math.nan)), "sublayers.1"),
+    "reads ahead": (
+        lambda: scaled("pre", lambda m: setattr(m.depth.sublayers[2].field, "causal", False)),
+        "block 1, attention (segment 2)",
+    ),
     "dead gain around the state": (lambda: gain("post", "state_norm", 3, 5, TINY), "block 1, FFN (segment 3)"),
     "dead gain of an output norm": (lambda: gain("peri", "output_norm", 2, 5, 0.0), "block 1, attention (segment 2)"),
     "dead gain of an input norm": (lambda: gain("pre", "input_norm", 2, 5, -1e-7), "block 1, attention (segment 2)"),
@@ -162,6 +166,36 @@ def test_every_ailment_of_the_table_is_planted():
 def test_what_is_planted_is_found_at_its_place(name):
     symptom = next(symptom for symptom in found(name).symptoms if symptom.ailment == name)
     assert any(PLANTED[name][1] in reading.place for reading in symptom.readings), symptom.readings
+
+
+def test_who_fills_in_hidden_tokens_may_read_what_comes_after():
+    model, (tokens, targets) = PLANTED["reads ahead"][0](), text()
+    hidden = torch.where(torch.arange(tokens.shape[1]) % 3 == 1, tokens, -1)
+    for wanted in (hidden, targets.flip(-1)):
+        diagnosis = diagnose(model, tokens, wanted)
+        assert "reads ahead" in diagnosis.unexamined
+    (reading,) = diagnose(healthy("pre"), tokens, targets).readings["change by a later token"]
+    assert reading.value == 0
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "peri"])
+def test_reading_ahead_is_the_jacobians_upper_triangle(placement):
+    """The segment that is named is the first whose Jacobian by X_0 couples a token to a later one."""
+    model, (tokens, targets) = healthy(placement), text()
+    model.depth.sublayers[2].field.causal = False
+    x0, first = model.embed(tokens)[:1], []
+    for k in range(len(model.depth.sublayers)):
+        jacobian = torch.autograd.functional.jacobian(lambda x, k=k: walked(model, x, k + 1), x0)
+        coupled = jacobian.square().sum((0, 2, 3, 5))  # [row's token, column's token]
+        first += [k] if coupled.triu(1).any() else []
+    (reading,) = diagnose(model, tokens, targets).readings["change by a later token"]
+    assert reading.segment == first[0] == 2
+
+
+def walked(model, x, count):
+    for sublayer, h in zip(model.depth.sublayers[:count], model.depth.lengths, strict=False):
+        x = sublayer.step(x, h)
+    return x
 
 
 def test_the_dead_gain_comes_first_with_its_channel_and_figure():
@@ -236,7 +270,7 @@ def test_the_cosine_of_tied_gradients_is_that_of_two_matrices_of_their_own():
 def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
     diagnosis = diagnose(gain("post", "state_norm", 3, 5, 1e-9), text()[0])
     assert diagnosis.symptoms[0].ailment == "dead gain around the state"
-    assert set(diagnosis.unknown) == {"logits and loss", "costates", "tied weights"}
+    assert set(diagnosis.unknown) == {"logits and loss", "costates", "tied weights", "what tokens read"}
     assert "no targets were given" in diagnosis.unknown["costates"]
 
 
