@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -99,6 +100,17 @@ def seen(structure: Structure, x: Tensor) -> Structure:
     return structure
 
 
+@contextlib.contextmanager
+def at_block(i: int) -> Iterator[None]:
+    """Says which block it is that is not recognised, where those before it were."""
+    try:
+        yield
+    except ConfigError as error:
+        if not i:
+            raise
+        raise ConfigError(f"block {i}, unlike those before it: {error}") from None
+
+
 class LibraryHost:
     """A model of `transformers`: inputs and outputs have names that are known, and states may be given in place of tokens."""
 
@@ -151,7 +163,8 @@ class LibraryHost:
         for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
             key = i if each else make_of(block)
             if key not in known:
-                known[key] = block, seen(recognise_by_any(block, call, self.anatomy, self.form), call.x)
+                with at_block(i):
+                    known[key] = block, seen(recognise_by_any(block, call, self.anatomy, self.form), call.x)
             structures.append(known[key][1] if known[key][0] is block else alike(*known[key], block, self.anatomy))
         return structures, calls[0].x
 

@@ -29,7 +29,7 @@ from ctrans.interop.block_parts import token_axis_is_first
 from ctrans.interop.calls import Template, plain_kernels, watched
 from ctrans.interop.contexts import IMPLEMENTATION
 from ctrans.interop.find_sequence import find_sequence
-from ctrans.interop.hosts import seen, tensor_in
+from ctrans.interop.hosts import at_block, seen, tensor_in
 from ctrans.interop.recognise import Structure, recognise
 from ctrans.interop.rounding import tolerance
 from solvers import ConfigError
@@ -100,15 +100,14 @@ class PlainHost:
         return list(part)
 
     def structures(self) -> tuple[list[Structure], Tensor]:
-        blocks = self.blocks()
+        blocks, found = self.blocks(), list[Structure]()
         with plain_kernels():
             calls = recorded_until(blocks, len(blocks) - 1, lambda: self.run(self.example), self.form)
             calls = [without_cache(call) for call in calls]
             try:
-                found = [
-                    seen(recognise(block, call, self.anatomy, self.form), call.x)
-                    for block, call in zip(blocks, calls, strict=True)
-                ]
+                for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
+                    with at_block(i):
+                        found.append(seen(recognise(block, call, self.anatomy, self.form), call.x))
             except OWN_ERRORS as error:
                 if isinstance(error, ConfigError):
                     raise

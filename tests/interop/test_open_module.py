@@ -379,3 +379,30 @@ def test_a_gpt_without_its_mask_is_said_to_read_both_ways():
     opened = ctrans.open_model(Unmasked())
     assert not opened.causal
     assert "lacks its mask" in opened.described
+
+
+def test_a_block_whose_residual_sum_is_missing_is_named():
+    class Block(nn.Module):
+        def __init__(self, whole):
+            super().__init__()
+            self.whole, self.n1, self.n2 = whole, nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+            self.attn = FusedAttention(False)
+            self.mlp = nn.Sequential(nn.Linear(WIDTH, 24), nn.GELU(), nn.Linear(24, WIDTH))
+
+        def forward(self, x):
+            x = x + self.attn(self.n1(x))
+            return self.whole * x + self.mlp(self.n2(x))
+
+    class Forgetful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.blocks = nn.Embedding(40, WIDTH), nn.ModuleList(Block(i != 1) for i in range(3))
+
+        def forward(self, ids):
+            x = self.tokens(ids)
+            for block in self.blocks:
+                x = block(x)
+            return x @ self.tokens.weight.T
+
+    with pytest.raises(ConfigError, match=r"^block 1, unlike those before it: .* in which a sum x \+ f\(x\) is missing"):
+        ctrans.open_model(Forgetful())
