@@ -37,6 +37,10 @@ class DiagnoseRequest(ModelRequest):
     compares = True
 
 
+OF_PARTS = (
+    "A diagnosis looks for faults of single parts. How the whole behaves, and whether small changes explode on their way through it, "
+    "is measured by ctrans screen."
+)
 LIMITS = "\b\nEvery finding with its severity, what is measured, its limit, and who set it:\n" + "\n".join(
     textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ") for line in limits_in_words()
 )
@@ -119,4 +123,4 @@ def _page(name: str, diagnosis: Diagnosis) -> Sequence[str | Table | Any]:
     left_out = not_looked_at(diagnosis)
     parts: list[str | Table] = [summary(name, diagnosis), ""]
     parts += [findings_table(diagnosis)] if diagnosis.symptoms else []
-    return [*parts, *([left_out, ""] if left_out else [])]
+    return [*parts, *([left_out, ""] if left_out else []), OF_PARTS, ""]

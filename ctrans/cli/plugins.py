@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -50,7 +51,8 @@ def function_of(value: str) -> Callable[..., Any]:
         raise click.BadParameter(f"{value!r} is no module:function: name a module, or a .py file, and a function in it")
     function: Any = getattr(import_named(where), name, None)
     if not callable(function):
-        raise click.BadParameter(f"{where!r} has no function {name!r}")
+        there = ", ".join(key for key, value in vars(import_named(where)).items() if inspect.isfunction(value)) or "none"
+        raise click.BadParameter(f"{where!r} has no function {name!r}; its functions: {there}")
     return cast("Callable[..., Any]", function)
 
 

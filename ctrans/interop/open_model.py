@@ -211,6 +211,9 @@ def _find(path: Path) -> Path:
     wanted = f"give a directory with {CONFIG} (Hugging Face), or one with {CHECKPOINT} or such a file (nanoGPT)"
     if os.path.isdir(path):
         raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {CHECKPOINT}: {wanted}")
+    file, _, function = str(path).rpartition(":")
+    if function.isidentifier() and file.endswith(".py"):
+        raise ConfigError(f"{str(path)!r} is no directory: for a function that makes a module give --python {path}")
     what = "is no checkpoint" if os.path.exists(path) else "does not exist, and nothing is downloaded"
     raise ConfigError(f"{str(path)!r} {what}: {wanted}")
 

@@ -148,7 +148,7 @@ def _fitting(block: nn.Module, running: Running, x: Tensor, parts: Parts) -> Str
             f"{', '.join(entry.name for entry in acting)}; where it belongs to attention or FFN, name them with it: "
             'attention=("attn", "its.path")'
         )
-    nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g}" for miss, structure in misses[:2])
+    nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g} times its output" for miss, structure in misses[:2])
     raise ConfigError(
         f"{type(block).__name__} is no attention and FFN, one after the other or at once, with norms in any known placement: in it act, "
         f"in this order, {', '.join(entry.name for entry in acting)}{'; ' if nearest else ''}{nearest}. A block in which a sum "

@@ -11,13 +11,13 @@ from rich.table import Table
 
 from ctrans.stability.screening.predicted_rate import CAVEAT, PredictedRate
 from ctrans.stability.screening.quantities import QUANTITIES, shown
-from ctrans.stability.screening.remedies import REMEDIES
+from ctrans.stability.screening.remedies import remedy
 from ctrans.stability.screening.screen import STEPS, Screening
 
 KEY = (
     "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights; inside of them nothing is said of "
     "which of two models ends at the lower loss. What short trainings of small architectures say of learning rates is in "
-    "docs/why/prediction.md. Quantities with * are of an "
+    "the site's page Does it predict training? Quantities with * are of an "
     "optimiser's step, which depends on how weights are scaled against each other; all others are the function's own."
 )
 NONE_OF_SGD = (
@@ -53,7 +53,9 @@ def screen_reasons(screening: Screening) -> str:
     lines = []
     for name, finding in screening.findings.items():
         lines.append(f"{name}: {STEPS[name].question} {finding.why}")
-        lines += [f"  {what}: {word}; what helps: {REMEDIES[word]}" for what, word in finding.flags.items() if word in REMEDIES]
+        lines += [
+            f"  {what}: {word}; what helps: {helps}" for what, word in finding.flags.items() if (helps := remedy(what, word))
+        ]
         lines += [f"  note: {note}" for note in dict.fromkeys(finding.notes)]
     return escape("\n".join(lines))
 

@@ -267,7 +267,8 @@ def section(generator: torch.Generator) -> Trial:
     scale = math.sqrt(d) * float(q.norm())
     A = torch.stack([chosen.tangent(chosen.retract(X), g * e) for e in torch.eye(d, dtype=torch.float64)], -1)
     idle = torch.linalg.svd(A.T).Vh[int(torch.linalg.matrix_rank(A)) :]
-    moved = chosen.tangent(chosen.retract(X), g * noise(generator, 30, d))
+    outputs = g * noise(generator, 30, d)
+    moved = chosen.tangent(chosen.retract(X).expand_as(outputs), outputs)
     words = f"{type(chosen).__name__}, d = {d}, {int((g != 0).sum())} channels move"
     return worst(
         equal(chosen(X + dt * g * f) @ p, H, f"{words}: what the best output reaches", scale),

@@ -41,8 +41,8 @@ def test_the_dead_gain_is_named_first_with_place_and_figure(dying, columns, tmp_
 def test_a_healthy_model_says_so_for_each_placement(tmp_path):
     result = run("diagnose", *SMALL, "--placement", "pre", "--placement", "peri", "--init", "xavier", "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "pre: nothing found; " in result.stdout
-    assert "peri: nothing found; " in result.stdout
+    assert "pre: nothing found in single parts; " in result.stdout
+    assert "peri: nothing found in single parts; " in result.stdout
 
 
 def test_seeds_give_error_bars_of_other_texts_and_weights():

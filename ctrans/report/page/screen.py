@@ -11,7 +11,7 @@ from ctrans.report.page import diagnose
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, digits, number, numbers
 from ctrans.report.words import SCREENED, Drawn, verdicts
 from ctrans.stability.screening.predicted_rate import CAVEAT
-from ctrans.stability.screening.remedies import REMEDIES
+from ctrans.stability.screening.remedies import remedy
 from ctrans.stability.screening.screen import STEPS
 
 APART = (
@@ -79,7 +79,7 @@ def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[S
                     Cell(quantity),
                     cell(values.get(quantity), _mark([quantity], quantities)),
                     limits,
-                    cell(REMEDIES.get(word)),
+                    cell(remedy(quantity, word)),
                 ]
             )
     columns = [Column(name) for name in ("model", "quantity", "value", "limits", "what helps")]

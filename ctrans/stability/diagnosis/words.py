@@ -22,9 +22,9 @@ def summary(name: str, diagnosis: Diagnosis) -> str:
     """How many findings there are, or that there is none, and of how many kinds that were examined."""
     count, looked = len(diagnosis.symptoms), f"{len(diagnosis.examined)} of {len(AILMENTS)} kinds of finding were examined"
     if diagnosis.unexamined:
-        looked += ", the others need parts or options that are not here (ctrans diagnose says which)"
+        looked += ", the others need parts or options that are not here"
     if diagnosis.healthy:
-        return f"{name}: nothing found; {looked}"
+        return f"{name}: nothing found in single parts; {looked}"
     by_severity = {severity: sum(s.severity == severity for s in diagnosis.symptoms) for severity in SEVERITIES}
     words = ", ".join(f"{found} {severity}" for severity, found in by_severity.items() if found)
     return f"{name}: {count} finding{'s' * (count > 1)} ({words}); {looked}"

@@ -68,11 +68,12 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
     bound = largest([layer.ratio for layer in layers])
     unknown = next((layer.note for layer in layers if layer.note), "")
     places = ", ".join(str(layer.index) for layer in layers)
+    worst = next((f", most in segment {layer.index}" for layer in layers if layer.path == gain), "")
     entropies = (case.heads.figures() or {}).get("least entropy of a head", [])
     least = min((reading.value for reading in entropies), default=math.nan)
     why = (
         f"in the {len(layers)} of {count} attention layers that are looked at (segment{'s' * (len(layers) > 1)} {places}) a relative "
-        f"change of the state grows {three(gain)} times at most through the attention rows alone, theta is at most {theta:.3g}, and "
+        f"change of the state grows {three(gain)} times at most through the attention rows alone{worst}, theta is at most {theta:.3g}, and "
         + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
         + f"; the most saturated head of {'all' if len(entropies) == count else len(entropies)} layers has rows of {three(least)} nats"
     )

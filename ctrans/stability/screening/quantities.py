@@ -61,7 +61,7 @@ QUANTITIES: dict[str, Quantity] = {
         "of the certified segments, the share whose Hamiltonian, by the ODE, is infinite", share=True
     ),
     "loss over guessing": Quantity(
-        "initial loss less log V, the loss of equal probabilities, in nats",
+        "initial loss less log V, the loss of equal probabilities, in nats; of fresh weights a few tenths either way are chance",
         high=1.0,
         above="starts worse than guessing",
         decimals=3,
@@ -80,7 +80,8 @@ QUANTITIES: dict[str, Quantity] = {
         "k of mean|X_D| ~ c^k, every map times c, c large", high=1.25, above=_LARGER, decimals=3, mark="note"
     ),
     "condition": Quantity(
-        "largest |J_i:D||X_i|/|X_D| over blocks i looked at, of the worst of up to 4 sequences: growth of relative changes",
+        "largest |J_i:D||X_i|/|X_D| over blocks i looked at, of the worst sequence (of 1 in a quick screening, else of up to 4): "
+        "growth of relative changes",
         low=0.1,
         below="forgets its input",
         high=100.0,
@@ -118,7 +119,8 @@ QUANTITIES: dict[str, Quantity] = {
         "k of W_2 out ~ c^k, every map times c, c large", high=1.25, above=_LARGER, decimals=3, mark="note"
     ),
     "attention path": Quantity(
-        "largest |dX_k+1/dX_k through the attention rows||X_k|/|X_k+1| over the layers looked at, of the worst of up to 4 sequences",
+        "largest |dX_k+1/dX_k through the attention rows||X_k|/|X_k+1| over the layers looked at, of the worst "
+        "sequence (of 1 in a quick screening, else of up to 4)",
         high=30.0,
         above="explodes",
     ),
