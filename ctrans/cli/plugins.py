@@ -41,6 +41,12 @@ def called(value: str) -> Any:
     """What the function of "module:function" or "file.py:function" returns, called without arguments."""
     function = function_of(value)
     with _beside(value.rpartition(":")[0]):
+        try:
+            inspect.signature(function).bind()
+        except TypeError as error:
+            raise click.BadParameter(f"{value!r} is called without arguments: {error}") from None
+        except ValueError:  # a function that does not say what it takes
+            pass
         return _named(value, function)
 
 
@@ -49,9 +55,15 @@ def function_of(value: str) -> Callable[..., Any]:
     where, colon, name = value.rpartition(":")
     if not colon or not name.isidentifier() or not where:
         raise click.BadParameter(f"{value!r} is no module:function: name a module, or a .py file, and a function in it")
-    function: Any = getattr(import_named(where), name, None)
+    module = import_named(where)
+    function: Any = getattr(module, name, None)
     if not callable(function):
-        there = ", ".join(key for key, value in vars(import_named(where)).items() if inspect.isfunction(value)) or "none"
+        there = (
+            ", ".join(
+                key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__
+            )
+            or "none"
+        )
         raise click.BadParameter(f"{where!r} has no function {name!r}; its functions: {there}")
     return cast("Callable[..., Any]", function)
 

@@ -81,14 +81,24 @@ class Host(Protocol):
 
 
 def tensor_in(output: Any) -> Tensor | None:
-    """The logits, or whatever tensor a model returns that is meant by what it returns; None where there is none."""
+    """The logits, or whatever tensor a model returns that is meant by what it returns; None where there is none.
+
+    Of a tuple the first tensor of numbers with axes, as a loss may stand before it; of a dictionary without a name that is known the
+    only one.
+    """
     if isinstance(output, Mapping):
-        return next((output[name] for name in OUTPUTS if name in output), None)
+        named = next((output[name] for name in OUTPUTS if name in output), None)
+        others = [part for part in output.values() if _of_numbers(part)]
+        return named if named is not None or len(others) != 1 else others[0]
     if isinstance(output, (tuple, list)):
-        return next((part for part in output if isinstance(part, Tensor) and part.is_floating_point()), None)
+        return next((part for part in output if _of_numbers(part)), None)
     return (
         output if isinstance(output, Tensor) else next((v for n in OUTPUTS if (v := getattr(output, n, None)) is not None), None)
     )
+
+
+def _of_numbers(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.is_floating_point() and part.dim() > 0
 
 
 def seen(structure: Structure, x: Tensor) -> Structure:

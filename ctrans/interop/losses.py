@@ -124,6 +124,15 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
     if loss == "none" or predicts:
         return model, loss
     table = _embeddings(model)
+    if isinstance(model, Imported):
+        with torch.no_grad():
+            y = tensor(model.host.outputs(model.host.like().unsqueeze(0)))
+        if y is None or y.shape[-1] != table.weight.shape[-1]:
+            shape = "no tensor that is known" if y is None else f"{tuple(y.shape)} for one sequence"
+            raise ConfigError(
+                f"loss {loss!r} needs logits (sequences, tokens, {table.num_embeddings}), and the model gives {shape}: return "
+                "the logits so, choose the loss mean or random, or in Python give a function of its output"
+            )
     return ModelWithLoss(model, TiedCrossEntropy(tensor, lambda: table.weight)), loss
 
 

@@ -150,9 +150,9 @@ def _fitting(block: nn.Module, running: Running, x: Tensor, parts: Parts) -> Str
         )
     nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g} times its output" for miss, structure in misses[:2])
     raise ConfigError(
-        f"{type(block).__name__} is no attention and FFN, one after the other or at once, with norms in any known placement: in it act, "
-        f"in this order, {', '.join(entry.name for entry in acting)}{'; ' if nearest else ''}{nearest}. A block in which a sum "
-        "x + f(x) is missing is none of these"
+        f"{type(block).__name__} is no attention and FFN, one after the other or at once, with norms in any known placement and each "
+        "added to the state (is a sum x + f(x) missing?): in it act, in this order, "
+        f"{', '.join(entry.name for entry in acting)}{'; ' if nearest else ''}{nearest}"
     )
 
 

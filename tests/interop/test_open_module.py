@@ -404,5 +404,5 @@ def test_a_block_whose_residual_sum_is_missing_is_named():
                 x = block(x)
             return x @ self.tokens.weight.T
 
-    with pytest.raises(ConfigError, match=r"^block 1, unlike those before it: .* in which a sum x \+ f\(x\) is missing"):
+    with pytest.raises(ConfigError, match=r"^block 1, unlike those before it: .* \(is a sum x \+ f\(x\) missing"):
         ctrans.open_model(Forgetful())

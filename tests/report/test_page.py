@@ -155,7 +155,7 @@ def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
     broken = {**model, "flags": {"added by depth": "does nothing"}}
     chapter = page_of({"screen": {**found, "models": {"a": model, "b": broken}}}).chapters[0]
     sheets = [part for part in chapter.parts if isinstance(part, Sheet)]
-    assert [column.meaning for column in sheets[0].columns[1:-1]] == [STEPS[step].question for step in model["findings"]]
+    assert [column.meaning for column in sheets[0].columns[2:-1]] == [STEPS[step].question for step in model["findings"]]
     (row,) = sheets[1].rows
     assert [each.text for each in row][:2] == ["b", "added by depth"]
     assert [each.text for each in row][3:] == ["below 0.01: does nothing", REMEDIES["does nothing"]]

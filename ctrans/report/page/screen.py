@@ -52,7 +52,7 @@ def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet
     steps = list(dict.fromkeys(step for model in models.values() for step in model["findings"]))
     rows = []
     for name, model in models.items():
-        row = [cell(name)]
+        row = [cell(name), _found(model)]
         for step in steps:
             finding = model["findings"].get(step)
             row.append(cell(None) if finding is None else Cell(finding["verdict"], mark=_mark(finding["flags"], quantities)))
@@ -60,10 +60,23 @@ def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet
         rows.append([*row, Cell(str(count), float(count), _mark(model["flags"], quantities))])
     columns = [
         Column("model"),
+        Column("diagnosis", "faults of single parts, the most severe first: they stand below"),
         *(Column(step, STEPS[step].question if step in STEPS else "") for step in steps),
         Column("outside", "how many quantities are outside of their limits"),
     ]
     return Sheet("", columns, rows)
+
+
+def _found(model: Mapping[str, Any]) -> Cell:
+    """How many findings there are of the worst severity that there is."""
+    diagnosis = model.get("diagnosis")
+    if not diagnosis:
+        return cell(None)
+    each = [symptom["severity"] for symptom in diagnosis["symptoms"]]
+    worst = next((severity for severity in diagnose.MARKS if severity in each), None)
+    if worst is None:
+        return Cell("nothing found", 0.0)
+    return Cell(f"{each.count(worst)} {worst}", float(len(each)), diagnose.MARKS[worst])
 
 
 def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[Sheet]:

@@ -52,9 +52,8 @@ class ReadsAhead(Instrument):
         if k is None:
             reading = Reading(max(r), "the depth", "no token's state depends on those after it")
         else:
-            said = (
-                f"with another last token alone, states of earlier ones change by up to {max(self._changes):.2g} times themselves"
-            )
+            change = f"{self._changes[k]:.2g} of themselves, {r[k]:.2g} times the limit"
+            said = f"with another last token alone, states of earlier ones change by {change}"
             reading = Reading(r[k], place_of(self._depth, k), said, k)
         return {QUANTITY: [reading]}
 

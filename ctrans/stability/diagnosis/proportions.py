@@ -100,7 +100,7 @@ class LoudSublayers(Instrument):
         for k, move in self._moves.items():
             beside = max((self._moves.get(other, 0.0) for other in (k - each, k + each)), default=0.0)
             if beside:
-                said = f"it moves the median token by {move:.3g}, and its neighbours of the same kind by {beside:.3g} at most"
+                said = f"it moves the median token by {move:.3g}, {move / beside:.3g} times as much as its like in blocks beside"
                 add(found, "move over the neighbours'", Reading(move / beside, place_of(self._depth, k), said, k))
         return found
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from ctrans.fields import ACTIVATIONS
@@ -12,7 +12,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.stability.forward.bounds import forward_bounds, map_bound
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
-from solvers import ConfigError, solve
+from solvers import ConfigError, SolveError, solve
 from tests.helpers import NAMES, small_model, tokens
 
 models = st.fixed_dictionaries(
@@ -60,10 +60,13 @@ def test_no_measured_moment_exceeds_its_bound(case):
 )
 @settings(max_examples=40)
 def test_the_bounds_hold_along_the_ode_too(placement, norm, initialisation, dt, seed):
-    """For its exact solution, so for a convergent method up to its error; where there is an ODE."""
+    """For its exact solution, so for a convergent method up to its error; where there is an ODE, and steps enough to solve it."""
     assume(NORMS[norm](8).has_tangent or not PLACEMENTS[placement].state_norm)
     model = small_model(placement, norm=norm, initialisation=initialisation, dt=dt, scale=0.2, width=8, depth=2)
-    solution = model.trajectory(tokens(1, 4, seed=seed), method="tsit5", rtol=1e-4, atol=1e-4, continuous=True)
+    try:
+        solution = model.trajectory(tokens(1, 4, seed=seed), method="tsit5", rtol=1e-4, atol=1e-4, continuous=True)
+    except SolveError:
+        reject()  # without norms large weights make it too stiff for an explicit method
     bounds = forward_bounds(model.depth, solution.states, discrete=False)
     assert all(moments(x).rms <= bound * 1.001 for x, bound in zip(solution.states, bounds.rms, strict=True))
 
