@@ -350,7 +350,13 @@ def _page(results: Mapping[str, Screening]) -> list[str | Table]:
         ]
     if others:
         opening = [
-            part for name, each in results.items() for part in (summary(name, each.diagnosis), first_findings(each.diagnosis), "")
+            part
+            for name, each in results.items()
+            for part in (
+                summary(name, each.diagnosis),
+                *([] if each.diagnosis.healthy else [first_findings(each.diagnosis)]),
+                "",
+            )
         ]
         tables = [*comparison_tables(results), rates_table(results)]
         return [*opening, *(part for table in tables for part in (table, "")), NAMES_APART, KEY, ""]

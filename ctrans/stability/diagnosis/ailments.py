@@ -201,7 +201,7 @@ AILMENTS: dict[str, Ailment] = {
         "serious",
         f"{OURS}: at 1, eps is half of what the norm divides by",
         "the norm hardly normalises: it passes small states on as they are, or next to nothing of them",
-        "a smaller eps, or a larger embedding",
+        "a smaller eps, or more for the norm to divide: a larger embedding, or before an output norm larger weights of its map",
         needs="a norm with an eps",
         high=1.0,
     ),
