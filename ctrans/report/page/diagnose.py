@@ -14,9 +14,9 @@ COLUMNS = (
     Column("severity", "broken: the model cannot work so; serious: it costs training or quality; note: worth knowing"),
     Column("where", "the place where it is worst"),
     Column("figure"),
-    Column("limit", "beyond which it is a finding, and where that limit is from"),
     Column("what it does"),
     Column("what helps"),
+    Column("limit", "beyond which it is a finding, and where that limit is from"),
 )
 
 
@@ -58,9 +58,9 @@ def _row(name: str, symptom: Mapping[str, Any]) -> list[Cell]:
         Cell(symptom["severity"], float(severity), MARKS.get(symptom["severity"], "")),
         Cell(place),
         Cell(worst["said"], number(worst["value"])),
-        Cell(f"{symptom['limit']} ({symptom['source']})"),
         Cell(symptom["does"]),
         Cell(symptom["helps"]),
+        Cell(f"{symptom['limit']} ({symptom['source']})"),
     ]
 
 
