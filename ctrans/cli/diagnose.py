@@ -22,7 +22,7 @@ from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.stability.diagnosis.ailments import AILMENTS
 from ctrans.stability.diagnosis.diagnose import Diagnosis, check_decay, diagnose, merged
-from ctrans.stability.diagnosis.words import limits_in_words
+from ctrans.stability.diagnosis.words import OF_PARTS, limits_in_words
 
 MOST_SEEDS = 1000
 
@@ -37,10 +37,7 @@ class DiagnoseRequest(ModelRequest):
     compares = True
 
 
-OF_PARTS = (
-    "A diagnosis looks for faults of single parts. How the whole behaves, and whether small changes explode on their way through it, "
-    "is measured by ctrans screen."
-)
+APART = f"{OF_PARTS}. How the whole behaves, and whether small changes explode on their way through it, is what ctrans screen measures."
 LIMITS = "\b\nEvery finding with its severity, what is measured, its limit, and who set it:\n" + "\n".join(
     textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ") for line in limits_in_words()
 )
@@ -123,4 +120,4 @@ def _page(name: str, diagnosis: Diagnosis) -> Sequence[str | Table | Any]:
     left_out = not_looked_at(diagnosis)
     parts: list[str | Table] = [summary(name, diagnosis), ""]
     parts += [findings_table(diagnosis)] if diagnosis.symptoms else []
-    return [*parts, *([left_out, ""] if left_out else []), OF_PARTS, ""]
+    return [*parts, *([left_out, ""] if left_out else []), APART, ""]

@@ -58,13 +58,8 @@ def function_of(value: str) -> Callable[..., Any]:
     module = import_named(where)
     function: Any = getattr(module, name, None)
     if not callable(function):
-        there = (
-            ", ".join(
-                key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__
-            )
-            or "none"
-        )
-        raise click.BadParameter(f"{where!r} has no function {name!r}; its functions: {there}")
+        own = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
+        raise click.BadParameter(f"{where!r} has no function {name!r}; its functions: {', '.join(own) or 'none'}")
     return cast("Callable[..., Any]", function)
 
 

@@ -110,7 +110,7 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
     """The model with that loss, and the loss in a word: by a name of `LOSS_NAMES`, or as a function of outputs and targets.
 
     None is what it was trained for, if its head gives logits of tokens, and otherwise the stand-in "random". Raises ConfigError for
-    another name, and for tokens to be predicted by a model that reads none.
+    another name, for tokens to be predicted by a model that reads none, and for an output that gives no logits.
     """
     if loss is None:
         loss = ("next" if causal else "mlm") if predicts else "random"
@@ -130,8 +130,9 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
         if y is None or y.shape[-1] != table.weight.shape[-1]:
             shape = "no tensor that is known" if y is None else f"{tuple(y.shape)} for one sequence"
             raise ConfigError(
-                f"loss {loss!r} needs logits (sequences, tokens, {table.num_embeddings}), and the model gives {shape}: return "
-                "the logits so, choose the loss mean or random, or in Python give a function of its output"
+                f"loss {loss!r} needs logits (sequences, tokens, {table.num_embeddings}) or states (sequences, tokens, "
+                f"{table.embedding_dim}), and the model gives {shape}: return one of these, choose the loss mean or random, or in Python "
+                "give a function of its output"
             )
     return ModelWithLoss(model, TiedCrossEntropy(tensor, lambda: table.weight)), loss
 

@@ -63,7 +63,8 @@ JUDGED = {
 """Verdicts of a screening that call nothing outside of its limits."""
 OUTSIDE = {
     "starts worse than guessing": "the loss is above that of equal probabilities",
-    "does nothing": "attention and FFN add next to nothing to the state at the end, which is what the norms alone make of its start",
+    "does nothing": "attention and FFN add next to nothing to the state at the end, beside what the norms alone make of its start; or all "
+    "changes of the input come out alike in size",
     "explodes": "the state, or a small change of it, outgrows what it began as",
     "tokens collapse": "all tokens of a sequence end as nearly the same vector",
     "outruns weights": "larger weights would make it grow faster than they do. It is of weights that grow, and no fault of these (yellow): "

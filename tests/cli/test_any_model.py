@@ -29,6 +29,20 @@ def images():
 def number():
     return 3
 
+def wanting(width):
+    return plain("language")
+
+class Turned(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = plain("language")
+
+    def forward(self, ids):
+        return {"prediction": self.inner(ids).transpose(1, 2)}
+
+def turned():
+    return Turned()
+
 def broken():
     raise ValueError("no weights here")
 
@@ -133,7 +147,10 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
         (["--model", "llama", "--heads", "4"], "state dict of nanoGPT alone"),
         (["--model", "weights.pt"], "give heads=... (--heads)"),
         (["--python", "mine.py"], "is no module:function"),
-        (["--python", "mine.py:absent"], "has no function 'absent'"),
+        (["--python", "mine.py:absent"], "has no function 'absent'; its functions: model, images, number, wanting, turned"),
+        (["--python", "mine.py:wanting"], "is called without arguments: missing a required argument: 'width'"),
+        (["--python", "mine.py:turned", "--loss", "next"], "loss 'next' needs logits (sequences, tokens, "),
+        (["mine.py:model"], "is no directory: for a function that makes a module give --python"),
         (["--python", "mine.py:number"], "returns a int: return an nn.Module"),
         (["--python", "mine.py:broken"], "ValueError: no weights here"),
         (["--python", "mine.py:images"], "what does ImageClassifier read"),

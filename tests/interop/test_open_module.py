@@ -381,6 +381,24 @@ def test_a_gpt_without_its_mask_is_said_to_read_both_ways():
     assert "lacks its mask" in opened.described
 
 
+def test_a_loss_that_stands_before_the_logits_is_no_logits():
+    class LossFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = plain("language")
+
+        def forward(self, ids):
+            logits = self.inner(ids)
+            return logits.mean(), logits
+
+    torch.manual_seed(0)
+    model = LossFirst()
+    opened, bare = ctrans.open_model(model, loss="next"), ctrans.open_model(model.inner, loss="next")
+    tokens = torch.randint(0, bare.vocabulary, (2, 6))
+    assert opened.predicts
+    assert torch.equal(opened.model.head(opened.model.embed(tokens)), bare.model.head(bare.model.embed(tokens)))
+
+
 def test_a_block_whose_residual_sum_is_missing_is_named():
     class Block(nn.Module):
         def __init__(self, whole):

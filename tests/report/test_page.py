@@ -208,6 +208,21 @@ def test_a_diagnosis_without_findings_says_that_red_verdicts_stand(flags, result
     assert said.endswith(APART) == bool(flags)
 
 
+@pytest.mark.parametrize(
+    ("severities", "text", "mark"),
+    [([], "nothing found", ""), (["note", "broken", "note"], "1 broken, 2 note", "bad"), (["unheard"], "1 unheard", "")],
+)
+def test_findings_stand_beside_the_verdicts(severities, text, mark, results):
+    found, _ = results("screen")
+    peri = found["models"]["peri"]
+    reading = {"value": 1.0, "place": "there", "said": "it", "segment": 0}
+    symptom = {"ailment": "a", "readings": [reading], "limit": "", "source": "", "does": "", "helps": ""}
+    symptoms = [{**symptom, "severity": severity} for severity in severities]
+    page = page_of({"screen": {**found, "models": {"a": {**peri, "diagnosis": {**peri["diagnosis"], "symptoms": symptoms}}}}})
+    sheet = next(part for part in page.chapters[0].parts if isinstance(part, Sheet))
+    assert (sheet.rows[0][1].text, sheet.rows[0][1].mark) == (text, mark)
+
+
 def test_results_of_one_command_share_a_page_and_others_follow(results):
     found, other = results("screen")[0], results("simulate")[0]
     page = page_of({"before": found, "after": found, "b": other})

@@ -10,14 +10,12 @@ from typing import Any
 from ctrans.report.page import diagnose
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, digits, number, numbers
 from ctrans.report.words import SCREENED, Drawn, verdicts
+from ctrans.stability.diagnosis.words import OF_PARTS
 from ctrans.stability.screening.predicted_rate import CAVEAT
 from ctrans.stability.screening.remedies import remedy
 from ctrans.stability.screening.screen import STEPS
 
-APART = (
-    "A diagnosis looks for faults of single parts; what is red or yellow above is how the whole behaves, and stands whatever is "
-    "found here."
-)
+APART = f"{OF_PARTS}; what is red or yellow above is how the whole behaves, and stands whatever is found here."
 Series = tuple[Sequence[Any], Sequence[Any]]
 
 
@@ -60,7 +58,7 @@ def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet
         rows.append([*row, Cell(str(count), float(count), _mark(model["flags"], quantities))])
     columns = [
         Column("model"),
-        Column("diagnosis", "faults of single parts, the most severe first: they stand below"),
+        Column("diagnosis", "how many faults of single parts were found; which, stands below"),
         *(Column(step, STEPS[step].question if step in STEPS else "") for step in steps),
         Column("outside", "how many quantities are outside of their limits"),
     ]
@@ -68,15 +66,18 @@ def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet
 
 
 def _found(model: Mapping[str, Any]) -> Cell:
-    """How many findings there are of the worst severity that there is."""
+    """How many findings there are by severity, in the colour of the worst."""
     diagnosis = model.get("diagnosis")
     if not diagnosis:
         return cell(None)
     each = [symptom["severity"] for symptom in diagnosis["symptoms"]]
-    worst = next((severity for severity in diagnose.MARKS if severity in each), None)
-    if worst is None:
+    if not each:
         return Cell("nothing found", 0.0)
-    return Cell(f"{each.count(worst)} {worst}", float(len(each)), diagnose.MARKS[worst])
+    known = sorted(
+        dict.fromkeys(each),
+        key=lambda severity: list(diagnose.MARKS).index(severity) if severity in diagnose.MARKS else len(each),
+    )
+    return Cell(", ".join(f"{each.count(s)} {s}" for s in known), float(len(each)), diagnose.MARKS.get(known[0], ""))
 
 
 def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[Sheet]:

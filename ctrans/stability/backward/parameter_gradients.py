@@ -30,10 +30,8 @@ NAMES: dict[Role, str] = {
     "router": "W_R",
 }
 """The matrices of a map by role."""
-AT_ONCE = {"cpu": 2**14, "other": 2**20}
-"""Entries of which a norm is taken at once, by device: 8 MB in float64, and as much for their squares, on one where each part costs a
-wait; on a processor what stays in its cache and is too little for threads, which takes a quarter of the time.
-"""
+AT_ONCE = 2**20
+"""Entries of which a norm is taken at once: 8 MB in float64, and as much for their squares."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,5 +239,5 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
     """In float64, in which squares do not underflow, of a part at a time; the order of the tensors does not matter."""
-    parts = (part for tensor in tensors for part in tensor.reshape(-1).split(AT_ONCE.get(tensor.device.type, AT_ONCE["other"])))
+    parts = (part for tensor in tensors for part in tensor.reshape(-1).split(AT_ONCE))
     return math.sqrt(math.fsum(float(part.double().square().sum()) for part in parts))

@@ -12,6 +12,7 @@ from ctrans.stability.diagnosis.ailments import AILMENTS, SEVERITIES
 if TYPE_CHECKING:
     from ctrans.stability.diagnosis.diagnose import Diagnosis, Symptom
 
+OF_PARTS = "A diagnosis looks for faults of single parts"
 PLACES = 6
 """So many places of one finding are listed; all are in the JSON."""
 WIDTH = 80

@@ -1,4 +1,4 @@
-"""What helps against what the screening calls a quantity outside of its limits, by that word."""
+"""What helps against what the screening calls a quantity outside of its limits, by that word or by the quantity."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ SMALLER_SCORES = (
 REMEDIES: dict[str, str] = {
     "starts worse than guessing": "a smaller head or embedding at the start; for a trained model: its own tokenizer and text of its kind",
     "does nothing": f"larger initial weights, {LARGER_STEP}, or a smaller embedding",
-    "explodes": f"{SMALLER_STEP}, or smaller initial weights; "
-    "where the attention path explodes too, what helps there comes first",
+    "explodes": f"{SMALLER_STEP}, or smaller initial weights; where the attention path explodes too, what helps there comes first",
     "tokens collapse": f"a norm before or behind each sublayer, {SMALLER_STEP}, or fewer blocks",
     "outruns weights": "a norm before or behind each sublayer: without one nothing but weight decay holds it",
     "heads saturate": "norms on queries and keys, a higher temperature of the softmax or its warm-up ("

@@ -20,7 +20,7 @@ from ctrans.stability.diagnosis.diagnose import diagnose, merged
 from ctrans.stability.diagnosis.proportions import weights_of_zeros
 from ctrans.stability.diagnosis.words import limits_table
 from ctrans.stability.screening.quantities import QUANTITIES
-from ctrans.stability.screening.remedies import REMEDIES
+from ctrans.stability.screening.remedies import OF_QUANTITIES, REMEDIES
 from ctrans.stability.screening.screen import screen
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model
@@ -310,6 +310,7 @@ def test_a_norm_of_another_library_outside_of_the_depth_is_read_by_what_it_compu
 def test_every_word_for_outside_of_limits_has_a_remedy():
     words = {word for quantity in QUANTITIES.values() for word in (quantity.below, quantity.above) if word}
     assert words == REMEDIES.keys()
+    assert OF_QUANTITIES.keys() <= QUANTITIES.keys()
 
 
 def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():

@@ -65,7 +65,9 @@ def test_the_bounds_hold_along_the_ode_too(placement, norm, initialisation, dt, 
     model = small_model(placement, norm=norm, initialisation=initialisation, dt=dt, scale=0.2, width=8, depth=2)
     try:
         solution = model.trajectory(tokens(1, 4, seed=seed), method="tsit5", rtol=1e-4, atol=1e-4, continuous=True)
-    except SolveError:
+    except SolveError as error:
+        if "step limit" not in str(error):
+            raise
         reject()  # without norms large weights make it too stiff for an explicit method
     bounds = forward_bounds(model.depth, solution.states, discrete=False)
     assert all(moments(x).rms <= bound * 1.001 for x, bound in zip(solution.states, bounds.rms, strict=True))
