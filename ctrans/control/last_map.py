@@ -21,8 +21,10 @@ from ctrans.control.admissible import (
     ratio,
 )
 from ctrans.control.ascent import Chart
+from ctrans.control.remedy import Remedy
 from ctrans.control.secular_equation import in_ball
 from ctrans.fields import EndsLinear
+from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -234,7 +236,7 @@ class LastMapDecay(LastMap):
 def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
     """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, and a column of ones where W holds a bias.
 
-    A gain with no norm behind it is in h.
+    A gain with no norm behind it is in h. Where a scale by channel stands behind the map, W is with that scale folded in.
     """
     field = sublayer.field
     if not isinstance(field, EndsLinear):
@@ -242,7 +244,25 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
             f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it `features(x)` and "
             "`last`, with field(x) = last(features(x))"
         )
+    zeros = sum(part.zeros for part in scaled_parts(field))
+    if zeros:
+        raise ConfigError(
+            f"the scale by channel behind the {sublayer.kind} sublayer's last linear map is 0 in {zeros} of its entries: no last weights "
+            "move these channels"
+        )
     h = field.features(sublayer.given(x))
     if field.last.bias is not None:
         h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
     return h if sublayer.output_norm is not None else sublayer.gain * h
+
+
+def check_last_decay(sublayer: Sublayer, remedy: Remedy) -> None:
+    """Raises ConfigError for a decay of the last map's weights where a scale by channel stands behind them.
+
+    A cost of |W|_F^2 is none of |s * W|_F^2, which is what velocities s * (h W') are the shortest of.
+    """
+    if remedy.last_map_decay is not None and sublayer.output_norm is None and scaled_parts(sublayer.field):
+        raise ConfigError(
+            f"behind the {sublayer.kind} sublayer's last linear map stands a scale by channel, and a decay of that map's weights is none "
+            "of the scaled ones: leave --last-map-decay out, or fold the scale into the weights"
+        )

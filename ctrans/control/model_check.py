@@ -31,12 +31,13 @@ from ctrans.control.joined import (
     trains_gains,
 )
 from ctrans.control.kinetic_cost import KineticCost
-from ctrans.control.last_map import LastMapDecay, last_features
+from ctrans.control.last_map import LastMapDecay, check_last_decay, last_features
 from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.remedy import Remedy
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
 from ctrans.depth import Depth
+from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
 from ctrans.sublayer import Sublayer
@@ -277,6 +278,7 @@ def check_at(
     start, costate_norm = x, float(p.norm())
     check_residual_remedy(sublayer, remedy)
     h = last_features(sublayer, x).flatten(0, -2)
+    check_last_decay(sublayer, remedy)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
     norm, costs = sublayer.state_norm, remedy.of_sets
     if sublayer.image is not None:
@@ -352,7 +354,9 @@ def check_step(
 
 
 def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
-    """dt lam* at dt times the costate of the raw output; None for a map that does not show its factors."""
+    """dt lam* at dt times the costate of the raw output; None for a map that does not show its factors, or has a scale as a third."""
+    if scaled_parts(sublayer.field):
+        return None
     try:
         path = path_of(sublayer.field, sublayer.given(x))
     except ConfigError:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.fields import HeadMatrices, Matrix, Role, TokenBound, norm_of_product, spectral_norm
+from ctrans.fields.scaled_linear import ScaledLinear
 from ctrans.interop.attention_reading import AttentionReading, seeing_rows
 from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.module_chain import ModuleChain, Projection
@@ -36,7 +37,7 @@ class AttentionInModel(nn.Module):
         return self._given(self.attention, x).reshape(x.shape)
 
     @property
-    def last(self) -> nn.Linear:
+    def last(self) -> nn.Linear | ScaledLinear:
         """The last linear map: f(x) = last(features(x)). Raises ConfigError where attention does not end in one."""
         return self.attention.last
 

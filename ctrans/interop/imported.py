@@ -277,7 +277,7 @@ def _by_channel(structures: list[Structure]) -> tuple[str, ...]:
     maps = [pair for structure in structures for pair in zip(("attention", "FFN"), _maps(structure), strict=False)]
     own = [name for name, part in maps if _chain(part).behind is not None or isinstance(_stages(part)[-1], ScaledOutput)]
     return tuple(
-        f"what its {name} adds is scaled, which is taken as part of that map, so that its last weights are not its own"
+        f"what its {name} adds is scaled, which is taken as part of that map, folded into its last weights"
         for name in dict.fromkeys(own)
     )
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields import Matrix, Role
+from ctrans.fields.scaled_linear import ScaledLinear
 from solvers import ConfigError
 
 
@@ -35,7 +36,7 @@ class ModuleChain(nn.Module):
     """f(x) = stage_k(.. stage_1(x, **context)), the first output of stages that return several (attention with its weights).
 
     Once `find_last` has seen it act, `ending` is the path of its last linear map, f(x) = last(features(x)), or None. Where a scale by
-    channel stands behind that (LayerScale), f(x) = s * (W features(x) + b), `behind` is the path of s, and there is no `last`.
+    channel stands behind that (LayerScale), f(x) = s * (W features(x) + b), `behind` is the path of s, and `last` is a `ScaledLinear`.
     """
 
     def __init__(self, stages: Sequence[nn.Module], ending: str | None = None, behind: str | None = None):
@@ -52,10 +53,11 @@ class ModuleChain(nn.Module):
         return y.view(x.shape) if y.numel() == x.numel() and y.dim() == 2 else y
 
     @property
-    def last(self) -> nn.Linear:
+    def last(self) -> nn.Linear | ScaledLinear:
         """The linear map that acts last, sharing the model's weight. Raises ConfigError where something else does."""
         linear: Any = self.get_submodule(self._ending())
-        return _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
+        linear = _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
+        return linear if self.behind is None else ScaledLinear(linear, numbers_at(self, self.behind))
 
     def features(self, x: Tensor, **context: Any) -> Tensor:
         """What the last linear map is applied to. Raises ConfigError as `last` does."""
@@ -92,11 +94,6 @@ class ModuleChain(nn.Module):
             raise ConfigError(
                 f"{names} does not end in one linear map, as experts and gates after it do not: it has no last weights"
             )
-        if self.behind is not None:
-            raise ConfigError(
-                f"behind its last linear map {self.ending} stands a scale by channel, {self.behind}: it has no last weights that are its "
-                "own"
-            )
         return self.ending
 
 
@@ -108,6 +105,13 @@ def has_matrix(module: nn.Module) -> bool:
     """Whether it has a matrix of its own: a parameter, or one that is kept as bytes in a buffer."""
     kept = any(buffer.dim() > 1 and buffer.dtype in BYTES for buffer in module.buffers(recurse=False))
     return kept or any(weight.dim() > 1 for weight in module.parameters(recurse=False))
+
+
+def numbers_at(module: nn.Module, path: str) -> Tensor:
+    """The parameter or buffer at that path."""
+    owner, _, name = path.rpartition(".")
+    numbers: Tensor = getattr(module.get_submodule(owner), name)
+    return numbers
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -140,7 +144,7 @@ class Projection:
         module: Any = chain.get_submodule(self.path)
         whole: Tensor = module.weight
         rows = self._rows_of(whole.T if isinstance(module, TransposedLinear) else whole)
-        return rows if self.behind is None else self._scale(chain).to(rows).reshape(-1, 1) * rows
+        return rows if self.behind is None else numbers_at(chain, self.behind).to(rows).reshape(-1, 1) * rows
 
     def matrix(self, chain: nn.Module, role: Role) -> Matrix:
         """W as the map shows it."""
@@ -151,13 +155,7 @@ class Projection:
         """b, likewise, or None."""
         bias: Tensor | None = getattr(chain.get_submodule(self.path), "bias", None)
         rows = None if bias is None else self._rows_of(bias)
-        return rows if rows is None or self.behind is None else self._scale(chain).to(rows) * rows
-
-    def _scale(self, chain: nn.Module) -> Tensor:
-        assert self.behind is not None, "who asks for it has one"
-        owner, _, name = self.behind.rpartition(".")
-        scale: Tensor = getattr(chain.get_submodule(owner), name)
-        return scale
+        return rows if rows is None or self.behind is None else numbers_at(chain, self.behind).to(rows) * rows
 
     def _rows_of(self, whole: Tensor) -> Tensor:
         if self.parts == 1:

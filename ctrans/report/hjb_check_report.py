@@ -180,7 +180,7 @@ def decay_notes(check: ModelCheck) -> list[str]:
         return []
     if threshold is None:
         open_ = sum(segment.verdict == "open" for segment in check.segments)
-        without = "shows no path of two factors (a gated FFN has three), so that no threshold of the decay is known"
+        without = "shows no path of two factors (a gate or a scale by channel makes a third), so that no threshold of the decay is known"
         return [f"{check.placement}: {open_} of {len(check.segments)} segments have a map that {without}"] if open_ else []
     lines = []
     if asked < threshold.lower:

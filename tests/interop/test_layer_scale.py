@@ -1,13 +1,17 @@
 """A scale by channel behind a map (LayerScale): all that is read of the map is of the map with that scale folded into its last weights."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 
 import ctrans
+from ctrans.control.model_check import check_model
+from ctrans.control.remedy import Remedy
 from ctrans.stability.backward.parameter_gradients import gradient_norms
+from ctrans.stability.weight_scaling import scale_last
 from solvers import ConfigError
 from tests.interop.unusual_modules import Block, TiedGPT
 
@@ -73,8 +77,9 @@ def test_a_scaled_map_is_read_as_the_one_with_the_scale_in_its_weights(kind):
         for mine, theirs in zip(one.field.matrices(), other.field.matrices(), strict=True):
             assert mine.role == theirs.role
             assert torch.allclose(mine.weight, theirs.weight, rtol=1e-14)
-        with pytest.raises(ConfigError, match="stands a scale by channel"):
-            _ = one.field.last
+        x = torch.randn(2, 7, 16, dtype=torch.float64)
+        assert torch.allclose(one.field.last.weight, other.field.last.weight, rtol=1e-14)
+        assert torch.allclose(one.field.last(one.field.features(x)), one.field(x), rtol=1e-12)
     assert "what its attention adds is scaled" in scaled.described
 
 
@@ -90,3 +95,40 @@ def test_gradients_by_matrix_are_of_the_weights_and_not_of_their_scaled_ones(kin
     attention, ffn = (getattr(part, "inner", part) for part in (block.mix, block.think))
     expected = float(attention.o.weight.grad.norm()), float(ffn[-1].weight.grad.norm())
     assert (found[0].matrices["W_O"], found[1].matrices["W_2"]) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("kind", [ByModule, InTheBlock])
+def test_its_certificate_is_that_of_the_model_with_the_scale_in_its_weights(kind):
+    torch.manual_seed(0)
+    model = TiedGPT(kind).double().eval()
+    scaled, plain = (check_model(ctrans.open_model(m), TOKENS, TOKENS.roll(-1, 1)) for m in (model, folded(model)))
+    assert scaled.agrees
+    assert not scaled.skipped
+    assert scaled.verdict == plain.verdict == "degenerate"
+    for one, other in zip(scaled.segments, plain.segments, strict=True):
+        assert one.certificate.hamiltonian == other.certificate.hamiltonian == math.inf
+        assert one.slope == pytest.approx(other.slope, rel=1e-8)
+        assert one.training_threshold is None  # the scale is a third factor, which does not decay
+
+
+def test_what_a_scale_of_a_map_leaves_unknown_is_refused():
+    torch.manual_seed(0)
+    model = TiedGPT(ByModule).double().eval()
+    with pytest.raises(ConfigError, match="stands a scale by channel, and a decay of that map's weights is none"):
+        check_model(ctrans.open_model(model), TOKENS, TOKENS.roll(-1, 1), Remedy(last_map_decay=0.1))
+    with torch.no_grad():
+        model.blocks[0].mix.scale[3] = 0.0
+    opened = ctrans.open_model(model)
+    check = check_model(opened, TOKENS, TOKENS.roll(-1, 1))
+    assert list(check.skipped) == ["segment 0 (attention)"]
+    assert "is 0 in 1 of its entries: no last weights move these channels" in check.skipped["segment 0 (attention)"]
+
+
+def test_larger_last_weights_make_a_scaled_map_larger_and_keep_its_scale():
+    torch.manual_seed(0)
+    model = TiedGPT(ByModule).double().eval()
+    field, x = ctrans.open_model(model).depth.sublayers[1].field, torch.randn(2, 7, 16, dtype=torch.float64)
+    before, scale = field(x), model.blocks[0].think.scale.detach().clone()
+    scale_last(field, 3.0)
+    assert torch.allclose(field(x), 3 * before, rtol=1e-12)
+    assert torch.equal(model.blocks[0].think.scale, scale)

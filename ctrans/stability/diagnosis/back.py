@@ -95,7 +95,11 @@ class DecayOverThreshold(Instrument):
     def figures(self) -> Readings:
         if not self._found:
             why = [f"{self._bounded} have a norm behind or around them"] if self._bounded else []
-            why += [f"{self._unknown} show no path of two factors (a gated FFN has three)"] if self._unknown else []
+            why += (
+                [f"{self._unknown} show no path of two factors (a gate or a scale by channel makes a third)"]
+                if self._unknown
+                else []
+            )
             raise ConfigError(f"no sublayer has a known dt lam*: {' and '.join(why) or 'states are not finite'}")
         return self._found
 
