@@ -33,6 +33,7 @@ from ctrans.control.admissible import Verdict, length, ratio
 from ctrans.control.ascent import ascend
 from ctrans.control.last_map import frobenius
 from ctrans.fields import Activation, HasUnits, ShowsHeads, why_not
+from ctrans.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
 
 STARTS = 16
@@ -189,7 +190,11 @@ class DecayThreshold:
 
 
 def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
-    """The path of two factors of a map at its input x. Raises ConfigError for a map that shows none."""
+    """The path of two factors of a map at its input x. Raises ConfigError for a map that shows none, or has a scale as a third."""
+    if scaled_parts(field):
+        raise ConfigError(
+            "a scale by channel stands behind its last linear map: a third factor, which does not decay with the two"
+        )
     if isinstance(field, ShowsHeads):
         mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
         values = [matrices.value for matrices in field.head_matrices()]

@@ -37,7 +37,6 @@ from ctrans.control.remedy import Remedy
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
 from ctrans.depth import Depth
-from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
 from ctrans.sublayer import Sublayer
@@ -354,9 +353,7 @@ def check_step(
 
 
 def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
-    """dt lam* at dt times the costate of the raw output; None for a map that does not show its factors, or has a scale as a third."""
-    if scaled_parts(sublayer.field):
-        return None
+    """dt lam* at dt times the costate of the raw output; None for a map that does not show two factors."""
     try:
         path = path_of(sublayer.field, sublayer.given(x))
     except ConfigError:
