@@ -54,6 +54,7 @@ class Subject:
     - `opened`: the model of `--model` or `--architecture`, which has to be there before anything is known of it
     - `streamed`: whether its weights are made on demand
     - `trained`: whether its weights may be others than an initialisation's
+    - `called`: what it is called where its placement is not what the user named
     - `label`: what it is called among several that were named
     - `given`: rows and targets of --example
     """
@@ -72,13 +73,14 @@ class Subject:
     opened: Opened | None = None
     streamed: bool = False
     trained: bool = False
+    called: str | None = None
     label: str | None = None
     given: tuple[Tensor, Tensor | None] | None = None
 
     @property
     def name(self) -> str:
-        """What results call the model: its placement, or among several that were named its label."""
-        return self.config.placement if self.label is None else self.label
+        """What results call the model: its label among several that were named, what it was named, or its placement."""
+        return self.label or self.called or self.config.placement
 
     @property
     def title(self) -> str:
@@ -238,7 +240,7 @@ def _foreign(request: ModelRequest) -> list[Subject]:
         images=request.images is not None,
         **_named_parts(request),
     )
-    return [_of_opened(opened, request, f"weights of {request.model}", trained=True)]
+    return [_of_opened(opened, request, f"weights of {request.model}", Path(request.model).name, trained=True)]
 
 
 def _made(request: ModelRequest) -> list[Subject]:
@@ -260,7 +262,11 @@ def _made(request: ModelRequest) -> list[Subject]:
             )
         example = torch.from_numpy(read_array(request.images)[:2].copy()).to(dtype)
     opened = open_model(made, dtype, dt=check_dt(request.dt), loss=_loss(request), example=example, **_named_parts(request))
-    return [dataclasses.replace(_of_opened(opened, request, f"weights of {request.python}", trained=True), given=given)]
+    return [
+        dataclasses.replace(
+            _of_opened(opened, request, f"weights of {request.python}", request.python, trained=True), given=given
+        )
+    ]
 
 
 def _loss(request: ModelRequest) -> str | Loss | None:
@@ -308,11 +314,15 @@ def _described(request: ModelRequest) -> list[Subject]:
         )
     place = Path(source)
     directory = None if source in PRESETS else place if os.path.isdir(place) else place.parent
-    return [_of_opened(open_imported(model, directory, _loss(request)), request, f"fresh weights of {source}, seed {seed}")]
+    return [
+        _of_opened(
+            open_imported(model, directory, _loss(request)), request, f"fresh weights of {source}, seed {seed}", place.name
+        )
+    ]
 
 
-def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: bool = False) -> Subject:
-    """The one model, whose architecture takes the place of the options'."""
+def _of_opened(opened: Opened, request: ModelRequest, weights: str, called: str, *, trained: bool = False) -> Subject:
+    """The one model, so called, whose architecture takes the place of the options'."""
     config, depth = opened.config, opened.model.depth
     context = opened.longest(request.context)
     longest = context if config.context is None and context < request.context else config.context
@@ -332,6 +342,7 @@ def _of_opened(opened: Opened, request: ModelRequest, weights: str, *, trained: 
         opened=opened,
         streamed=depth.streamed,
         trained=trained,
+        called=called,
     )
 
 

@@ -20,6 +20,9 @@ from ctrans.control.linear_spaces import TangentSpace
 from ctrans.norm import Norm, SphereNorm
 from solvers import ConfigError
 
+NO_DIRECTION = 1e-6
+"""What is left of a unit vector is rounding below it."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TangentSection(TangentSpace):
@@ -144,7 +147,8 @@ class SectionImage(VelocitySet):
     def _point(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """a, c and what is left of u, with f = beta + gamma * (V a + c e + rest), in the channels that no zero gain hides.
 
-        Where those do not tell all of a and c, the shortest: so they are at an optimum, as q is 0 in the others.
+        Where those do not tell all of a and c, the rest of them is what the sphere leaves, in a direction that they do not see: such
+        u make the same f.
         """
         hidden = self.norm.gamma == 0
         u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
@@ -152,16 +156,23 @@ class SectionImage(VelocitySet):
         e = ratio(r, size)
         if bool(hidden.any()):
             columns = torch.cat([self._basis.expand(*e.shape, -1), e.unsqueeze(-1)], -1)
-            told = torch.linalg.pinv(torch.where(hidden.unsqueeze(-1), 0.0, columns)) @ u.unsqueeze(-1)
-            a, c = told[..., :-1, 0], told[..., -1:, 0]
+            seen = torch.where(hidden.unsqueeze(-1), 0.0, columns)
+            # absolute: what is left of unit vectors is rounding, or not
+            inverse = torch.linalg.pinv(seen, atol=ROUNDING * self.norm.width * torch.finfo(u.dtype).eps)
+            told = (inverse @ u.unsqueeze(-1))[..., 0]
+            told = told + self._left_by(told) * _unseen(torch.eye(columns.shape[-1]).to(u) - inverse @ seen)
+            a, c = told[..., :-1], told[..., -1:]
         else:
             a = u @ self._basis
             c = ratio((u * r).sum(-1, keepdim=True) * size, r.square().sum(-1, keepdim=True))
         # without r one more dimension is not seen: c is what the sphere leaves
-        spare = self.norm.width - a.square().sum(-1, keepdim=True)
-        unseen = torch.where(spare > ROUNDING * self.norm.width * torch.finfo(u.dtype).eps, spare, 0.0).sqrt()
-        c = torch.where((r == 0).all(-1, keepdim=True), unseen, c)
+        c = torch.where((r == 0).all(-1, keepdim=True), self._left_by(a), c)
         return a, c, torch.where(hidden, 0.0, u - a @ self._basis.mT - c * e)
+
+    def _left_by(self, u: Tensor) -> Tensor:
+        """(d - |u|^2)^(1/2), 0 to rounding."""
+        spare = self.norm.width - u.square().sum(-1, keepdim=True)
+        return torch.where(spare > ROUNDING * self.norm.width * torch.finfo(u.dtype).eps, spare, 0.0).sqrt()
 
     def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         a, c, rest = self._point(f)
@@ -214,3 +225,12 @@ class SectionImage(VelocitySet):
             return y
 
         return Chart(P, P.shape, axes=(-1,), degree=None, velocity=velocity, spread=1.0)
+
+
+def _unseen(projection: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
+    """A unit vector of the space projected on, with the largest last entry that there is; 0 if there is none."""
+    sizes = length(projection.mT)
+    place = torch.where(sizes[..., -1] > NO_DIRECTION, sizes.shape[-1] - 1, sizes.argmax(-1))
+    z = torch.take_along_dim(projection, place[..., None, None], -1)[..., 0]
+    size = length(z).unsqueeze(-1)
+    return torch.where(size > NO_DIRECTION, ratio(z, size), 0.0)

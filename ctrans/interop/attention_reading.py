@@ -304,7 +304,9 @@ def _why_not(chain: ModuleChain, sums_to_one: bool, missing: float, scale: float
     if scale is not None:
         return ""
     norms = [path.rpartition(".")[2] for path, part in chain.named_modules() if as_norm(part) is not None]
-    return f"norms act on its queries and keys ({', '.join(norms)})" if norms else "its scores are not <Q x, K x> times a number"
+    if norms:
+        return f"norms act on its queries and keys ({', '.join(norms)})"
+    return "its scores are not <Q x, K x> times a number, as where positions turn queries and keys or something else acts on the scores"
 
 
 def _miss(found: Tensor, expected: Tensor) -> float:

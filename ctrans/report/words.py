@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from ctrans.stability.screening.quantities import sides
@@ -80,6 +81,41 @@ OUTSIDE = {
     "tokens learn as one": "a step that is good for one token is the same step for all",
 }
 """What a screening calls a quantity outside of its limits, a verdict where it is the step's first."""
+
+TERMS = {
+    "segment": "one sublayer's step, attention or FFN, counted from 0",
+    "depth-time": "the sum of the segments' lengths dt: 12 sublayers of dt = 1 are 12",
+    "H": "the Hamiltonian: how fast, at most, any output that a layer could have would lower the loss",
+    "R^": "with the last map's weights no larger than R, a layer's best output grows like this power of R: R^0 is none",
+    "u_j": "token j's output before the norm's gains gamma and offsets beta",
+    "ascents": "searches for an output that is better still, which know no formula",
+    "law": "a curve over the depth (linear, exponential ..) that fits the sizes, if one is clearly best (AIC, Akaike's criterion)",
+    "bound": "what theory allows at most, with these weights: used little of, it says little",
+    "c^": "with weights c times as large, it is this power of c times as large: c^1 follows them, c^0 is held",
+    "Lyapunov exponent": "small changes of the input grow by exp(exponent) per unit of depth-time, at most, in the long run",
+    "W_2": "the Wasserstein distance of order 2: how far apart two clouds of hidden states are, in the root mean square",
+    "adversarial perturbation": "the small change of the input that grows most",
+    "generalisation radius": "how far, by a theorem, the true distribution may be from the samples; vacuous: hardly less than from one",
+    "theta": "how much a row of attention can shift when its scores change: 1 at most, 0 where a token reads one other alone",
+    "theorem 5.1": "Emadi's bound on how far attention's output can follow its input",
+    "nats": "entropy: a row of k nats is as wide as exp(k) tokens read alike; 0 is one token alone",
+    "to first order": "as the derivative says, so of small steps",
+    "curvature": "how fast the gradient changes along a step: beyond 2/curvature a step of gradient descent goes too far",
+    "Xiong": "what Xiong et al. (2020) prove of fresh weights, where their premises hold",
+    "Jacobian": "all derivatives of the outputs by the inputs",
+    "costate": "the gradient of the loss by a hidden state",
+}
+"""What sentences under Reasons take for granted, in the order of the steps."""
+
+
+def terms_in(text: str) -> list[str]:
+    """Those of `TERMS` that stand in a text, each with its meaning."""
+
+    def stands(term: str) -> bool:
+        end = r"s?(?![^\W_])" if term[-1].isalnum() else ""
+        return re.search(rf"(?<!\w){re.escape(term)}{end}", text) is not None
+
+    return [f"{term}: {meaning}" for term, meaning in TERMS.items() if stands(term)]
 
 
 def verdicts() -> dict[str, str]:

@@ -106,7 +106,7 @@ def test_dt_context_and_dtype_are_the_users(models):
 
 def test_the_text_is_read_by_a_models_own_length(models):
     result = found("screen", "--model", models / "nanogpt", "--ids", models / "val.bin", "--batch", 1, "--json", "-")
-    found_there = result["models"]["pre"]
+    (found_there,) = result["models"].values()
     assert found_there["tokens"] == 16
     initial = found_there["findings"]["initialisation"]
     assert initial["verdict"] == "holds"  # Kim's bound is of weights as they are

@@ -104,8 +104,11 @@ def test_a_norm_with_gains_of_0_is_certified(name, which, dead):
     if norm.gains != "each":
         return
     norm.gamma[dead] = 0
-    found = certify(SectionImage(norm, X, moves), P)
+    section = SectionImage(norm, X, moves)
+    found = certify(section, P)
     assert found.agrees, found.findings
+    f = torch.randn(50, TOKENS, WIDTH, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    assert float(section.residual(norm.with_eps(0.0)(X + 3 * moves * f)).max()) < (1e-6 if norm.eps == 0 else 1e-3)
 
 
 def test_without_channels_that_stand_it_is_the_image_itself():

@@ -18,7 +18,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report.page import CONTENTS, html, page_of, render
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell
 from ctrans.report.page.screen import APART
-from ctrans.report.words import OUTSIDE, verdicts, verdicts_table
+from ctrans.report.words import OUTSIDE, TERMS, terms_in, verdicts, verdicts_table
 from ctrans.stability.screening.quantities import QUANTITIES
 from ctrans.stability.screening.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS
@@ -221,6 +221,22 @@ def test_findings_stand_beside_the_verdicts(severities, text, mark, results):
     page = page_of({"screen": {**found, "models": {"a": {**peri, "diagnosis": {**peri["diagnosis"], "symptoms": symptoms}}}}})
     sheet = next(part for part in page.chapters[0].parts if isinstance(part, Sheet))
     assert (sheet.rows[0][1].text, sheet.rows[0][1].mark) == (text, mark)
+
+
+def test_terms_of_the_reasons_are_said_where_they_stand(results):
+    found, _ = results("screen")
+    reasons = next(chapter for chapter in page_of({"screen": found}).chapters if chapter.title == "Reasons")
+    *said, terms = reasons.parts
+    text = " ".join(line for part in said for line in part.lines)
+    named = [line.partition(":")[0] for line in terms.lines]
+    assert {"segment", "H", "theta", "W_2", "Lyapunov exponent", "theorem 5.1", "nats", "c^"} <= set(named) <= TERMS.keys()
+    assert all(name in text for name in named)
+    assert terms_in("as in a Hessian, segmented") == []
+    assert [line.partition(":")[0] for line in terms_in("of two segments, H is infinite and grows like R^1.00")] == [
+        "segment",
+        "H",
+        "R^",
+    ]
 
 
 def test_results_of_one_command_share_a_page_and_others_follow(results):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ctrans.report.page import diagnose
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, digits, number, numbers
-from ctrans.report.words import SCREENED, Drawn, verdicts
+from ctrans.report.words import SCREENED, Drawn, terms_in, verdicts
 from ctrans.stability.diagnosis.words import OF_PARTS
 from ctrans.stability.screening.predicted_rate import CAVEAT
 from ctrans.stability.screening.remedies import remedy
@@ -42,7 +42,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
         Chapter("What the quantities mean, and their limits", [_limits(models, quantities)], folded=True),
         Chapter("By depth", [chart for chart in _charts(models) if chart.lines]),
         *_rates(models),
-        Chapter("Reasons", [_reasons(name, model) for name, model in models.items()], folded=True),
+        Chapter("Reasons", [*(_reasons(name, model) for name, model in models.items()), _terms(models)], folded=True),
     ]
 
 
@@ -105,6 +105,11 @@ def _words_used(models: Mapping[str, Any]) -> Words:
     used = {finding["verdict"] for model in models.values() for finding in model["findings"].values()}
     used |= {word for model in models.values() for word in model["flags"].values()}
     return Words("What verdicts mean:", [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used])
+
+
+def _terms(models: Mapping[str, Any]) -> Words:
+    said = " ".join(line for name, model in models.items() for line in _reasons(name, model).lines)
+    return Words("Terms in these sentences:", terms_in(said))
 
 
 def _mark(flagged: Iterable[str], quantities: Mapping[str, Any]) -> Mark:
