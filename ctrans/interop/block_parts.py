@@ -165,8 +165,8 @@ def _no_attention(block: nn.Module, mixing: Sequence[Act]) -> str:
             "cross-attention, no convolution beside attention); name one only if the others do nothing"
         )
     return (
-        f"attention=: no module of {kind} mixes tokens by itself, so its forward does; put that into a module of its own and name it "
-        f"by attention=; {kind} has {parts_of(block)}"
+        f"no module of {kind} mixes tokens by itself, so its own forward does: put attention, from its input's projections to its "
+        f"output's, into a module of its own that forward calls, which is then found; {kind} has {parts_of(block)}"
     )
 
 

@@ -307,7 +307,7 @@ class TwoStacks(nn.Module):
     ("module", "options", "words"),
     [
         (Of(TwoAttentions), {}, r"attention=: several modules of TwoAttentions mix tokens, again \(FusedAttention\), mix"),
-        (Of(InTheBlock), {}, r"attention=: no module of InTheBlock mixes tokens by itself.*q \(Linear\)"),
+        (Of(InTheBlock), {}, r"no module of InTheBlock mixes tokens by itself.*q \(Linear\)"),
         (Of(OddActivation), {}, "ffn=: between grow and shrink of OddActivation stands none of gelu"),
         (ReadsTheInputAgain(), {}, "head=: what ReadsTheInputAgain returns is not made of its last block's state alone"),
         (Apart(), {}, "blocks=: which list of modules holds the blocks"),
