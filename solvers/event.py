@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from solvers.errors import ConfigError, SolveError
-from solvers.run import Accepted, Run, Stopped, as_tensors
+from solvers.run import Accepted, Run, Stopped, as_tensor
 from solvers.segment import Segment
 from solvers.solution import Status
 
@@ -50,7 +50,7 @@ class Event:
 
     def value(self, t: Tensor, x: Tensor) -> Tensor:
         """g(t, x) as a 0-dimensional tensor, t told in the type that fields get it in. ConfigError where it is not one number."""
-        g: Any = self.function(t.to(as_tensors([0.0], x.dtype)[0]), x)
+        g: Any = self.function(t.to(as_tensor(0.0, x.dtype)), x)
         if not isinstance(g, Tensor) or g.numel() != 1 or not g.dtype.is_floating_point:
             what = f"shape {tuple(g.shape)} of {g.dtype}" if isinstance(g, Tensor) else type(g).__name__
             raise ConfigError(f"an event's function returned {what}: return one number as a floating tensor, as g.min()")

@@ -121,7 +121,7 @@ class Run:
         self.stats.evaluations += 1
         if not isinstance(t, Tensor):
             low, high = self.inside(segment, x.dtype)
-            t = as_tensors([low if t < low else high if t > high else t], x.dtype)[0]
+            t = as_tensor(low if t < low else high if t > high else t, x.dtype)
         v = segment.field(t, x)
         check_like("field", v, x)
         return v
@@ -131,7 +131,7 @@ class Run:
         assert segment.whole is not None, "every segment knows it"
         if t >= segment.whole[1]:
             return t
-        return self.clock[t] if t in self.clock else as_tensors([t], x.dtype)[0]
+        return self.clock[t] if t in self.clock else as_tensor(t, x.dtype)
 
     def inside(self, segment: Segment, dtype: torch.dtype) -> tuple[float, float]:
         """The first and the last time at which a field may be evaluated: one ulp of the time's type inside the segment.
@@ -222,11 +222,16 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
-    """Times as fields get them: 0-dimensional, for a state of that type.
+def as_tensor(t: float, dtype: torch.dtype) -> Tensor:
+    """A time as fields get it: 0-dimensional, for a state of that type.
 
     On the CPU whatever the state's device: such a tensor mixes with all of them and costs no transfer.
     """
+    return torch.scalar_tensor(t, dtype=time_type(dtype), device="cpu")
+
+
+def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
+    """The same of several, made at once."""
     return torch.tensor(times, dtype=time_type(dtype), device="cpu").unbind()
 
 

@@ -16,7 +16,7 @@ from solvers.gradients import Gradient
 from solvers.march import Progress, march, told
 from solvers.method import Method
 from solvers.request import check_callable
-from solvers.run import Accepted, Observer, Run, Stopped, as_tensors
+from solvers.run import Accepted, Observer, Run, Stopped, as_tensor
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
 from solvers.transforms import batched, in_forward_mode
@@ -125,7 +125,7 @@ def again_to_there(
     def along(t: Tensor) -> Tensor:
         tau = (t - time).to(x.dtype)
         half = x + 0.5 * tau * request.velocity(last, start, x)
-        middle = (start + 0.5 * (t - time)).to(as_tensors([start], x.dtype)[0])
+        middle = (start + 0.5 * (t - time)).to(as_tensor(start, x.dtype))
         after = x + tau * request.velocity(last, middle, half)
         return after if last.project is None else last.project(after)
 
