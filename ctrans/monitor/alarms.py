@@ -283,7 +283,7 @@ class Watch:
         self._last, self._count = dict(memory["last"]), int(memory["count"])
 
     def look(self, past: Past) -> list[Alarm]:
-        """The alarms that are new in the last report."""
+        """The alarms that are new in the last report, dangers first."""
         self._count += 1
         found = []
         for name, rule in ALARMS.items():
@@ -294,7 +294,7 @@ class Watch:
             self._last[name] = self._count
             if quiet > REMEMBERED:
                 found.append(_alarm(name, rule, sighting, past.step))
-        return found
+        return sorted(found, key=lambda alarm: alarm.grade != "danger")
 
 
 def _alarm(name: str, rule: Rule, sighting: Sighting, step: int) -> Alarm:
