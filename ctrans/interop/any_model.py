@@ -37,10 +37,11 @@ def simulate(model: Any, tokens: Tensor, **options: Any) -> Simulation:
 def opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
     """The model as it is where it has a `Depth` and no other loss is asked for; any other module opened on these tokens.
 
-    A number of blocks that a module calls its depth is none.
+    A number of blocks that a module calls its depth is none. A Hugging Face model says itself what it reads, and is opened by its family.
     """
     if isinstance(getattr(model, "depth", None), Depth) and loss is None:
         return model
     if not isinstance(model, nn.Module):
         return open_model(model, loss=loss)  # a path, or an error that says what is allowed
-    return open_model(model, example=tokens, loss=loss)
+    family = isinstance(tokens, Tensor) and hasattr(getattr(model, "config", None), "model_type")
+    return open_model(model, example=None if family else tokens, loss=loss)

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
+from ctrans.interop.families import VOCABULARY as IDS
+from ctrans.interop.families import small_model
 from tests.interop.plain_modules import VOCABULARY, LanguageModel, ids
 
 
@@ -64,6 +66,15 @@ def test_weights_that_are_not_finite_are_the_first_thing_said():
     first = ctrans.diagnose(model, *pair()).symptoms[0]
     assert first.ailment == "not finite"
     assert first.worst.place == "block 1, FFN (segment 3): the weight stack.1.grow.weight"
+
+
+@pytest.mark.parametrize("family", ["mamba", "llama4_text"])
+def test_a_hugging_face_model_is_opened_by_its_family_where_what_it_computes_does_not_tell_enough(family):
+    model, tokens = small_model(family), torch.randint(3, IDS, (2, 6), generator=torch.Generator().manual_seed(0))
+    found = ctrans.diagnose(model, tokens, tokens)
+    assert str(found) == str(ctrans.diagnose(ctrans.open_model(model), tokens, tokens))
+    with pytest.raises(ctrans.ConfigError):
+        ctrans.open_model(model, example=tokens)
 
 
 def test_a_loss_is_given_beside_the_module():
