@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+import scipy.optimize
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +26,8 @@ def radial_identity(generator: torch.Generator) -> Trial:
 
 LAM = 1e-4
 """A decay that keeps gains finite where the loss has no minimum in them."""
+STATIONARY = 1e-7
+"""The gradient over |x| at which a loss is taken as stationary in x."""
 
 
 def aligned_when_trained(generator: torch.Generator) -> Trial:
@@ -43,26 +49,52 @@ def _critical(generator: torch.Generator) -> tuple[float, float, float]:
     tokens, targets = text(generator, 1, 4).expand(3, -1), text(generator, 3, 4)
     last = made.depth.sublayers[-1].output_norm
     assert last is not None, "peri has one"
-    gamma = last.gamma.detach().clone().requires_grad_()
-    optimiser = torch.optim.LBFGS([gamma], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
     inner = made.depth.sublayers[1]
     state = made.depth.sublayers[0].step(made.embed(tokens), 1.0)
     raw = last.standardize(inner.field(state if inner.input_norm is None else inner.input_norm(state)))
 
-    def loss() -> Tensor:
-        optimiser.zero_grad()
+    def loss(gamma: Tensor) -> Tensor:
         logits = made.head(state + gamma * raw)
-        value = F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + LAM / 2 * gamma.square().sum()
-        value.backward()  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
-        return value
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + LAM / 2 * gamma.square().sum()
 
-    with torch.enable_grad():
-        optimiser.step(loss)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
+    gamma = _minimised(loss, last.gamma)
     last.gamma.copy_(gamma)
     found = attained(made, tokens, targets)
     gap = found.pointwise_gap[-1]
     assert gap is not None, "an output norm has a finite H"
     return found.work[-1], gap, LAM * float(gamma.square().sum())
+
+
+@torch.enable_grad()
+def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """A point near the start where the loss is stationary: by L-BFGS, and where that is slow, in a narrow valley, on by Newton's steps."""
+    x = start.detach().clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([x], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = loss(x)
+        value.backward()  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
+        return value
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
+    closure()
+    assert x.grad is not None, "it was just computed"
+    if float(x.grad.norm()) <= STATIONARY * float(x.detach().norm()):
+        return x.detach()
+
+    def at(z: np.ndarray) -> Tensor:
+        return torch.from_numpy(z).reshape(x.shape)
+
+    found = scipy.optimize.minimize(
+        lambda z: float(loss(at(z)).detach()),
+        x.detach().flatten().numpy(),
+        jac=lambda z: torch.func.grad(loss)(at(z)).flatten().numpy(),
+        hess=lambda z: torch.func.hessian(loss)(at(z)).reshape(len(z), -1).numpy(),
+        method="trust-exact",
+        options={"gtol": STATIONARY * float(x.detach().norm()), "maxiter": 200},
+    )
+    return at(found.x)
 
 
 def shared_principle(generator: torch.Generator) -> Trial:
@@ -74,19 +106,12 @@ def shared_principle(generator: torch.Generator) -> Trial:
     last = sublayer.field.last
     features = sublayer.field.features(state if sublayer.input_norm is None else sublayer.input_norm(state)).flatten(0, -2)
     features = torch.cat([features, torch.ones_like(features[..., :1])], -1)
-    theta = torch.cat([last.weight, last.bias.unsqueeze(-1)], -1).requires_grad_()
-    optimiser = torch.optim.LBFGS([theta], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
 
-    def loss() -> Tensor:
-        optimiser.zero_grad()
+    def loss(theta: Tensor) -> Tensor:
         logits = made.head(state + h * (features @ theta.mT).reshape(state.shape))
-        value = F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + lam / 2 * theta.square().sum()
-        value.backward()  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
-        return value
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + lam / 2 * theta.square().sum()
 
-    with torch.enable_grad():
-        optimiser.step(loss)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
-    theta = theta.detach()
+    theta = _minimised(loss, torch.cat([last.weight, last.bias.unsqueeze(-1)], -1))
     last.weight.copy_(theta[:, :-1])
     last.bias.copy_(theta[:, -1])
     P = costate(made, tokens, targets).costates[-1].flatten(0, -2)
