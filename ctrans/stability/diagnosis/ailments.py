@@ -172,7 +172,7 @@ AILMENTS: dict[str, Ailment] = {
         needs="matrices, all in memory",
         low=1e-30,
         near=None,
-        hides=("no sensitivity", "dead sublayer", "heads of zeros", "unused block"),
+        hides=("no sensitivity", "dead sublayer", "heads of zeros", "unused block", "quiet sublayer"),
     ),
     "heads of zeros": Ailment(
         "heads of zeros",
@@ -233,6 +233,16 @@ AILMENTS: dict[str, Ailment] = {
         "one sublayer sets the state, and what the others add does not count beside it",
         "look at the scale of that sublayer's weights; lower them, its learning rate, or put a norm behind it",
         needs="no norm around the state, and blocks that move it",
+        high=20.0,
+    ),
+    "quiet sublayer": Ailment(
+        "neighbours' move over its own",
+        "the least that a sublayer's neighbours of the same kind add to the median token, over what it adds",
+        "note",
+        f"{OURS}: neighbours in trained and in fresh models differ by less than 10",
+        "it adds next to nothing beside its like, and is nearly left out",
+        "look at the scale of that sublayer's weights, or at a number that its output is multiplied with",
+        needs="no norm around the state, and at least three blocks, which move it",
         high=20.0,
     ),
     "dead sublayer": Ailment(

@@ -32,7 +32,7 @@ from ctrans.stability.diagnosis.down import (
 from ctrans.stability.diagnosis.proportions import (
     EmbeddingBesideDepth,
     EpsBesideStates,
-    LoudSublayers,
+    Moves,
     ZeroHeads,
     opened,
     own_parameters,
@@ -194,7 +194,7 @@ INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
     "heads of zeros": ZeroHeads,
     "eps": EpsBesideStates,
     "embedding": EmbeddingBesideDepth,
-    "what sublayers add": LoudSublayers,
+    "what sublayers add": Moves,
     "logits and loss": Logits,
     "costates": CostatesByDepth,
     "tied weights": TiedGradients,

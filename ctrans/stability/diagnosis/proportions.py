@@ -85,8 +85,12 @@ class EmbeddingBesideDepth(Instrument):
         return self._found
 
 
-class LoudSublayers(Instrument):
-    """What a sublayer adds to the median token, over the most that its neighbours of the same kind add."""
+class Moves(Instrument):
+    """What a sublayer adds to the median token, over the most that its neighbours of the same kind add; and the least of these over it.
+
+    Neighbours stand in the blocks before and behind; at an end these are the two next blocks, so that a quiet one makes no loud one of
+    it. Of two blocks alone neither is called the quiet one.
+    """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._moves = depth, dict[int, float]()
@@ -96,13 +100,25 @@ class LoudSublayers(Instrument):
             self._moves[at.k] = float((at.y - at.x).detach().double().norm(dim=-1).median())
 
     def figures(self) -> Readings:
-        found, each = Readings(), self._depth.per_block
+        found = Readings()
         for k, move in self._moves.items():
-            beside = max((self._moves.get(other, 0.0) for other in (k - each, k + each)), default=0.0)
-            if beside:
-                said = f"it moves the median token by {move:.3g}, {move / beside:.3g} times as much as its like in blocks beside"
-                add(found, "move over the neighbours'", Reading(move / beside, place_of(self._depth, k), said, k))
+            beside = self._beside(k)
+            most, least = max(beside, default=0.0), min(beside, default=0.0)
+            said = f"it moves the median token by {move:.3g}"
+            if most:
+                loud = f"{said}, {move / most:.3g} times as much as its like in blocks beside"
+                add(found, "move over the neighbours'", Reading(move / most, place_of(self._depth, k), loud, k))
+            if move and least and len(beside) > 1:
+                quiet = f"{said}, its like in blocks beside by {least / move:.3g} times as much"
+                add(found, "neighbours' move over its own", Reading(least / move, place_of(self._depth, k), quiet, k))
         return found
+
+    def _beside(self, k: int) -> list[float]:
+        each = self._depth.per_block
+        places = [k - each, k + each]
+        if not all(place in self._moves for place in places):
+            places += [k - 2 * each, k + 2 * each]
+        return [self._moves[place] for place in places if place in self._moves]
 
 
 class ZeroHeads(Instrument):

@@ -118,6 +118,7 @@ PLANTED = {
     "embedding drowns the depth": (lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e3), p.mul_(1e3)))), "the embedding"),
     "positions drown the text": (lambda: scaled("pre", _of_all(lambda e, p: p.mul_(300))), "the embedding"),
     "loud sublayer": (lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.last.weight.mul_(300)), "block 1, FFN"),
+    "quiet sublayer": (lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.last.weight.div_(300)), "block 1, FFN"),
     "dead sublayer": (lambda: scaled("pre", lambda m: dead_units(m, 3)), "block 1, FFN (segment 3)"),
     "saturated heads": (
         lambda: scaled("pre", lambda m: m.depth.sublayers[2].field.matrices().__next__()[0].mul_(1e6)),
@@ -369,3 +370,13 @@ def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
     assert "Adam, spread" not in screening.flags
     assert "head of zeros" in screening.findings["updates"].notes[0]
     assert SILENT in screening.findings["well-posedness"].notes[0]
+
+
+def test_a_quiet_sublayer_makes_no_loud_one_of_its_neighbour_at_an_end():
+    model = small_model("pre", depth=5)
+    with torch.no_grad():
+        for parameter in (each for k in (2, 3) for each in model.depth.sublayers[k].field.last.parameters()):
+            parameter.mul_(0.01)
+    symptoms = {symptom.ailment: symptom for symptom in diagnose(model, *text()).symptoms}
+    assert "loud sublayer" not in symptoms
+    assert {reading.segment for reading in symptoms["quiet sublayer"].readings} == {2, 3}
