@@ -18,7 +18,8 @@ from tests.training.helpers import TEXT
 
 MODEL = GPTConfig(context=8, depth=2, width=16, heads=2)
 TRAINING = TrainConfig(iterations=50, batch=2, warmup=5, eval_every=20, eval_windows=4, clip=0.3)
-TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+TOLERANCE = {"float32": 3e-5, "float64": 1e-12}
+"""After 50 steps of Adam rounding in float32 has grown to 1.3e-5 on one processor (AMD EPYC) and to less than 1e-5 on another (Xeon)."""
 MEMBERS = [
     ({}, {"learning_rate": 1e-2, "seed": 0}),
     ({}, {"learning_rate": 1e-3, "seed": 5, "weight_decay": 0.5, "warmup": 20}),
