@@ -18,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SMALL = ["--depth", "3", "--width", "64", "--heads", "4", "--context", "32"]
 COMMANDS = {
     "ctrans --help": ["--help"],
-    "ctrans simulate, peri": ["simulate", "--placement", "peri", "--dt", "0.1", "--out", "simulate"],
-    "ctrans hjb-check, peri": ["hjb-check", "--placement", "peri", "--out", "hjb"],
-    "ctrans screen, quick": ["screen", "--placement", "peri", "--quick", "--out", "quick"],
-    "ctrans screen, 4 blocks": ["screen", "--placement", "pre", "--depth", "4", "--width", "64", "--heads", "4", "--out", "full"],
-    "ctrans train, 40 iterations": ["train", "--iterations", "40", "--overwrite", "--out", "train"],
+    "ctrans simulate, peri": ["simulate", "--placement", "peri", "--dt", "0.1", *SMALL, "--out", "simulate"],
+    "ctrans hjb-check, peri": ["hjb-check", "--placement", "peri", *SMALL, "--out", "hjb"],
+    "ctrans screen, pre, quick": ["screen", "--placement", "pre", "--quick", *SMALL, "--out", "quick"],
+    "ctrans screen, pre": ["screen", "--placement", "pre", *SMALL, "--out", "full"],
+    "ctrans train, 40 iterations": ["train", "--iterations", "40", *SMALL, "--overwrite", "--out", "train"],
 }
 
 

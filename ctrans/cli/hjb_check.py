@@ -122,7 +122,7 @@ def command(request: HJBCheckRequest) -> None:
     found = find(request)
     check_loss(found, "hjb-check")
     refused = _refused(found, remedy)
-    jobs = [subject for subject in found if subject.name not in refused]
+    jobs = [subject for subject in found if subject.config.placement not in refused]
     if not jobs:
         raise ConfigError(next(iter(refused.values())))
     text = read(request, found)
@@ -133,9 +133,9 @@ def command(request: HJBCheckRequest) -> None:
     with progress_bar("hjb-check", sum(subject.segments for subject in jobs)) as advance:
         for subject in jobs:
             norm = subject.config.norm
-            progress = partial(lambda word, k: advance(word), f"{norm}, {subject.name}")
+            progress = partial(lambda word, k: advance(word), f"{norm}, {subject.config.placement}")
             check = check_model(subject.model(dtype, device), tokens, targets, remedy, progress=progress)
-            checks[norm].append(dataclasses.replace(check, placement=subject.name))
+            checks[norm].append(dataclasses.replace(check, placement=subject.config.placement))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
     failures = [f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures]
     ending = CommandEnding(
@@ -159,7 +159,7 @@ def command(request: HJBCheckRequest) -> None:
 def _refused(found: Sequence[Subject], remedy: Remedy) -> dict[str, str]:
     """Why the remedy does not apply, by the name of each model that does not take it, or has a sublayer that does not."""
     reasons = {
-        subject.name: next((why for p in subject.placements if (why := refusal(get_placement(p), remedy))), None)
+        subject.config.placement: next((why for p in subject.placements if (why := refusal(get_placement(p), remedy))), None)
         for subject in found
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}

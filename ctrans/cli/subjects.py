@@ -264,7 +264,7 @@ def _made(request: ModelRequest) -> list[Subject]:
     opened = open_model(made, dtype, dt=check_dt(request.dt), loss=_loss(request), example=example, **_named_parts(request))
     return [
         dataclasses.replace(
-            _of_opened(opened, request, f"weights of {request.python}", request.python, trained=True), given=given
+            _of_opened(opened, request, f"weights of {request.python}", Path(request.python).name, trained=True), given=given
         )
     ]
 

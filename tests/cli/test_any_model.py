@@ -110,7 +110,7 @@ def test_the_loss_is_the_one_asked_for(loss, there):
 
 def test_without_a_loss_the_screening_leaves_out_what_needs_one(there):
     result = found("screen", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW)
-    verdicts = {step: finding["verdict"] for step, finding in result["models"]["post"]["findings"].items()}
+    verdicts = {step: finding["verdict"] for step, finding in next(iter(result["models"].values()))["findings"].items()}
     assert verdicts["well-posedness"] == verdicts["updates"] == "n/a"
     assert verdicts["forward"] != "n/a"
     assert verdicts["backward"] != "n/a"
@@ -176,7 +176,7 @@ def test_a_file_imports_what_lies_beside_it_and_its_context_is_found(tmp_path):
     result = run("screen", "--python", f"{folder / 'model.py'}:build", "--ids", tmp_path / "ids.npy", "--quick", "--json", "-")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert list(found["models"]) == ["pre"]
+    assert list(found["models"]) == ["model.py:build"]
     assert found["model"]["tokens"] == 16, "its table of positions is that long"
     assert str(folder) not in sys.path
 
