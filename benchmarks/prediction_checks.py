@@ -27,10 +27,9 @@ import numpy as np
 
 from benchmarks.record import keep
 from ctrans.stability.screening.predicted_rate import read_predictor
-from ctrans.study.bootstrap import spearman
 from ctrans.study.outcomes import LEARNED, SHARE, end_loss
 from ctrans.study.prediction.architectures import RATES, SEEDS, families, sealed
-from ctrans.study.prediction.evaluation import FACTOR
+from ctrans.study.prediction.evaluation import FACTOR, spearman
 from ctrans.study.prediction.protocol import LEARNED_IN, NEVER, PLATEAU, cases
 from ctrans.study.store import Finished, open_store
 

@@ -10,11 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import AroundMap, EndsLinear, Scalable
-from ctrans.fields.scale import scale_linear
+from ctrans.fields import AroundMap, Scalable
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
-from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -40,16 +38,6 @@ class Times(AroundMap):
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         y: Tensor = self.field(x)
         return self.c * y
-
-
-def scale_last(field: nn.Module, c: float) -> None:
-    """f -> c f in place, by the weight and bias of the last linear map; ConfigError for a map that does not show it (`last`)."""
-    if not isinstance(field, EndsLinear):
-        raise ConfigError(
-            f"cannot scale a field of type {type(field).__name__}: give it the attribute `last`, its last linear map"
-        )
-    check_present(field, "scaled in place")
-    scale_linear(field.last, c)
 
 
 def _inside(name: str) -> Callable[[nn.Module, float], nn.Module]:

@@ -12,9 +12,9 @@ from ctrans.fields import plain_attention, spectral_norm
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.attention.balanced_mass import balanced_mass, peaked_bound, smallest_difference
+from ctrans.stability.attention.balanced_mass import balanced_mass, smallest_difference
 from ctrans.stability.attention.block_norm import block_gain, block_norm
-from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, softmax_jacobian
+from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope
 from ctrans.stability.attention.by_depth import ROWS, block_layers
 from ctrans.stability.initialisation.theory import last_layer_bound
 from ctrans.verify.draws import PAPERS
@@ -26,6 +26,20 @@ Case = Callable[[torch.Generator], tuple[float, float]]
 def all_subsets(entries: int) -> Float[Tensor, "subsets entries"]:
     """Every subset as a row of zeros and ones."""
     return ((torch.arange(2**entries).unsqueeze(-1) >> torch.arange(entries)) & 1).double()
+
+
+def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> Float[Tensor, "*rows entries entries"]:
+    """J = (diag(p) - p p')/tau, the derivative of softmax(u/tau); |J|_{inf->1} = theta(p)/tau (Emadi, theorem 4.2)."""
+    return (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)) / temperature
+
+
+def peaked_bound(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
+    """4 kappa (1 - kappa) where the largest entry 1 - kappa is at least 1/2, otherwise 1: never below theta.
+
+    Corollary 4.3(3) of Emadi states the first form for every kappa, which is false for kappa > 1/2.
+    """
+    top = p.amax(-1)
+    return torch.where(top >= 0.5, 4 * top * (1 - top), torch.ones_like(top))
 
 
 def softmax_norm(generator: torch.Generator) -> tuple[float, float]:

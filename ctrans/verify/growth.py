@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ctrans.fields import Attention, spectral_norm
+from ctrans.fields.scale import scale_linear
 from ctrans.model.gpt import GPT
 from ctrans.norm import RMSNorm
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
 from ctrans.stability.forward.moments import MomentsByDepth, moments
 from ctrans.stability.forward.single_entries import DataVariance, data_variance
-from ctrans.stability.weight_scaling import scale_last
 from ctrans.verify.draws import between, described, model, noise, one_of, size, state
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, worst
 from ctrans.walk import states_of, walk_depth
@@ -173,7 +173,7 @@ def growing_weights(generator: torch.Generator) -> Trial:
     """Last maps that grow by 1.4 a sublayer."""
     made = model(generator, "pre", spread=0, depth=16, width=16, dt=1.0, norm="layernorm", activation="gelu")
     for k, sublayer in enumerate(made.depth.sublayers):
-        scale_last(sublayer.field, 1.4**k)
+        scale_linear(sublayer.field.last, 1.4**k)
     by_depth = walk_depth(made.depth, noise(generator, 2, 5, 16), [MomentsByDepth()])[0]
     sizes = [math.log(each.rms) for each in by_depth[1:]]
     rate = float(np.polyfit(np.arange(len(sizes) - 6), sizes[6:], 1)[0])

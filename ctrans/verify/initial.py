@@ -8,17 +8,10 @@ import math
 import torch
 
 from ctrans.model.initialisation import INITIALISATIONS
-from ctrans.stability.initialisation.theory import (
-    SLOPES,
-    HiddenGrowth,
-    Interval,
-    Setting,
-    gradient_scaling,
-    hidden_growth,
-    last_layer_bound,
-)
+from ctrans.stability.initialisation.theory import SLOPES, last_layer_bound
 from ctrans.verify.attention_cases import BOUND_CASES
 from ctrans.verify.draws import between, model, noise, one_of
+from ctrans.verify.over_seeds import HiddenGrowth, Interval, Setting, gradient_scaling, hidden_growth
 from ctrans.verify.statement import Check, Draw, Statement, Trial, as_printed, at_most, worst
 
 SMALL = Setting(width=32, tokens=6)

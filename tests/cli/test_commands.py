@@ -59,6 +59,13 @@ def test_commands_are_completed_without_importing_torch(typed, offered):
     assert [line.removeprefix("plain,") for line in said if line] == [*offered, "no torch"]
 
 
+def test_what_a_study_alone_computes_with_is_not_imported_by_other_commands():
+    """scipy.stats takes half a second: a sixth of a whole `ctrans simulate`."""
+    code = "import sys, ctrans.cli.simulate, ctrans.cli.train, ctrans.cli.screen; assert 'scipy.stats' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_placements_are_completed():
     asked = {"_CTRANS_COMPLETE": "bash_complete", "COMP_WORDS": "ctrans simulate --placement pe", "COMP_CWORD": "3"}
     said = CliRunner().invoke(main, prog_name="ctrans", env=asked).stdout

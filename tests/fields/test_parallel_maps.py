@@ -8,6 +8,7 @@ import torch
 
 from ctrans import GPT, GPTConfig
 from ctrans.fields import TokenBound, spectral_norm
+from ctrans.fields.scale import scale_linear
 from ctrans.interop import from_transformers, to_transformers
 from ctrans.interop.families import small_model
 from ctrans.monitor.sites import sites_of
@@ -16,7 +17,6 @@ from ctrans.stability.attention.bounds import step_bound
 from ctrans.stability.attention.by_depth import attention_layers, block_layers
 from ctrans.stability.forward.bounds import difference_bound, map_bound
 from ctrans.stability.forward.spectra import Spectra
-from ctrans.stability.weight_scaling import scale_last
 from ctrans.training.attention_theta import MeanTheta, mean_theta
 from ctrans.walk import walk
 from solvers import ConfigError
@@ -115,7 +115,7 @@ def test_the_last_map_of_a_sum_is_scaled_in_place():
     made, x = two_norms(), states(1, 4, 16)
     field = made.depth.sublayers[0].field
     before = field(x)
-    scale_last(field, 3.0)
+    scale_linear(field.last, 3.0)
     assert torch.allclose(field(x), 3 * before, atol=1e-12)
 
 

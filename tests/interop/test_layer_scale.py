@@ -10,8 +10,8 @@ from torch import nn
 import ctrans
 from ctrans.control.model_check import check_model
 from ctrans.control.remedy import Remedy
+from ctrans.fields.scale import scale_linear
 from ctrans.stability.backward.parameter_gradients import gradient_norms
-from ctrans.stability.weight_scaling import scale_last
 from solvers import ConfigError
 from tests.interop.unusual_modules import Block, TiedGPT
 
@@ -129,6 +129,6 @@ def test_larger_last_weights_make_a_scaled_map_larger_and_keep_its_scale():
     model = TiedGPT(ByModule).double().eval()
     field, x = ctrans.open_model(model).depth.sublayers[1].field, torch.randn(2, 7, 16, dtype=torch.float64)
     before, scale = field(x), model.blocks[0].think.scale.detach().clone()
-    scale_last(field, 3.0)
+    scale_linear(field.last, 3.0)
     assert torch.allclose(field(x), 3 * before, rtol=1e-12)
     assert torch.equal(model.blocks[0].think.scale, scale)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from ctrans.study.bootstrap import interval, mean_interval, spearman
+from ctrans.study.bootstrap import interval, mean_interval
 from ctrans.study.cost import cost_of
+from ctrans.study.prediction.evaluation import spearman
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Contrast, judge
 from ctrans.study.presets.figures import FIGURES
 from ctrans.study.presets.table import PRESETS, SIZES

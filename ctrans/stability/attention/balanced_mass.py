@@ -89,24 +89,6 @@ def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, " row
     return torch.cat([_meet(part[:, 0::2], part[:, 1::2]) for part in parts])
 
 
-def greedy_prefix(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
-    """4 c (1 - c), c the sum of the largest entries that is nearest to 1/2 (Emadi, E.2).
-
-    Said there to equal theta for up to 16 entries; it is only a lower bound.
-    """
-    sums = p.sort(-1, descending=True).values.cumsum(-1)
-    return (4 * sums * (1 - sums)).amax(-1)
-
-
-def peaked_bound(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
-    """4 kappa (1 - kappa) where the largest entry 1 - kappa is at least 1/2, otherwise 1: never below theta.
-
-    Corollary 4.3(3) of Emadi states the first form for every kappa, which is false for kappa > 1/2.
-    """
-    top = p.amax(-1)
-    return torch.where(top >= 0.5, 4 * top * (1 - top), torch.ones_like(top))
-
-
 def _bracket(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     """Bounds on delta from above and below, for rows (rows, entries) in descending order that sum to 1."""
     above = (2 * x.cumsum(-1) - 1).abs().amin(-1)

@@ -55,11 +55,6 @@ def attention_theta(
     return balanced_mass(kept / torch.where(sums > 0, sums, 1.0), tolerance=tolerance)
 
 
-def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> Float[Tensor, "*rows entries entries"]:
-    """J = (diag(p) - p p')/tau, the derivative of softmax(u/tau); |J|_{inf->1} = theta(p)/tau (Emadi, theorem 4.2)."""
-    return (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)) / temperature
-
-
 def attention_bound(attention: ShowsHeads, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
     """|W_O| sum_h (|V_h| + theta_h/tau B ((2 B |Q_h| + |b_Q,h|) |K_h| + |Q_h| |b_K,h|) |V_h| / sqrt(d_h)), theta_h the largest of
     head h's rows.

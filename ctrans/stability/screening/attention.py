@@ -18,7 +18,7 @@ from ctrans.stability.attention.by_depth import (
     BlockLayer,
     sensitivity_growth,
 )
-from ctrans.stability.initialisation.theory import SLOPES, LastLayer, Setting, gains, last_layer_bound
+from ctrans.stability.initialisation.theory import SLOPES, LastLayer, gains, last_layer_bound
 from ctrans.stability.screening.case import Case, Finding, StepPlan, found, judged, largest, spread, three
 from ctrans.walk import Attempt, Described, Instrument, Passage, PassageBack
 from ctrans.walk.instrument import of_text
@@ -180,6 +180,5 @@ def _growth(config: GPTConfig) -> tuple[float, float] | tuple[None, None]:
     if not _of_the_papers(config) or config.placement != "pre" or config.activation != "relu" or config.bias:
         return None, None
     width, hidden = config.width, config.ffn_width or 4 * config.width
-    setting = Setting(width=width, initialisation=config.initialisation, heads=config.heads, ffn_width=hidden)
-    attention, ffn = (config.dt**2 * gain for gain in gains(setting, config.depth))
+    attention, ffn = (config.dt**2 * gain for gain in gains(config.initialisation, config.depth, width, hidden))
     return config.depth * ffn, config.depth * (attention + ffn)

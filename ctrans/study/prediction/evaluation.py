@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata
 
-from ctrans.study.bootstrap import interval, spearman
+from ctrans.study.bootstrap import interval
 from ctrans.study.prediction.predictors import BASELINES
 
 FACTOR = 3.0
@@ -200,3 +201,12 @@ def _correlation(outcome: str, figure: str, values: Sequence[float | None], trut
         return Correlation(outcome, figure, baseline, len(pairs), math.nan, math.nan, math.nan)
     low, high = interval(pairs, spearman)
     return Correlation(outcome, figure, baseline, len(pairs), float(spearman(pairs)), low, high)
+
+
+def spearman(pairs: np.ndarray) -> np.ndarray:
+    """The rank correlation of the two columns of (.., rows, 2), ties at their mean rank; nan where one is constant."""
+    ranks = rankdata(np.asarray(pairs, dtype=float), axis=-2)
+    centred = ranks - ranks.mean(-2, keepdims=True)
+    covariance, spread = centred.prod(-1).mean(-1), centred.std(-2).prod(-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(spread > 0, covariance / spread, math.nan)

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrans.stability.attention.balanced_mass import EXACT, balanced_mass, greedy_prefix, peaked_bound, smallest_difference
-from ctrans.stability.attention.bounds import softmax_jacobian
+from ctrans.stability.attention.balanced_mass import EXACT, balanced_mass, smallest_difference
+from ctrans.verify.attention_cases import peaked_bound, softmax_jacobian
+from ctrans.verify.theta import greedy_prefix
 from solvers import ConfigError
 
 

@@ -1,0 +1,196 @@
+"""What is measured over seeds beside what theory says of freshly drawn weights (section 10): growth of the hidden state (Xiong,
+lemma 2) and the gradient of the last layer by depth (Xiong, theorem 1), in confidence intervals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from scipy import stats
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.stability.initialisation.theory import SLOPES, gains
+from ctrans.walk import Instrument, Passage, states_of, walk_depth
+from solvers import ConfigError
+
+CONFIDENCE = 0.95
+
+STREAM = 2**32
+"""How far apart the seeds of weights, inputs and targets lie, so that they are independent."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean over seeds and its two-sided `CONFIDENCE` interval by Student's t; the whole line for a single seed."""
+
+    mean: float
+    low: float
+    high: float
+
+    def meets(self, low: float, high: float) -> bool:
+        """Whether the interval contains a point of [low, high]: the measurement does not contradict that range."""
+        return self.low <= high and self.high >= low
+
+
+def interval(samples: Sequence[float], together: int = 1) -> Interval:
+    """mean +- t s/sqrt(n) of independent samples; so wide that `together` such intervals all hold with that confidence
+    (Bonferroni).
+    """
+    mean = float(np.mean(samples))
+    if len(samples) < 2:
+        return Interval(mean, -math.inf, math.inf)
+    quantile = stats.t.ppf(1 - (1 - CONFIDENCE) / (2 * together), len(samples) - 1)
+    half = float(quantile * np.std(samples, ddof=1) / math.sqrt(len(samples)))
+    return Interval(mean, mean - half, mean + half)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Xiong's section 3.3: one head, FFN as wide as the model, ReLU, no biases, norms without eps, inputs N(0, I), dt = 1."""
+
+    width: int = 128
+    tokens: int = 16
+    vocab_size: int = 64
+    initialisation: str = "xiong"
+    heads: int = 1
+    ffn_width: int | None = None
+    """As wide as the model unless given."""
+
+    @property
+    def hidden(self) -> int:
+        """d_ff."""
+        return self.ffn_width or self.width
+
+    def model(self, placement: str, depth: int, seed: int) -> GPT:
+        """Float64, all tokens read all; the head's rows have length about 1, so that logits do not grow with the width."""
+        config = GPTConfig(
+            vocab_size=self.vocab_size,
+            context=self.tokens,
+            depth=depth,
+            width=self.width,
+            heads=self.heads,
+            placement=placement,
+            ffn_width=self.hidden,
+            activation="relu",
+            bias=False,
+            causal=False,
+            eps=0.0,
+            initialisation=self.initialisation,
+            embedding_std=self.width**-0.5,
+        )
+        return GPT(config, seed=seed).double()
+
+    def inputs(self, seed: int) -> Float[Tensor, "1 tokens width"]:
+        """X_0 with entries N(0, 1)."""
+        generator = torch.Generator().manual_seed(seed + STREAM)
+        return torch.randn(1, self.tokens, self.width, dtype=torch.float64, generator=generator)
+
+
+XIONG = Setting()
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenGrowth:
+    """E|x|^2/d by block 1 .. depth, and the range that theory gives it; `where` says of which x."""
+
+    placement: str
+    where: str
+    measured: list[Interval]
+    low: list[float]
+    high: list[float]
+
+    @property
+    def holds(self) -> bool:
+        """Whether no block's interval lies outside its range."""
+        return all(m.meets(low, high) for m, low, high in zip(self.measured, self.low, self.high, strict=True))
+
+
+@torch.no_grad()
+def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIONG) -> list[HiddenGrowth]:
+    """Xiong, lemma 2, in its generalised form, for `pre` and `post`.
+
+    `pre`: E|x_l|^2/d in [1 + l f, 1 + l (a + f)] with a and f of `gains`, which for Xavier is [1 + l/2, 1 + 3l/2]; it holds for
+    every initialisation with independent matrices of mean zero. `post`: 1 + f before the FFN's norm (3/2 for Xavier), and
+    between 1 and 1 + a before the attention's, which the paper's proof has and its statement leaves out; the inputs of the first
+    block only have |x|^2 = d in the mean. Raises ConfigError for other placements.
+    """
+    attention, ffn = gains(setting.initialisation, depth, setting.width, setting.hidden)
+    models = [(setting.model(placement, depth, seed), setting.inputs(seed)) for seed in range(seeds)]
+    if placement == "pre":
+        squares = [[float(x.square().mean()) for x in states_of(model.depth, x)[2::2]] for model, x in models]
+        blocks = range(1, depth + 1)
+        low, high = [1 + k * ffn for k in blocks], [1 + k * (attention + ffn) for k in blocks]
+        return [HiddenGrowth(placement, "after the block", _over_seeds(squares), low, high)]
+    if placement != "post":
+        raise ConfigError(f"lemma 2 is about pre and post, not {placement!r}: choose one of these")
+    sums = [walk_depth(model.depth, x, [SquaredSums()])[0] for model, x in models]
+    ranges = {"before the attention's norm": (1.0, 1 + attention), "before the FFN's norm": (1 + ffn, 1 + ffn)}
+    return [
+        HiddenGrowth(placement, where, _over_seeds([each[first::2] for each in sums]), [low] * depth, [high] * depth)
+        for first, (where, (low, high)) in enumerate(ranges.items())
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientScaling:
+    """|dL/dW_2| of the last FFN by depth, and the slope of its logarithm against log depth, fitted for each seed.
+
+    `predicted` is theory's slope, None where there is none.
+    """
+
+    placement: str
+    depths: list[int]
+    gradients: list[Interval]
+    slope: Interval
+    predicted: float | None
+
+
+def gradient_scaling(
+    placement: str, depths: Sequence[int] = (16, 32, 64), seeds: int = 16, setting: Setting = XIONG
+) -> GradientScaling:
+    """Xiong, theorem 1: the last layer's gradient is independent of depth under `post` and ~ depth^(-1/2) under `pre`.
+
+    Raises ConfigError for fewer than two different depths.
+    """
+    if len(set(depths)) < 2:
+        raise ConfigError(f"depths = {list(depths)}: a slope needs at least two different depths")
+    norms = [[last_gradient(placement, depth, seed, setting) for depth in depths] for seed in range(seeds)]
+    slopes = [float(np.polyfit(np.log(depths), np.log(each), 1)[0]) for each in norms]
+    return GradientScaling(placement, list(depths), _over_seeds(norms), interval(slopes), SLOPES.get(placement))
+
+
+def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XIONG) -> float:
+    """|dL/dW_2|_F of the last FFN, L the mean cross-entropy of random targets."""
+    model, x = setting.model(placement, depth, seed), setting.inputs(seed)
+    targets = torch.randint(setting.vocab_size, (setting.tokens,), generator=torch.Generator().manual_seed(seed + 2 * STREAM))
+    loss = F.cross_entropy(model.head(model.depth(x)).flatten(0, -2), targets)
+    (gradient,) = torch.autograd.grad(loss, model.depth.sublayers[-1].field.last.weight)
+    return float(torch.linalg.vector_norm(gradient))
+
+
+class SquaredSums(Instrument):
+    """mean((X + h r(X))^2) of every segment: what the norm around the state is applied to."""
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._squares: list[float] = []
+
+    def forward(self, at: Passage) -> None:
+        self._squares.append(float((at.x + at.h * at.sublayer(at.x)).square().mean()))
+
+    def figures(self) -> list[float]:
+        return self._squares
+
+
+def _over_seeds(samples: Sequence[Sequence[float]]) -> list[Interval]:
+    """For each place, the interval over the seeds' samples there; they hold together."""
+    places = list(zip(*samples, strict=True))
+    return [interval(place, len(places)) for place in places]
