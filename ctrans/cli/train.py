@@ -294,8 +294,8 @@ def _show(request: TrainRequest, result: dict[str, Any], run: TrainingRun, outco
     title = f"{model.placement}, {blocks}, width {model.width}, dt = {model.dt:g}, {result['parameters']:,} parameters"
     if result["trained_parameters"] != result["parameters"]:
         title += f", {result['trained_parameters']:,} of them trained"
-    write_atomic(directory / "loss.png", png(loss_figure(list(log.read(directory)), title)))
     save_json(request, directory, result)
+    write_atomic(directory / "loss.png", png(loss_figure(list(log.read(directory)), title)))
     if not request.quiet:
         console = Console()
         if progress.best_step is not None:

@@ -64,9 +64,9 @@ def command(request: WatchRequest) -> None:
             console.print(page(log))
     else:
         log = _followed(request, console, log)
+    write_json(request, out, {**result_of(request, request.shown(), CPU), **findings(log)})
     if out is not None and log.reports:
         write_atomic(out / "watch.png", png(watch_figure(log)))
-    write_json(request, out, {**result_of(request, request.shown(), CPU), **findings(log)})
     if not request.quiet:
         names = ["watch.json", *(["watch.png"] if log.reports else [])]
         click.echo(f"Written: {', '.join(f'{out}/{name}' for name in names)}")

@@ -216,16 +216,16 @@ def check_model(
     >>> check_model(model, tokens[:, :-1], tokens[:, 1:]).verdict
     """
     remedy = Remedy() if remedy is None else remedy
-    sublayers = list(model.depth.sublayers)
     found, instead = continuous_or_discrete(model, tokens, targets)
+    sublayers, continuous = list(model.depth.sublayers), found.form == "continuous"
     around = any(sublayer.state_norm is not None for sublayer in sublayers)
-    discrete = None if not around else found if found.form == "discrete" else costate(model, tokens, targets)
+    discrete = None if not around else costate(model, tokens, targets) if continuous else found
     segments, failed = [], dict[str, ConfigError | SolveError]()
-    for k, (sublayer, dt) in enumerate(zip(sublayers, model.depth.lengths, strict=True)):
+    for k, (sublayer, start, dt) in enumerate(zip(sublayers, found.starts, model.depth.lengths, strict=True)):
         try:
-            segment = check_segment(sublayer, found, k, dt, remedy)
-            around_state = sublayer.state_norm
-            if discrete is not None and around_state is not None and around_state.has_tangent and sublayer.image is None:
+            ends, time = (found.states[k], found.costates[k + 1]), found.times[k]
+            segment = check_segment(sublayer, ends, start, segment=k, time=time, dt=dt, remedy=remedy, continuous=continuous)
+            if discrete is not None and (norm := sublayer.state_norm) is not None and norm.has_tangent and sublayer.image is None:
                 step = check_step(sublayer, discrete.states[k], discrete.costates[k + 1], dt, remedy)
                 segment = dataclasses.replace(segment, step=step)
             segments.append(segment)
@@ -236,27 +236,29 @@ def check_model(
     if not segments:
         raise next(iter(failed.values()))
     skipped = {name: str(error) for name, error in failed.items()}
-    names = {sublayer.placement.name for sublayer in sublayers}
-    check = ModelCheck(", ".join(sorted(names)), found.loss, tokens.numel(), tuple(segments), found.form, instead, skipped)
+    names = ", ".join(sorted({sublayer.placement.name for sublayer in sublayers}))
+    check = ModelCheck(names, found.loss, tokens.numel(), tuple(segments), found.form, instead, skipped)
     return _climbed(check, model.depth, found)
 
 
 @torch.no_grad()
-def check_segment(sublayer: Sublayer, found: Costate, k: int, dt: float, remedy: Remedy) -> SegmentCheck:
-    """The certificate of segment k of the ODE, whose sublayer and length are given, at the costate found there.
+def check_segment(
+    sublayer: Sublayer, ends: Point, start: Point, *, segment: int, time: float, dt: float, remedy: Remedy, continuous: bool
+) -> SegmentCheck:
+    """The certificate of one segment of the ODE, of length dt, at the costate found there.
 
-    A norm around the state whose image has no tangent spaces has no ODE: the certificate is the discrete step's (see `check_jump`).
+    `ends` are (X_k, P_{k+1}), the state before it and the costate behind it; `start` (X, P) as its field meets them, where a norm around
+    the state needs an X on its image: that of a discrete model (`continuous` false) is put there. A norm around the state whose image
+    has no tangent spaces has no ODE: the certificate is the discrete step's (`check_jump`).
     """
     if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
-        x, p = found.states[k], found.costates[k + 1]
-        return check_jump(sublayer, x, p, segment=k, time=found.times[k], dt=dt, remedy=remedy)
-    return check_at(sublayer, *_start(sublayer, found, k), segment=k, time=found.times[k], dt=dt, remedy=remedy)
+        return check_jump(sublayer, *ends, segment=segment, time=time, dt=dt, remedy=remedy)
+    return check_at(sublayer, *_at_field(sublayer, start, continuous), segment=segment, time=time, dt=dt, remedy=remedy)
 
 
-def _start(sublayer: Sublayer, found: Costate, k: int) -> Point:
-    """(X, P) as segment k's field meets them: a norm around the state needs an X on its image, where the discrete model's is not."""
-    x, p = found.starts[k]
-    return (x if found.form == "continuous" or sublayer.state_norm is None else sublayer.state_norm.retract(x)), p
+def _at_field(sublayer: Sublayer, start: Point, continuous: bool) -> Point:
+    x, p = start
+    return (x if continuous or sublayer.state_norm is None else sublayer.state_norm.retract(x)), p
 
 
 @torch.no_grad()
@@ -374,7 +376,7 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
         return check
     assert top.training_threshold is not None, "it was chosen for its threshold"
     sublayer, dt = list(depth.sublayers)[top.segment], depth.lengths[top.segment]
-    x, p = _start(sublayer, found, top.segment)
+    x, p = _at_field(sublayer, found.starts[top.segment], found.form == "continuous")
     space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {}, moving(sublayer))
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
     pulled = pulled_back(space, costate_of_map(sublayer, p.flatten(0, -2)))

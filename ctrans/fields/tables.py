@@ -123,6 +123,8 @@ class MapEntry:
     takes: frozenset[str] = frozenset()
     hidden_width: Callable[[int, ExpertOptions], int] = lambda width, experts: 4 * width
     """Of an FFN: how many features it has at a width where nothing is said."""
+    batches: bool = False
+    """Whether its operations are known to work under `torch.func.vmap`, so that a population trains such models as one."""
 
     def __call__(self, settings: MapSettings) -> nn.Module:
         return self.make(settings)
@@ -192,7 +194,7 @@ def _gated(activation: str) -> MapEntry:
     def make(settings: MapSettings) -> GatedLinearUnits:
         return GatedLinearUnits(settings.width, settings.hidden_width, activation=activation, bias=settings.bias)
 
-    return MapEntry(make, hidden_width=lambda width, experts: gated_hidden_width(width))
+    return MapEntry(make, hidden_width=lambda width, experts: gated_hidden_width(width), batches=True)
 
 
 def _experts(settings: MapSettings) -> MixtureOfExperts:
@@ -226,13 +228,13 @@ def _differential(settings: MapSettings) -> DifferentialAttention:
 
 
 ATTENTIONS: dict[str, Maker] = {
-    "softmax": MapEntry(_softmax, frozenset(IDLE["attention"])),
+    "softmax": MapEntry(_softmax, frozenset(IDLE["attention"]), batches=True),
     "linear": MapEntry(_linear, frozenset({"causal"})),
     "gated_linear": MapEntry(_gated_linear),
     "differential": MapEntry(_differential, frozenset({"causal", "temperature"})),
 }
 FFNS: dict[str, Maker] = {
-    "mlp": MapEntry(_mlp, frozenset({"activation"})),
+    "mlp": MapEntry(_mlp, frozenset({"activation"}), batches=True),
     **{name: _gated(activation) for name, activation in GATES.items()},
     "moe": MapEntry(_experts, frozenset(IDLE["ffn"]), _expert_hidden_width),
 }

@@ -117,12 +117,3 @@ class OTTransformer(nn.Module):
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
         """X at every step's end, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose options it has."""
         return trajectory(self.depth, self.embed(tokens), **options)
-
-    def kinetic_cost(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, ""]:
-        """sum_k dt mean(v(X_k)^2), the mean over all entries: what the training adds to the loss `config.kinetic` times."""
-        x = self.embed(tokens)
-        cost = x.new_zeros(())
-        for part, length in zip(self.depth.sublayers, self.depth.lengths, strict=True):
-            v = part(x)
-            x, cost = x + length * v, cost + length * v.square().mean()
-        return cost

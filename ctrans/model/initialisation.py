@@ -62,6 +62,8 @@ class Initialisation:
 
     std: Callable[[int, int], float]
     gain: Callable[[Role, float], float] = _alone
+    of_xavier: bool = False
+    """Whether values, outputs and the FFN have Xavier's variance at any depth, as Xiong's theorem 1 takes them to have."""
 
 
 def _fixed(fan_in: int, fan_out: int) -> float:
@@ -76,14 +78,14 @@ def _xavier(fan_in: int, fan_out: int) -> float:
 INITIALISATIONS: dict[str, Initialisation] = {
     "gpt2": Initialisation(_fixed, _residual),
     "normal": Initialisation(_fixed),
-    "xavier": Initialisation(_xavier),
+    "xavier": Initialisation(_xavier, of_xavier=True),
     "he": Initialisation(lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
     "lecun": Initialisation(lambda fan_in, fan_out: math.sqrt(1 / fan_in)),
     "large": Initialisation(lambda fan_in, fan_out: math.sqrt(10 / fan_in)),
     "small": Initialisation(lambda fan_in, fan_out: math.sqrt(1 / (10 * fan_in))),
     "deepnorm": Initialisation(_xavier, _deepnorm),
     "path_length": Initialisation(_xavier, _path_length),
-    "xiong": Initialisation(_xavier, _uniform_attention),
+    "xiong": Initialisation(_xavier, _uniform_attention, of_xavier=True),
 }
 
 
@@ -93,10 +95,10 @@ def get_initialisation(name: str) -> Initialisation:
 
 
 @torch.no_grad()
-def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Generator, *, blocks: int | None = None) -> None:
-    """Draws every matrix of the sublayers' attention and FFN maps from that initialisation; biases become zero.
+def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Generator, *, blocks: int) -> None:
+    """Draws every matrix of the sublayers' attention and FFN maps from that initialisation; biases of their linear maps become zero.
 
-    Rules that depend on depth take the model to have `blocks` blocks, by default one for every two sublayers. Norms keep gain 1
+    Rules that depend on depth take the model to have `blocks` blocks. Norms keep gain 1
     and offset 0. Raises ConfigError for a field that does not show its matrices, and for weights that are
     functions of depth: a block's own cannot be drawn.
     """
@@ -104,7 +106,6 @@ def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Genera
     parts = list(sublayers)
     if coefficients_of(parts):
         raise ConfigError("these weights are functions of depth: initialise the blocks at their knots before they become so")
-    depth = len(parts) / 2 if blocks is None else blocks
     for sublayer in parts:
         check_present(sublayer, "initialised")
         field = sublayer.field
@@ -113,7 +114,7 @@ def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Genera
                 f"cannot initialise a field of type {type(field).__name__}: it does not show its weight matrices by `matrices()`"
             )
         for weight, role, _ in field.matrices():
-            weight.normal_(0.0, rule.gain(role, depth) * rule.std(weight.shape[1], weight.shape[0]), generator=generator)
+            weight.normal_(0.0, rule.gain(role, blocks) * rule.std(weight.shape[1], weight.shape[0]), generator=generator)
         for module in sublayer.field.modules():
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()

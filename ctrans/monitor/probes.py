@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
-from ctrans.control.model_check import check_at
+from ctrans.control.model_check import check_segment
 from ctrans.control.remedy import Remedy
 from ctrans.fields import TokenBound
 from ctrans.monitor.gauges import in_a_line
@@ -97,10 +97,9 @@ def exponents(at: Probed) -> Mapping[str, Any]:
     sublayers, named = list(at.model.depth.sublayers), dict[str, Any]()
     for word, k in (("first", 0), ("last", len(sublayers) - 1)):
         x, p = (part[:1, :TOKENS] for part in found.starts[k])
-        norm = sublayers[k].state_norm
-        if norm is not None:
-            x = norm.retract(x)
-        check = check_at(sublayers[k], x, p, segment=k, time=found.times[k], dt=at.model.depth.lengths[k], remedy=Remedy())
+        step = found.states[k][:1, :TOKENS], found.costates[k + 1][:1, :TOKENS]
+        time, dt = found.times[k], at.model.depth.lengths[k]
+        check = check_segment(sublayers[k], step, (x, p), continuous=False, segment=k, time=time, dt=dt, remedy=Remedy())
         if check.certificate.growth is not None:
             named[f"hamiltonian_exponent_{word}"] = float(check.certificate.growth.exponent)
     return named

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ctrans.model.gpt import GPT
 from ctrans.stability.attention.by_depth import AttentionByDepth
+from ctrans.stability.backward.parameter_gradients import ParameterGradients
 from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.stability.forward.single_entries import MassiveByDepth
 from ctrans.training.data import Data
@@ -42,16 +42,10 @@ def _attention(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[fl
 
 
 def _last_gradient(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:
-    """Norm of the gradient by the last block's weights, and the largest over blocks (Xiong, theorem 1)."""
-    parameters = [list(sublayer.parameters()) for sublayer in model.depth.sublayers]
-    _, loss = model(tokens, targets)
-    gradients = torch.autograd.grad(loss, [p for each in parameters for p in each], materialize_grads=True)
-    squares = [float(gradient.double().square().sum()) for gradient in gradients]
-    norms = []
-    for each in parameters:
-        norms.append(math.sqrt(sum(squares[: len(each)])))
-        squares = squares[len(each) :]
-    return {"last": math.hypot(*norms[-2:]), "largest": max(norms)}
+    """Norm of the gradient by the last block's weights, and the largest over sublayers (Xiong, theorem 1)."""
+    found = walk(model, tokens, targets, [ParameterGradients()])[0]
+    norms = [sublayer.total for sublayer in found.sublayers]
+    return {"last": math.hypot(*norms[-model.depth.per_block :]), "largest": max(norms)}
 
 
 MEASURES: dict[str, Measure] = {

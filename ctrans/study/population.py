@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ctrans.fields import plain_attention
+from ctrans.fields import ATTENTIONS, FFNS, plain_attention
+from ctrans.fields.tables import MapEntry
 from ctrans.model.gpt import GPT
 from ctrans.study.description import PlannedRun
 from ctrans.study.measures import measured
@@ -47,8 +48,6 @@ MOST_TOKENS = 128
 """Tokens of a member's iteration up to which a population makes at least 1.5 times the runs an hour (`benchmarks/populations.py`);
 above, matrix products are as fast alone, and a population's activations outgrow the cache."""
 MOST_MEMBERS = 16
-MAPS = {"attention": {"softmax"}, "ffn": {"mlp", "swiglu", "geglu", "reglu"}}
-"""Maps whose operations are known to batch."""
 
 
 class UncheckedGPT(GPT):
@@ -69,7 +68,8 @@ def batches(run: PlannedRun) -> bool:
     """Whether such runs can be members: the discrete model, in one precision, of maps that are known to batch."""
     model, training = run.model, run.training
     plain = training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
-    maps = all(getattr(model, kind) in names for kind, names in MAPS.items())
+    entries = ATTENTIONS[model.attention], FFNS[model.ffn]
+    maps = all(isinstance(entry, MapEntry) and entry.batches for entry in entries)
     return plain and maps and not training.compile and training.dtype != "bfloat16" and model.depth_weights == "free"
 
 

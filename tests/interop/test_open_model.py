@@ -119,7 +119,9 @@ def test_every_instrument_runs_on_every_family(name, tmp_path):
     found = costate(model, tokens, targets, form="continuous")
     assert max(found.drift) < 1e-5
     for k in (0, 1):
-        certificate = check_segment(model.depth.sublayers[k], found, k, 0.1, Remedy()).certificate
+        step = found.states[k], found.costates[k + 1]
+        given = {"continuous": True, "segment": k, "time": found.times[k], "dt": 0.1, "remedy": Remedy()}
+        certificate = check_segment(model.depth.sublayers[k], step, found.starts[k], **given).certificate
         bounded = model.config.placement in ("peri", "output")
         assert certificate.verdict == ("well-posed for bounded gains" if bounded else "degenerate")
         assert certificate.agrees, certificate.findings

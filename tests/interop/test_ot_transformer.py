@@ -63,12 +63,11 @@ def test_it_is_that_model_to_the_last_bit(steps, norms):
     model, saved = checkpoint(steps=steps, **norms)
     loaded, idx = from_nanogpt(saved).eval(), tokens(length=9)
     assert isinstance(loaded, OTTransformer)
-    logits, cost = plain(model, idx, steps)
+    logits, _ = plain(model, idx, steps)
     found, loss = loaded(idx, idx)
     assert torch.equal(found, logits)
     assert torch.equal(loss, F.cross_entropy(logits.flatten(0, 1), idx.flatten()))
     assert torch.equal(loaded.head(loaded.trajectory(idx).x1), logits)
-    torch.testing.assert_close(loaded.kinetic_cost(idx), cost)
     assert loaded.config.kinetic == 0.1
 
 

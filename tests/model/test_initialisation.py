@@ -106,8 +106,8 @@ def test_functions_of_depth_have_the_rules_variance_at_their_knots(name, basis):
 def test_weights_that_cannot_be_drawn_are_refused():
     generator = torch.Generator()
     with pytest.raises(ConfigError, match="functions of depth"):
-        initialise(GPT(small_config("pre", depth_weights="linear")).depth.sublayers, "xavier", generator)
+        initialise(GPT(small_config("pre", depth_weights="linear")).depth.sublayers, "xavier", generator, blocks=2)
     sublayer = small_model("pre").depth.sublayers[0]
     sublayer.field = torch.nn.Identity()
     with pytest.raises(ConfigError, match="type Identity"):
-        initialise([sublayer], "xavier", generator)
+        initialise([sublayer], "xavier", generator, blocks=1)

@@ -117,7 +117,7 @@ def test_a_copy_in_another_precision_leaves_the_original_as_it_is():
     [
         (lambda model, path: save(model, path), "saved"),
         (lambda model, path: to_nanogpt(model), "exported"),
-        (lambda model, path: initialise(model.depth.sublayers, "xavier", torch.Generator()), "initialised"),
+        (lambda model, path: initialise(model.depth.sublayers, "xavier", torch.Generator(), blocks=2), "initialised"),
     ],
 )
 def test_what_would_lose_weights_on_demand_is_refused(use, word, tmp_path):

@@ -310,7 +310,7 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     values = [start]
     for segment, norm in zip(segments[:reached], inputs, strict=False):
         gain, constant, _ = segment.known()
-        rows = 1.0 if segment.sublayer.kind == "ffn" else math.sqrt(tokens)
+        rows = math.sqrt(tokens) if mixes_tokens(segment.sublayer.field, segment.sublayer.kind) else 1.0
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
         values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
     return values

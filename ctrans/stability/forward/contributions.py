@@ -76,11 +76,12 @@ def logit_contributions(
     logit_t - mean logit = <w_t - mean w, N_final(X_K)>, a sum over the parts of X_K at the final norm's scale (direct logit
     attribution; Elhage et al. 2021). Raises ConfigError for norms that are no scalings.
     """
-    states = Contributions()
-    last = _LastState()
-    walk(model, tokens, None, [states, last])
-    found = states.figures()
-    parts, offsets, x = (_mean_stream(model, each) for each in (found.parts, found.offsets, last.figures()))
+    return _to_logits(model, *walk(model, tokens, None, [Contributions(), _LastState()]), targets)
+
+
+def _to_logits(model: GPT, found: Contributed, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """`logit_contributions` of parts that are known, x the last state."""
+    parts, offsets, x = (_mean_stream(model, each) for each in (found.parts, found.offsets, x))
     found = Contributed(parts, offsets)
     if isinstance(model.final_norm, Norm):
         found = found.through(model.final_norm, x)
@@ -115,9 +116,7 @@ def contributions_by_depth(
     model: ModelOfModules, tokens: Tensor, targets: Int[Tensor, "batch tokens"] | None = None
 ) -> ContributionsByDepth:
     """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that are no scalings."""
-    states, last = Contributions(), _LastState()
-    walk(model, tokens, None, [states, last])
-    found, x = states.figures(), last.figures()
+    found, x = walk(model, tokens, None, [Contributions(), _LastState()])
     each = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double()
     square = x.double().square().sum(-1)
     state = ((each * x).sum(-1) / square).flatten(1).mean(1)
@@ -126,7 +125,7 @@ def contributions_by_depth(
     logit, note = None, "contributions to a logit need a head of our own models' form, and a target of every token"
     if isinstance(model, GPT) and targets is not None:
         try:
-            parts, offsets = logit_contributions(model, tokens, targets)
+            parts, offsets = _to_logits(model, found, x, targets)
             logit, note = [*parts.flatten(1).mean(1).tolist(), float(offsets.mean())], ""
         except ConfigError as error:
             note = str(error)

@@ -11,6 +11,7 @@ from ctrans.depth import Depth
 from ctrans.fields import ShowsHeads, why_not
 from ctrans.fields.tables import attention_options
 from ctrans.model.config import GPTConfig
+from ctrans.model.initialisation import get_initialisation
 from ctrans.stability.attention.by_depth import (
     AttentionByDepth,
     AttentionLayer,
@@ -143,7 +144,7 @@ def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lac
     low = high = slope = None
     if isinstance(config, GPTConfig) and not lacks:
         low, high = _growth(config)
-        xavier = config.initialisation in XAVIER and config.dt == 1
+        xavier = get_initialisation(config.initialisation).of_xavier and config.dt == 1
         slope = SLOPES.get(config.placement) if _of_the_papers(config) and xavier else None
         lacks = "" if low is not None or slope is not None else "Xavier weights at dt = 1, or ReLU without biases under pre"
     share = last.measured / last.bound if last.bound else 0.0
@@ -172,13 +173,11 @@ def _of_the_papers(config: GPTConfig) -> bool:
     return usual and attention_options(config).idle
 
 
-XAVIER = ("xavier", "xiong")
-
-
 def _growth(config: GPTConfig) -> tuple[float, float] | tuple[None, None]:
     """What lemma 2 lets `pre` add to E|x|^2/d over the depth, where it applies."""
     if not _of_the_papers(config) or config.placement != "pre" or config.activation != "relu" or config.bias:
         return None, None
-    width, hidden = config.width, config.ffn_width or 4 * config.width
-    attention, ffn = (config.dt**2 * gain for gain in gains(config.initialisation, config.depth, width, hidden))
+    attention, ffn = (
+        config.dt**2 * gain for gain in gains(config.initialisation, config.depth, config.width, config.hidden_width)
+    )
     return config.depth * ffn, config.depth * (attention + ffn)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ctrans.control.costate import SILENT
-from ctrans.control.model_check import ModelCheck, SegmentCheck, check_at, check_jump
+from ctrans.control.model_check import ModelCheck, SegmentCheck, check_segment
 from ctrans.control.remedy import Remedy
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds
@@ -61,7 +61,9 @@ class Certificates(Instrument):
             )
         if at.k in self._chosen:
             try:
-                found = _certified(at)
+                found = check_segment(
+                    at.sublayer, (at.x, at.p), at.met, continuous=False, segment=at.k, time=at.time, dt=at.h, remedy=Remedy()
+                )
             except (ConfigError, SolveError) as error:
                 self._skipped[f"segment {at.k} ({at.sublayer.kind})"], self._refused = str(error), error
             else:
@@ -80,16 +82,6 @@ class Certificates(Instrument):
             "discrete",
             skipped=dict(reversed(self._skipped.items())),
         )
-
-
-def _certified(at: PassageBack) -> SegmentCheck:
-    norm = at.sublayer.state_norm
-    if norm is not None and not norm.has_tangent:
-        return check_jump(at.sublayer, at.x, at.p, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
-    # a norm around the state needs a state on its image, which the embedding is not on
-    x, p = at.met
-    x = x if norm is None else norm.retract(x)
-    return check_at(at.sublayer, x, p, segment=at.k, time=at.time, dt=at.h, remedy=Remedy())
 
 
 def plan_well_posedness(case: Case) -> StepPlan:
