@@ -372,9 +372,8 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
         return 0.0 if segment.training_threshold is None else segment.training_threshold.lower
 
     top = max(check.segments, key=size)
-    if size(top) == 0:
+    if top.training_threshold is None or size(top) == 0:
         return check
-    assert top.training_threshold is not None, "it was chosen for its threshold"
     sublayer, dt = list(depth.sublayers)[top.segment], depth.lengths[top.segment]
     x, p = _at_field(sublayer, found.starts[top.segment], found.form == "continuous")
     space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {}, moving(sublayer))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.weight_scaling import log_slope
+from ctrans.stability.forward.weight_scaling import log_slope
 from ctrans.training.data import Data
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError

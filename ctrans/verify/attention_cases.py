@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ctrans.fields import plain_attention, spectral_norm
@@ -13,12 +13,14 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.attention.balanced_mass import balanced_mass, smallest_difference
-from ctrans.stability.attention.block_norm import block_gain, block_norm
+from ctrans.stability.attention.block_norm import block_norm, chosen, gain_of_rows, one_for_each
 from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope
 from ctrans.stability.attention.by_depth import ROWS, block_layers
+from ctrans.stability.backward.singular_values import linearise
 from ctrans.stability.initialisation.theory import last_layer_bound
 from ctrans.verify.draws import PAPERS
 from ctrans.walk import states_of
+from solvers.segment import Map
 
 Case = Callable[[torch.Generator], tuple[float, float]]
 
@@ -26,6 +28,23 @@ Case = Callable[[torch.Generator], tuple[float, float]]
 def all_subsets(entries: int) -> Float[Tensor, "subsets entries"]:
     """Every subset as a row of zeros and ones."""
     return ((torch.arange(2**entries).unsqueeze(-1) >> torch.arange(entries)) & 1).double()
+
+
+def block_gain(
+    function: Map,
+    x: Float[Tensor, "tokens width"],
+    *,
+    rows: Int[Tensor, " rows"] | None = None,
+    iterations: int = 8,
+    generator: torch.Generator | None = None,
+) -> float:
+    """`gain_of_rows` of a function that maps (batch, tokens, width) to the same shape, sequence by sequence, at the state x.
+
+    `rows` says which output tokens are looked at, all by default. The function must have second derivatives.
+    """
+    rows = torch.arange(x.shape[0], device=x.device) if rows is None else rows
+    linear = linearise(lambda x: chosen(function(x), rows), one_for_each(rows, x))
+    return gain_of_rows(linear, iterations=iterations, generator=generator)
 
 
 def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> Float[Tensor, "*rows entries entries"]:

@@ -12,11 +12,11 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, make_block
 from ctrans.model.initialisation import initialise
 from ctrans.norm import Norm
-from ctrans.stability.attention.block_norm import block_gain
 from ctrans.stability.attention.bounds import attention_bound, attention_theta
 from ctrans.stability.attention.by_depth import BlockLayer, attention_layers, block_layers
-from ctrans.stability.attention.local_bound import local_attention_bound
+from ctrans.verify.attention_cases import block_gain
 from ctrans.verify.draws import below, between, described, model, noise, one_of, state
+from ctrans.verify.local_bound import local_attention_bound
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, worst
 from ctrans.verify.theta import bounded
 from ctrans.walk import states_of

@@ -12,7 +12,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.stability.backward.lyapunov import lyapunov
 from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
-from ctrans.stability.weight_scaling import SCALINGS
+from ctrans.stability.forward.weight_scaling import SCALINGS
 from ctrans.verify.draws import between, described, model, noise, one_of, size
 from ctrans.verify.jacobians import attention_jacobian, step_jacobian
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, equal, worst

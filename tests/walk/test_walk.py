@@ -13,7 +13,7 @@ from ctrans.scheme import trajectory
 from ctrans.stability.attention.by_depth import AttentionByDepth
 from ctrans.stability.backward.lyapunov import LyapunovExponents
 from ctrans.stability.backward.parameter_gradients import ParameterGradients
-from ctrans.stability.carried import CarriedStates
+from ctrans.stability.forward.carried import CarriedStates
 from ctrans.stability.screening.screen import screen
 from ctrans.walk import states_of, walk, walk_depth
 from solvers import METHODS, ConfigError

@@ -11,30 +11,12 @@ from torch import Tensor, nn
 from ctrans.fields import GivesTokens, Kind, mixes_tokens
 from ctrans.stability.backward.singular_values import Linearisation, linearise
 from ctrans.sublayer import Sublayer
-from solvers.segment import Map
 
 
 def block_norm(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
     """|X|_{inf,rms} = max_i |x_i|_2 / sqrt(d), the root mean square of the largest token."""
     lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return lengths.amax(-1) / math.sqrt(x.shape[-1])
-
-
-def block_gain(
-    function: Map,
-    x: Float[Tensor, "tokens width"],
-    *,
-    rows: Int[Tensor, " rows"] | None = None,
-    iterations: int = 8,
-    generator: torch.Generator | None = None,
-) -> float:
-    """`gain_of_rows` of a function that maps (batch, tokens, width) to the same shape, sequence by sequence, at the state x.
-
-    `rows` says which output tokens are looked at, all by default. The function must have second derivatives.
-    """
-    rows = torch.arange(x.shape[0], device=x.device) if rows is None else rows
-    linear = linearise(lambda x: chosen(function(x), rows), one_for_each(rows, x))
-    return gain_of_rows(linear, iterations=iterations, generator=generator)
 
 
 def map_gain(
@@ -45,7 +27,7 @@ def map_gain(
     rows: Int[Tensor, " rows"],
     generator: torch.Generator | None = None,
 ) -> float:
-    """`block_gain` of a map, of which no more is computed than those output tokens ask for."""
+    """`gain_of_rows` of a map at the state x, of which no more is computed than those output tokens ask for."""
     return gain_of_rows(linearise(lambda x: map_at(field, kind, x, rows), one_for_each(rows, x)), generator=generator)
 
 

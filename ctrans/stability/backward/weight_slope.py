@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import TOLERANCE, sublayer_sensitivity
-from ctrans.stability.weight_scaling import FACTORS, log_slope, scaled
+from ctrans.stability.forward.weight_scaling import FACTORS, log_slope, scaled
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Passage
 

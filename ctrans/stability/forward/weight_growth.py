@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.carried import CarriedStates
+from ctrans.stability.forward.carried import CarriedStates
 from ctrans.stability.forward.moments import moments
-from ctrans.stability.weight_scaling import FACTORS, log_slope
+from ctrans.stability.forward.weight_scaling import FACTORS, log_slope
 from ctrans.walk import Instrument, Passage, walk_depth
 from ctrans.walk.instrument import of_text
 

@@ -14,7 +14,8 @@ from ctrans.stability.backward.lyapunov import Lyapunov, LyapunovExponents
 from ctrans.stability.backward.parameter_gradients import Gradients, ParameterGradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, Sensitivities, SensitivityByDepth
 from ctrans.stability.backward.weight_slope import Slope, SlopeAt
-from ctrans.stability.carried import CarriedStates
+from ctrans.stability.forward.carried import CarriedStates
+from ctrans.stability.forward.weight_scaling import log_slope
 from ctrans.stability.screening.case import (
     NOT_IN_QUICK,
     Case,
@@ -33,7 +34,6 @@ from ctrans.stability.transport.generalisation import GeneralisationRadius, gene
 from ctrans.stability.transport.perturbations import PERTURBATIONS, SIZE, perturbed
 from ctrans.stability.transport.transport import Transport, distances
 from ctrans.stability.transport.wasserstein import wasserstein
-from ctrans.stability.weight_scaling import log_slope
 from ctrans.walk import Attempt
 from solvers.run import finite
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.carried import carried
+from ctrans.stability.forward.carried import carried
 from ctrans.stability.transport.bounds import printed_transport_bound, token_spreads, transport_bound
 from ctrans.stability.transport.perturbations import SIZE, perturbed
 from ctrans.stability.transport.wasserstein import ORDERS, wasserstein
@@ -54,7 +54,7 @@ def transport(
     """W_p(mu_0, nu_0) and W_p(mu_D, nu_D) for mu the sequences of `tokens`, nu the same perturbed, through the discrete model.
 
     Perturbations are those of `perturbed`, whose errors it has. For several, carry all of them through the depth together
-    (`ctrans.stability.carried`) and compare with `distances`.
+    (`ctrans.stability.forward.carried`) and compare with `distances`.
     """
     x = model.embed(tokens).detach()
     y = perturbed(model, tokens, perturbation, size=size, other=other, generator=generator)

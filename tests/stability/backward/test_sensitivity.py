@@ -11,9 +11,9 @@ from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.backward.sensitivity import Sensitivities, backward_sensitivity, sublayer_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
-from ctrans.stability.carried import carried
+from ctrans.stability.forward.carried import carried
 from ctrans.stability.forward.weight_growth import weight_growth
-from ctrans.stability.weight_scaling import FACTORS, SCALINGS, scaled, times
+from ctrans.stability.forward.weight_scaling import FACTORS, SCALINGS, scaled, times
 from ctrans.sublayer import Sublayer
 from ctrans.walk import observe, states_of
 from solvers import ConfigError

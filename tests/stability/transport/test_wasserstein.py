@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from ctrans.norm import NORMS
-from ctrans.stability.carried import carried
+from ctrans.stability.forward.carried import carried
 from ctrans.stability.transport.bounds import printed_transport_bound, token_spreads, transport_bound
 from ctrans.stability.transport.generalisation import generalisation_radius
 from ctrans.stability.transport.perturbations import PERTURBATIONS, adversarial_direction, perturbed

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.weight_scaling import times
+from ctrans.stability.forward.weight_scaling import times
 from ctrans.walk import Instrument, Passage, walk_depth
 
 Start = tuple[float, Float[Tensor, "*batch tokens width"]]
