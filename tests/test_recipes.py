@@ -26,9 +26,9 @@ from ctrans.residual import RESIDUALS, Residual, ResidualEntry
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from ctrans.stability.diagnosis.ailments import AILMENTS, Ailment
 from ctrans.stability.diagnosis.diagnose import INSTRUMENTS
+from ctrans.stability.diagnosis.quantities import QUANTITIES, Quantity
 from ctrans.stability.diagnosis.reading import Reading
 from ctrans.stability.screening.case import Finding, StepPlan
-from ctrans.stability.screening.quantities import QUANTITIES, Quantity
 from ctrans.stability.screening.screen import STEPS, ScreeningStep, screen
 from ctrans.verify.convergence import substep_convergence
 from ctrans.walk import Instrument, walk

@@ -51,6 +51,20 @@ def room(module):
     return parts[1] if parts[0] == "ctrans" and len(parts) > 1 and parts[1] in ROOMS else None
 
 
+IN_STABILITY = ["forward", "backward", "attention", "transport", "initialisation", "diagnosis", "screening"]
+
+
+def test_the_rooms_of_stability_import_earlier_ones_only():
+    where = ROOT / "ctrans" / "stability"
+    assert {path.name for path in where.iterdir() if (path / "__init__.py").exists()} == set(IN_STABILITY)
+    assert [path.name for path in where.glob("*.py")] == ["__init__.py"]
+    for path in where.rglob("*/*.py"):
+        for imported in imports(path):
+            parts = imported.split(".")
+            if parts[:2] == ["ctrans", "stability"]:
+                assert IN_STABILITY.index(parts[2]) <= IN_STABILITY.index(path.parent.name), f"{path}: {imported}"
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_only_lead_to_earlier_rooms(path):
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)

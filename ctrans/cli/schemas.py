@@ -23,6 +23,7 @@ from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, on
 from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.ailments import Ailment
 from ctrans.stability.diagnosis.diagnose import Diagnosis
+from ctrans.stability.diagnosis.quantities import Quantity
 from ctrans.stability.forward.contributions import ContributionsByDepth
 from ctrans.stability.forward.simulation import Simulation
 from ctrans.stability.forward.spectra import SpectrumFigures
@@ -30,7 +31,6 @@ from ctrans.stability.screening.attention import AttentionStep, InitialisationSt
 from ctrans.stability.screening.backward import BackwardStep, TransportStep
 from ctrans.stability.screening.case import Finding
 from ctrans.stability.screening.forward import ForwardStep
-from ctrans.stability.screening.quantities import Quantity
 from ctrans.stability.screening.screen import STEPS, Screening
 from ctrans.stability.screening.updates import UpdateStep
 from ctrans.study.presets.claim import Verdict

@@ -39,7 +39,7 @@ from ctrans.report.screen_report import (
     screen_table,
 )
 from ctrans.residual import RESIDUALS
-from ctrans.stability.screening.quantities import QUANTITIES
+from ctrans.stability.diagnosis.quantities import QUANTITIES
 from ctrans.stability.screening.screen import EFFORTS, Screening, screen
 from ctrans.weights.on_demand import watch
 from solvers import ConfigError

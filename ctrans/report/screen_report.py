@@ -9,9 +9,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from ctrans.stability.diagnosis.quantities import QUANTITIES, shown
+from ctrans.stability.diagnosis.remedies import remedy
 from ctrans.stability.screening.predicted_rate import CAVEAT, PredictedRate
-from ctrans.stability.screening.quantities import QUANTITIES, shown
-from ctrans.stability.screening.remedies import remedy
 from ctrans.stability.screening.screen import STEPS, Screening
 
 KEY = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ctrans.stability.screening.quantities import sides
+from ctrans.stability.diagnosis.quantities import sides
 
 
 class Drawn(NamedTuple):

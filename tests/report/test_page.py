@@ -19,8 +19,8 @@ from ctrans.report.page import CONTENTS, html, page_of, render
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell
 from ctrans.report.page.screen import APART
 from ctrans.report.words import OUTSIDE, TERMS, terms_in, verdicts, verdicts_table
-from ctrans.stability.screening.quantities import QUANTITIES
-from ctrans.stability.screening.remedies import REMEDIES
+from ctrans.stability.diagnosis.quantities import QUANTITIES
+from ctrans.stability.diagnosis.remedies import REMEDIES
 from ctrans.stability.screening.screen import STEPS
 from ctrans.study.presets.table import PRESETS
 from solvers import ConfigError

@@ -10,9 +10,9 @@ from typing import Any
 from ctrans.report.page import diagnose
 from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, digits, number, numbers
 from ctrans.report.words import SCREENED, Drawn, terms_in, verdicts
+from ctrans.stability.diagnosis.remedies import remedy
 from ctrans.stability.diagnosis.words import OF_PARTS
 from ctrans.stability.screening.predicted_rate import CAVEAT
-from ctrans.stability.screening.remedies import remedy
 from ctrans.stability.screening.screen import STEPS
 
 APART = f"{OF_PARTS}; what is red or yellow above is how the whole behaves, and stands whatever is found here."

@@ -9,8 +9,8 @@ import dataclasses
 import math
 from typing import Literal
 
-from ctrans.stability.screening.quantities import QUANTITIES
-from ctrans.stability.screening.remedies import REMEDIES
+from ctrans.stability.diagnosis.quantities import QUANTITIES
+from ctrans.stability.diagnosis.remedies import REMEDIES
 
 Severity = Literal["broken", "serious", "note"]
 SEVERITIES: tuple[Severity, ...] = ("broken", "serious", "note")

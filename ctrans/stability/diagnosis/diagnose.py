@@ -39,9 +39,8 @@ from ctrans.stability.diagnosis.proportions import (
     parameter_places,
     weights_of_zeros,
 )
-from ctrans.stability.diagnosis.reading import Reading, place_of
+from ctrans.stability.diagnosis.reading import Reading, cut, place_of
 from ctrans.stability.diagnosis.words import in_words
-from ctrans.stability.screening.case import cut
 from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
 

@@ -13,9 +13,9 @@ from ctrans.fields import ShowsHeads
 from ctrans.norm import Norm
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity, sublayer_sensitivity
 from ctrans.stability.diagnosis.ailments import DEAD
+from ctrans.stability.diagnosis.quantities import QUANTITIES
 from ctrans.stability.diagnosis.reading import Reading, at_entry, named, place_of
 from ctrans.stability.forward.depth_share import token_similarity
-from ctrans.stability.screening.quantities import QUANTITIES
 from ctrans.walk import Instrument, Passage
 from ctrans.walk.instrument import of_text
 from solvers import ConfigError

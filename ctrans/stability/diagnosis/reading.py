@@ -1,4 +1,4 @@
-"""A figure with its place, as findings are made of."""
+"""A figure with its place, as findings are made of, and the part of a batch that it is of."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ def at_entry(x: Tensor, place: int) -> tuple[int, int, int]:
     tokens, width = x.shape[-2:]
     row, channel = divmod(place, width)
     return (*divmod(row, tokens), channel)
+
+
+def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
+    """The first sequences, and of token ids the first tokens of each; images and features are left whole."""
+    return x[:sequences, :tokens] if x.dim() == 2 and not x.is_floating_point() else x[:sequences]

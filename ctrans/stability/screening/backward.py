@@ -14,6 +14,7 @@ from ctrans.stability.backward.lyapunov import Lyapunov, LyapunovExponents
 from ctrans.stability.backward.parameter_gradients import Gradients, ParameterGradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, Sensitivities, SensitivityByDepth
 from ctrans.stability.backward.weight_slope import Slope, SlopeAt
+from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.forward.carried import CarriedStates
 from ctrans.stability.forward.weight_scaling import log_slope
 from ctrans.stability.screening.case import (
@@ -22,7 +23,6 @@ from ctrans.stability.screening.case import (
     Finding,
     StepPlan,
     attempt,
-    cut,
     exponent,
     found,
     judged,

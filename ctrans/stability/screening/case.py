@@ -17,8 +17,9 @@ from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import Sensitivities, StepGraphs
 from ctrans.stability.backward.singular_values import Singular, first_of
 from ctrans.stability.diagnosis.down import HeadRows
+from ctrans.stability.diagnosis.quantities import flags
+from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.forward.bounds import BoundsByDepth
-from ctrans.stability.screening.quantities import flags
 from ctrans.stability.transport.perturbations import AT_ONCE, worst_directions
 from ctrans.walk import Attempt, DescribedModel, Instrument, Passage
 from solvers import ConfigError, SolveError
@@ -221,11 +222,6 @@ class Case:
     def start(self, lane: LaneName) -> Float[Tensor, "batch tokens width"]:
         """X_0 of that lane."""
         return self.model.embed(self.batch(lane)[0]).detach()
-
-
-def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
-    """The first sequences, and of token ids the first tokens of each; images and features are left whole."""
-    return x[:sequences, :tokens] if x.dim() == 2 and not x.is_floating_point() else x[:sequences]
 
 
 def spread(count: int, wanted: int) -> list[int]:

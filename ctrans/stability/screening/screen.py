@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ctrans.stability.diagnosis.diagnose import Diagnosis, Examination, examine
+from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.screening.attention import plan_attention, plan_initialisation
 from ctrans.stability.screening.backward import plan_backward, plan_transport
-from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan, cut
+from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.predicted_rate import PredictedRate, predicted_rate
 from ctrans.stability.screening.updates import plan_updates

@@ -18,9 +18,9 @@ from ctrans.report.control_report import control_notes
 from ctrans.stability.diagnosis.ailments import AILMENTS, SEVERITIES
 from ctrans.stability.diagnosis.diagnose import diagnose, merged
 from ctrans.stability.diagnosis.proportions import weights_of_zeros
+from ctrans.stability.diagnosis.quantities import QUANTITIES
+from ctrans.stability.diagnosis.remedies import OF_QUANTITIES, REMEDIES
 from ctrans.stability.diagnosis.words import limits_table
-from ctrans.stability.screening.quantities import QUANTITIES
-from ctrans.stability.screening.remedies import OF_QUANTITIES, REMEDIES
 from ctrans.stability.screening.screen import screen
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model

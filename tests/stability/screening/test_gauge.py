@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from ctrans.stability.screening.quantities import IN_JSON, QUANTITIES
+from ctrans.stability.diagnosis.quantities import IN_JSON, QUANTITIES
 from ctrans.stability.screening.screen import EFFORTS, screen
 from tests.helpers import small_model, tokens
 

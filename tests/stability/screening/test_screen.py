@@ -9,8 +9,8 @@ import torch
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.files import to_json
+from ctrans.stability.diagnosis.quantities import QUANTITIES, Quantity, flags, shown
 from ctrans.stability.screening.case import Finding, StepPlan, spread
-from ctrans.stability.screening.quantities import QUANTITIES, Quantity, flags, shown
 from ctrans.stability.screening.screen import EFFORTS, STEPS, screen, visits
 from ctrans.walk import Instrument, states_of
 from solvers import ConfigError, SolveError
