@@ -15,6 +15,8 @@ LONG = 10.0
 """Seconds from which on it is said how long work will take, where there is no bar that shows it."""
 SHARE = 1 / 16
 """Of the work, which has to be done before that is said, unless it takes longer than `LONG`."""
+AMISS = 2.0
+"""By what factor an estimate has to change to be said again: pieces of work differ, and those done first need not be like the rest."""
 
 
 def duration(seconds: float) -> str:
@@ -36,7 +38,7 @@ class Bar:
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._what, self._task = what, self._progress.add_task(what, total=total, completed=done)
         self._started, self._shown = time.perf_counter(), False
-        self._total, self._done, self._said = total - done, 0, False
+        self._total, self._done, self._said = total - done, 0, 0.0  # the last estimate that was said, in seconds
         self._first: tuple[float, int] | None = (
             None  # when the first piece was done, which has what is made once in it, and how many
         )
@@ -65,24 +67,24 @@ class Bar:
             if not self._shown:
                 self._progress.start()
                 self._shown = True
-        elif not self._said and self._first is not None and self._done < self._total:
+        elif done and self._first is not None and self._done < self._total:
             before, pieces = self._first
             later = self._done - pieces
             if later == 0 or (later < self._total * SHARE and elapsed < LONG):
                 return
-            self._said = True
             whole = before + (elapsed - before) * (self._total - pieces) / later
-            if whole > LONG:
-                self._console.print(
-                    f"{self._what}: about {duration(whole)} in all", markup=False, highlight=False, soft_wrap=True
-                )
+            if not self._said / AMISS <= whole <= self._said * AMISS:
+                self._said = whole
+                if whole > LONG:
+                    said = f"{self._what}: about {duration(whole)} in all"
+                    self._console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def progress_bar(what: str, total: int, done: int = 0) -> Iterator[Bar]:
     """Gives a `Bar` over `total` pieces of work, of which `done` were before.
 
-    Where stderr is no terminal it says once how long the work will take, if that is over `LONG` seconds.
+    Where stderr is no terminal it says how long the work will take, if that is over `LONG` seconds, and again where that was `AMISS`.
     """
     bar = Bar(what, total, done)
     try:

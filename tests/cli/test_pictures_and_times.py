@@ -79,6 +79,20 @@ def test_what_is_made_once_before_the_first_piece_is_not_taken_for_the_time_of_e
     assert capsys.readouterr().err.strip() == "screen: about 30 s in all"
 
 
+def test_an_estimate_of_pieces_unlike_the_rest_is_said_again(monkeypatch, capsys):
+    """Eight pieces of 30 s and 152 of 1 s: 80 minutes by the second piece, 6 minutes in the end."""
+    monkeypatch.setattr(progress, "LONG", 10.0)
+    monkeypatch.setattr(progress, "time", clock := Clock())
+    with progress_bar("screen", 160) as advance:
+        for each in (*[30.0] * 8, *[1.0] * 152):
+            clock.now += each
+            advance("a segment")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "screen: about 80 minutes in all"
+    assert 2 < len(said) < 6
+    assert clock.now / progress.AMISS <= 60 * int(said[-1].split()[2]) <= clock.now * progress.AMISS
+
+
 def test_durations_in_words():
     assert [duration(s) for s in (11, 88, 95, 3600, 7200)] == ["10 s", "90 s", "2 minutes", "60 minutes", "2 hours"]
 
