@@ -27,11 +27,11 @@ import numpy as np
 
 from benchmarks.record import keep
 from ctrans.stability.screening.predicted_rate import read_predictor
+from ctrans.study.database import Finished, open_store
 from ctrans.study.outcomes import LEARNED, SHARE, end_loss
 from ctrans.study.prediction.architectures import RATES, SEEDS, families, sealed
 from ctrans.study.prediction.evaluation import FACTOR, spearman
 from ctrans.study.prediction.protocol import LEARNED_IN, NEVER, PLATEAU, cases
-from ctrans.study.store import Finished, open_store
 
 KEPT = Path(__file__).parent / "results" / "study-predict"
 DRAWS = 2000

@@ -22,7 +22,7 @@ NO_FILE = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
-"""What has a file's name and is none."""
+"""The complaint about a path that exists and is no regular file."""
 
 
 def check_file(path: Path) -> int:

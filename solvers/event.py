@@ -36,7 +36,7 @@ class Event:
     method's own interpolant until no number lies between, at no evaluation of the field; the time found is the first of the new sign, so
     that a solve may go on from there. Where g_t + g_x f = 0 the time has no derivative, which raises SolveError if it is asked for.
 
-    Raises ConfigError for a function that is none, and for another direction.
+    Raises ConfigError for something that is no function, and for an unknown direction.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]

@@ -33,7 +33,7 @@ UNSOLVED = 20
 class RungeKutta:
     """The method of a tableau: steps of equal size or, where `adaptive`, sizes that `controller` chooses by the embedded weights.
 
-    Raises ConfigError for an adaptive one whose tableau has no embedded weights, and for a controller that is none.
+    Raises ConfigError for an adaptive one whose tableau has no embedded weights, and for a controller without the protocol's methods.
     """
 
     tableau: Tableau

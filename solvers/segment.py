@@ -32,7 +32,7 @@ class Segment:
 
     Times may be ints, floats or fractions and are kept as exact fractions: k * Fraction(dt) to (k + 1) * Fraction(dt) has the
     length dt to the last bit, which (k + 1) * dt - k * dt in floats has not. A 0-dimensional tensor that requires a gradient is a time
-    to be learned: `solvers.learned_time`. Raises ConfigError for times that are not finite or are equal, and maps that are none.
+    to be learned: `solvers.learned_time`. Raises ConfigError for times that are not finite or are equal, and maps that are not callable.
 
     `whole` is the earlier and the later end of the segment that this one is a part of.
     """

@@ -76,7 +76,7 @@ def command(request: GenerateRequest) -> None:
     """Continue a text with a trained model, shown as it is made.
 
     A training run's model is integrated as it was trained; a model saved alone is the discrete one.
-    A model of bytes prints its text in UTF-8, bytes that are none as �; a model of another vocabulary prints token ids.
+    A model of bytes prints its text in UTF-8, invalid bytes as �; a model of another vocabulary prints token ids.
 
     \b
     ctrans generate --checkpoint out/train --prompt "A class is"

@@ -14,7 +14,7 @@ from torch import Tensor
 from ctrans.cli.request import ModelRequest
 from ctrans.cli.subjects import Subject, tokens_of
 from ctrans.depth import check_count
-from ctrans.interop.images import Images, images_for
+from ctrans.interop.image_inputs import Images, images_for
 from ctrans.interop.opened import Opened
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.text import read_text, windows

@@ -23,12 +23,12 @@ from ctrans.report.study_report import outcomes_table, plateau_words, rates_figu
 from ctrans.report.verdict_report import effects_table, verdict_figure
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
+from ctrans.study.database import FILE, Finished, Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
 from ctrans.study.outcomes import losses, outcomes_of
 from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.table import PRESETS, Preset
-from ctrans.study.store import FILE, Finished, Store, open_store
 from ctrans.study.study_file import read_study
 from ctrans.training.data import read_source
 from solvers import ConfigError
@@ -99,7 +99,7 @@ def command(request: StudyRequest) -> None:
 
 
 def _study(request: StudyRequest) -> Study:
-    """The study that is meant, with what options say. Raises ConfigError for a name that is none."""
+    """The study that is meant, with what options say. Raises ConfigError for an unknown name."""
     if request.name.endswith(TOML):
         if "scale" in request.typed:
             raise ConfigError("--scale is for presets: a file says its sizes itself")

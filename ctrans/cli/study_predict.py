@@ -17,6 +17,7 @@ from ctrans.report.progress import progress_bar
 from ctrans.stability.screening.predicted_rate import Predictor
 from ctrans.study import export
 from ctrans.study.carry_out import prospect
+from ctrans.study.database import Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.outcomes import losses, outcomes_of
 from ctrans.study.prediction.architectures import REGIMES, prediction_study
@@ -34,7 +35,6 @@ from ctrans.study.prediction.protocol import (
     missing,
     seal,
 )
-from ctrans.study.store import Store, open_store
 from ctrans.training.data import read_source
 from solvers import ConfigError
 from solvers.errors import look_up

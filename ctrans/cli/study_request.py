@@ -16,9 +16,9 @@ from ctrans.report.progress import duration, progress_bar
 from ctrans.report.study_report import cost_table
 from ctrans.study.carry_out import Advance, Prospect, carry_out_study, prospect
 from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
+from ctrans.study.database import FILE, Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.engine import Engine, by_ray, in_processes
-from ctrans.study.store import FILE, Store, open_store
 from ctrans.training.data import read_source
 
 

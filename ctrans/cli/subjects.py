@@ -19,7 +19,7 @@ from ctrans.depth import check_dt
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
 from ctrans.interop.hugging_face import import_transformers
-from ctrans.interop.images import read_array
+from ctrans.interop.image_inputs import read_array
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss
 from ctrans.interop.open_model import open_imported, open_model
 from ctrans.interop.opened import Opened

@@ -131,7 +131,7 @@ class TrainRequest(WrittenRequest):
 
     @property
     def _task(self) -> Task | None:
-        """The task, where it is not a text's. Raises ConfigError for one that is none, and for options that it brings itself."""
+        """The task, where it is not a text's. Raises ConfigError for an unknown one, and for options that it brings itself."""
         if self.task == "text":
             return None
         task = look_up("task", self.task, {"text": None, **TASKS})

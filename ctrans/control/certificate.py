@@ -257,7 +257,7 @@ def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | 
 def undefined_at_zero(admissible: Supremum) -> bool:
     """Whether a raw output of 0 has no velocity: behind a norm with eps = 0. Such tokens are no part of what weights can do."""
     image = admissible.velocities if isinstance(admissible, KineticCost) else admissible
-    return isinstance(image, NormImage) and image.norm.singular
+    return isinstance(image, NormImage) and image.norm.undefined_at_zero
 
 
 @torch.no_grad()

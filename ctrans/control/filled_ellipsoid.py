@@ -26,7 +26,7 @@ class FilledImage(VelocitySet):
     image: SphereImage
 
     def __post_init__(self) -> None:
-        if not self.image.norm.filled:
+        if not self.image.norm.reaches_inside:
             raise ConfigError("a norm with eps = 0 reaches no velocity inside its image: use the image itself")
 
     @property

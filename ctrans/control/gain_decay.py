@@ -12,8 +12,8 @@ from torch import Tensor
 from ctrans.control.admissible import Supremum, Verdict, check_positive, length, ratio
 from ctrans.control.ascent import Chart
 from ctrans.control.gain_slope import has_offset, unit
-from ctrans.control.images import image_of
 from ctrans.control.norm_image import NormImage
+from ctrans.control.sets_by_norm import image_of
 from ctrans.control.trained_gains import TrainedGains, trained_gains
 from ctrans.norm import Norm
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ctrans.control.admissible import VelocitySet
 from ctrans.control.certificate import Certificate, certify
-from ctrans.control.images import image_of, reached_by
 from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.remedy import Remedy
 from ctrans.control.sections import SectionImage
+from ctrans.control.sets_by_norm import image_of, reached_by
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 

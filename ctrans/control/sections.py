@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, VelocitySet, Verdict, check_costate, length, ratio
 from ctrans.control.ascent import Chart
-from ctrans.control.images import image_of
 from ctrans.control.linear_spaces import TangentSpace
+from ctrans.control.sets_by_norm import image_of
 from ctrans.norm import Norm, SphereNorm
 from solvers import ConfigError
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ctrans.control.admissible import Supremum, VelocitySet
 from ctrans.control.gain_decay import GainDecay
-from ctrans.control.images import image_of, reached_by
 from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.linear_spaces import TangentSpace, WholeSpace
 from ctrans.control.sections import TangentSection
+from ctrans.control.sets_by_norm import image_of, reached_by
 from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
 from solvers import ConfigError

@@ -314,7 +314,7 @@ class Attention(SoftmaxAttention):
 
 
 def norms_of(qk_norm: bool | str, heads: int, head: int, eps: float) -> tuple[nn.Module, nn.Module]:
-    """Those of queries and of keys; ConfigError for a name that is none."""
+    """Those of queries and of keys; ConfigError for an unknown name."""
     name = qk_norm_name(qk_norm)
     return QK_NORMS[name](heads, head, eps) if isinstance(name, str) else (nn.Identity(), nn.Identity())
 

@@ -49,7 +49,7 @@ class Anatomy:
 def read_anatomy(path: Path) -> Anatomy:
     """The anatomy in a TOML file: blocks, attention and ffn, each a path, the last two also lists of paths.
 
-    Raises ConfigError for a file that is none, another name, and a value of another kind.
+    Raises ConfigError for a file that is no such JSON, another name, and a value of another kind.
     """
     check_file(path)
     try:

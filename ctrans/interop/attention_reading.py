@@ -26,9 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctrans.interop.block_calls import OWN_ERRORS
-from ctrans.interop.calls import own_module
 from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting, is_linear
 from ctrans.interop.norms import as_norm
+from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.rounding import tolerance
 from ctrans.interop.softmax_rows import softmax_rows
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.calls import CACHES
+from ctrans.interop.recorded_calls import CACHES
 from solvers import ConfigError
 
 OWN_ERRORS = (Exception,)

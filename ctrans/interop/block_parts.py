@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from ctrans.interop.anatomy import Anatomy, named_maps, parts_of
 from ctrans.interop.block_calls import OWN_ERRORS, Running, is_state
-from ctrans.interop.calls import Act, CalledAs, first_tensor, watched
 from ctrans.interop.ffn_in_model import KNOWN, Activated, GatedUnits
 from ctrans.interop.module_chain import ModuleChain, has_matrix, is_linear
 from ctrans.interop.multihead import UnfoldedAttention, unfolds
 from ctrans.interop.norms import as_norm
+from ctrans.interop.recorded_calls import Act, CalledAs, first_tensor, watched
 from ctrans.interop.rounding import unit
 from solvers import ConfigError
 

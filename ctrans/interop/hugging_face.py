@@ -245,7 +245,7 @@ def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> No
 def weight_files(directory: Path) -> list[str]:
     """The names of the files of weights: the one, as the library prefers, or the index's.
 
-    Raises ConfigError for an index that is none, or names files elsewhere.
+    Raises ConfigError for an index that cannot be read as one, or names files elsewhere.
     """
     if not os.path.isfile(directory / WEIGHTS) and os.path.isfile(directory / INDEX):
         index = read_json(directory / INDEX)

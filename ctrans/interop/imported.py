@@ -22,13 +22,13 @@ from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import AttentionReading, random_states, read_attention
 from ctrans.interop.block_calls import evaluating
-from ctrans.interop.calls import own_module
 from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.hosts import OUTPUTS, Host, LibraryHost
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
+from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.two_norms import WithoutGain
 from ctrans.scheme import trajectory

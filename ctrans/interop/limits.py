@@ -1,4 +1,4 @@
-"""What a config of somebody else's may ask for, looked at before anything is built of it: no code, no sizes that are none or endless."""
+"""What a config of somebody else's may ask for, looked at before anything is built of it: no code, no sizes below 1 or without end."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctrans.interop.calls import STATE, Template
+from ctrans.interop.recorded_calls import STATE, Template
 from solvers import ConfigError
 
 SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)

@@ -59,8 +59,8 @@ class ForeignNorm(SphereNorm):
     added = 0.0
 
     @property
-    def filled(self) -> bool:
-        return super().filled or self.added > 0
+    def reaches_inside(self) -> bool:
+        return super().reaches_inside or self.added > 0
 
     def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch 1"]:
         """sqrt(mean((C x)^2) + eps), or sqrt(mean((C x)^2)) + a."""

@@ -26,11 +26,11 @@ from ctrans.interop.block_calls import (
     without_cache,
 )
 from ctrans.interop.block_parts import token_axis_is_first
-from ctrans.interop.calls import Template, plain_kernels, watched
 from ctrans.interop.contexts import IMPLEMENTATION
 from ctrans.interop.find_sequence import find_sequence
 from ctrans.interop.hosts import at_block, seen, tensor_in
 from ctrans.interop.recognise import Structure, recognise
+from ctrans.interop.recorded_calls import Template, plain_kernels, watched
 from ctrans.interop.rounding import tolerance
 from solvers import ConfigError
 

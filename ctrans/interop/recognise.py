@@ -22,9 +22,9 @@ from ctrans.fields import Kind, ParallelMaps
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.block_calls import OWN_ERRORS, Call, Running, StateForm
 from ctrans.interop.block_parts import Parts, check_roles, named_parts, seen_parts
-from ctrans.interop.calls import watched
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, as_norm
+from ctrans.interop.recorded_calls import watched
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
 from ctrans.interop.rounding import tolerance, unit
 from ctrans.interop.two_norms import GainsOf, WithoutGain
@@ -99,7 +99,7 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm | 
 
 
 def recognise_by_any(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm) -> Structure:
-    """`recognise` by known names, for a block that hands on its state in that form; by what it does where that is none.
+    """`recognise` by known names, for a block that hands on its state in that form; by what it does otherwise.
 
     Raises ConfigError as `recognise`, of the names where both fail.
     """

@@ -101,6 +101,6 @@ GROUPS: dict[str, Mapping[str, Differences]] = {"all": ARCHITECTURES, "modern": 
 
 
 def differences(name: str, blocks: int) -> dict[str, Any]:
-    """The fields of `GPTConfig` in which that architecture differs from `PLAIN`; ConfigError with the nearest name for one that is none."""
+    """The fields of `GPTConfig` in which that architecture differs from `PLAIN`; ConfigError with the nearest name for an unknown one."""
     found = look_up("architecture", name, ARCHITECTURES)
     return dict(found(blocks) if callable(found) else found)

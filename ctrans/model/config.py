@@ -52,7 +52,7 @@ class GPTConfig:
       `ctrans.fields.AttentionOptions`; an option that the attention has no use for is refused
     - `tied`: whether the head shares the token embedding's weights, or has its own
     - `experts`, `top_k`, `shared_experts`, `router`, `expert`: of ffn "moe", see `ctrans.fields.ExpertOptions`; `ffn_width` is then
-      each expert's (if None as much as makes a token go through as many features as in the FFN that the experts are)
+      each expert's (if None, so that a token's experts together have as many features as one plain FFN)
     - `initialisation`, `embedding_std`: a name of `INITIALISATIONS`, and the standard deviation of the embeddings' entries
     - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
     - `residual`, `residual_init`: how a sublayer's output joins the state, a name of `RESIDUALS`, and what its gains begin at (its

@@ -128,7 +128,7 @@ class GPT(nn.Module):
         """A copy of this model over the same depth-time T in another number of blocks (of steps over a stack), dt = T over its segments.
 
         Weights are `Depth.resample`'s: free ones interpolated as `weights` says, functions of depth evaluated at the new blocks.
-        Raises ConfigError for a number of blocks below 1 or an interpolation that is none.
+        Raises ConfigError for a number of blocks below 1 or an unknown interpolation.
         """
         config = self.config.at_depth(blocks)
         model = copy.deepcopy(self, {id(self.depth): self.depth.resample(blocks, weights)})
@@ -299,7 +299,7 @@ def weights_of_block(config: GPTConfig) -> int:
 
 
 def check_buildable(config: GPTConfig, seed: int, *, on_demand: bool = False) -> None:
-    """Raises ConfigError for a seed that is none, or weights that this machine cannot hold: before it starts to swap."""
+    """Raises ConfigError for a seed that is no whole number, or out of range, and for weights that this machine's memory cannot hold."""
     check_seed(seed)
     weights = number_of_weights(config)
     if on_demand:

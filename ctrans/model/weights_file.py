@@ -34,7 +34,7 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights, and the metadata that they were saved with. Raises ConfigError for a file that is none, or damaged."""
+    """The weights, and the metadata that they were saved with. Raises ConfigError for a file of another format, or a damaged one."""
     data = read_file(path)
     try:
         weights = safetensors.torch.load(data)

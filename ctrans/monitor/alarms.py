@@ -254,7 +254,7 @@ ALARMS: dict[str, Rule] = {
 
 
 def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
-    """The limits of all rules with those that are given in their place. ConfigError with the nearest name for one that is none."""
+    """The limits of all rules with those that are given in their place. ConfigError with the nearest name for an unknown one."""
     for name, limits in given.items():
         if name not in ALARMS:
             raise unknown("alarm", name, ALARMS)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.fields import Balances, TokenBound
-from ctrans.interop.calls import first_tensor
+from ctrans.interop.recorded_calls import first_tensor
 from ctrans.monitor.gauge_table import GAUGES, Figures
 from ctrans.monitor.reductions import SAMPLE, evenness, length, longest, norm_of, sample, sample_rows, to_host
 from ctrans.monitor.scores import ScoresSeen

@@ -28,7 +28,7 @@ from ctrans.walk import Attempt, Model, walk
 from solvers import ConfigError, SolveError
 
 TOKENS = 32
-"""Jacobians are of so many tokens of the held batch's first sequence."""
+"""Number of tokens of the held batch's first sequence that Jacobians are taken at."""
 EXPONENTS = 2
 TOLERANCE = 0.05
 """Relative error at which a Jacobian's norm is known well enough while a training waits."""

@@ -27,7 +27,7 @@ REACTIONS: dict[str, str] = {
 
 
 def check_reactions(react: Collection[str]) -> frozenset[str]:
-    """Raises ConfigError with the nearest name for a reaction that is none."""
+    """Raises ConfigError with the nearest name for an unknown reaction."""
     if isinstance(react, str):
         raise ConfigError(f"react = {react!r}: give a list of names, as [{react!r}]")
     for name in react:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 SAMPLE = 256
-"""Of so many tokens of a batch the growth since X_0 and the logits are looked at."""
+"""Number of a batch's tokens at which the growth since X_0 and the logits are looked at."""
 
 
 def length(x: Tensor, order: float = 2) -> Tensor:

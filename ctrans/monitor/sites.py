@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.fields import Balances, Kind
 from ctrans.interop import open_model
-from ctrans.interop.calls import CalledAs, own_module
 from ctrans.interop.hosts import tensor_in
 from ctrans.interop.multihead import UnfoldedAttention
+from ctrans.interop.recorded_calls import CalledAs, own_module
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.unwrapped import unwrapped
 from ctrans.sublayer import Sublayer

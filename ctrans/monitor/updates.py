@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 ENTRIES = 8192
-"""Of so many entries of a group of weights a step is looked at."""
+"""Number of entries of a group of weights at which a step is looked at."""
 Found = dict[tuple[str, int], Tensor]
 
 

@@ -71,7 +71,7 @@ class SquashNorm(Norm):
         return False
 
     @property
-    def filled(self) -> bool:
+    def reaches_inside(self) -> bool:
         return True
 
     @property

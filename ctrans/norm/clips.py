@@ -49,7 +49,7 @@ class ClipNorm(Norm):
         return True
 
     @property
-    def filled(self) -> bool:
+    def reaches_inside(self) -> bool:
         return True
 
     @property

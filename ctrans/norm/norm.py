@@ -38,7 +38,7 @@ class Norm(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def image(self) -> str:
-        """What kind of set the image is, a name of `ctrans.control.images.IMAGES`: ellipsoid, slice, ellipsoids, box or ball."""
+        """What kind of set the image is, a name of `ctrans.control.sets_by_norm.IMAGES`: ellipsoid, slice, ellipsoids, box or ball."""
 
     @property
     @abc.abstractmethod
@@ -61,7 +61,7 @@ class Norm(nn.Module, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def filled(self) -> bool:
+    def reaches_inside(self) -> bool:
         """Whether N also reaches the inside of its image, which matters as soon as velocities cost something."""
 
     @property
@@ -79,7 +79,7 @@ class Norm(nn.Module, abc.ABC):
         raise ConfigError(f"{type(self).__name__} divides a token by nothing: choose a norm that does, as rmsnorm")
 
     @property
-    def singular(self) -> bool:
+    def undefined_at_zero(self) -> bool:
         """Whether N(0) is not defined."""
         return False
 
@@ -199,10 +199,10 @@ class DividingNorm(Norm):
     @property
     def attained(self) -> bool:
         """For eps = 0: otherwise |x_hat|^2 < d."""
-        return not self.filled
+        return not self.reaches_inside
 
     @property
-    def filled(self) -> bool:
+    def reaches_inside(self) -> bool:
         return self.eps > 0
 
     @property
@@ -210,8 +210,8 @@ class DividingNorm(Norm):
         return True
 
     @property
-    def singular(self) -> bool:
-        return not self.filled
+    def undefined_at_zero(self) -> bool:
+        return not self.reaches_inside
 
 
 def check_norm(width: int, eps: float) -> tuple[int, float]:

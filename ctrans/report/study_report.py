@@ -17,8 +17,8 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report.axes import MOST_LINES
 from ctrans.report.placement_style import colour, marker
 from ctrans.study.cost import Cost
+from ctrans.study.database import Finished
 from ctrans.study.outcomes import LEARNED, by_case, by_rate, end_loss
-from ctrans.study.store import Finished
 
 
 def a_table(title: str, *columns: str) -> Table:

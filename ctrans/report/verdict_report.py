@@ -13,10 +13,10 @@ from rich.table import Table
 
 from ctrans.report.axes import MOST_LINES, PLAIN
 from ctrans.report.study_report import a_table, case_looks, case_name, shown
+from ctrans.study.database import Finished
 from ctrans.study.outcomes import by_case, by_rate, end_loss
 from ctrans.study.presets.claim import Verdict
 from ctrans.study.presets.figures import FIGURES
-from ctrans.study.store import Finished
 
 WORDS = {True: "holds", False: "refuted", None: "open"}
 COLOURS = {True: PLAIN[0], False: PLAIN[1], None: "0.5"}

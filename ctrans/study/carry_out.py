@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ctrans.study.cost import flops_of
+from ctrans.study.database import Finished, Store
 from ctrans.study.description import PlannedRun, Study, check_data
 from ctrans.study.engine import Engine, Job
 from ctrans.study.outcomes import outcomes_of
 from ctrans.study.population import grouped
-from ctrans.study.store import Finished, Store
 from ctrans.study.training import INTERRUPTED
 from ctrans.training.data import read_source
 from solvers import ConfigError

@@ -132,7 +132,7 @@ class Study:
 
     @property
     def task(self) -> Task | None:
-        """What its source is where that is no text. Raises ConfigError for a task that is none."""
+        """What its source is where that is no text. Raises ConfigError for an unknown task."""
         name = self.source.get("task")
         return None if name is None else look_up("task", name, TASKS)
 

@@ -8,7 +8,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctrans.study.store import Store
+from ctrans.study.database import Store
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -52,7 +52,7 @@ FORMATS: dict[str, Callable[[Columns, Rows], bytes]] = {"csv": as_csv, "parquet"
 
 
 def check_format(name: str) -> str:
-    """The format's name; ConfigError for one that is none, or whose library is missing."""
+    """The format's name; ConfigError for an unknown one, or one whose library is missing."""
     look_up("export format", name, FORMATS)
     if name == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise ConfigError("Parquet needs pyarrow, which is not installed: pip install 'ctrans[parquet]', or export csv")

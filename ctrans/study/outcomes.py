@@ -15,7 +15,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from ctrans.study.store import Finished
+from ctrans.study.database import Finished
 from ctrans.study.training import FAILED
 
 SHARE = 0.1

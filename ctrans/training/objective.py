@@ -38,7 +38,7 @@ class Objective(nn.Module):
     """J = cross-entropy(head(X_T), targets) + lam/2 mean over tokens of int_0^T |v(X, t)|^2 dt + sum_k sum_a w_a a_k(N_in X(t_k)),
     X integrated as configured, and a_k the auxiliary terms of the map of segment k at what it is given first (`HasAuxiliary`).
 
-    w_a is the setting of the term's name, 1 for a name that is none. Euler with one step, backprop, lam = 0 and no such terms is the
+    w_a is the setting of the term's name, 1 for a name that is no setting. Euler with one step, backprop, lam = 0 and no such terms is the
     discrete model, bit for bit. The kinetic cost (OT-Transformer) is one more coordinate of each token, dc/dt = |v|^2/2, so that every
     method and every gradient kind treats it as it treats X. Raises ConfigError for a gradient kind that the method or the placement does
     not have.

@@ -250,7 +250,7 @@ class RunDirectory:
         raise ConfigError(f"{fault}; to go on from step {good}: {aside}{link}")
 
     def _copies(self) -> list[Path]:
-        """What has a link's name and is none."""
+        """The complaint about a path that exists and is no link."""
         paths = [self.directory / name for name in (LAST, BEST)]
         return [path for path in paths if path.exists() and not path.is_symlink()]
 

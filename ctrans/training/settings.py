@@ -165,7 +165,7 @@ def attached_gradients() -> str:
 
 
 def from_saved(settings: Mapping[str, Any]) -> TrainConfig:
-    """The settings that a checkpoint holds; ConfigError with the nearest name for a key that is none."""
+    """The settings that a checkpoint holds; ConfigError with the nearest name for an unknown key."""
     check_names(settings)
     return TrainConfig(**settings)
 

@@ -79,7 +79,7 @@ SAVED = ("progress", "config", "source", "fingerprint")
 
 
 def read_state(directory: Path) -> State:
-    """The state saved there. ConfigError for a file that is missing, damaged, or has a key that is none."""
+    """The state saved there. ConfigError for a file that is missing, damaged, or has an unknown key."""
     path = directory / STATE
     content = read_json(path)
     try:

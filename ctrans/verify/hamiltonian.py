@@ -15,7 +15,7 @@ from ctrans.control import (
     certify,
     ellipsoid_value,
 )
-from ctrans.control.images import image_of
+from ctrans.control.sets_by_norm import image_of
 from ctrans.norm import SphereNorm
 from ctrans.verify.draws import below, noise, norm, size
 from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, holds_if, worst

@@ -191,6 +191,6 @@ class SquaredSums(Instrument):
 
 
 def _over_seeds(samples: Sequence[Sequence[float]]) -> list[Interval]:
-    """For each place, the interval over the seeds' samples there; they hold together."""
+    """For each place, the interval over the seeds' samples there; all hold jointly with probability `CONFIDENCE` (Bonferroni)."""
     places = list(zip(*samples, strict=True))
     return [interval(place, len(places)) for place in places]

@@ -46,9 +46,9 @@ def walk(
 ) -> list[Any]:
     """The instruments' figures, in their order, after one walk of these tokens; with targets there and back.
 
-    L is the mean cross-entropy of the model in nats, targets of -1 left out. No parameter's gradient is touched. States are
-    computed on, finite or not. Raises ConfigError for targets that do not match the tokens or are all -1, and what instruments
-    raise.
+    L is the model's own loss (`terminal_loss`): for language models the mean cross-entropy in nats, targets of -1 left out. No
+    parameter's gradient is touched. States are computed on, finite or not. Raises ConfigError for targets that do not match the
+    tokens or are all -1, and what instruments raise.
 
     >>> walk(model, tokens, targets, [Moments(), ParameterGradients()])
     """
@@ -61,7 +61,7 @@ def walk(
 
 @torch.no_grad()
 def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = None) -> None:
-    """Walks all lanes together, segment by segment; errors as `walk`. Figures are the instruments' to give."""
+    """Walks all lanes together, segment by segment; errors as `walk`. Ask each instrument for its `figures()` afterwards."""
     for lane in lanes:
         if lane.targets is not None:
             check_targets(model, lane.tokens, lane.targets)
@@ -136,7 +136,7 @@ def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: Told | None) ->
 
 
 def kept_for(x0: Float[Tensor, "*batch tokens width"], kept: Tensor | None) -> Bool[Tensor, "*batch tokens"] | None:
-    """The same for every sequence of these states."""
+    """`kept` expanded to the states' batch; None if there is none."""
     return None if kept is None else kept.to(x0.device).expand(x0.shape[:-1])
 
 

@@ -130,7 +130,7 @@ def blocks_through(knots: Sequence[Block], basis: str, blocks: int, generator: t
     of 1. Between the knots the functions that interpolate them have squares that add up to at most 1 (constant, linear) or 1.1
     (chebyshev), and to at least 1/2: so much of their variance do entries keep that were drawn independently. The blocks share
     the coefficients, each a parameter of the shape of what it stands for, and the basis' network, drawn from `generator`. Raises
-    ConfigError for a basis that is none.
+    ConfigError for an unknown basis.
     """
     kind = look_up("basis of weights in depth", basis, BASES)
     to_coefficients = kind.coefficients(len(knots))

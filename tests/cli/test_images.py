@@ -12,7 +12,7 @@ from PIL import Image
 
 from ctrans.interop import from_transformers
 from ctrans.interop.families import small_model
-from ctrans.interop.images import images_for
+from ctrans.interop.image_inputs import images_for
 from tests.cli.test_commands import run, strict
 from tests.helpers import learned
 

@@ -8,10 +8,10 @@ import pytest
 
 from ctrans.stability.screening.predicted_rate import TERMS
 from ctrans.study.carry_out import prospect
+from ctrans.study.database import open_store
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import prediction_study
 from ctrans.study.presets.table import PRESETS
-from ctrans.study.store import open_store
 from ctrans.study.training import RunResult
 from tests.cli.test_commands import run, strict
 from tests.study.test_prediction import LAW, figures_of

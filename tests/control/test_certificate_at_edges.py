@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ctrans.control import StepImage, admissible_set, certify
-from ctrans.control.images import image_of
 from ctrans.control.norm_image import NormImage
+from ctrans.control.sets_by_norm import image_of
 from ctrans.norm import NORMS
 from tests.cases import PAPERS
 

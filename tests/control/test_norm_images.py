@@ -8,9 +8,9 @@ from scipy.optimize import minimize
 
 from ctrans.control import KineticCost, StepImage, admissible_set, certify
 from ctrans.control.gain_slope import has_offset
-from ctrans.control.images import image_of, reached_by
 from ctrans.control.model_check import check_model
 from ctrans.control.remedy import Remedy
+from ctrans.control.sets_by_norm import image_of, reached_by
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.norm import NORMS

@@ -7,10 +7,10 @@ import torch
 
 from ctrans.control.admissible import length
 from ctrans.control.certificate import certify
-from ctrans.control.images import image_of
 from ctrans.control.model_check import check_model
 from ctrans.control.remedy import Remedy
 from ctrans.control.sections import SectionImage, TangentSection
+from ctrans.control.sets_by_norm import image_of
 from ctrans.control.step_image import StepImage
 from ctrans.norm import NORMS
 from tests.helpers import learned, small_model, tokens

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
-from ctrans.control.images import reached_by
+from ctrans.control.sets_by_norm import reached_by
 from ctrans.interop.norms import as_norm
 from solvers import ConfigError
 from tests.interop.plain_modules import MADE_NORMS, WIDTH, LanguageModel, MadeNorm, PreBlock, ids, with_norms
@@ -52,7 +52,7 @@ def test_eps_beside_the_deviation_keeps_a_norm_off_its_image_and_defined_at_zero
     """The Transformer of the annotated paper: H is approached and never attained, at the rate that inputs of a length show."""
     module = annotated(1e-2)
     norm = as_norm(module, WIDTH)
-    assert (norm.attained, norm.filled, norm.singular) == (False, True, False)
+    assert (norm.attained, norm.reaches_inside, norm.undefined_at_zero) == (False, True, False)
     zero = torch.zeros(WIDTH, dtype=torch.float64)
     assert torch.equal(module(zero), module.b_2)
     near = 1e-12 * torch.eye(WIDTH, dtype=torch.float64)[norm.gamma.abs().argmax()]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from ctrans.study.database import Finished
 from ctrans.study.outcomes import case_outcomes
-from ctrans.study.store import Finished
 from ctrans.study.training import RunResult
 from tests.study.helpers import small
 

@@ -14,6 +14,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.backward.curvature import ADAM_EPS
 from ctrans.stability.screening.predicted_rate import SEALED, TERMS, TRIED, predicted_rate, read_predictor
+from ctrans.study.database import open_store
 from ctrans.study.prediction import architectures, protocol
 from ctrans.study.prediction.architectures import RATES, REGIMES, families, prediction_study, sealed
 from ctrans.study.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, WithinPlacement, evaluate, within_placements
@@ -21,7 +22,6 @@ from ctrans.study.prediction.fitting import COVERED, cross_validated, fit, to_te
 from ctrans.study.prediction.hessian import PARTS, hessian_edges, largest_eigenvalue
 from ctrans.study.prediction.predictors import BASELINES, predictors, response
 from ctrans.study.prediction.scores import gradient_scores, naswot, synflow
-from ctrans.study.store import open_store
 from ctrans.study.training import RunResult
 from ctrans.training.data import from_text, read_source
 from solvers import ConfigError

@@ -9,7 +9,7 @@ import pytest
 from ctrans.model.config import GPTConfig
 from ctrans.study import description, run_key, store
 from ctrans.study.carry_out import carry_out_study, prospect
-from ctrans.study.store import open_store
+from ctrans.study.database import open_store
 from ctrans.training.data import read_source
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError

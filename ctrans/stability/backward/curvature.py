@@ -17,7 +17,7 @@ from ctrans.walk import Instrument, Model, ModelOfModules, Turn, own_loss
 from solvers import ConfigError, SolveError
 
 PARTS = 8
-"""Of so many parts of the tokens Adam's second moments are the mean."""
+"""Number of parts that the tokens are split into: Adam's second moments are the mean of the parts' squared gradients."""
 ADAM_EPS = 1e-8
 """Adam's epsilon (Kingma and Ba 2015)."""
 BETA = 0.9

@@ -52,7 +52,7 @@ class Linearisation:
 def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
     """J v as the derivative of u -> J' u, which is linear: two graphs, built once, serve every later product.
 
-    The function must have second derivatives, which fused attention has not: see `ctrans.sublayer.plain_attention`.
+    The function must have second derivatives, which fused attention has not: see `ctrans.fields.plain_attention`.
     """
     x = x.detach().requires_grad_()
     y = function(x)

@@ -1,6 +1,6 @@
 """What can be wrong with a model, as one table: what is measured, where it becomes a finding and who says so, what it does, what helps.
 
-A new finding is one entry here, and readings of its quantity by an instrument of the plan (`ctrans.stability.diagnosis.plan`).
+A new finding is one entry here, and readings of its quantity by an instrument of the plan (`ctrans.stability.diagnosis.diagnose`).
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Examination:
 
 
 def check_decay(weight_decay: float | None) -> None:
-    """Raises ConfigError for a weight decay that is none."""
+    """Raises ConfigError for a weight decay that is negative or not finite."""
     if weight_decay is not None and not 0 <= weight_decay < math.inf:
         raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's, a finite number of at least 0")
 

@@ -86,7 +86,7 @@ class EmbeddingBesideDepth(Instrument):
 
 
 class Moves(Instrument):
-    """What a sublayer adds to the median token, over the most that its neighbours of the same kind add; and the least of these over it.
+    """Two ratios of what sublayers of a kind add to the median token: this one's over its neighbours' largest, their least over this one's.
 
     Neighbours stand in the blocks before and behind; at an end these are the two next blocks, so that a quiet one makes no loud one of
     it. Of two blocks alone neither is called the quiet one.

@@ -37,5 +37,5 @@ OF_QUANTITIES = {
 
 
 def remedy(quantity: str, word: str) -> str | None:
-    """What helps where that quantity is called so; None for a word that is none of a limit's."""
+    """What helps where that quantity is called so; None for a word that no limit has."""
     return OF_QUANTITIES.get(quantity, REMEDIES.get(word))

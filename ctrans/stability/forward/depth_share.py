@@ -20,8 +20,8 @@ class DepthShare:
 
     `added` is |X_k - Y_k|/|X_k|, Y the state without them: Y_0 = X_0, Y_{k+1} = Y_k or, where a norm stands around the state, that
     norm of it. 0 says that the depth does nothing, 1 that the state owes all to it. `growth` is p of |X_k - Y_k| ~ k^p between
-    the middle block and the end: 1/2 for contributions that are independent of each other, 1 for equal ones, and more for each
-    factor of two that comes with the second half; nan for a depth of one block, or one that adds nothing. `similarity` is the
+    the middle block and the end: 1/2 for contributions that are independent of each other, 1 for equal ones, and 1 more for each
+    further doubling over the second half; nan for a depth of one block, or one that adds nothing. `similarity` is the
     mean cosine between two tokens of a sequence, nan where there is one: at 1 they are one token (rank collapse).
     """
 

@@ -15,7 +15,7 @@ def mixing_gains(depth: Depth) -> list[float]:
     """|M_k ... M_0|_2 after every segment k: how much longer a state becomes, at most, by mixing alone.
 
     The costate meets the transposes, so that this bounds what mixing does to gradients too. Doubly stochastic M leave it at 1; free
-    ones let it grow or vanish like a power of the depth's number. Raises ConfigError for a depth whose state is one stream.
+    ones let it grow or vanish exponentially with the number of segments. Raises ConfigError for a depth whose state is one stream.
     """
     mixing: list[Tensor] = []
     for k, sublayer in enumerate(depth.sublayers):

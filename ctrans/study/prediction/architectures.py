@@ -150,7 +150,7 @@ def _buildable(fields: Fields) -> bool:
 
 
 def prediction_study(regime: str, *, seal: bool, budget: float | None = None) -> Study:
-    """The trainings of the sealed third, or of the rest, in that regime. ConfigError for a regime that is none."""
+    """The trainings of the sealed third, or of the rest, in that regime. ConfigError for an unknown regime."""
     changes = look_up("regime", regime, REGIMES)
     cases = [fields for family, each in families().items() if sealed(family) == seal for fields in each]
     return Study("predict", {**BASE, **changes}, cases=cases, learning_rates=RATES[regime], seeds=SEEDS, budget=budget)

@@ -16,8 +16,8 @@ from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.study.bootstrap import mean_interval
+from ctrans.study.database import Finished
 from ctrans.study.presets.figures import FIGURES
-from ctrans.study.store import Finished
 from ctrans.training.settings import TrainConfig
 
 LEAST_SEEDS = 3

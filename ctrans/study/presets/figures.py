@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ctrans.study.database import Finished
 from ctrans.study.outcomes import end_loss
-from ctrans.study.store import Finished
 from ctrans.study.training import FAILED
 
 

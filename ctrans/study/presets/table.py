@@ -88,7 +88,7 @@ class Preset:
     task: str = ""
 
     def study(self, name: str, scale: str) -> Study:
-        """The study at that scale. ConfigError for one that is none."""
+        """The study at that scale. ConfigError for an unknown one."""
         if scale not in SIZES:
             raise ConfigError(f"scale {scale!r}: choose {' or '.join(SIZES)}")
         base, vary = (self.small, self.vary) if scale == "small" else (self.paper, {**self.vary, **self.paper_vary})

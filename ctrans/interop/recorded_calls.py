@@ -15,7 +15,7 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 STATE = object()
 """Stands where the state was in a call."""
 RESIDUAL = object()
-"""Stands where another state was, to which a part adds what it computes (Bloom): nothing, so that the map is what it adds."""
+"""Stands where a call was given another state, which the part adds itself (Bloom): zeros are given there, so that the output is the map."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

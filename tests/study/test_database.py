@@ -15,7 +15,7 @@ import pytest
 
 from ctrans.study import carry_out, export
 from ctrans.study.carry_out import carry_out_study, prospect
-from ctrans.study.store import FILE, open_store
+from ctrans.study.database import FILE, open_store
 from ctrans.study.training import RunResult, train_run
 from ctrans.training.data import from_text
 from ctrans.training.train import train
@@ -182,7 +182,7 @@ def test_at_rest_it_is_one_file(tmp_path):
 SLOW = """
 import sys, time, pathlib
 from ctrans.study.carry_out import carry_out_study, prospect
-from ctrans.study.store import open_store
+from ctrans.study.database import open_store
 from tests.study.helpers import one_by_one, small
 def slow(jobs):
     for done in one_by_one(jobs):

@@ -32,7 +32,7 @@ def image_of(norm: Norm) -> NormImage:
 def reached_by(norm: Norm) -> VelocitySet:
     """The same with its inside where the norm reaches that, which only a running cost can make worth while."""
     image = image_of(norm)
-    if not norm.filled:
+    if not norm.reaches_inside:
         return image
     if isinstance(image, EllipsoidProduct):
         return EllipsoidProduct(image.norm, inner=True)
