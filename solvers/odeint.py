@@ -70,6 +70,8 @@ def odeint(
     refuses and warns of; all that follows is of the methods that are ours, `ITS_METHODS`. Adaptive ones step as they like and
     interpolate; fixed ones step from time to time, or by `step_size`.
 
+    `func`, `y0`, `t`, `rtol`, `atol`, `method` (dopri5 if None) and `options` mean what they do there.
+
     `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size,
     grid_constructor, interp ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that
     `dtype` and `perturb` change nothing. An option that is none of these is warned of, as there.

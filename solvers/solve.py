@@ -56,30 +56,36 @@ def solve(
 ) -> Solution:
     """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k for each k in turn.
 
-    x0 is a tensor of a floating or complex type, or several of one type in tuples, named tuples, lists and dictionaries, also nested:
-    fields, projections, events, `on_step`, a `norm` of one's own and the solution then have the same structure, and a norm by name
-    is the largest that one of the tensors has.
+    No step crosses a segment's end and no field is evaluated outside its own segment, so a method keeps its order over switches.
 
-    No step crosses a segment's end and no field is evaluated outside its own segment, so a method keeps its order over
-    switches. `method` is a name of `METHODS` or a method object. Fixed-step methods take `steps` per segment; adaptive ones take
-    `rtol` and `atol` (1e-6 and 1e-8 if not given; tensors that broadcast with the state for tolerances by entry), with the norm of
-    error/(atol + rtol*abs(x)) kept below 1 in every step (`norm` is a name of `NORMS`, by default "rms", else "token" or "max" where few
-    entries move, or a function of a tensor), and at most `max_steps` attempts per segment (10,000); where given, the first is of size
-    `first_step`, none above `max_step`, and none is tried below `min_step`: one that short is taken whatever its error, and counted as
-    `stats.forced`.
+    - `segments`: in order, each beginning where the one before ends
+    - `x0`: a tensor of a floating or complex type, or several of one type in tuples, named tuples, lists and dictionaries, also nested:
+      fields, projections, events, `on_step`, a `norm` of one's own and the solution then have the same structure
+    - `method`: a name of `METHODS`, or a method object
+    - `steps`: of a fixed-step method, in each segment
+    - `rtol`, `atol`: of an adaptive one, 1e-6 and 1e-8 if not given; numbers, or tensors that broadcast with the state for tolerances by
+      entry. The norm of error/(atol + rtol*abs(x)) is kept below 1 in every step
+    - `norm`: that norm, a name of `NORMS` ("rms" if None; "token" or "max" where few entries move; of several tensors the largest that
+      one of them has), or a function of a tensor
+    - `first_step`, `min_step`, `max_step`: sizes of an adaptive method's steps: of the first; below which none is tried, so that one that
+      short is taken whatever its error and counted as `stats.forced`; above which none is
+    - `max_steps`: attempts of an adaptive method in a segment at most, 10,000 if None
+    - `gradient`: how the solve is differentiated, a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`
+    - `save`: which states the solution holds; with "curve" any can be asked for afterwards, `solution.curve(t)`
+    - `times`: at which it holds them instead, by the method's own interpolation inside its steps: their number costs no evaluation
+      (dop853 takes three for every step with a time inside)
+    - `events`: the first of them ends the solve (`Event(g)`, a root of g(t, x))
+    - `steady`: so does the first step at whose start the norm of dx/dt is at most this. The solution's status, segment, time, event and
+      event_time tell which did
+    - `on_step(t, x)`: called after every accepted step. For it, `events` and `steady`, gradients other than backprop go the way twice, the
+      second time to where the first one ended
+    - `throw`: whether a computation that fails raises SolveError, which carries the solution up to there; else the solution is returned,
+      and its `status` says what happened
+    - `check`: whether the state is looked at, see below
+    - `progress(k)`: called when segment k is done
 
-    `gradient` is a name of `GRADIENTS` or such an object, as `Checkpoint(every=4)`: how the solve is differentiated. `save` says
-    which states the solution holds, or `times` at which it does, by the method's own interpolation inside its steps: their number
-    costs no evaluation (dop853 takes three for every step with a time inside); with save="curve" any can be asked for afterwards,
-    `solution.curve(t)`. `progress(k)` is called when segment k is done,
-    `on_step(t, x)` after every accepted step. The first of the `events` ends the solve (`Event(g)`, a root of g(t, x)), and so does
-    the first step at whose start the norm of dx/dt is at most `steady`; the solution's status, segment, time, event and event_time
-    tell. For these three, gradients other than backprop go the way twice, the second time to where the first one ended.
-
-    Errors: ConfigError for a request that makes no sense (unknown name, an option that the method does not heed, as tolerances of
-    fixed steps, tolerances below the dtype's resolution, segments that do not meet, a gradient that the method does not have). A
-    computation that fails raises SolveError, which carries the solution up to there; with `throw=False` the solution is returned
-    and its `status` says what happened.
+    Raises ConfigError for a request that makes no sense (unknown name, an option that the method does not heed, as tolerances of fixed
+    steps, tolerances below the dtype's resolution, segments that do not meet, a gradient that the method does not have).
 
     The state is checked once, at the end; only if that finds a non-finite entry is the solve repeated, without gradient
     and checking each step, to say where it broke. So a good solve on a GPU waits for the device once; with `check=False` not at all, and

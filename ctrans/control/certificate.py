@@ -166,14 +166,17 @@ def certify(
 ) -> Certificate:
     """The evidence for an admissible set's verdict at the costate P: H and its maximiser against ascents and growth.
 
-    A finite H gets a KKT residual and an ascent over velocities, from `pairs` pairs of random starts; an infinite one its
-    growth with a bound, and the witness of it. `features`, on which the last linear map acts, add the ascent over its weights
-    and make the bound one on them; and where H is finite for bounded gains, the growth with a bound on weights and gains together.
-    They are not used where they are zero or every token ties, for sets of weights, which have their own, and for a kinetic cost
-    on a norm's image: its best velocities need inputs so near 0 that an ascent over weights finds them badly.
+    A finite H gets a KKT residual and an ascent over velocities; an infinite one its growth with a bound, and the witness of it.
 
-    The name of a placement stands for its admissible set, `norm` being the norm around its velocities: a module, or a name in
-    `NORMS` of a fresh one (LayerNorm if None); a norm around the state needs the `state` X too.
+    - `admissible`: a set of velocities, or the name of a placement, which stands for its set
+    - `P`: the costate, one row a token
+    - `features`: what the last linear map acts on. They add the ascent over its weights and make the bound one on them; and where H is
+      finite for bounded gains, the growth with a bound on weights and gains together. They are not used where they are zero or every token
+      ties, for sets of weights, which have their own, and for a kinetic cost on a norm's image: its best velocities need inputs so near
+      0 that an ascent over weights finds them badly
+    - `norm`: beside a placement's name, the norm around its velocities: a module, or a name in `NORMS` of a fresh one (LayerNorm if None)
+    - `state`: X, which a norm around the state needs too
+    - `pairs`, `seed`: how many pairs of random starts the ascents have, and of which seed
 
     >>> certify("peri", P).agrees
     >>> certify(admissible_set(norm, "peri", kinetic=0.1), P, features=h).agrees

@@ -63,12 +63,14 @@ def costate(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Costate:
-    """dP/dt = -(dv/dX)' P backward from P(T) = dL/dX(T), L the mean cross-entropy of head(X_T) in nats (without targets of -1).
+    """dP/dt = -(dv/dX)' P backward from P(T) = dL/dX(T), L the model's loss of head(X_T): cross-entropy in nats, or its own.
 
-    "discrete" is the model as it is trained, one step per segment: P_k is autograd's gradient, found segment by segment with one
-    segment's graph in memory at a time. "continuous" solves the ODE and its adjoint by any method of `solvers.METHODS` (tsit5
-    if none is given) and has that method's order; `steps`, `rtol` and `atol` are those of `solve`. No parameter's gradient is
-    touched. Theory, section 5; Kan, eq. 15-16.
+    - `tokens`, `targets`: what the model reads, and what its loss compares with
+    - `form`: "discrete" is the model as it is trained, one step per segment: P_k is autograd's gradient, found segment by segment with one
+      segment's graph in memory at a time. "continuous" solves the ODE and its adjoint, and has its method's order
+    - `method`, `steps`, `rtol`, `atol`: of the continuous form, as `solvers.solve` takes them; tsit5 if no method is given
+
+    No parameter's gradient is touched. Theory, section 5; Kan, eq. 15-16.
 
     Raises ConfigError for an unknown form, solver options given to the discrete form, targets that do not match the tokens or
     are all -1; SolveError where the state or the costate becomes non-finite or the solver cannot go on.

@@ -36,10 +36,15 @@ def admissible_set(
 ) -> Supremum:
     """The velocities that a placement allows: its output norm's image, the tangent space of its state norm's, or all.
 
-    `norm` is that norm (None where the placement has neither); a tangent space also needs the `state` X, and is that which the
-    channels in `moving` make, where not all move. Remedies for what is unbounded: `radius` keeps |W|_F of the last linear map, which
-    acts on `features`, within a ball, or `last_map_decay` charges lam/2 |W|_F^2 for it, both at fixed features; `gain_decay` charges
-    lam/2 (|gamma|^2 + |beta|^2) for an output norm's trained gains and offsets; `kinetic` charges lam/2 |f|^2 in any placement.
+    - `norm`: that norm, None where the placement has neither
+    - `state`: X, which a tangent space needs
+    - `moving`: the channels that move, where not all do
+    - `features`: what the last linear map acts on, for the two remedies that follow, both at fixed features
+    - `radius`: keeps |W|_F of the last linear map within a ball
+    - `last_map_decay`: lam of a charge lam/2 |W|_F^2 for it
+    - `gain_decay`: lam of a charge lam/2 (|gamma|^2 + |beta|^2) for an output norm's trained gains and offsets
+    - `kinetic`: lam of a charge lam/2 |f|^2, in any placement
+
     DeepNorm's division by alpha changes no tangent space.
 
     >>> admissible_set(LayerNorm(768), "peri").support(P)

@@ -112,7 +112,7 @@ def leaves(x: Tensor) -> set[int]:
 
 
 def gradient_norms(model: ModelOfModules, tokens: Tensor, targets: Any) -> Gradients:
-    """`ParameterGradients` alone, for L the mean cross-entropy of the model on those tokens.
+    """`ParameterGradients` alone, for L the model's own loss, mean cross-entropy for language models.
 
     Raises ConfigError for targets that do not match the tokens or are all -1.
     """

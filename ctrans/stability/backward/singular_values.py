@@ -149,10 +149,14 @@ def leading_singular(
 ) -> Singular:
     """sigma_1 >= ... >= sigma_count of J, by Rayleigh-Ritz on a Krylov space of J'J with thick restarts.
 
-    The last `problem` axes of the linearisation's x are one Jacobian; all axes before them are a batch of independent ones,
-    iterated side by side. It stops when the estimated relative error is at most `tolerance`: of the largest value of the batch,
-    or with `each` of all wanted values of every problem. `start` is a guess of the first right singular vectors. A repeated
-    value is found as often as it occurs among the `count`.
+    - `linear`: J, as products with it and its transpose
+    - `problem`: the last so many axes of the linearisation's x are one Jacobian; all axes before them are a batch of independent ones,
+      iterated side by side
+    - `count`: how many values are wanted; a repeated one is found as often as it occurs among them
+    - `each`, `tolerance`: it stops when the estimated relative error is at most `tolerance`: of the largest value of the batch, or with
+      `each` of all wanted values of every problem
+    - `start`: a guess of the first right singular vectors; `generator` draws one where there is none
+    - `cycle`, `limit`: vectors that are kept before a restart, and products at most
 
     The estimate for the square of a value, a Ritz value of J'J, is the least over j of |residuals of it and the j after it|^2 over
     the distance to the next, and never more than its residual. Ritz values stand in for the unknown ones in that distance, which

@@ -78,10 +78,13 @@ def simulate(
 ) -> Simulation:
     """X(t) of the model on those tokens by that method, and what theory says of it.
 
-    `method`, `steps`, `rtol`, `atol` and `norm` are those of `solvers.solve`. A trajectory that breaks off is returned up to there
-    with its status. `progress(k)` is called for each segment done, three times over: the trajectory, the discrete model (if the
-    trajectory is another) and the reference. Without `reference` the ODE is not solved, and distances to it are None. Raises
-    ConfigError for a request that makes no sense.
+    - `method`, `steps`, `rtol`, `atol`, `norm`: as `solvers.solve` takes them. A trajectory that breaks off is returned up to there with
+      its status
+    - `reference`: whether the ODE is solved accurately beside it; without, distances to it are None
+    - `progress(k)`: called for each segment done, three times over: the trajectory, the discrete model (if the trajectory is another) and
+      the reference
+
+    Raises ConfigError for a request that makes no sense.
     """
     start = time.perf_counter()
     solution = model.trajectory(
