@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ctrans.monitor import checks
 from ctrans.monitor.checks import Check, Limits, Sighting
-from ctrans.monitor.past import Past
+from ctrans.monitor.past import Array, Past
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -72,7 +72,7 @@ class Alarm:
         return f"{what}. It {self.does}. Helps: {self.helps}"
 
 
-def _off_guessing(values: checks.Array, past: Past) -> checks.Array:
+def _off_guessing(values: Array, past: Past) -> Array:
     """|log Z - log V|: Z is V for logits of 0."""
     return abs(values - math.log(max(2, past.vocabulary)))
 
