@@ -20,7 +20,7 @@ from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.walk import Attempt, DescribedModel, kept_of, observe
-from solvers import ConfigError, Norm, Solution, Status
+from solvers import ConfigError, Method, Norm, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 """How the ODE is solved that the discrete model is compared with, in float64."""
@@ -68,7 +68,7 @@ def simulate(
     model: DescribedModel,
     tokens: Tensor,
     *,
-    method: str = "euler",
+    method: str | Method = "euler",
     steps: int = 1,
     rtol: float | None = None,
     atol: float | None = None,
@@ -78,10 +78,10 @@ def simulate(
 ) -> Simulation:
     """X(t) of the model on those tokens by that method, and what theory says of it.
 
-    `method`, `steps`, `rtol`, `atol` and `norm` are those of `solvers.solve`. A trajectory that breaks off is returned up to there
-    with its status. `progress(k)` is called for each segment done, three times over: the trajectory, the discrete model (if the
-    trajectory is another) and the reference. Without `reference` the ODE is not solved, and distances to it are None. Raises
-    ConfigError for a request that makes no sense.
+    `method` (a name or such an object), `steps`, `rtol`, `atol` and `norm` are those of `solvers.solve`. A trajectory that breaks off is
+    returned up to there with its status. `progress(k)` is called for each segment done, three times over: the trajectory, the discrete
+    model (if the trajectory is another) and the reference. Without `reference` the ODE is not solved, and distances to it are None.
+    Raises ConfigError for a request that makes no sense.
     """
     start = time.perf_counter()
     solution = model.trajectory(
