@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import solvers
+
 ROOT = Path(__file__).parent.parent
 SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 # Rooms on one row may import each other only if listed before.
@@ -73,6 +75,18 @@ def test_every_module_of_ctrans_is_in_a_room():
     for path in sorted((ROOT / "ctrans").iterdir()):
         name = path.stem if path.suffix == ".py" else path.name
         assert name in {*ROOMS, "__init__", "__main__", "__pycache__", "py.typed"}, f"{name} is in no room"
+
+
+def test_solvers_offers_by_name_all_that_ctrans_takes_from_it():
+    taken = {
+        name
+        for path in FILES
+        if path.is_relative_to(ROOT / "ctrans")
+        for name in imports(path)
+        if name.split(".")[0] == "solvers"
+    }
+    assert "solvers" not in taken, "import solvers hides what is taken of it: import the names"
+    assert {name for name in taken if name.rpartition(".")[2] not in solvers.__all__} == set()
 
 
 def test_files_are_one_idea_long():
