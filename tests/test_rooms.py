@@ -102,6 +102,28 @@ def test_class_names_are_unique_in_the_packages():
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
+def aliases(tree):
+    """Names that stand for a type at the top of a module, each with the type: Name = Callable[...], A | B, Literal[...]."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, kinds = node.targets[0].id, (ast.Subscript, ast.BinOp, ast.Name, ast.Attribute)
+            if isinstance(node.value, kinds) and name[0].isupper() and not name.isupper():
+                yield name, ast.unparse(node.value)
+
+
+@pytest.mark.parametrize("package", ["solvers", "ctrans"])
+def test_a_name_means_one_type_in_a_package(package):
+    """One class, or one alias, which several modules may say in the same words."""
+    meanings = {}
+    for path in (path for path in FILES if path.is_relative_to(ROOT / package)):
+        tree = ast.parse(path.read_text())
+        classes = [(node.name, f"class of {path.relative_to(ROOT)}") for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        for name, meaning in [*classes, *aliases(tree)]:
+            meanings.setdefault(name, set()).add(meaning)
+    several = {name: sorted(each) for name, each in meanings.items() if len(each) > 1}
+    assert several == {}, several
+
+
 OF_MAPS = ("fields", "interop")
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 from ctrans.monitor import checks
-from ctrans.monitor.checks import Check, Limits, Sighting
+from ctrans.monitor.checks import Limits, PastCheck, Sighting
 from ctrans.monitor.past import Array, Past
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -31,7 +31,7 @@ class Rule:
     """An alarm where `check` sees something. `says` is the figure, `does` what it leads to, `source` who set the limits."""
 
     says: str
-    check: Check
+    check: PastCheck
     limits: Limits
     grade: Grade
     source: str

@@ -20,7 +20,7 @@ from ctrans.stability.initialisation.theory import last_layer_bound
 from ctrans.verify.draws import PAPERS
 from ctrans.walk import states_of
 
-Case = Callable[[torch.Generator], tuple[float, float]]
+BoundCase = Callable[[torch.Generator], tuple[float, float]]
 
 
 def all_subsets(entries: int) -> Float[Tensor, "subsets entries"]:
@@ -115,7 +115,7 @@ def last_layer(generator: torch.Generator) -> tuple[float, float]:
     return found.measured, found.bound
 
 
-BOUND_CASES: dict[str, Case] = {
+BOUND_CASES: dict[str, BoundCase] = {
     "softmax norm": softmax_norm,
     "theta bracket": theta_bracket,
     "peaked rows": peaked,
