@@ -15,7 +15,7 @@ from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable,
 from solvers.methods import METHODS, fixed_step, get_method
 from solvers.odeint import odeint
 from solvers.odeint_calls import odeint_adjoint, odeint_dense, odeint_event
-from solvers.request import check_solver
+from solvers.request import check_heeded, check_solver
 from solvers.reversible import Reversible
 from solvers.reversible_scheme import ReversibleScheme
 from solvers.run import Run, Save, finite
@@ -63,6 +63,7 @@ __all__ = [
     "Status",
     "Tableau",
     "Time",
+    "check_heeded",
     "check_solver",
     "finite",
     "fixed_step",

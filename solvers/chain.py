@@ -70,7 +70,7 @@ class Backward:
                 so_far.add_(part)
 
 
-Pull = Callable[[Sequence[Tensor], Grads], Grads]
+PullThrough = Callable[[Sequence[Tensor], Grads], Grads]
 """(kept tensors, gradients of a node's outputs) -> gradients of its inputs."""
 Pass = Callable[[Backward, Sequence[Tensor], Grads, Sequence[Tensor]], Sequence[Tensor]]
 """(backward, kept tensors, gradients of the states inside, and of the links after) -> gradients of the links before."""
@@ -159,7 +159,9 @@ class Chain:
 
         return self._node([tensor.detach() for tensor in states], keep, [*self.links, *states[:-1]], pull)
 
-    def _node(self, outputs: Sequence[Tensor], keep: Sequence[Tensor], inputs: Sequence[Tensor], pull: Pull) -> list[Tensor]:
+    def _node(
+        self, outputs: Sequence[Tensor], keep: Sequence[Tensor], inputs: Sequence[Tensor], pull: PullThrough
+    ) -> list[Tensor]:
         if not any(tensor.requires_grad for tensor in inputs):
             return list(outputs)
         # aliases, since autograd marks what a node gives out, and the solve goes on without a graph
@@ -172,7 +174,7 @@ class Chain:
 class _Job:
     """What travels to the autograd node; the tensors leave it on the way, lest outputs and node hold each other."""
 
-    def __init__(self, outputs: list[Tensor], keep: list[Tensor], autocast: dict[str, Any], pull: Pull, stand: Tensor):
+    def __init__(self, outputs: list[Tensor], keep: list[Tensor], autocast: dict[str, Any], pull: PullThrough, stand: Tensor):
         self.outputs, self.keep, self.autocast, self.pull, self.stand = outputs, keep, autocast, pull, stand
 
 

@@ -21,8 +21,8 @@ from solvers.run import Accepted, Run, Stopped, as_tensor
 from solvers.segment import Segment
 from solvers.solution import Status
 
-Curve = Callable[[Tensor], Tensor]
-Found = tuple[float, int]
+AlongCurve = Callable[[Tensor], Tensor]
+FoundRoot = tuple[float, int]
 """The time of an event, and its number."""
 
 
@@ -77,7 +77,7 @@ class Events:
         with torch.no_grad():
             before = self.values if self.state is seen.before else self._values(step.start, seen.before)
             after = self._values(step.end, seen.after)
-            found: list[Found] = []
+            found: list[FoundRoot] = []
             for i, (event, ends) in enumerate(zip(self.events, zip(before, after, strict=True), strict=True)):
                 if event.crosses(*ends):
                     found.append((_root(functools.partial(self._along, i, curve), step.start, step.end, *ends), i))
@@ -92,7 +92,7 @@ class Events:
     def _values(self, t: float, x: Tensor) -> list[float]:
         return [self._value(i, t, x) for i in range(len(self.events))]
 
-    def _along(self, i: int, curve: Curve, t: float) -> float:
+    def _along(self, i: int, curve: AlongCurve, t: float) -> float:
         return self._value(i, t, curve(_time(t)))
 
     def _value(self, i: int, t: float, x: Tensor) -> float:
@@ -102,7 +102,7 @@ class Events:
         return g
 
 
-def moved(event: Event, time: float, segment: Segment, curve: Curve, end: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def moved(event: Event, time: float, segment: Segment, curve: AlongCurve, end: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The event's time and state with their derivatives, of a root on the curve; `end` is the state where the curve ends there.
 
     Where the segment's times are learned, the curve's parameter is the time as if they were not, and g's is the one that they make.

@@ -25,8 +25,8 @@ DENSE_TOLERANCE, DENSE_SIZE = 1e-12, 100.0
 
 Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)
-Tree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
-Known = dict[Tree, list[float]]
+RootedTree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
+Known = dict[RootedTree, list[float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Tableau:
                             f"theta^{power} has {have:.17g}"
                         )
 
-    def _stage_weights(self, tree: Tree, known: Known) -> list[float]:
+    def _stage_weights(self, tree: RootedTree, known: Known) -> list[float]:
         if tree in known:
             return known[tree]
         values = [1.0] * len(self.rows)
@@ -233,12 +233,12 @@ def tableau(
 
 
 @functools.cache
-def trees(size: int) -> tuple[Tree, ...]:
+def trees(size: int) -> tuple[RootedTree, ...]:
     """All rooted trees with that many nodes, each as the sorted tuple of the subtrees at its root: 1, 1, 2, 4, 9, ..."""
     return tuple(sorted(set(_forests(size - 1, size - 1))))
 
 
-def _forests(nodes: int, largest: int) -> Iterator[Tree]:
+def _forests(nodes: int, largest: int) -> Iterator[RootedTree]:
     if nodes == 0:
         yield ()
     for size in range(1, min(nodes, largest) + 1):
@@ -247,7 +247,7 @@ def _forests(nodes: int, largest: int) -> Iterator[Tree]:
                 yield tuple(sorted((tree, *rest)))
 
 
-def density(tree: Tree) -> int:
+def density(tree: RootedTree) -> int:
     """gamma(tree) = (number of nodes) * product of the densities of its branches; the order condition is sum b phi = 1/gamma."""
     product = _nodes(tree)
     for branch in tree:
@@ -255,7 +255,7 @@ def density(tree: Tree) -> int:
     return product
 
 
-def _nodes(tree: Tree) -> int:
+def _nodes(tree: RootedTree) -> int:
     return 1 + sum(_nodes(branch) for branch in tree)
 
 

@@ -4,9 +4,12 @@ import torch
 
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.placement import PLACEMENTS
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-NAMES = ["none", "pre", "peri", "output", "post", "pre_post", "deepnorm"]
+NAMES = list(PLACEMENTS)
+FREE = [name for name, placement in PLACEMENTS.items() if not placement.state_norm]
+"""Placements without a norm around the state, whose ODE and steps are of one velocity."""
 
 
 def small_config(placement, **changes):

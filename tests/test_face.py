@@ -12,6 +12,7 @@ import torch
 
 import ctrans
 from ctrans import GPT, GPTConfig, certify, costate, simulate
+from tests.helpers import unchecked
 
 ROOT = Path(__file__).parent.parent
 WANTED = [
@@ -72,7 +73,7 @@ def test_importing_it_imports_no_torch():
 
 USER = """
 import ctrans
-from ctrans import GPT, GPTConfig, load, simulate, train
+from ctrans import GPT, GPTConfig, diagnose, load, screen, simulate, train
 model = GPT(GPTConfig(depth=2))
 reveal_type(model.config)
 reveal_type(load("x"))
@@ -80,12 +81,15 @@ reveal_type(train(GPTConfig(), out="x").model)
 reveal_type(simulate)
 GPTConfig(dept=3)
 ctrans.screem
+simulate(model, model.token_embedding.weight, metod="rk4")
+screen(model, None, None, sede=1)
+diagnose(model, None, weight_deca=0.1)
 """
 
 
 @pytest.mark.slow
 def test_a_users_types_are_checked(tmp_path):
-    """mypy, which knows nothing of this repository but where it lies, sees real types and finds both mistakes."""
+    """mypy, which knows nothing of this repository but where it lies, sees real types and finds every mistake."""
     pytest.importorskip("mypy")
     (tmp_path / "user.py").write_text(USER)
     cache = ROOT / ".mypy_cache" / "users"
@@ -102,6 +106,34 @@ def test_a_users_types_are_checked(tmp_path):
     assert "ctrans.stability.forward.simulation.Simulation" in lines[3]
     assert 'Unexpected keyword argument "dept"' in lines[4]
     assert '"screem"' in lines[5]
+    misspelt = [line for line in lines if "Unexpected keyword argument" in line]
+    assert [line.split('"')[1] for line in misspelt] == ["dept", "metod", "sede", "weight_deca"], done.stdout
+
+
+LOOKING = {
+    "diagnose": "ctrans.stability.diagnosis.diagnose",
+    "screen": "ctrans.stability.screening.screen",
+    "simulate": "ctrans.stability.forward.simulation",
+}
+"""What opens any model, and where the function of that name is that then looks at it."""
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_what_looks_at_any_model_takes_what_looks_at_an_open_one(name):
+    """The same parameters, written out, with the same defaults; and a loss where there is one. A misspelt one is an error."""
+    function, inner = getattr(ctrans, name), getattr(importlib.import_module(LOOKING[name]), name)
+    given, wanted = ({each.name: each for each in inspect.signature(f).parameters.values()} for f in (function, inner))
+    assert given.keys() - {"loss"} == wanted.keys()
+    assert [name for name in wanted if (given[name].kind, given[name].default) != (wanted[name].kind, wanted[name].default)] == []
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sede'"):
+        unchecked(function)(None, sede=1)
+
+
+def test_every_parameter_of_what_looks_at_any_model_is_explained():
+    for name in LOOKING:
+        function = getattr(ctrans, name)
+        for parameter in inspect.signature(function).parameters:
+            assert f"`{parameter}`" in function.__doc__ or f"`{parameter}(" in function.__doc__, f"{name}: {parameter}"
 
 
 def test_functions_of_the_face_work_together():

@@ -1,5 +1,6 @@
 """Facts about the project that stand in one place, where tools have them in several."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -33,6 +34,18 @@ def test_pre_commit_runs_what_make_lint_runs():
     (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
     hooks = re.findall(r"^ +entry: (.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.M)
     assert hooks == [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
+
+
+def test_no_check_for_undefined_names_is_off():
+    """Neither mypy's nor ruff's, for any file; a check that is off for all of F or for all errors is off for these."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    mypy, lint = tools["mypy"], tools["ruff"]["lint"]
+    assert {"disable_error_code", "ignore_errors", "overrides", "exclude"} & mypy.keys() == set()
+    assert "F" in lint["select"]
+    ignored = [*lint.get("ignore", ()), *itertools.chain(*lint.get("per-file-ignores", {}).values())]
+    assert [code for code in ignored if "F821".startswith(code)] == []
+    for path in (path for package in ("solvers", "ctrans") for path in (ROOT / package).rglob("*.py")):
+        assert not re.search(r"noqa: .*F821|noqa *$|ignore\[.*name-defined|# mypy:", path.read_text(), re.M), path
 
 
 def test_cases_that_are_always_run_meet_every_value():

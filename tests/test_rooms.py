@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import solvers
+
 ROOT = Path(__file__).parent.parent
 SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 # Rooms on one row may import each other only if listed before.
@@ -89,6 +91,18 @@ def test_every_module_of_ctrans_is_in_a_room():
         assert name in {*ROOMS, "__init__", "__main__", "__pycache__", "py.typed"}, f"{name} is in no room"
 
 
+def test_solvers_offers_by_name_all_that_ctrans_takes_from_it():
+    taken = {
+        name
+        for path in FILES
+        if path.is_relative_to(ROOT / "ctrans")
+        for name in imports(path)
+        if name.split(".")[0] == "solvers"
+    }
+    assert "solvers" not in taken, "import solvers hides what is taken of it: import the names"
+    assert {name for name in taken if name.rpartition(".")[2] not in solvers.__all__} == set()
+
+
 def test_files_are_one_idea_long():
     assert {str(path): n for path in FILES if (n := path.read_text().count("\n")) > 400} == {}
 
@@ -102,12 +116,81 @@ def test_class_names_are_unique_in_the_packages():
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
+def aliases(tree):
+    """Names that stand for a type at the top of a module, each with the type: Name = Callable[...], A | B, Literal[...]."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, kinds = node.targets[0].id, (ast.Subscript, ast.BinOp, ast.Name, ast.Attribute)
+            if isinstance(node.value, kinds) and name[0].isupper() and not name.isupper():
+                yield name, ast.unparse(node.value)
+
+
+@pytest.mark.parametrize("package", ["solvers", "ctrans"])
+def test_a_name_means_one_type_in_a_package(package):
+    """One class, or one alias, which several modules may say in the same words."""
+    meanings = {}
+    for path in (path for path in FILES if path.is_relative_to(ROOT / package)):
+        tree = ast.parse(path.read_text())
+        classes = [(node.name, f"class of {path.relative_to(ROOT)}") for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        for name, meaning in [*classes, *aliases(tree)]:
+            meanings.setdefault(name, set()).add(meaning)
+    several = {name: sorted(each) for name, each in meanings.items() if len(each) > 1}
+    assert several == {}, several
+
+
+OF_MAPS = ("fields", "interop")
+
+
+def concrete_maps():
+    """The modules of fields and interop that are maps or parts of one: by their bases, less models, which have a trajectory."""
+    classes = {
+        node.name: node
+        for path in FILES
+        if path.relative_to(ROOT).parts[1] in OF_MAPS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    bases = {name: {ast.unparse(base).split(".")[-1] for base in node.bases} for name, node in classes.items()}
+    modules = {"Module"}
+    while more := {name for name, given in bases.items() if given & modules} - modules:
+        modules |= more
+    models = {name for name, node in classes.items() if any(getattr(part, "name", "") == "trajectory" for part in node.body)}
+    return modules - models - {"Module"}
+
+
+def asked_for(node):
+    """The expressions for types that a question is about: isinstance and issubclass, a comparison of types, a pattern of a class."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+        return [node.args[1]]
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    return [node.cls] if isinstance(node, ast.MatchClass) else []
+
+
+def names_asked_for(tree):
+    parts = (part for node in ast.walk(tree) for asked in asked_for(node) for part in ast.walk(asked))
+    return {part.id if isinstance(part, ast.Name) else part.attr for part in parts if isinstance(part, (ast.Name, ast.Attribute))}
+
+
 def test_no_room_but_fields_and_interop_asks_for_a_concrete_map():
-    concrete = {"Attention", "FeedForward"}
+    concrete = concrete_maps()
+    assert {"Attention", "FeedForward", "MixtureOfExperts", "ModuleChain", "AttentionInModel", "UnfoldedAttention"} <= concrete
+    assert not {"Opened", "EndsLinear", "HasBound"} & concrete, "models and protocols may be asked for"
     for path in FILES:
-        if path.relative_to(ROOT).parts[1] in ("fields", "interop"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
-                named = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
-                assert not named & concrete, f"{path}: isinstance on {named & concrete}"
+        if path.relative_to(ROOT).parts[1] not in OF_MAPS:
+            asked = names_asked_for(ast.parse(path.read_text())) & concrete
+            assert not asked, f"{path}: asks for {asked}"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "isinstance(f, Attention)",
+        "isinstance(f, (nn.Linear, fields.Attention))",
+        "type(f) is Attention",
+        "issubclass(type(f), fields.attention.Attention)",
+        "match f:\n    case Attention(): pass",
+    ],
+)
+def test_a_question_for_a_class_is_seen_however_it_is_put(question):
+    assert "Attention" in names_asked_for(ast.parse(question))

@@ -45,17 +45,17 @@ from ctrans.weights.on_demand import watch
 from solvers import ConfigError
 from solvers.errors import look_up
 
-Values = Callable[[str], list[Any]]
+ValuesOf = Callable[[str], list[Any]]
 
 
 SWITCH = {"no": False, "yes": True}
 
 
-def _names(table: dict[str, Any], what: str) -> Values:
+def _names(table: dict[str, Any], what: str) -> ValuesOf:
     return lambda text: options.expand(text.split(","), table, what)
 
 
-def _numbers(kind: type[int] | type[float], what: str) -> Values:
+def _numbers(kind: type[int] | type[float], what: str) -> ValuesOf:
     def parse(text: str) -> list[Any]:
         try:
             return [kind(part) for part in text.split(",")]
@@ -65,7 +65,7 @@ def _numbers(kind: type[int] | type[float], what: str) -> Values:
     return parse
 
 
-def _numbers_or_none(kind: type[int] | type[float], what: str) -> Values:
+def _numbers_or_none(kind: type[int] | type[float], what: str) -> ValuesOf:
     """Numbers, and "none" for the setting left out."""
     numbers = _numbers(kind, what)
     return lambda text: [part if part == "none" else numbers(part)[0] for part in text.split(",")]
@@ -88,7 +88,7 @@ class Comparable:
     """What can be compared: the field of a request that it changes, how its values are read, and how the field holds one."""
 
     field: str
-    values: Values
+    values: ValuesOf
     as_field: Callable[[Any], Any] = _itself
 
 

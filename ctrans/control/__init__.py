@@ -1,6 +1,6 @@
 """Training as optimal control: admissible velocities, Hamiltonian, costate, and certificates that the problem is well-posed."""
 
-from ctrans.control.admissible import VERDICTS, AdmissibleSet, GainSlope, Supremum, Verdict
+from ctrans.control.admissible import VERDICTS, AdmissibleSet, GainSlope, Posedness, Supremum
 from ctrans.control.attained import Attained, attained
 from ctrans.control.bounded_growth import Growth, Witness
 from ctrans.control.certificate import Certificate, VelocityAscent, WeightAscent, certify
@@ -35,11 +35,11 @@ __all__ = [
     "KineticCost",
     "LastMapDecay",
     "MaximumPrinciple",
+    "Posedness",
     "StepImage",
     "Supremum",
     "TangentSpace",
     "VelocityAscent",
-    "Verdict",
     "WeightAscent",
     "WholeSpace",
     "Witness",

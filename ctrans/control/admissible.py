@@ -14,7 +14,7 @@ from torch import Tensor
 from ctrans.control.ascent import Chart
 from solvers import ConfigError
 
-Verdict = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
+Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
 """What is known of H(P), each word saying what it assumes; from the strongest to the weakest.
 
 - `well-posed`: finite for every costate, whatever the weights, gains and offsets are trained to
@@ -26,7 +26,7 @@ Verdict = Literal["well-posed", "well-posed for bounded gains", "well-posed, the
 - `degenerate`: infinite, for almost all costates or (under weight decay) at this one
 """
 
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+VERDICTS: tuple[Posedness, ...] = get_args(Posedness)
 
 ROUNDING = 32
 """A quantity counts as zero below ROUNDING machine epsilons times the size of what it was computed from."""
@@ -61,7 +61,7 @@ class Supremum(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         """Whether H is finite, and what is assumed for it. A norm with eps > 0 comes as near to its H as one likes, and attains it not."""
 
     @property

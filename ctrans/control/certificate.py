@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, GainSlope, Supremum, VelocitySet, Verdict, check_costate, length, ratio
+from ctrans.control.admissible import ROUNDING, GainSlope, Posedness, Supremum, VelocitySet, check_costate, length, ratio
 from ctrans.control.ascent import STEPS, Chart, ascend, evened
 from ctrans.control.bounded_growth import Growth, Witness, growth, witness
 from ctrans.control.ellipsoids import SphereImage
@@ -81,7 +81,7 @@ class Certificate:
     """
 
     words: str
-    verdict: Verdict
+    verdict: Posedness
     hamiltonian: float
     ties: int
     eps: float

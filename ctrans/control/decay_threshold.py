@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import Verdict, length, ratio
+from ctrans.control.admissible import Posedness, length, ratio
 from ctrans.control.ascent import ascend
 from ctrans.control.last_map import frobenius
 from ctrans.fields import Activation, HasUnits, ShowsHeads, why_not
@@ -170,7 +170,7 @@ class DecayThreshold:
     below: Climb | None = None
     above: Climb | None = None
 
-    def verdict(self, decay: float) -> Verdict:
+    def verdict(self, decay: float) -> Posedness:
         """What a penalty of that size makes of H, with rows, input gains and biases as they are."""
         if decay < self.lower:
             return "degenerate"

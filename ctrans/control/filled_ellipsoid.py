@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, VelocitySet, Verdict, length, nowhere, ratio
+from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, length, nowhere, ratio
 from ctrans.control.ascent import Chart
 from ctrans.control.ellipsoids import CLOSENESS, SphereImage
 from ctrans.control.secular_equation import in_ball
@@ -34,7 +34,7 @@ class FilledImage(VelocitySet):
         return f"convex hull of {self.image.words}"
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         return self.image.verdict
 
     def check(self, P: Tensor) -> None:

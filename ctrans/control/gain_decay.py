@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import Supremum, Verdict, check_positive, length, ratio
+from ctrans.control.admissible import Posedness, Supremum, check_positive, length, ratio
 from ctrans.control.ascent import Chart
 from ctrans.control.gain_slope import has_offset, unit
 from ctrans.control.norm_image import NormImage
@@ -51,7 +51,7 @@ class GainDecay(Supremum):
         return f"{self.image.words}, any gamma and beta; running cost {self.gain_decay:g}/2 (|gamma|^2 + |beta|^2)"
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         return "well-posed"
 
     @property

@@ -7,7 +7,7 @@ import dataclasses
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import AdmissibleSet, VelocitySet, Verdict, check_positive
+from ctrans.control.admissible import AdmissibleSet, Posedness, VelocitySet, check_positive
 from ctrans.control.ascent import Chart
 
 
@@ -29,7 +29,7 @@ class KineticCost(AdmissibleSet):
         return f"{self.velocities.words}; running cost {self.kinetic:g}/2 |f|^2"
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         return "well-posed"
 
     def check(self, P: Tensor) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from ctrans.control.admissible import (
     ROUNDING,
     AdmissibleSet,
+    Posedness,
     VelocitySet,
-    Verdict,
     check_costate,
     check_positive,
     nowhere,
@@ -108,7 +108,7 @@ class LastMap(AdmissibleSet):
         return Features(self.features)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         return "well-posed, the rest fixed"
 
     @property

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, VelocitySet, Verdict, check_costate, length, nowhere, ratio
+from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, nowhere, ratio
 from ctrans.control.ascent import Chart
 from ctrans.norm import Norm
 from solvers import ConfigError
@@ -35,7 +35,7 @@ class LinearSpace(VelocitySet):
         """The velocity that the placement makes of a sublayer's raw output."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         return "well-posed" if self._trivial else "degenerate"
 
     def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import VERDICTS, Supremum, Verdict
+from ctrans.control.admissible import VERDICTS, Posedness, Supremum
 from ctrans.control.bounded_growth import decayed_growth
 from ctrans.control.certificate import Certificate, certify, weakest
 from ctrans.control.costate import Costate, Point, continuous_or_discrete, costate
@@ -70,7 +70,7 @@ class SegmentCheck:
     ode: bool = True
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         """The certificate's, or what weight decay makes of it: a bounded set does not ask what the weights are."""
         if self.weight_decay is None or self.certificate.verdict != "degenerate":
             return self.certificate.verdict
@@ -90,7 +90,7 @@ class SegmentCheck:
         return 0.0 if exact else None
 
     @property
-    def step_verdict(self) -> Verdict:
+    def step_verdict(self) -> Posedness:
         """That of the discrete step."""
         return self.verdict if self.step is None else self.step.verdict
 
@@ -134,12 +134,12 @@ class ModelCheck:
         return all(segment.ode for segment in self.segments)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         """The weakest of the segments', for the ODE: one velocity that may run away is enough to degenerate training."""
         return max((segment.verdict for segment in self.segments), key=VERDICTS.index)
 
     @property
-    def step_verdict(self) -> Verdict:
+    def step_verdict(self) -> Posedness:
         """The same for the discrete model."""
         return max((segment.step_verdict for segment in self.segments), key=VERDICTS.index)
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import VelocitySet, Verdict, check_costate
+from ctrans.control.admissible import Posedness, VelocitySet, check_costate
 from ctrans.control.ascent import Chart, Gains, Map, unchanged
 from ctrans.control.gain_slope import has_offset
 from ctrans.norm import Norm
@@ -28,7 +28,7 @@ class NormImage(VelocitySet):
         return bool(self.norm.linear_parameters())
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         return "well-posed for bounded gains" if self.trained else "well-posed"
 
     @property

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, VelocitySet, Verdict, check_costate, length, ratio
+from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, ratio
 from ctrans.control.ascent import Chart
 from ctrans.control.linear_spaces import TangentSpace
 from ctrans.control.sets_by_norm import image_of
@@ -89,7 +89,7 @@ class SectionImage(VelocitySet):
         return f"N(y), y of X's entries in {int((~self.moves).sum())} of {self.norm.width} channels, so in: {image_of(self.norm).words}"
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         return image_of(self.norm).verdict
 
     @functools.cached_property

@@ -7,7 +7,7 @@ import dataclasses
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import GainSlope, VelocitySet, Verdict, check_costate, check_positive
+from ctrans.control.admissible import GainSlope, Posedness, VelocitySet, check_costate, check_positive
 from ctrans.control.ascent import Chart
 
 
@@ -34,7 +34,7 @@ class StepImage(VelocitySet):
         return f"(z - X)/dt, dt = {self.dt:g}, z in: {self.image.words}"
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Posedness:
         return self.image.verdict
 
     @property

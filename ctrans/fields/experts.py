@@ -208,13 +208,13 @@ class MixtureOfExperts(nn.Module):
             each.append(list(zip(linear.weight.split(sizes), offsets, strict=True)))
         return [list(part) for part in zip(*each, strict=True)], list(self.down.weight.split(sizes, dim=1))
 
-    def _affine(self) -> list[Part]:
+    def _affine(self) -> list[ExpertParts]:
         ups, downs = self._parts()
         phi = ACTIVATIONS[self.activation]
         return [([Affine(*each) for each in first], Affine(down), phi) for first, down in zip(ups, downs, strict=True)]
 
 
-Part = tuple[list[Affine], Affine, Activation]
+ExpertParts = tuple[list[Affine], Affine, Activation]
 """An expert without its last offset: its first maps (of a gated one W_g and W_u), its last, and phi."""
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ctrans.norm import LayerNorm, RMSNorm
 
-Pair = tuple[nn.Module, nn.Module]
+NormPair = tuple[nn.Module, nn.Module]
 """Of queries and of keys."""
 
 
@@ -27,12 +27,12 @@ class UnitLength(nn.Module):
         return y if self.scale is None else y * self.scale.view(-1, 1, 1)
 
 
-def _unit_length(heads: int, head: int, eps: float) -> Pair:
+def _unit_length(heads: int, head: int, eps: float) -> NormPair:
     """Scores s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020); s_h = d_h at first, where RMSNorms of gain 1 would be."""
     return UnitLength(eps, torch.full((heads,), float(head))), UnitLength(eps)
 
 
-QK_NORMS: dict[str, Callable[[int, int, float], Pair]] = {
+QK_NORMS: dict[str, Callable[[int, int, float], NormPair]] = {
     "rms": lambda heads, head, eps: (RMSNorm(head, eps), RMSNorm(head, eps)),
     "layer": lambda heads, head, eps: (LayerNorm(head, eps), LayerNorm(head, eps)),
     "l2": _unit_length,

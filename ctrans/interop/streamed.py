@@ -19,26 +19,26 @@ from torch import Tensor, nn
 
 from ctrans.given_files import check_file
 from ctrans.interop.anatomy import Anatomy, fields, find_blocks
-from ctrans.weights.on_demand import Known, Piece, Shelf, put_on_demand
+from ctrans.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 
 Modules = Mapping[str, nn.Module]
 """Modules by their paths in a model."""
-Source = Callable[[Modules], Callable[[], dict[str, Tensor]]]
+WeightSource = Callable[[Modules], Callable[[], dict[str, Tensor]]]
 """From the modules of a piece, without their matrices, to what makes the piece's weights by their names in the model."""
 
 
-def put_model_on_demand(model: nn.Module, anatomy: Anatomy, source: Source) -> None:
+def put_model_on_demand(model: nn.Module, anatomy: Anatomy, source: WeightSource) -> None:
     """The skeleton's matrices, made by the source when they are used; one piece is there at a time."""
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_meta)
-    shelf, known = Shelf(dtype), Known()
+    shelf, known = Shelf(dtype), KnownPieces()
     for modules in list(_pieces(model, anatomy)):
         piece = Piece(next(iter(modules)), source(modules))
         for path, module in modules.items():
             put_on_demand(module, piece, shelf, prefix=f"{path}.", known=known)
 
 
-def put_in_place(model: nn.Module, anatomy: Anatomy, source: Source) -> None:
+def put_in_place(model: nn.Module, anatomy: Anatomy, source: WeightSource) -> None:
     """The skeleton's matrices, all of them, to stay: the ordinary model."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for modules in list(_pieces(model, anatomy)):
@@ -64,7 +64,7 @@ def _pieces(model: nn.Module, anatomy: Anatomy) -> Iterator[dict[str, nn.Module]
             yield {path: module}
 
 
-def drawn(model: Any, seed: int) -> Source:
+def drawn(model: Any, seed: int) -> WeightSource:
     """Weights drawn as the library initialises that family, every piece from its own seed: they depend on no order."""
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
 
@@ -121,7 +121,7 @@ def stored_dtype(stored: Mapping[str, Stored]) -> torch.dtype:
     return next((FLOATS[weight.dtype] for weight in stored.values() if weight.dtype in FLOATS), torch.float32)
 
 
-def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[Source, set[str]]:
+def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, set[str]]:
     """Weights read from the files by memory map, and those that stay (norms, buffers) put in place now; and the names in the files
     that are not used.
 

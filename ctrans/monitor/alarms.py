@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Literal
 
 from ctrans.monitor import checks
-from ctrans.monitor.checks import Check, Limits, Sighting
-from ctrans.monitor.past import Past
+from ctrans.monitor.checks import Limits, PastCheck, Sighting
+from ctrans.monitor.past import Array, Past
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -31,7 +31,7 @@ class Rule:
     """An alarm where `check` sees something. `says` is the figure, `does` what it leads to, `source` who set the limits."""
 
     says: str
-    check: Check
+    check: PastCheck
     limits: Limits
     grade: Grade
     source: str
@@ -72,7 +72,7 @@ class Alarm:
         return f"{what}. It {self.does}. Helps: {self.helps}"
 
 
-def _off_guessing(values: checks.Array, past: Past) -> checks.Array:
+def _off_guessing(values: Array, past: Past) -> Array:
     """|log Z - log V|: Z is V for logits of 0."""
     return abs(values - math.log(max(2, past.vocabulary)))
 

@@ -27,11 +27,11 @@ class Sighting:
     crossing: float = math.inf
 
 
-Check = Callable[[Past, Limits], Sighting | None]
+PastCheck = Callable[[Past, Limits], Sighting | None]
 NONE = Trend(0.0, 0.0)
 
 
-def beyond(name: str, transform: Callable[[Array, Past], Array] | None = None, *, below: bool = False) -> Check:
+def beyond(name: str, transform: Callable[[Array, Past], Array] | None = None, *, below: bool = False) -> PastCheck:
     """A value above `limit` (or below it) in each of the last `reports` reports; the worst place."""
 
     def check(past: Past, limits: Limits) -> Sighting | None:
@@ -49,7 +49,7 @@ def beyond(name: str, transform: Callable[[Array, Past], Array] | None = None, *
     return check
 
 
-def grows(name: str, transform: Callable[[Array, Past], Array] | None = None) -> Check:
+def grows(name: str, transform: Callable[[Array, Past], Array] | None = None) -> PastCheck:
     """A value above `limit`, or above `low` and on its way there: log-linear over the last `window` reports with R^2 of at least `fit`,
     passing the limit within `ahead` times the steps that were seen.
     """
@@ -185,7 +185,7 @@ def half_range(past: Past, limits: Limits) -> Sighting | None:
     return grows("largest")(past, limits) if past.half else None
 
 
-def probed(name: str) -> Check:
+def probed(name: str) -> PastCheck:
     """What the last probe found, above `limit`."""
 
     def check(past: Past, limits: Limits) -> Sighting | None:

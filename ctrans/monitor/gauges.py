@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.fields import Balances, TokenBound
+from ctrans.interop.exits import Exit
 from ctrans.interop.recorded_calls import first_tensor
 from ctrans.monitor.gauge_table import GAUGES, Figures
 from ctrans.monitor.reductions import SAMPLE, evenness, length, longest, norm_of, sample, sample_rows, to_host
 from ctrans.monitor.scores import ScoresSeen
-from ctrans.monitor.sites import Exit, Site, Sites, dropped, own_parameters
+from ctrans.monitor.sites import Site, Sites, dropped, own_parameters
 from ctrans.monitor.updates import Updates
 from ctrans.stability.forward.bounds import needs_radius, velocity_bound
 

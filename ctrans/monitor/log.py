@@ -23,7 +23,7 @@ from ctrans.given_files import cannot_read, nested_too_deep
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log_lines import (
     Header,
-    Line,
+    LogLine,
     Report,
     alarm_of,
     end_of,
@@ -103,14 +103,14 @@ class LogWriter:
     def end(self, step: int, words: str) -> None:
         self._append({"step": step, "end": words})
 
-    def _append(self, line: Line) -> None:
+    def _append(self, line: LogLine) -> None:
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
         except OSError as error:
             raise _unwritten(self.path, error) from None
 
-    def _replace(self, lines: Sequence[Line]) -> None:
+    def _replace(self, lines: Sequence[LogLine]) -> None:
         temporary = self.path.with_name(f".{LOG}")
         try:
             with temporary.open("w") as file:
@@ -142,11 +142,11 @@ def read_log(directory: str | Path) -> MonitorLog:
     )
 
 
-def _each(made: Callable[[Line], Made | None], lines: Iterable[Line]) -> Iterator[Made]:
+def _each(made: Callable[[LogLine], Made | None], lines: Iterable[LogLine]) -> Iterator[Made]:
     return (found for line in lines if (found := made(line)) is not None)
 
 
-def lines_of(directory: Path) -> Iterator[Line]:
+def lines_of(directory: Path) -> Iterator[LogLine]:
     """What lines hold; those that are not whole, or nested deeper than any that a monitor writes, are left out. None of no file.
 
     Raises ConfigError for a log that is there and cannot be read to its end: who took its beginning for the whole would lose the rest.
@@ -168,11 +168,11 @@ def lines_of(directory: Path) -> Iterator[Line]:
         raise cannot_read(path, error) from None
 
 
-def thinned(lines: Sequence[Line]) -> list[Line]:
+def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
     """All lines but every second report of those before the newest `DENSE`, whose peaks the next one takes over."""
     reports = [i for i, line in enumerate(lines) if "by" in line]
     dropped = set(reports[:-DENSE][::2])
-    kept: list[Line] = []
+    kept: list[LogLine] = []
     peaks: dict[str, float] = {}
     for i, line in enumerate(lines):
         if i in dropped:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ctrans.monitor.gauge_table import GAUGES, Figures
 
-Line = dict[str, Any]
+LogLine = dict[str, Any]
 LAST_STEP = 2**53
 """No training has so many steps; a picture's axes could not count them."""
 
@@ -73,7 +73,7 @@ def plain_numbers(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def line_of(report: Report) -> Line:
+def line_of(report: Report) -> LogLine:
     """A report as `report_of` reads it."""
     run = {name: _rounded(value) for name, value in report.figures.items() if not isinstance(value, list)}
     return {
@@ -93,7 +93,7 @@ def is_step(value: Any) -> bool:
     return type(value) is int and 0 <= value < LAST_STEP
 
 
-def header_of(line: Line) -> Header | None:
+def header_of(line: LogLine) -> Header | None:
     """None for a line that is no header, or one that `Header` does not fit."""
     given = line.get("header")
     if not isinstance(given, dict):
@@ -105,7 +105,7 @@ def header_of(line: Line) -> Header | None:
     return Header(**known)
 
 
-def report_of(line: Line) -> Report | None:
+def report_of(line: LogLine) -> Report | None:
     """None for a line that is no report, or whose figures are not numbers. Figures that `GAUGES` does not know are left out."""
     run, by, unknown = (line.get(name, {}) for name in ("run", "by", "unknown"))
     if "by" not in line or not all(isinstance(each, dict) for each in (run, by, unknown)):
@@ -118,7 +118,7 @@ def report_of(line: Line) -> Report | None:
     return Report(line["step"], figures, {_shown(name): _shown(str(why)) for name, why in unknown.items()})
 
 
-def alarm_of(line: Line) -> dict[str, Any] | None:
+def alarm_of(line: LogLine) -> dict[str, Any] | None:
     """None for a line that is no alarm, or one without what is shown of it."""
     given = line.get("alarm")
     if not isinstance(given, dict):
@@ -127,7 +127,7 @@ def alarm_of(line: Line) -> dict[str, Any] | None:
     return known if all(fits(known.get(name)) for name, fits in ALARM.items()) else None
 
 
-def probe_of(line: Line) -> dict[str, Any] | None:
+def probe_of(line: LogLine) -> dict[str, Any] | None:
     """None for a line that is no probe's."""
     given = line.get("probe")
     if not isinstance(given, dict) or not isinstance(given.get("unknown", {}), dict):
@@ -135,7 +135,7 @@ def probe_of(line: Line) -> dict[str, Any] | None:
     return {"step": line["step"], **given, **({"unknown": _shown(given["unknown"])} if "unknown" in given else {})}
 
 
-def end_of(line: Line) -> str | None:
+def end_of(line: LogLine) -> str | None:
     """How a run ended; None for a line that does not say that."""
     return _shown(line["end"]) if isinstance(line.get("end"), str) else None
 

@@ -27,7 +27,7 @@ from ctrans.monitor.past import Past
 from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, distributed
 from ctrans.monitor.reductions import norm_of
-from ctrans.monitor.settings import Told, settings_and_opening
+from ctrans.monitor.settings import ToldFigures, settings_and_opening
 from ctrans.monitor.sites import as_it_was, is_compiled, sites_of
 from solvers import ConfigError
 
@@ -330,7 +330,7 @@ def _part(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(map(cut, args)), {name: cut(each) for name, each in kwargs.items()}
 
 
-def _tensorboard(directory: Path, start: int) -> Told:
+def _tensorboard(directory: Path, start: int) -> ToldFigures:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(directory), purge_step=start + 1)

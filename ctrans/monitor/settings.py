@@ -17,7 +17,7 @@ from ctrans.monitor.reactions import check_reactions
 from solvers import ConfigError
 from solvers.errors import unknown
 
-Told = Callable[[int, Mapping[str, float]], object]
+ToldFigures = Callable[[int, Mapping[str, float]], object]
 """Told of a report: its step, and figures by name, those by depth as their least, median and largest."""
 
 
@@ -51,7 +51,7 @@ class MonitorSettings:
     limits: Mapping[str, Mapping[str, float]] | None = None
     react: Collection[str] = ()
     save: Callable[[Alarm], object] | None = None
-    told: Sequence[Told] = ()
+    told: Sequence[ToldFigures] = ()
     tensorboard: bool = False
     start: int = 0
     total: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,34 +14,12 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.fields import Balances, Kind
 from ctrans.interop import open_model
+from ctrans.interop.exits import Exit, exits_of, router_in
 from ctrans.interop.hosts import tensor_in
-from ctrans.interop.multihead import UnfoldedAttention
-from ctrans.interop.recorded_calls import CalledAs, own_module
-from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.unwrapped import unwrapped
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Exit:
-    """A module that puts out a part of a raw velocity: tail(y) of what it puts out.
-
-    With `adds`, a state that it is given beside the one that it acts on is added in it already (Bloom), and is taken off.
-    """
-
-    module: nn.Module
-    tail: Callable[[Tensor], Tensor]
-    adds: bool = False
-
-    def velocity(self, args: Sequence[Any], y: Tensor) -> Tensor:
-        """Its part of r, where it was given `args` and put out y."""
-        if self.adds:
-            given = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.shape == y.shape]
-            other = next((x for x in given if x is not given[0]), None)
-            y = y if other is None else y - other.detach()
-        return self.tail(y)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,7 +150,7 @@ def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
     branch = sublayer.attention
     return {
         "enter": sublayer,
-        "exits": (Exit(sublayer, _itself),),
+        "exits": (Exit(sublayer),),
         "state_norm": sublayer.state_norm,
         "attention": None if branch is None else branch.field,
         "router": next((each.field for each in sublayer.branches.values() if isinstance(each.field, Balances)), None),
@@ -182,7 +160,7 @@ def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
 def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     """By the modules of another library within our sublayer: its norms' and its maps', in the order in which they act."""
     branches = sublayer.branches
-    maps = [_acting(getattr(branch.field, "attention", branch.field), own) for branch in branches.values()]
+    maps = [exits_of(getattr(branch.field, "attention", branch.field), own) for branch in branches.values()]
     if not all(maps):
         raise ConfigError(f"no module of the model was found in its {sublayer.kind}: its functions alone cannot be watched")
     norms = {role: None if norm is None else norm.module for role, norm in _norms(sublayer).items()}
@@ -190,44 +168,12 @@ def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     mixes = "attention" in branches
     return {
         "enter": norms["input_norm"] or maps[0][0].module,
-        "exits": tuple(each[-1] for each in maps) if behind is None else (Exit(behind, _itself),),
+        "exits": tuple(each[-1] for each in maps) if behind is None else (Exit(behind),),
         "state_norm": norms["state_norm"],
         "attention": maps[0][0].module if mixes else None,
-        "router": _router([each[0].module for each in maps[mixes:]]),
+        "router": router_in([each[0].module for each in maps[mixes:]]),
     }
 
 
 def _norms(sublayer: Sublayer) -> dict[str, Any]:
     return {role: getattr(sublayer, role) for role in ("input_norm", "output_norm", "state_norm")}
-
-
-def _acting(chain: Any, own: set[nn.Module]) -> list[Exit]:
-    """The model's own modules in a chain of stages, each with what is still done to what it puts out."""
-    scaled = [stage for stage in chain.stages if isinstance(stage, ScaledOutput)]
-    tail = scaled[0] if scaled else _itself
-    stages = [(stage, _own_within(stage, own)) for stage in chain.stages if not isinstance(stage, ScaledOutput)]
-    return [Exit(part, tail, isinstance(stage, CalledAs)) for stage, part in stages if part is not None]
-
-
-def _own_within(stage: nn.Module, own: set[nn.Module]) -> nn.Module | None:
-    """The model's own module that a stage is or holds; the first of several."""
-    if isinstance(stage, UnfoldedAttention):  # torch's own attention calls its last map as a function
-        return next((part for part in own if getattr(part, "out_proj", None) is stage.out), None)
-    if own_module(stage) in own:
-        return own_module(stage)
-    return next((part for part in stage.modules() if part in own), None)
-
-
-ROUTERS = ("gate", "router")
-"""What libraries call the map that chooses experts; it stands beside `experts`."""
-
-
-def _router(maps: Sequence[nn.Module]) -> nn.Module | None:
-    for part in (inner for each in maps for inner in each.modules()):
-        if hasattr(part, "experts"):
-            return next((router for name in ROUTERS if isinstance(router := getattr(part, name, None), nn.Module)), None)
-    return None
-
-
-def _itself(x: Tensor) -> Tensor:
-    return x

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 ENTRIES = 8192
 """Number of entries of a group of weights at which a step is looked at."""
-Found = dict[tuple[str, int], Tensor]
+FoundUpdates = dict[tuple[str, int], Tensor]
 
 
 class Updates:
@@ -31,12 +31,12 @@ class Updates:
     @torch.no_grad()
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
-    ) -> Found:
+    ) -> FoundUpdates:
         """`update` where the weights before a step are known, `surprise` where the optimiser keeps Adam's second moments.
 
         `cut` is what gradients are still to be multiplied with.
         """
-        found: Found = {}
+        found: FoundUpdates = {}
         before, self.before = self.before, None
         for k, group in enumerate(groups):
             end = ("_outside", 0) if k + 1 == len(groups) else ("", k)

@@ -13,7 +13,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.control.admissible import Verdict
+from ctrans.control.admissible import Posedness
 from ctrans.control.costate import SILENT
 from ctrans.control.model_check import ModelCheck, SegmentCheck
 from ctrans.placement import PLACEMENTS
@@ -47,7 +47,7 @@ def exponent(value: float | None) -> str:
     return "–" if value is None else f"{round(value, 2) + 0.0:.2f}"
 
 
-def verdict(check: ModelCheck, of: Verdict) -> str:
+def verdict(check: ModelCheck, of: Posedness) -> str:
     """The verdict with what it needs to stay as it is, and a question mark where the evidence disagrees."""
     words = of.replace("the rest fixed", f"{'+'.join(check.held)} fixed") if check.held else of
     return words if check.agrees else f"{words}?"

@@ -36,7 +36,7 @@ DASHES = ("-", "--", ":", "-.")
 """Models of one placement share its colour and are told apart by these."""
 BEYOND = (("v", 0.03, "0, below the axis (hollow)"), ("^", 0.97, "infinite, above the axis (hollow)"))
 """How a logarithmic axis shows 0 and what is infinite: mark, height in the panel, and words."""
-Series = Callable[[Any], tuple[Sequence[float], Sequence[float | None]]]
+SeriesOf = Callable[[Any], tuple[Sequence[float], Sequence[float | None]]]
 """From a step's result to what is shown, and where along the depth."""
 
 
@@ -198,7 +198,7 @@ class Panel:
 
     step: str
     words: Drawn
-    series: Series
+    series: SeriesOf
 
 
 PANELS = (

@@ -22,7 +22,7 @@ from ctrans.verify.draws import PAPERS
 from ctrans.walk import states_of
 from solvers.segment import Map
 
-Case = Callable[[torch.Generator], tuple[float, float]]
+BoundCase = Callable[[torch.Generator], tuple[float, float]]
 
 
 def all_subsets(entries: int) -> Float[Tensor, "subsets entries"]:
@@ -134,7 +134,7 @@ def last_layer(generator: torch.Generator) -> tuple[float, float]:
     return found.measured, found.bound
 
 
-BOUND_CASES: dict[str, Case] = {
+BOUND_CASES: dict[str, BoundCase] = {
     "softmax norm": softmax_norm,
     "theta bracket": theta_bracket,
     "peaked rows": peaked,

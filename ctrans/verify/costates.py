@@ -87,7 +87,7 @@ def drift_certifies(generator: torch.Generator) -> Trial:
     return Trial(error if drift <= DRIFT else 0.0, f"drift {drift:.1g}, and the costate is wrong by {error:.0%}")
 
 
-class Given(nn.Module):
+class GivenVelocity(nn.Module):
     """f(X) = raw, whatever X: puts a sublayer's velocity where a check wants it."""
 
     def __init__(self, raw: Tensor):
@@ -100,7 +100,7 @@ class Given(nn.Module):
 
 def reading_of(chosen: SphereNorm, raw: Tensor, p: Tensor) -> MaximumPrinciple:
     """The maximum principle of one sublayer with velocity N(raw) at the costate P."""
-    depth = Depth([Sublayer(Given(raw), "ffn", output_norm=chosen)], 1.0, per_block=1)
+    depth = Depth([Sublayer(GivenVelocity(raw), "ffn", output_norm=chosen)], 1.0, per_block=1)
     x = torch.zeros_like(p)
     return maximum_principle(depth, Costate("discrete", 0.0, (0.0, 1.0), (x, x), (p, p), ((x, p),), (0.0,), Stats()))
 

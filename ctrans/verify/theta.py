@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.verify.attention_cases import BOUND_CASES, all_subsets
-from ctrans.verify.attention_cases import Case as BoundCase
+from ctrans.verify.attention_cases import BoundCase as BoundCase
 from ctrans.verify.draws import below, between, noise, one_of, size
 from ctrans.verify.statement import Check, Draw, Statement, Trial, as_printed, at_most, equal, worst
 

@@ -132,11 +132,11 @@ def skeletons() -> Iterator[None]:
         handle.remove()
 
 
-Known = dict[nn.Parameter, tuple[Piece, str]]
+KnownPieces = dict[nn.Parameter, tuple[Piece, str]]
 """Weights that have a piece already: another module that shares one finds it there."""
 
 
-def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str = "", known: Known | None = None) -> None:
+def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str = "", known: KnownPieces | None = None) -> None:
     """Makes every part of the module that lacks a matrix `OnDemand`, in place: its weights are the piece's, as prefix + its path."""
     known = {} if known is None else known
     for path, part in list(module.named_modules()):

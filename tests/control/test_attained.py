@@ -14,7 +14,7 @@ from ctrans.interop import from_transformers
 from ctrans.placement import PLACEMENTS
 from ctrans.report.files import to_json
 from tests.cases import PAPERS
-from tests.helpers import learned, small_model, tokens
+from tests.helpers import FREE, learned, small_model, tokens
 from tests.interop.models import gpt2
 
 every = pytest.mark.parametrize("placement", PLACEMENTS)
@@ -43,7 +43,7 @@ def test_the_work_of_a_step_is_the_radial_derivative_of_its_last_factor(placemen
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("placement", ["none", "pre", "peri", "output"])
+@pytest.mark.parametrize("placement", FREE)
 def test_the_identity_holds_along_the_ode(placement):
     """dt <P, v> of a segment, constant on it, against <theta, dL/dtheta> through a fine solution of the ODE."""
     model = small_model(placement, depth=1, eps=1e-2).requires_grad_(True)

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,9 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
+from ctrans.norm.norm import DividingNorm
 from ctrans.placement import PLACEMENTS
-from solvers import METHODS, ConfigError, SolveError
+from solvers import METHODS, ConfigError, SolveError, Status
 from tests.helpers import DEVICES, NAMES, learned, small_config, small_model, tokens, unchecked
 from tests.model import plain_gpt
 
@@ -186,6 +188,10 @@ POSSIBLE = {
 }
 
 
+FAILURES = [each.value for each in (Status.NON_FINITE, Status.STEP_UNDERFLOW, Status.TOO_MANY_STEPS, Status.NOT_SOLVED)]
+"""How an integration may fail, in the words that its error begins with."""
+
+
 @given(
     depth=st.integers(-1, 3),
     width=st.integers(-1, 24) | st.just(10**9),
@@ -213,7 +219,10 @@ def test_a_request_is_refused_exactly_where_it_cannot_be(method, steps, rtol, le
     adaptive = method in METHODS and METHODS[method].adaptive
     resolved = rtol is None or 4 * torch.finfo(torch.float64).eps <= rtol < math.inf
     solver = method in METHODS and (steps == 1 and resolved if adaptive else steps >= 1 and rtol is None)
-    possible = sizes and names and numbers and solver and tokens_given <= c.context
+    around = names and PLACEMENTS[c.placement].state_norm
+    # the ODE behind a norm around the state is on the norm's image, a surface
+    model = not around or issubclass(NORMS[c.norm], DividingNorm) or (method == "euler" and steps == 1)
+    possible = sizes and names and numbers and solver and model and tokens_given <= c.context
 
     def request():
         model = unchecked(GPT)(GPTConfig(vocab_size=7, **config)).double()
@@ -223,12 +232,16 @@ def test_a_request_is_refused_exactly_where_it_cannot_be(method, steps, rtol, le
         with pytest.raises(ConfigError):
             request()
         return
+    # what can overflow, or ask for too small a step; short steps behind a norm cannot, nor adaptive ones of a moderate tolerance
+    moderate = METHODS[method].order >= 5 and rtol is not None and 1e-4 <= rtol <= 1e-2 and c.eps >= 1e-5
+    may_fail = c.dt > 0.5 or not moderate if adaptive else c.dt > 1 or c.eps == 0
+    may_fail |= around and c.width == 1  # a centred norm's image is a point there, and has no tangent
     try:
         solution = request()
-    except SolveError:
-        # what can overflow, or ask for too small a step; short fixed steps behind a norm cannot
-        assert adaptive or c.dt > 1 or c.eps == 0
-        return
+    except SolveError as error:
+        if may_fail and re.match(f"({'|'.join(FAILURES)}) in segment \\d+ at t = ", str(error)):
+            return
+        raise
     assert len(solution.states) == 2 * config["depth"] + 1
     assert torch.isfinite(solution.x1).all()
 

@@ -17,11 +17,10 @@ from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError, Segment, solve
 from tests.cli.test_commands import run
-from tests.helpers import small_config, small_model, tokens
+from tests.helpers import FREE, small_config, small_model, tokens
 from tests.interop.test_ot_transformer import NORMS, checkpoint, plain
 
-PLACEMENTS = ["none", "pre", "peri", "output"]
-every = pytest.mark.parametrize("placement", PLACEMENTS)
+every = pytest.mark.parametrize("placement", FREE)
 
 
 def plain_stack(model, x):

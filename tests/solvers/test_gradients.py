@@ -26,7 +26,7 @@ from solvers import (
     solve,
 )
 from solvers.reversible_scheme import ReversibleScheme
-from tests.helpers import DEVICES, NAMES, learned, small_config, tokens
+from tests.helpers import DEVICES, FREE, NAMES, learned, small_config, tokens
 
 OWN = [name for name, method in METHODS.items() if isinstance(method, HasReversibleForm) and not method.implicit]
 IMPLICIT = [name for name, method in METHODS.items() if getattr(method, "implicit", False)]
@@ -549,7 +549,7 @@ def test_the_adjoint_of_every_placements_ode_has_its_gradient(placement):
     assert apart(found, exact) < 1e-6
 
 
-@pytest.mark.parametrize("placement", ["none", "pre", "peri", "output"])
+@pytest.mark.parametrize("placement", FREE)
 def test_reversible_has_the_gradient_of_its_scheme_on_transformers(placement):
     model = gpt(placement)
     expected = transformer_gradients(model, "backprop", False, method=ReversibleScheme(METHODS["heun"], 0.99), steps=2)

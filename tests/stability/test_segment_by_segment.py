@@ -17,7 +17,7 @@ from ctrans.stability.forward.weight_growth import weight_growth
 from ctrans.stability.transport.perturbations import adversarial_direction
 from ctrans.stability.transport.transport import transport
 from ctrans.walk import states_of
-from ctrans.weights.on_demand import Known, Piece, Shelf, put_on_demand
+from ctrans.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
 
@@ -152,7 +152,7 @@ class WithHead(torch.nn.Module):
 def test_embedding_and_head_on_demand_have_the_gradients_that_they_have_in_memory(tied):
     model = WithHead(small_model("peri").depth, tied).requires_grad_(False)
     twin, makers = on_demand(model)
-    shelf, known = Shelf(torch.float64), Known()
+    shelf, known = Shelf(torch.float64), KnownPieces()
     twin.embedding.to("meta"), twin.readout.to("meta")
     if tied:
         twin.readout.weight = twin.embedding.weight

@@ -1,4 +1,7 @@
-"""Theory, section 4, last lines: the value function of bounded velocities is Hopf-Lax; that of the whole space is flat."""
+"""Theory, section 4, last lines: the value function of bounded velocities is Hopf-Lax; that of the whole space is flat.
+
+Against what ctrans/verify does not look at: orders on the grid, closed forms, dense searches, polynomials' roots.
+"""
 
 import math
 
@@ -98,34 +101,7 @@ def test_on_a_line_and_in_space_the_grid_finds_the_distance_to_a_target(width):
     assert (solution.values[0] - exact).abs().mean() < 0.15 * grid.spacing[0]
 
 
-@every_norm
-@given(seed=st.integers(0, 2**31), remaining=st.floats(0.3, 0.8))
-@settings(max_examples=6)
-def test_hopf_lax_satisfies_the_equation_where_it_is_smooth(name, seed, remaining):
-    """-dPhi/dt + H(grad Phi) = 0, by central differences of the minimum itself."""
-    norm, x, h = make(name, beta=(0.3, -0.2)), numbers(10, 2, seed=seed), 1e-4
-    hull, steps = velocity_hull(norm), h * torch.eye(2, dtype=torch.float64)
-
-    def phi(points, time_to_go):
-        return hopf_lax(smooth, points, time_to_go, hull)
-
-    gradient = torch.stack([(phi(x + step, remaining) - phi(x - step, remaining)) / (2 * h) for step in steps], -1)
-    rate = -(phi(x, remaining + h) - phi(x, remaining - h)) / (2 * h)  # dPhi/dt, t = T - remaining
-    torch.testing.assert_close(rate, admissible_set(norm, "peri").support(gradient.unsqueeze(-2)), rtol=0, atol=1e-5)
-
-
 # --- the reachable set
-
-
-@given(angle=st.floats(0, 2 * math.pi), remaining=st.floats(0.05, 2), gamma=st.tuples(gains, gains))
-@settings(max_examples=12)
-def test_the_front_of_an_ellipsoid_is_the_ellipse_of_semi_axes_sqrt_d_gamma_times_the_time_to_go(angle, remaining, gamma):
-    """From just inside it the target is reached, from just outside it is missed."""
-    edge = math.sqrt(2) * remaining * double(*gamma) * double(math.cos(angle), math.sin(angle))
-    states, hull = torch.stack([0.999 * edge, 1.001 * edge]), velocity_hull(make("rmsnorm", gamma))
-    inside, outside = hopf_lax(NearestTarget(((0.0, 0.0),)), states, remaining, hull)
-    assert inside < 1e-12
-    assert outside > 1e-4 * remaining * min(gamma)
 
 
 @every_scheme
@@ -159,20 +135,11 @@ def test_in_the_plane_a_layernorm_reaches_a_segment(gamma, beta, seed):
     assert (value >= dense - 1e-5).all()
 
 
-def test_kans_ellipsoid_gives_a_layernorm_a_value_that_is_too_low():
-    """Corrected: only the slice is reachable. G = x_1: Phi = x_1 - (T - t) gamma_1 and not x_1 - (T - t) sqrt(2) gamma_1."""
-    norm, x = make("layernorm"), numbers(20, 2)
-
-    def first(z):
-        return z[..., 0]
-
-    value = hopf_lax(first, x, 0.5, velocity_hull(norm))
-    printed = hopf_lax(first, x, 0.5, velocity_hull(make("rmsnorm")))
-    torch.testing.assert_close(value, x[:, 0] - 0.5 * GAMMA[0], rtol=0, atol=1e-13)
-    torch.testing.assert_close(printed, x[:, 0] - 0.5 * math.sqrt(2) * GAMMA[0], rtol=0, atol=1e-13)
+def test_the_grid_finds_that_a_layernorm_reaches_its_slice_of_the_ellipsoid_only():
+    """G = x_1: Phi = x_1 - (T - t) gamma_1, where Kan's ellipsoid gives x_1 - (T - t) sqrt(2) gamma_1."""
     grid = square(21)
-    by_grid = solve_hjb(admissible_set(norm, "peri"), first, grid, [0.5], horizon=1).values[0]
-    torch.testing.assert_close(by_grid, grid.nodes[..., 0] - 0.5 * GAMMA[0], rtol=0, atol=1e-12)
+    value = solve_hjb(admissible_set(make("layernorm"), "peri"), lambda z: z[..., 0], grid, [0.5], horizon=1).values[0]
+    torch.testing.assert_close(value, grid.nodes[..., 0] - 0.5 * GAMMA[0], rtol=0, atol=1e-12)
 
 
 def test_tokens_reach_the_inside_of_the_ellipsoid_by_switching_between_points_of_its_surface():
@@ -187,21 +154,6 @@ def test_tokens_reach_the_inside_of_the_ellipsoid_by_switching_between_points_of
 
 
 # --- the whole space
-
-
-def test_as_the_ball_of_velocities_grows_the_value_goes_flat_at_every_time_before_the_horizon():
-    """Theorem 2: Phi = inf G for t < T, however late, as soon as R (T - t) covers the square; and Phi = G at T."""
-    terminal, nodes = NearestTarget(), square(13).nodes
-    for remaining in (1.0, 0.1, 0.001):
-        spreads = []
-        for radius in (0.1 / remaining, 1 / remaining, 4 / remaining):
-            value = hopf_lax(terminal, nodes, remaining, velocity_ball(radius, 2))
-            spreads.append(float(value.amax() - value.amin()))
-        assert spreads[0] > spreads[1] > 0.5
-        assert spreads[2] < 1e-12
-    at_horizon = hopf_lax(terminal, nodes, 0.0, velocity_ball(1e6, 2))
-    assert torch.equal(at_horizon, terminal(nodes))
-    assert at_horizon.amax() - at_horizon.amin() > 1.5
 
 
 def test_the_flat_value_is_the_infimum_of_the_terminal_cost():

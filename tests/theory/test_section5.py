@@ -99,21 +99,10 @@ def test_costate_solves_the_adjoint_equation_with_the_dense_jacobian() -> None:
         assert np.abs(z[size:] - result.costates[k].flatten().numpy()).max() < 1e-6
 
 
-def test_costate_of_the_discrete_model_is_the_gradient_by_the_hidden_state() -> None:
-    model = make_model("layernorm", dt=1.0)
-    states = [model.embed(TEXT[0]).requires_grad_()]
-    for sublayer in model.depth.sublayers:
-        states.append(states[-1] + sublayer(states[-1]))
-    gradients = torch.autograd.grad(F.cross_entropy(model.head(states[-1]), TEXT[1]), states)
-    for p, gradient in zip(costate(model, *TEXT).costates, gradients, strict=True):
-        assert float((p - gradient).abs().max() / gradient.abs().max()) < 1e-12
-
-
 @pytest.mark.parametrize("norms", MODELS.values(), ids=MODELS)
-def test_product_of_costate_and_velocity_is_conserved_on_a_segment_only(norms: tuple[str | None, str | None]) -> None:
+def test_product_of_costate_and_velocity_jumps_where_segments_meet(norms: tuple[str | None, str | None]) -> None:
     model = make_model(*norms)
-    result = costate(model, *TEXT, form="continuous", rtol=1e-10, atol=1e-10)
-    assert max(result.drift) <= 1e-8
+    result = costate(model, *TEXT, form="continuous", rtol=1e-9, atol=1e-9)
     with torch.no_grad():
         first, second = model.depth.sublayers
         x, p = result.states[1], result.costates[1]

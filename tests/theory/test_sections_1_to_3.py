@@ -15,11 +15,10 @@ def test_the_projected_ode_keeps_the_state_on_the_image(norm_name):
     assert max(drift) < 1e-8
 
 
-@pytest.mark.parametrize("name", ["peri", "output"])
-@pytest.mark.parametrize(("method", "steps"), [("euler", 1), ("heun", 3), ("rk4", 2), ("tsit5", 1), ("torchdiffeq:rk4", 1)])
-def test_the_token_mean_grows_by_a_known_amount_in_the_ode_and_in_every_method(name, method, steps):
-    model = small_model(name, dt=0.7)
-    law, drift = conservation_drift(model.depth, model.trajectory(tokens(), method=method, steps=steps).states)
+def test_the_token_mean_grows_by_a_known_amount_in_torchdiffeqs_methods_too():
+    """Of the package's own methods ctrans/verify draws one."""
+    model = small_model("peri", dt=0.7)
+    law, drift = conservation_drift(model.depth, model.trajectory(tokens(), method="torchdiffeq:rk4").states)
     assert law.name == "mean"
     assert max(drift) < 1e-14
 

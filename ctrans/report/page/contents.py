@@ -27,7 +27,7 @@ from ctrans.report.page import (
 from ctrans.report.page.parts import Cell, Chapter, Column, Page, Sheet, Words, cell
 from solvers import ConfigError
 
-Result = Mapping[str, Any]
+CommandResult = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Content:
     `chapters` is given the models, and the first result for what all have in common (meanings, limits).
     """
 
-    models: Callable[[Result], Mapping[str, Any]]
-    chapters: Callable[[Mapping[str, Any], Result], Sequence[Chapter]]
+    models: Callable[[CommandResult], Mapping[str, Any]]
+    chapters: Callable[[Mapping[str, Any], CommandResult], Sequence[Chapter]]
 
 
 CONTENTS: dict[str, Content] = {
@@ -80,7 +80,7 @@ def page_of(results: Mapping[str, Any]) -> Page:
     return Page(title, asked, chapters, dict(results))
 
 
-def _told(command: str, group: Mapping[str, Result]) -> Sequence[Chapter]:
+def _told(command: str, group: Mapping[str, CommandResult]) -> Sequence[Chapter]:
     content = CONTENTS.get(command)
     first = next(iter(group.values()))
     if content is None:
@@ -100,7 +100,7 @@ def _told(command: str, group: Mapping[str, Result]) -> Sequence[Chapter]:
         ) from None
 
 
-def _asked(command: str, group: Mapping[str, Result]) -> Chapter:
+def _asked(command: str, group: Mapping[str, CommandResult]) -> Chapter:
     """Options and environment of each result, and what differs marked."""
     names = list(group)
     rows = []
@@ -117,7 +117,7 @@ def _asked(command: str, group: Mapping[str, Result]) -> Chapter:
     )
 
 
-def _model(result: Result) -> str:
+def _model(result: CommandResult) -> str:
     """What was recognised in an imported model."""
     model = result.get("model")
     several = model.get("several") if isinstance(model, Mapping) else None
@@ -126,7 +126,7 @@ def _model(result: Result) -> str:
     return str(model.get("described", "")) if isinstance(model, Mapping) else ""
 
 
-def _line(command: str, name: str, result: Result) -> str:
+def _line(command: str, name: str, result: CommandResult) -> str:
     """A result in a line: what was looked at and how large it was."""
     options = result.get("options") or {}
     known = [f"{key} {options[key]}" for key in ("depth", "width", "heads", "dt", "seed") if options.get(key) is not None]

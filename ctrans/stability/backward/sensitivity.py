@@ -23,7 +23,7 @@ from solvers.segment import Map
 TOLERANCE = 1e-3
 """Relative error at which an iteration stops."""
 
-Progress = Callable[[int], None]
+OnSegment = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +66,9 @@ def _conditions(products: Tensor | None, start: Tensor, end: Tensor) -> list[flo
     return [j * a / b if b else math.inf for j, a, b in zip(*(part.tolist() for part in (products, start, end)), strict=True)]
 
 
-Told = Callable[[Sensitivity], Sensitivity]
+ToldSensitivity = Callable[[Sensitivity], Sensitivity]
 Steps = Sequence[Linearisation | None]
-Found = tuple[Sensitivity, Singular | None]
+FoundSensitivity = tuple[Sensitivity, Singular | None]
 """|J|_2, and its singular triplets by sequence where they exist."""
 NOT_FINITE = "the Jacobian is not finite"
 LEFT_OUT = Sensitivity(None, None, 0, "left out")
@@ -96,7 +96,7 @@ class Sensitivities(Instrument):
         *,
         tolerance: float = TOLERANCE,
         starts: int | None = None,
-        progress: Progress | None = None,
+        progress: OnSegment | None = None,
         graphs: StepGraphs | None = None,
         whole: Callable[[], Singular | None] | None = None,
     ):
@@ -162,7 +162,7 @@ def backward_sensitivity(
     *,
     tolerance: float = TOLERANCE,
     starts: int | None = None,
-    progress: Progress | None = None,
+    progress: OnSegment | None = None,
 ) -> SensitivityByDepth:
     """`Sensitivities` alone."""
     found: SensitivityByDepth = walk_depth(depth, x0, [Sensitivities(tolerance=tolerance, starts=starts, progress=progress)])[0]
@@ -181,7 +181,12 @@ def _spread(count: int, starts: int | None) -> set[int]:
 
 
 def _of_products(
-    parts: Sequence[Steps], wanted: set[int], left_out: str, tolerance: float, told: Told, known: Mapping[int, Found]
+    parts: Sequence[Steps],
+    wanted: set[int],
+    left_out: str,
+    tolerance: float,
+    told: ToldSensitivity,
+    known: Mapping[int, FoundSensitivity],
 ) -> list[tuple[Sensitivity, Tensor | None]]:
     """|J_{i:D}|_2 for the wanted i, from the last to the first, and that of every sequence; those of `known` are taken from there."""
     products: list[tuple[Sensitivity, Tensor | None]] = []
@@ -261,7 +266,7 @@ def summary(found: Singular) -> Sensitivity:
     return Sensitivity(found.largest, found.error, found.products)
 
 
-def _of_chain(steps: Steps, tolerance: float, guess: Tensor | None = None, *, each: bool = False) -> Found:
+def _of_chain(steps: Steps, tolerance: float, guess: Tensor | None = None, *, each: bool = False) -> FoundSensitivity:
     """|J|_2 of step after step, and what is known of every sequence where the steps exist."""
     if None in steps:
         return Sensitivity(None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"), None

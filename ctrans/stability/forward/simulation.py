@@ -20,7 +20,7 @@ from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.walk import Attempt, DescribedModel, kept_of, observe
-from solvers import ConfigError, Norm, Solution, Status
+from solvers import ConfigError, Method, Norm, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 """How the ODE is solved that the discrete model is compared with, in float64."""
@@ -68,7 +68,7 @@ def simulate(
     model: DescribedModel,
     tokens: Tensor,
     *,
-    method: str = "euler",
+    method: str | Method = "euler",
     steps: int = 1,
     rtol: float | None = None,
     atol: float | None = None,

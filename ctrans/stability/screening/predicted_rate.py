@@ -19,7 +19,7 @@ from solvers import ConfigError
 
 FILE = Path(__file__).parent / "predictor.json"
 SMALLEST = 1e-12
-Figures = Mapping[str, float | None]
+ScreenFigures = Mapping[str, float | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Predictor:
     ranges: dict[str, list[float]]
     architectures: int
 
-    def log_rate(self, figures: Figures) -> float:
+    def log_rate(self, figures: ScreenFigures) -> float:
         """log10 of the predicted largest stable learning rate."""
         return self.constant - math.fsum(b * self._value(name, figures.get(name)) for name, b in self.slopes.items())
 
@@ -89,7 +89,7 @@ class Predictor:
         value = TERMS[name].value(figure)
         return self.usual[name] if math.isnan(value) else value
 
-    def outside(self, figures: Figures) -> list[str]:
+    def outside(self, figures: ScreenFigures) -> list[str]:
         """The figures that are beyond what was studied, by more than rounding."""
         found = []
         for name, (least, largest) in self.ranges.items():
@@ -115,7 +115,7 @@ class PredictedRate:
     sealed: dict[str, float] = dataclasses.field(default_factory=lambda: dict(SEALED))
 
 
-def predicted_rate(figures: Figures, predictor: Predictor | None = None) -> PredictedRate:
+def predicted_rate(figures: ScreenFigures, predictor: Predictor | None = None) -> PredictedRate:
     """What was learned, applied. ConfigError where a figure that it needs is not known."""
     known = read_predictor() if predictor is None else predictor
     missing = [name for name in known.slopes if math.isnan(TERMS[name].value(figures.get(name)))]

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from ctrans.stability.screening.predicted_rate import FRAME, TERMS, Figures, Predictor
+from ctrans.stability.screening.predicted_rate import FRAME, TERMS, Predictor, ScreenFigures
 from solvers import ConfigError
 
 COVERED = 0.8
 """The share of measured rates that lie in the predictor's interval."""
 
 
-def fit(figures: Sequence[Figures], log_rates: Sequence[float]) -> Predictor:
+def fit(figures: Sequence[ScreenFigures], log_rates: Sequence[float]) -> Predictor:
     """The least-squares predictor of those of these architectures that have a rate, its interval not known yet. ConfigError for fewer of
     them than terms.
     """
@@ -37,12 +37,12 @@ def fit(figures: Sequence[Figures], log_rates: Sequence[float]) -> Predictor:
     return Predictor(constant, by_name, dict(zip(TERMS, usual, strict=True)), math.nan, math.nan, ranges, len(figures))
 
 
-def _range(figures: Sequence[Figures], name: str) -> list[float]:
+def _range(figures: Sequence[ScreenFigures], name: str) -> list[float]:
     known = [value for each in figures if (value := each.get(name)) is not None and math.isfinite(value)]
     return [min(known), max(known)] if known else []
 
 
-def cross_validated(figures: Sequence[Figures], log_rates: Sequence[float], families: Sequence[str]) -> list[float]:
+def cross_validated(figures: Sequence[ScreenFigures], log_rates: Sequence[float], families: Sequence[str]) -> list[float]:
     """Each architecture's prediction by the predictor of all other families; nan where too few of those have a rate."""
     found = [math.nan] * len(figures)
     for family in dict.fromkeys(families):

@@ -24,9 +24,9 @@ LEAST_SEEDS = 3
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided at this scale"
 
 
-Setting = tuple[GPTConfig, TrainConfig]
+ModelAndTraining = tuple[GPTConfig, TrainConfig]
 """All of a run but its seed."""
-Values = Mapping[Setting, float]
+Values = Mapping[ModelAndTraining, float]
 
 
 def _mean(mine: Values, others: Values) -> float:
@@ -75,8 +75,8 @@ class Contrast:
 
     def _value(self, runs: Sequence[Finished], wanted: Mapping[str, Any], seed: int) -> float | None:
         _, figure = FIGURES[self.figure]
-        mine: dict[Setting, float] = {}
-        others: dict[Setting, list[float]] = {}
+        mine: dict[ModelAndTraining, float] = {}
+        others: dict[ModelAndTraining, list[float]] = {}
         for run in runs:
             if _is(run, wanted) and (value := figure(run)) is not None:
                 setting = run.run.model, dataclasses.replace(run.run.training, seed=0)

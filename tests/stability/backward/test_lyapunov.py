@@ -8,7 +8,7 @@ from ctrans.depth import Depth
 from ctrans.stability.backward.lyapunov import lyapunov
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
-from tests.helpers import NAMES, small_model, tokens
+from tests.helpers import FREE, NAMES, small_model, tokens
 
 
 class Matrix(nn.Module):
@@ -35,7 +35,7 @@ def test_a_constant_linear_field_has_the_logarithms_of_its_eigenvalues():
     assert found.time == pytest.approx(30)
 
 
-@pytest.mark.parametrize("placement", [name for name in NAMES if "post" not in name and name != "deepnorm"])
+@pytest.mark.parametrize("placement", FREE)
 def test_the_exponents_sum_to_the_logarithm_of_the_determinant(placement):
     model = small_model(placement, width=4)
     x = model.embed(tokens(2, 3))

@@ -8,7 +8,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report.simulate_report import simulation_table
 from ctrans.stability.forward.conservation import conservation_drift
 from ctrans.stability.forward.simulation import simulate
-from solvers import Status, solve
+from solvers import METHODS, Status, solve
 from tests.helpers import NAMES, small_model, tokens
 
 LAWS = {"peri": "grows by", "output": "grows by", "post": "stays on", "pre_post": "stays on", "deepnorm": "stays on"}
@@ -34,6 +34,14 @@ def test_the_method_gets_closer_to_the_ode_than_the_discrete_model():
     result = simulate(small_model("peri"), tokens(), method="rk4", steps=8)
     assert result.distance[-1] < 1e-3 * result.discrete_distance[-1]
     assert result.evaluations == 4 * 8 * 6
+
+
+def test_a_method_may_be_given_as_an_object():
+    model = small_model("peri")
+    by_name, by_object = (simulate(model, tokens(), method=method, steps=2) for method in ("rk4", METHODS["rk4"]))
+    assert dataclasses.replace(by_object, seconds=by_name.seconds) == by_name
+    own = simulate(model, tokens(), method=METHODS["dopri5"].fixed(), steps=2, reference=False)  # in no table
+    assert own.evaluations > by_name.evaluations
 
 
 def test_the_discrete_distance_is_that_of_an_independent_reference():

@@ -1,0 +1,67 @@
+"""Where what a map computes leaves it: the modules of somebody's model that put it out, in which a training is watched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+from torch import Tensor, nn
+
+from ctrans.interop.multihead import UnfoldedAttention
+from ctrans.interop.recorded_calls import CalledAs, own_module
+from ctrans.interop.residual_scale import ScaledOutput
+
+
+def itself(x: Tensor) -> Tensor:
+    """x."""
+    return x
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exit:
+    """A module that puts out a part of a raw velocity: tail(y) of what it puts out.
+
+    With `adds`, a state that it is given beside the one that it acts on is added in it already (Bloom), and is taken off.
+    """
+
+    module: nn.Module
+    tail: Callable[[Tensor], Tensor] = itself
+    adds: bool = False
+
+    def velocity(self, args: Sequence[Any], y: Tensor) -> Tensor:
+        """Its part of r, where it was given `args` and put out y."""
+        if self.adds:
+            given = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.shape == y.shape]
+            other = next((x for x in given if x is not given[0]), None)
+            y = y if other is None else y - other.detach()
+        return self.tail(y)
+
+
+def exits_of(chain: Any, own: Set[nn.Module]) -> list[Exit]:
+    """The model's own modules in a chain of stages, each with what is still done to what it puts out."""
+    scaled = [stage for stage in chain.stages if isinstance(stage, ScaledOutput)]
+    tail = scaled[0] if scaled else itself
+    stages = [(stage, _own_within(stage, own)) for stage in chain.stages if not isinstance(stage, ScaledOutput)]
+    return [Exit(part, tail, isinstance(stage, CalledAs)) for stage, part in stages if part is not None]
+
+
+def _own_within(stage: nn.Module, own: Set[nn.Module]) -> nn.Module | None:
+    """The model's own module that a stage is or holds; the first of several."""
+    if isinstance(stage, UnfoldedAttention):  # torch's own attention calls its last map as a function
+        return next((part for part in own if getattr(part, "out_proj", None) is stage.out), None)
+    if own_module(stage) in own:
+        return own_module(stage)
+    return next((part for part in stage.modules() if part in own), None)
+
+
+ROUTER_NAMES = ("gate", "router")
+"""What libraries call the map that chooses experts; it stands beside `experts`."""
+
+
+def router_in(maps: Sequence[nn.Module]) -> nn.Module | None:
+    """The module that chooses experts in the first of the maps that has experts; None where none has, or it has another name."""
+    for part in (inner for each in maps for inner in each.modules()):
+        if hasattr(part, "experts"):
+            return next((router for name in ROUTER_NAMES if isinstance(router := getattr(part, name, None), nn.Module)), None)
+    return None
