@@ -76,7 +76,8 @@ def logit_contributions(
     logit_t - mean logit = <w_t - mean w, N_final(X_K)>, a sum over the parts of X_K at the final norm's scale (direct logit
     attribution; Elhage et al. 2021). Raises ConfigError for norms that are no scalings.
     """
-    return _to_logits(model, *walk(model, tokens, None, [Contributions(), _LastState()]), targets)
+    found, x = walk(model, tokens, None, [Contributions(), _LastState()])
+    return _to_logits(model, found, x, targets)
 
 
 def _to_logits(model: GPT, found: Contributed, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
