@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 
+from ctrans.fields import FIELDS, MapEntry
 from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.model.config import GPTConfig
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.residual import RESIDUALS
 from ctrans.study.description import PlannedRun
-from ctrans.study.population import MAPS, MOST_MEMBERS, grouped, train_population
+from ctrans.study.population import MOST_MEMBERS, grouped, train_population
 from ctrans.study.training import train_run
 from ctrans.training.data import from_text
 from ctrans.training.settings import TrainConfig
@@ -65,7 +66,12 @@ ENTRIES = [
     *({"placement": name} for name in PLACEMENTS),
     *({"norm": name, "placement": "peri"} for name in NORMS),
     *({"residual": name, **({"placement": "post", "norm": "l2norm"} if name == "ngpt" else {})} for name in RESIDUALS),
-    *({kind: name} for kind, names in MAPS.items() for name in sorted(names)),
+    *(
+        {kind: name}
+        for kind, table in FIELDS.items()
+        for name, entry in table.items()
+        if isinstance(entry, MapEntry) and entry.batches
+    ),
     *({"qk_norm": name} for name in QK_NORMS),
     {"parallel_blocks": True},
     {"stack_steps": 3},

@@ -11,11 +11,11 @@ from torch import nn
 from ctrans.fields import ACTIVATIONS, Attention, FeedForward, plain_attention
 from ctrans.norm import LayerNorm
 from ctrans.stability.attention.balanced_mass import balanced_mass
-from ctrans.stability.attention.block_norm import block_gain, block_norm, chosen, map_gain, step_at
+from ctrans.stability.attention.block_norm import block_norm, chosen, map_gain, step_at
 from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, step_bound
 from ctrans.stability.attention.by_depth import attention_layers, block_layers, sensitivity_growth
 from ctrans.sublayer import Sublayer
-from ctrans.verify.attention_cases import BOUND_CASES, exceeds
+from ctrans.verify.attention_cases import BOUND_CASES, block_gain, exceeds
 from ctrans.walk import states_of
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
