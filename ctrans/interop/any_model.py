@@ -38,7 +38,7 @@ def diagnose(
     - `weight_decay`: that of its training, to be compared with dt lam*
     - `progress(k)`: called whenever segment k is done, on the way down and on the way back
 
-    Raises ConfigError for a model that cannot be opened, in `open_model`'s words, and for a weight decay that is none.
+    Raises ConfigError for a model that cannot be opened, in `open_model`'s words, and for a weight decay that is negative or not finite.
     """
     return diagnosis.diagnose(opened(model, tokens, loss), tokens, targets, weight_decay=weight_decay, progress=progress)
 
