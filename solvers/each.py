@@ -68,9 +68,12 @@ def solve_each(
 
     A field gets the times as t of shape (rows, 1, .., 1), which broadcasts with x of (rows, ..), and must treat each row by itself; rows
     that are done are left out, so it meets any of them, in order (what a row has of its own belongs into the state, with derivative 0).
-    Projections are applied to rows likewise. Gradients are those of `backprop`: steps are first tried without a graph, and those
-    accepted taken again with it, so that a row that breaks spoils no gradient; `stats` leave that out. A row that breaks keeps its last
-    state. Steps are chosen row by row in Python, which costs some microseconds a row and step.
+    Projections are applied to rows likewise. All parameters are those of `solve`; tolerances and sizes of steps hold for every row
+    alike, `norm` is of a row, and `max_steps` counts each row's attempts in a segment.
+
+    Gradients are those of `backprop`: steps are first tried without a graph, and those accepted taken again with it, so that a row that
+    breaks spoils no gradient; `stats` leave that out. A row that breaks keeps its last state. Steps are chosen row by row in Python,
+    which costs some microseconds a row and step.
 
     Raises SolveError, with the EachSolution, where a row breaks (with `throw=False` it is returned), ConfigError for requests that make
     no sense, other methods, learned times, vmap and forward mode.

@@ -88,8 +88,11 @@ def attained(
 ) -> Attained:
     """How much of the maximum principle a model's parameters leave, segment by segment, on one text.
 
-    `weight_decay` is lam of a loss with lam/2 times the squares of all matrices in it, and of all vectors with `decay_gains`.
-    `progress(k)` follows the ascents, which take nearly all of the time, by segment.
+    - `tokens`, `targets`: the text, and what its loss compares with
+    - `weight_decay`: lam of a loss with lam/2 times the squares of all matrices in it
+    - `decay_gains`: whether lam/2 times the squares of all vectors is in it too
+    - `progress(k)`: follows the ascents, which take nearly all of the time, by segment
+
     Raises ConfigError for a map that does not name its last linear map, for weights on demand, which are nobody's parameters, and
     as `costate` does.
 

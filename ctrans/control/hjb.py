@@ -121,9 +121,16 @@ def solve_hjb(
     H((p- + p+)/2) - sum_i a_i (p+_i - p-_i)/2 (Crandall, Lions 1984; Osher, Shu 1991), and the scheme's time stepping with
     dt sum_i a_i/h_i <= `cfl` <= 1. a_i bounds abs(dH/dp_i), see `speeds`. Beyond the edges Phi is extrapolated linearly.
 
-    The error in L1 is of the scheme's order, at most 3 (time), where Phi is smooth, and about 1 where it has kinks. `progress(t)`
-    is called with the depth-time reached, after each step. Raises ConfigError for an unknown scheme, times outside [0, T], a
-    cfl outside (0, 1], and an H that is infinite (no HJB equation to solve: cut the set off with `velocity_ball`).
+    - `hamiltonian`, `terminal`: H of the slopes, and G of the grid's points
+    - `grid`: the points, equally spaced along each axis
+    - `times`, `horizon`: where Phi is wanted, in [0, T], and T
+    - `scheme`: a name of `SCHEMES`
+    - `cfl`: how long a step is against the longest that is stable
+    - `progress(t)`: called with the depth-time reached, after each step
+
+    The error in L1 is of the scheme's order, at most 3 (time), where Phi is smooth, and about 1 where it has kinks. Raises ConfigError
+    for an unknown scheme, times outside [0, T], a cfl outside (0, 1], and an H that is infinite (no HJB equation to solve: cut the
+    set off with `velocity_ball`).
     """
     _check(times, horizon, scheme, cfl)
     rule = SCHEMES[scheme]

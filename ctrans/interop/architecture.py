@@ -93,9 +93,15 @@ def from_architecture(
 ) -> Imported:
     """The model that a preset or a config file describes, its weights drawn from `seed` as the library initialises that family.
 
-    `architecture` is a name in `PRESETS`, a config.json, a directory with one, or its entries. `blocks` replaces the number of
-    blocks. With `on_demand` the weights are drawn when they are used and dropped after, the same each time: by default where all of
-    them would take more than a quarter of this machine's memory. Raises ConfigError for an architecture that is not known.
+    - `architecture`: a name in `PRESETS`, a config.json, a directory with one, or its entries
+    - `blocks`: in place of its number of blocks
+    - `dt`: the residual scale, 1 as the library computes
+    - `dtype`: of the weights
+    - `on_demand`: whether weights are drawn when they are used and dropped after, the same each time; if None, where all of them would
+      take more than a quarter of this machine's memory
+    - `anatomy`: where blocks and their parts are, for a family whose layout is not found by itself
+
+    Raises ConfigError for an architecture that is not known.
 
     >>> from_architecture("llama-70b").depth.blocks
     80
