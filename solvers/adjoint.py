@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.capture import Captured, untraced, without_graph
+from solvers.capture import Captured, aside, untraced, without_graph
 from solvers.chain import Backward, Chain, Found, Grads
 from solvers.errors import ConfigError, SolveError
 from solvers.march import Progress, march
@@ -115,9 +115,9 @@ class Adjoint:
                 kept = [i for i in noted if first <= i <= k]
                 stretch = _Stretch(self.method or method, segments[first : k + 1], first, stops, kept, request, report)
                 back = partial(_backward, stretch, chain.baton)
-                states = chain.add([saved.x for saved in inside], [x], [starts.pop(i) for i in kept], captured, back)
+                with aside():
+                    states = chain.add([saved.x for saved in inside], [x], [starts.pop(i) for i in kept], captured, back)
                 found.put(states, chain.links[0])
-                capture.take()  # the links themselves: what was just made is nothing that a field depends on
                 captured, first = {}, k + 1
             if progress is not None:
                 progress(k)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -39,14 +40,24 @@ class Capture(TorchFunctionMode):
         self._made = WeakIdKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # a property without arguments but the tensor asks this too, so every line counts beside a small model's operation
         self._note(args)
         if kwargs:
             self._note(kwargs.values())
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, Tensor) and tensor.requires_grad and id(tensor) not in self.found:
-                self._made[tensor] = None
+            result = func(*args, **kwargs)
+        else:
+            result = func(*args)
+        if isinstance(result, Tensor):
+            self._mark(result)
+        elif isinstance(result, (tuple, list)):
+            for item in result:
+                if isinstance(item, Tensor):
+                    self._mark(item)
         return result
+
+    def _mark(self, tensor: Tensor) -> None:
+        if tensor.requires_grad and id(tensor) not in self.found:
+            self._made[tensor] = None
 
     def _note(self, values: Iterable[Any]) -> None:
         for value in values:
@@ -96,6 +107,11 @@ def check_seen(y: Tensor, inputs: Sequence[Tensor], k: int) -> None:
                 "or custom function): use gradient='checkpoint'"
             )
         nodes.extend(before for before, _ in node.next_functions)
+
+
+def aside() -> AbstractContextManager[None]:
+    """Where no `Capture` looks, and nothing waits for one: for what is no map's work."""
+    return torch._C.DisableTorchFunction()
 
 
 def autocast_state(device: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from solvers.capture import Captured, Substitute, autocast_state, check_seen
 from solvers.errors import SolveError
 from solvers.run import Run, Saved
-from solvers.transforms import differentiable_once, stand_for
+from solvers.transforms import differentiable_once
 
 Grads = list[Tensor | None]
 
@@ -117,6 +117,7 @@ class Chain:
     def __init__(self, links: Sequence[Tensor]):
         self.links = list(links)
         self.baton: list[Sequence[Any]] = [()]
+        self._roots = list(links)  # what all gradients depend on: the first links, and what is captured
         self._autocast = autocast_state(links[0].device.type)
 
     def add(
@@ -141,6 +142,7 @@ class Chain:
             after = [torch.zeros(shape, dtype=dtype, device=device) if g is None else g for g in gradients[-count:]]
             return [*backward(state, kept, gradients[:-count], after), *state.gradients]
 
+        self._roots += tensors
         versions = [tensor._version for tensor in tensors]
         shape, dtype, device = links[0].shape, links[0].dtype, links[0].device
         outputs = self._node([*inside, *links], keep, [*self.links, *tensors], pull)
@@ -166,16 +168,17 @@ class Chain:
             return list(outputs)
         # aliases, since autograd marks what a node gives out, and the solve goes on without a graph
         with torch.enable_grad():
-            stand = stand_for(inputs)
-            job = _Job([tensor.detach() for tensor in outputs], list(keep), self._autocast, pull, stand)
+            job = _Job([tensor.detach() for tensor in outputs], list(keep), self._autocast, pull, self._roots)
             return list(cast(tuple[Tensor, ...], _Node.apply(job, *inputs)))  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 class _Job:
     """What travels to the autograd node; the tensors leave it on the way, lest outputs and node hold each other."""
 
-    def __init__(self, outputs: list[Tensor], keep: list[Tensor], autocast: dict[str, Any], pull: PullThrough, stand: Tensor):
-        self.outputs, self.keep, self.autocast, self.pull, self.stand = outputs, keep, autocast, pull, stand
+    def __init__(
+        self, outputs: list[Tensor], keep: list[Tensor], autocast: dict[str, Any], pull: PullThrough, roots: Sequence[Tensor]
+    ):
+        self.outputs, self.keep, self.autocast, self.pull, self.roots = outputs, keep, autocast, pull, roots
 
 
 class _Node(torch.autograd.Function):
@@ -192,4 +195,4 @@ class _Node(torch.autograd.Function):
         kept = [tensor.detach() for tensor in ctx.saved_tensors]
         with torch.autocast(**ctx.job.autocast), torch.no_grad():
             found = ctx.job.pull(kept, list(gradients))
-        return None, *(differentiable_once(ctx.job.stand, found) if torch.is_grad_enabled() else found)
+        return None, *(differentiable_once(ctx.job.roots, found) if torch.is_grad_enabled() else found)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.capture import untraced, without_graph
+from solvers.capture import aside, untraced, without_graph
 from solvers.chain import Backward, Chain, Found, Grads
 from solvers.errors import ConfigError, SolveError
 from solvers.march import Progress, march
@@ -85,8 +85,9 @@ class Reversible:
             before = run.stats.accepted - len(steps)
             back = partial(_backward, scheme, k, steps, [saved.steps - before for saved in inside], chain.baton, run.again())
             first = [x0] if k == 0 else []
-            found.put(chain.add([saved.x for saved in inside], [x, run.partner], first, captured, back), chain.links[0])
-            capture.take()  # the links themselves: what was just made is nothing that a field depends on
+            with aside():
+                states = chain.add([saved.x for saved in inside], [x, run.partner], first, captured, back)
+            found.put(states, chain.links[0])
             if progress is not None:
                 progress(k)
 

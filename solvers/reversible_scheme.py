@@ -36,6 +36,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from solvers.capture import aside
 from solvers.method import Method, Pair, Pull
 from solvers.run import Run, Step, Stopped
 from solvers.segment import Segment
@@ -106,16 +107,17 @@ class ReversibleScheme:
         run.partner = self.method.walk(segment, z, run, finish)
         return y
 
-    @torch.no_grad()
     def _apart(self, y: Tensor, z: Tensor, increment: Tensor, run: Run) -> bool:
         """Whether the pair is too far apart to go on. With fixed steps that is asked at the end: it would wait for the device."""
         if self.adaptive:
-            distance = run.size(y - z, y, z)
+            with torch.no_grad():
+                distance = run.size(y - z, y, z)
             return math.isfinite(distance) and distance > TOLERANCES_APART
         length = torch.linalg.vector_norm
         limit = PART_APART if run.steps > 1 else MOST_APART
-        apart = length(y - z) / (limit * torch.maximum(length(y), length(increment)))
-        run.apart = apart if run.apart is None else torch.fmax(run.apart, apart)
+        with aside(), torch.no_grad():
+            apart = length(y - z) / (limit * torch.maximum(length(y), length(increment)))
+            run.apart = apart if run.apart is None else torch.fmax(run.apart, apart)
         return run.watch and bool(apart > 1)
 
     def undo(self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run) -> tuple[Pair, Pair]:

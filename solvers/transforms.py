@@ -7,7 +7,6 @@ gradient, so all kinds compute it alike, by plain steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -50,24 +49,12 @@ def _transforms() -> list[TransformType]:
     return [interpreter.key() for interpreter in get_interpreter_stack() or ()]
 
 
-class _Stand(torch.autograd.Function):
-    """An empty tensor that depends on the given ones, and keeps none of them."""
-
-    @staticmethod
-    def forward(ctx: object, *tensors: Tensor) -> Tensor:
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> None:
-        raise AssertionError("what asks for it was refused before")
-
-
 class _Once(torch.autograd.Function):
     """Tensors whose further derivative is an error: a derivative that is missing would read as zero."""
 
     @staticmethod
-    def forward(ctx: object, stand: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.detach() for tensor in tensors)
+    def forward(ctx: object, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.detach() for tensor in tensors[:count])
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, ...]:
@@ -77,12 +64,8 @@ class _Once(torch.autograd.Function):
         )
 
 
-def stand_for(tensors: Sequence[Tensor]) -> Tensor:
-    """What `differentiable_once` needs of the tensors that gradients depend on."""
-    return cast(Tensor, _Stand.apply(*tensors))  # type: ignore[no-untyped-call]  # torch gives it no types
-
-
-def differentiable_once(stand: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The gradients, of which autograd raises ConfigError when it is asked to differentiate them again."""
-    marked = iter(_Once.apply(stand, *(gradient for gradient in gradients if gradient is not None)))  # type: ignore[no-untyped-call]  # torch gives it no types
+def differentiable_once(roots: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradients, which depend on `roots`, and of which autograd raises ConfigError when it is asked to differentiate them again."""
+    given = [gradient for gradient in gradients if gradient is not None]
+    marked = iter(_Once.apply(len(given), *given, *roots))  # type: ignore[no-untyped-call]  # torch gives it no types
     return [None if gradient is None else next(marked) for gradient in gradients]
