@@ -15,9 +15,11 @@ from click.shell_completion import CompletionItem
 
 from ctrans import __version__
 from ctrans.cli.plugins import import_plugins
+from ctrans.pages import take_huge_pages
 from ctrans.threads import wait_passively
 
 wait_passively()
+take_huge_pages()
 
 COMMANDS = {
     "simulate": "Run text through a seeded GPT and see hidden states move through depth.",
