@@ -13,6 +13,7 @@ SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 # Rooms on one row may import each other only if listed before.
 ROOMS = [
     "threads",
+    "pages",
     "norm",
     "placement",
     "residual",
