@@ -64,27 +64,28 @@ def odeint(
 ) -> Any:
     """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may ascend or descend.
 
-    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. y0 may be a tuple of tensors, and so is then func's value and
-    the result; here lists, named tuples and dictionaries too, and all of these nested. Gradients reach y0, t and whatever func depends on.
-    Methods that only torchdiffeq has (dopri8, fehlberg2, the Adams ones, scipy_solver) are run by it whole, with what it accepts,
-    refuses and warns of; all that follows is of the methods that are ours, `ITS_METHODS`. Adaptive ones step as they like and
-    interpolate; fixed ones step from time to time, or by `step_size`.
+    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. Gradients reach y0, t and whatever func depends on. Methods that
+    only torchdiffeq has (dopri8, fehlberg2, the Adams ones, scipy_solver) are run by it whole, with what it accepts, refuses and warns
+    of; all that follows is of the methods that are ours, `ITS_METHODS`.
 
-    `func`, `y0`, `t`, `rtol`, `atol`, `method` (dopri5 if None) and `options` mean what they do there.
+    - `func(t, y)`: dy/dt, like y
+    - `y0`: a tensor or a tuple of them, and so is then func's value and the result; here lists, named tuples and dictionaries too, and all
+      of these nested
+    - `t`: the times. Adaptive methods step as they like and interpolate; fixed ones step from time to time, or by `step_size`
+    - `rtol`, `atol`: of an adaptive method, numbers or tensors by entry. A relative one below what y0's type resolves is raised to that
+    - `method`: a name, dopri5 if None
+    - `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size,
+      grid_constructor, interp ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that
+      `dtype` and `perturb` change nothing. An option that is none of these is warned of, as there
+    - `event_fn(t, y)`: the result is then (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
+      another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
+      missing there. t has two times, of which the second only says the direction and a scale: it goes on for up to 1e9 of these
+      intervals, or a million steps of a fixed-step method
+    - `gradient`: a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`), which is not there
 
-    `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size,
-    grid_constructor, interp ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that
-    `dtype` and `perturb` change nothing. An option that is none of these is warned of, as there.
-
-    Different from there: `gradient` is a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); a relative tolerance below what y0's
-    type resolves is raised to that; what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice
-    instead of an assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of, and so are callbacks of
-    func, which are not called.
-
-    With `event_fn(t, y)` the result is (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
-    another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
-    missing there. t has two times, of which the second only says the direction and a scale: it goes on for up to 1e9 of these
-    intervals, or a million steps of a fixed-step method.
+    Different from there: what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice instead of an
+    assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of, and so are callbacks of func, which are
+    not called.
     """
     _check_times(t)
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):

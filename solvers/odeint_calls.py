@@ -36,9 +36,13 @@ def odeint_adjoint(
 ) -> Any:
     """`odeint` with the gradient of the adjoint ODE, solved backward with tolerances and by a method of its own where they are given.
 
-    As `torchdiffeq.odeint_adjoint` (0.2.5). Different from there: func may be any function without `adjoint_params`, which are taken
-    and not needed, since whatever func depends on gets its gradient; and the parameters' integral is not controlled, which is there
-    the norm "seminorm", so that this or None is all that `adjoint_options` may ask for besides what `options` do (ConfigError).
+    As `torchdiffeq.odeint_adjoint` (0.2.5).
+
+    - `func` to `event_fn`: as `odeint` takes them
+    - `adjoint_rtol`, `adjoint_atol`, `adjoint_method`: of the way back, those of the way there if None
+    - `adjoint_options`: what `options` ask for, and the norm "seminorm" or None: the parameters' integral is never controlled here.
+      Anything else raises ConfigError
+    - `adjoint_params`: taken and not needed, since whatever func depends on gets its gradient; so func may be any function
     """
     if method in NAMES and method not in ITS_METHODS:
         own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
@@ -99,9 +103,11 @@ def odeint_dense(
 ) -> Callable[[Tensor], Any]:
     """t -> y(t) between t0 and t1, as `torchdiffeq.odeint_dense` (0.2.5): solved once, here at once, and looked up in its steps.
 
-    t is a tensor of any shape, and so are the first axes of y(t). Different from there: any adaptive method of ours, dopri5 by default; y0
-    may be a tuple of tensors, and t1 below t0; a time outside is refused by name. So are a t0 or t1 that require gradients, which y(t) has
-    by y0, by t and by what func depends on only.
+    t is a tensor of any shape, and so are the first axes of y(t). A time outside is refused by name.
+
+    - `func`, `y0`, `rtol`, `atol`, `options`: as `odeint` takes them
+    - `t0`, `t1`: the ends, in any order, without gradients (ConfigError): y(t) has those by y0, by t and by what func depends on
+    - `method`: any adaptive one of ours, dopri5 if None
     """
     chosen = METHODS["dopri5"] if method is None else ITS_METHODS.get(method)
     if chosen is None or not chosen.adaptive:

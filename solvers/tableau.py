@@ -208,7 +208,17 @@ def tableau(
     gamma: Coefficient = 0,
     inner: Sequence[Sequence[Coefficient]] = (),
 ) -> Tableau:
-    """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row sums of a."""
+    """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row sums of a.
+
+    - `order`: which the weights b have; it is checked, as every order given here (ConfigError)
+    - `a`: a row of 0, 1, 2, .. coefficients for each stage, below the diagonal
+    - `b`: the step's weights
+    - `embedded`, `embedded_order`: those of the solution that the error is estimated against, for an adaptive method
+    - `coarse`, `coarse_order`: those of a second one of still lower order
+    - `dense`: polynomials in theta, without constant term, that are the weights of the state inside the step
+    - `inner`: rows of stages that only `dense` has
+    - `gamma`: a_ii of every stage but the first, for an implicit method
+    """
     rows = [[Fraction(value) for value in row] for row in a]
     diagonal = [Fraction(0), *[Fraction(gamma)] * (len(rows) - 1)]
 

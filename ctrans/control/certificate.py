@@ -274,10 +274,13 @@ def climb_velocities(
     *,
     steps: int = STEPS,
 ) -> tuple[VelocityAscent, Float[Tensor, "rows width"]]:
-    """Ascent over the chart's velocities from pairs of random starts, against H = `value`; and the coordinates of the best.
+    """Ascent over the chart's velocities; and the coordinates of the best.
 
-    `steps` are the most, 0 where all tokens tie by themselves: there is nothing to climb but rounding. Where the chart
-    has guesses, those starts go on that are best after a few steps.
+    - `value`: H, which is to be attained
+    - `scale`: the size of what H is a sum of, over which the gap is said (`Supremum.scale`)
+    - `ties`: which tokens have a costate that ties
+    - `pairs`: of random starts. Where the chart has guesses, those starts go on that are best after a few steps
+    - `steps`: at most, 0 where all tokens tie by themselves: there is nothing to climb but rounding
     """
     tokens, width = len(chart.P), chart.shape[-1]
     chart = chart.apart()
@@ -325,9 +328,13 @@ def climb_weights(
     *,
     scale: float | None = None,
 ) -> WeightAscent:
-    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z, against H = `value`; |H| is the scale if None.
+    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z.
 
-    One more start is the weights whose raw output comes nearest to `likely`, what an ascent over velocities ended at.
+    - `features`: h, what the last map reads
+    - `value`: H, which is to be attained
+    - `pairs`: of random starts
+    - `likely`: what an ascent over velocities ended at; one more start is the weights whose raw output comes nearest to it
+    - `scale`: over which the gap is said, |H| if None
     """
     u = features.svd[0]
     raw = chart.spread * evened(chart.P, _starts(chart.P, chart.shape, pairs, generator))

@@ -114,12 +114,21 @@ def pde_study(
     scheme: str = "weno5",
     progress: Callable[[float], None] | None = None,
 ) -> PDEStudy:
-    """Phi(x, t) on a square for the given velocities and for balls of radius R, G = distance to the nearest target by default.
+    """Phi(x, t) on a square for the given velocities and for balls of radius R.
+
+    - `velocities`: the image of a norm of width 2
+    - `terminal`: G, the distance to the nearest target if None
+    - `horizon`: T
+    - `half_width`, `points`: the square is [-half_width, half_width]^2, with so many points a side
+    - `radii`: R of the balls
+    - `scheme`: how the grid takes derivatives, a name of `SCHEMES`
+    - `progress(t)`: follows the grid's solve
 
     (a) `velocities` (of `peri` or `output`: `velocity_hull(norm)`, width 2): Phi at t = T, 2T/3, T/3, 0 by the grid and by
     Hopf-Lax. Its level sets move at finite speed. (b) The ball R: Phi at t = 3T/4, and its spread over the square. It is flat as
     soon as R (T - t) takes every state to a target; so for the whole space it is flat for every t < T (Kan, Theorem 2).
-    `progress(t)` follows the grid's solve. Raises ConfigError unless the width is 2, and without radii.
+
+    Raises ConfigError unless the width is 2, and without radii.
     """
     if len(velocities.centre) != 2:
         raise ConfigError(f"velocities of width {len(velocities.centre)}: the study is drawn in the plane, give width 2")

@@ -82,8 +82,13 @@ def coordinate_check(
     updates: int = 5,
     progress: Callable[[str], None] | None = None,
 ) -> list[Coordinates]:
-    """`Coordinates` at t = 0 .. updates, each width trained on one batch at the settings' learning rate, with heads as wide as
-    the configuration's. `progress` is told of each width that is done.
+    """`Coordinates` at t = 0 .. updates of each width, trained on one batch.
+
+    - `config`: the model, whose width is replaced; its heads stay as wide as they are
+    - `widths`: at least two, multiples of the heads' width
+    - `data`, `settings`: the batch is drawn from these data, and trained on at the settings' learning rate
+    - `updates`: how many are made
+    - `progress(line)`: told of each width that is done
 
     Raises ConfigError for widths that are no multiples of the heads', or fewer than two.
     """

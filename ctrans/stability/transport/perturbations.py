@@ -122,10 +122,14 @@ def perturbed(
 ) -> Float[Tensor, "batch tokens width"]:
     """X_0 of the sequences perturbed.
 
-    "substitution" replaces that share of each sequence's tokens; "noise" adds Gaussian noise of that length relative to X_0;
-    "adversarial" as much in the top singular direction of each sequence's J_{0:D}; "text" takes the sequences of `other`.
-    `worst` gives those directions where somebody has them already. Raises ConfigError for an unknown perturbation, a size that is
-    not positive, or another text that does not fit.
+    - `perturbation`: "substitution" replaces a share of each sequence's tokens; "noise" adds Gaussian noise to X_0; "adversarial" moves
+      X_0 in the top singular direction of each sequence's J_{0:D}; "text" takes other sequences
+    - `size`: the share of tokens, or the length of what is added relative to X_0
+    - `other`: the sequences of "text", as many and as long as `tokens`
+    - `generator`: draws the substitutes and the noise
+    - `worst()`: gives the directions of "adversarial" where somebody has them already
+
+    Raises ConfigError for an unknown perturbation, a size that is not positive, or another text that does not fit.
     """
     perturb = look_up("perturbation", perturbation, PERTURBATIONS)
     if not 0 < size < math.inf:
