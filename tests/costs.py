@@ -13,7 +13,7 @@ from pathlib import Path
 
 LIST = Path(__file__).parent / "costs.txt"
 """Processor seconds of the tests that cost `AGAIN` or more, children's included: a line each, with a tab before the test."""
-ONCE, AGAIN = 0.8, 0.1
+ONCE, AGAIN = 0.5, 0.1
 """Seconds from which a test function is left out altogether, and from which a further case of it is."""
 TOLD = 1.0
 """Seconds from which `make test` tells about a test that is not listed: what was 0.1 when it was measured is that on no machine."""
