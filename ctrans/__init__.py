@@ -95,7 +95,9 @@ if not TYPE_CHECKING:  # who checks types would take any name for granted
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
-            raise AttributeError(f"module 'ctrans' has no attribute {name!r}")
+            from solvers.deprecated import old_names
+
+            return old_names(__name__)(name)
         value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
         return value
 

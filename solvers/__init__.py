@@ -6,6 +6,7 @@
 from solvers.adjoint import Adjoint, AdjointError
 from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, PID, Cautious, Controller
+from solvers.deprecated import old_names
 from solvers.each import EachSolution, solve_each
 from solvers.error_norm import NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, unknown
@@ -80,3 +81,5 @@ __all__ = [
     "tableau",
     "unknown",
 ]
+
+__getattr__ = old_names(__name__)

@@ -1,0 +1,34 @@
+"""Old names give what stands at the new place, with a warning; a row whose new name is gone is an error of the table."""
+
+import importlib
+
+import pytest
+
+from solvers.deprecated import ALIASES
+
+
+def at(path):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("old", ALIASES)
+def test_an_old_name_is_the_new_one_and_says_so(old):
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {ALIASES[old]}"):
+        assert at(old) is at(ALIASES[old])
+
+
+def test_a_moved_name_works_from_a_module_that_is_gone_and_from_one_that_is_there(monkeypatch):
+    monkeypatch.setitem(ALIASES, "ctrans.gone.thing.Layers", "ctrans.depth.Depth")
+    monkeypatch.setitem(ALIASES, "solvers.Integrate", "solvers.solve.solve")
+    monkeypatch.setitem(ALIASES, "ctrans.Block", "ctrans.ode_block.ODEBlock")
+    for old in ("ctrans.gone.thing.Layers", "solvers.Integrate", "ctrans.Block"):
+        with pytest.warns(DeprecationWarning, match="works until the next version"):
+            assert at(old) is at(ALIASES[old])
+
+
+def test_a_name_that_never_was_is_an_error():
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        at("solvers.nonsense")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("ctrans.nonsense")
