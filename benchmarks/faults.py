@@ -87,7 +87,7 @@ def no_warm_up() -> Training:
 def overflow() -> Training:
     """The model in float16, a last map that grows by 10% a step."""
     model = gpt().half()
-    weight = model.depth.sublayers[3].field.last.weight
+    weight = model.depth.sublayers[3].field.output_projection.weight
 
     def grow(step: int) -> None:
         with torch.no_grad():

@@ -14,7 +14,7 @@ from ctrans.depth import Depth, check_count
 from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, get_norm, solve
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
-from solvers.request import check_heeded, check_solver
+from solvers.request import check_solver, check_unused_options
 from solvers.run import Save
 
 MOST_STEPS = 10**6
@@ -45,7 +45,7 @@ class Scheme:
         get_gradient(self.gradient)
         if self.norm is not None:
             get_norm(self.norm)
-        check_heeded(get_method(self.method), {"norm": self.norm}, self.method)
+        check_unused_options(get_method(self.method), {"norm": self.norm}, self.method)
 
     @property
     def discrete(self) -> bool:

@@ -8,7 +8,7 @@ from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, PID, Cautious, Controller
 from solvers.deprecated import old_names
 from solvers.each import EachSolution, solve_each
-from solvers.error_norm import NORMS, Norm, get_norm
+from solvers.error_norm import ERROR_NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.event import Event
 from solvers.gradients import GRADIENTS, Gradient, get_gradient
@@ -16,7 +16,7 @@ from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable,
 from solvers.methods import METHODS, fixed_step, get_method
 from solvers.odeint import odeint
 from solvers.odeint_calls import odeint_adjoint, odeint_dense, odeint_event
-from solvers.request import check_heeded, check_solver
+from solvers.request import check_solver, check_unused_options
 from solvers.reversible import Reversible
 from solvers.reversible_scheme import ReversibleScheme
 from solvers.run import Run, Save, finite
@@ -29,10 +29,10 @@ from solvers.tableau import EULER, Tableau, tableau
 __all__ = [
     "ADVICE",
     "CONTROLLERS",
+    "ERROR_NORMS",
     "EULER",
     "GRADIENTS",
     "METHODS",
-    "NORMS",
     "PI",
     "PID",
     "Adjoint",
@@ -64,8 +64,8 @@ __all__ = [
     "Status",
     "Tableau",
     "Time",
-    "check_heeded",
     "check_solver",
+    "check_unused_options",
     "finite",
     "fixed_step",
     "get_gradient",

@@ -5,17 +5,42 @@ A module that has lost names ends with `__getattr__ = old_names(__name__)`. A mo
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.util
+import operator
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-ALIASES: dict[str, str] = {}
+ALIASES: dict[str, str] = {
+    "ctrans.fields.EndsLinear": "ctrans.fields.protocols.HasOutputProjection",
+    "ctrans.fields.GivesTokens": "ctrans.fields.protocols.SupportsTokenSubset",
+    "ctrans.fields.HasPlainPath": "ctrans.fields.protocols.HasReferenceKernel",
+    "ctrans.fields.SaysWhyNot": "ctrans.fields.protocols.ExplainsUnsupported",
+    "ctrans.fields.ShowsHeads": "ctrans.fields.protocols.ExposesHeads",
+    "ctrans.fields.ShowsMatrices": "ctrans.fields.protocols.ExposesWeights",
+    "ctrans.fields.Switches": "ctrans.fields.protocols.HasDiscontinuities",
+    "ctrans.fields.attention.plain_attention": "ctrans.fields.attention.reference_kernels",
+    "ctrans.fields.plain_attention": "ctrans.fields.attention.reference_kernels",
+    "ctrans.fields.protocols.EndsLinear": "ctrans.fields.protocols.HasOutputProjection",
+    "ctrans.fields.protocols.GivesTokens": "ctrans.fields.protocols.SupportsTokenSubset",
+    "ctrans.fields.protocols.HasPlainPath": "ctrans.fields.protocols.HasReferenceKernel",
+    "ctrans.fields.protocols.SaysWhyNot": "ctrans.fields.protocols.ExplainsUnsupported",
+    "ctrans.fields.protocols.ShowsHeads": "ctrans.fields.protocols.ExposesHeads",
+    "ctrans.fields.protocols.ShowsMatrices": "ctrans.fields.protocols.ExposesWeights",
+    "ctrans.fields.protocols.Switches": "ctrans.fields.protocols.HasDiscontinuities",
+    "ctrans.walk.Passage": "ctrans.walk.instrument.StepContext",
+    "ctrans.walk.PassageBack": "ctrans.walk.instrument.StepContextBack",
+    "ctrans.walk.instrument.Passage": "ctrans.walk.instrument.StepContext",
+    "ctrans.walk.instrument.PassageBack": "ctrans.walk.instrument.StepContextBack",
+    "solvers.NORMS": "solvers.error_norm.ERROR_NORMS",
+    "solvers.check_heeded": "solvers.request.check_unused_options",
+}
 """Old dotted path of a name to the new one, such as "solvers.NORMS": "solvers.ERROR_NORMS"."""
 
 
@@ -36,6 +61,37 @@ def old_names(module: str, otherwise: Callable[[str], Any] | None = None) -> Cal
         return getattr(importlib.import_module(home), new)
 
     return look_up
+
+
+def old_member(old: str, new: str) -> Any:
+    """A property that gives the member `new` by its name of the version before, and sets it, with a warning."""
+
+    def get(self: Any) -> Any:
+        _warn_of_member(type(self), old, new)
+        return getattr(self, new)
+
+    def put(self: Any, value: Any) -> None:
+        _warn_of_member(type(self), old, new)
+        setattr(self, new, value)
+
+    return property(get, put)
+
+
+def adopt_old_members(kind: type, renamed: Mapping[str, str]) -> None:
+    """Gives a class that was written for the version before each member of `renamed` (old name to new) by its new name."""
+    for old, new in renamed.items():
+        _warn_of_member(kind, old, new)
+        setattr(kind, new, property(operator.attrgetter(old), functools.partial(_set_member, old)))
+
+
+def _set_member(name: str, self: Any, value: Any) -> None:
+    setattr(self, name, value)
+
+
+def _warn_of_member(kind: type, old: str, new: str) -> None:
+    warnings.warn(
+        f"{kind.__name__}.{old} is now {new}; the old name works until the next version", DeprecationWarning, stacklevel=3
+    )
 
 
 class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -39,7 +39,7 @@ def largest(e: Tensor) -> Tensor:
     return e.abs().max()
 
 
-NORMS: dict[str, Norm] = {"rms": rms, "token": largest_token, "max": largest}
+ERROR_NORMS: dict[str, Norm] = {"rms": rms, "token": largest_token, "max": largest}
 
 
 def get_norm(norm: str | Norm) -> Norm:
@@ -47,5 +47,5 @@ def get_norm(norm: str | Norm) -> Norm:
     if callable(norm):
         return norm
     if not isinstance(norm, str):
-        raise ConfigError(f"norm = {norm!r}: give a function of a tensor, or one of {', '.join(sorted(NORMS))}")
-    return look_up("norm", norm, NORMS)
+        raise ConfigError(f"norm = {norm!r}: give a function of a tensor, or one of {', '.join(sorted(ERROR_NORMS))}")
+    return look_up("norm", norm, ERROR_NORMS)

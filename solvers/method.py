@@ -71,7 +71,7 @@ Pull = Callable[[Map, Tensor, Tensor], Pair]
 class ReversibleForm(Method, Protocol):
     """A scheme on pairs of states (y, z), equal at the start: it moves y, and keeps z in `run.partner` and steps in `run.trace`."""
 
-    def undo(self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run) -> tuple[Pair, Pair]:
+    def step_back(self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run) -> tuple[Pair, Pair]:
         """The pair before the step and (dL/dy, dL/dz) there, from those after it."""
 
 

@@ -62,7 +62,7 @@ def check_solver(
             raise ConfigError(f"{what} = {count!r}: give a whole number of at least 1")
     if chosen.adaptive and steps != 1:
         raise ConfigError(f"method {method!r} chooses its own steps and takes no steps = {steps}: give rtol and atol, or use rk4")
-    check_heeded(chosen, {"rtol": rtol, "atol": atol, "max_steps": max_steps}, method)
+    check_unused_options(chosen, {"rtol": rtol, "atol": atol, "max_steps": max_steps}, method)
     rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
     for what, value in (("rtol", rtol), ("atol", atol)):
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
@@ -79,7 +79,7 @@ def check_solver(
     return chosen, float(rtol), float(atol)
 
 
-def check_heeded(method: Method, given: Mapping[str, object], name: object) -> None:
+def check_unused_options(method: Method, given: Mapping[str, object], name: object) -> None:
     """Raises ConfigError for an option that is given (not None) and that the method does not heed; `name` is how it was asked for."""
     called = f"method {name!r}" if isinstance(name, str) else f"a {type(method).__name__}"
     for option, value in given.items():
@@ -108,7 +108,7 @@ def check_bounds(
     for what, step in given.items():
         if isinstance(step, bool) or not isinstance(step, Real) or not 0 < step < math.inf:
             raise ConfigError(f"{what} = {step!r}: give a positive finite number, in units of time")
-    check_heeded(method, given, name)
+    check_unused_options(method, given, name)
     for (less, low), (more, high) in pairwise(given.items()):
         if low > high:
             raise ConfigError(f"{less} = {low!r} is above {more} = {high!r}: exchange them")

@@ -122,7 +122,7 @@ def _backward(
         while waiting and waiting[-1][0] == i:
             gradient = waiting.pop()[1]
             cotangents = cotangents if gradient is None else (cotangents[0] + gradient, cotangents[1])
-        pair, cotangents = scheme.undo(steps[i - 1], pair, cotangents, partial(state.pull, k), run)
+        pair, cotangents = scheme.step_back(steps[i - 1], pair, cotangents, partial(state.pull, k), run)
     baton[0] = pair
     for x0 in kept:
         _check_start(pair[0], x0, after_first[0])

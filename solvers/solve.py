@@ -17,7 +17,7 @@ from solvers.gradients import GRADIENTS, Gradient, get_gradient
 from solvers.march import Progress, march
 from solvers.method import Method
 from solvers.nested import flat_events, flat_on_step, flat_segments, in_structure
-from solvers.request import check_bounds, check_callable, check_heeded, check_segments, check_solver, check_state
+from solvers.request import check_bounds, check_callable, check_segments, check_solver, check_state, check_unused_options
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
@@ -65,8 +65,8 @@ def solve(
     - `steps`: of a fixed-step method, in each segment
     - `rtol`, `atol`: of an adaptive one, 1e-6 and 1e-8 if not given; numbers, or tensors that broadcast with the state for tolerances by
       entry. The norm of error/(atol + rtol*abs(x)) is kept below 1 in every step
-    - `norm`: that norm, a name of `NORMS` ("rms" if None; "token" or "max" where few entries move; of several tensors the largest that
-      one of them has), or a function of a tensor
+    - `norm`: that norm, a name of `ERROR_NORMS` ("rms" if None; "token" or "max" where few entries move; of several tensors the largest
+      that one of them has), or a function of a tensor
     - `first_step`, `min_step`, `max_step`: sizes of an adaptive method's steps: of the first; below which none is tried, so that one that
       short is taken whatever its error and counted as `stats.forced`; above which none is
     - `max_steps`: attempts of an adaptive method in a segment at most, 10,000 if None
@@ -109,7 +109,7 @@ def solve(
     if wanted and save != "ends":
         raise ConfigError(f"save = {save!r} and times both say which states to keep: give one of them")
     # a steady state is found by the norm of dx/dt, whatever the method
-    check_heeded(chosen, {"norm": norm if steady is None else None, "save='steps'": save == "steps" or None}, method)
+    check_unused_options(chosen, {"norm": norm if steady is None else None, "save='steps'": save == "steps" or None}, method)
     measure = get_norm("rms" if norm is None else norm)
     if tree is not None:
         measure = tree.norm(measure, named=not callable(norm))

@@ -19,7 +19,7 @@ from torch import nn
 
 from ctrans import GPT, GPTConfig
 from ctrans.cli import main
-from ctrans.fields import ATTENTIONS, FFNS, Matrix, plain_attention
+from ctrans.fields import ATTENTIONS, FFNS, Matrix, reference_kernels
 from ctrans.norm import NORMS, SphereNorm, SquashNorm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.residual import RESIDUALS, Residual, ResidualEntry
@@ -60,7 +60,7 @@ def check_enrolled(model):
     later[:, -1] = (later[:, -1] + 1) % 11
     assert torch.equal(model(later)[0][:, :-1], model(TEXT)[0][:, :-1])
     sublayer, x = depth.sublayers[0], x0[:1, :3]
-    with plain_attention(sublayer):
+    with reference_kernels(sublayer):
         dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
     assert sublayer_sensitivity(sublayer, x).value == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3)
     screening = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick")
@@ -93,15 +93,15 @@ class SquaredReLU(nn.Module):
         self.up = nn.Linear(settings.width, settings.hidden_width, bias=settings.bias)
         self.down = nn.Linear(settings.hidden_width, settings.width, bias=settings.bias)
 
-    def features(self, x):
+    def pre_projection(self, x):
         return self.up(x).relu().square()
 
     @property
-    def last(self):
+    def output_projection(self):
         return self.down
 
     def forward(self, x):
-        return self.down(self.features(x))
+        return self.down(self.pre_projection(x))
 
     def matrices(self):
         yield Matrix(self.up.weight, "up")
@@ -201,7 +201,7 @@ def test_a_new_squashing_is_its_function_slope_and_inverse(monkeypatch):
     screening = check_enrolled(model_with(norm="softsign", placement="peri"))
     assert screening.findings["well-posedness"].verdict == "well-posed for bounded gains"
     norm, x = SoftSign(16).double(), torch.randn(5, 16, dtype=torch.float64)
-    assert torch.allclose(norm.undo(norm.standardize(x)), x)
+    assert torch.allclose(norm.preimage(norm.standardize(x)), x)
     assert float(norm.shortfall(x, 1000.0).max() / norm.support(x).max()) == pytest.approx(1 / (1 + 0.5 * 1000 / 4), rel=1e-12)
 
 

@@ -35,7 +35,7 @@ from ctrans.stability.forward.contributions import ContributionsByDepth, contrib
 from ctrans.stability.forward.simulation import Simulation, simulate
 from ctrans.stability.forward.spectra import Spectra, SpectrumFigures, spectrum_figures
 from ctrans.walk import walk
-from solvers import NORMS, ConfigError, Status
+from solvers import ERROR_NORMS, ConfigError, Status
 from solvers.methods import get_method
 
 
@@ -73,7 +73,7 @@ class SimulateRequest(ModelRequest):
 @click.option("--atol", type=float, help="Absolute tolerance of an adaptive method.  [default: 1e-8]")
 @click.option(
     "--error-norm",
-    type=click.Choice(sorted(NORMS)),
+    type=click.Choice(sorted(ERROR_NORMS)),
     help="Of a step's error, by an adaptive method: all entries' root mean square, the largest token's, or the largest entry.  "
     "[default: rms]",
 )

@@ -32,7 +32,7 @@ from ctrans.control.costate import Costate, costate
 from ctrans.control.joined import highest_towards_image
 from ctrans.control.last_map import frobenius
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.fields import EndsLinear
+from ctrans.fields import HasOutputProjection
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
@@ -185,13 +185,13 @@ class _Step:
                 )
             return found
         field = self.sublayer.field
-        if not isinstance(field, EndsLinear):
+        if not isinstance(field, HasOutputProjection):
             raise ConfigError(
                 f"the {self.sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it "
-                "`features(x)` and `last`, with field(x) = last(features(x))"
+                "`pre_projection(x)` and `output_projection`, with field(x) = output_projection(pre_projection(x))"
             )
         # the same numbers, also where the model keeps them transposed
-        wanted = {(each.data_ptr(), each.numel()) for each in field.last.parameters()}
+        wanted = {(each.data_ptr(), each.numel()) for each in field.output_projection.parameters()}
         found = {name: value for name, value in self.parameters.items() if (value.data_ptr(), value.numel()) in wanted}
         if len(found) < len(wanted):
             raise ConfigError(

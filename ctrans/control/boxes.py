@@ -45,12 +45,12 @@ class Box(NormImage):
     def spread(self) -> float:
         """Where u = 1/2: there the norm bends."""
         half = torch.full_like(self.norm.gamma, 0.5)
-        return float((self.norm.undo(half) - self.norm.undo(0 * half)).abs().amax())
+        return float((self.norm.preimage(half) - self.norm.preimage(0 * half)).abs().amax())
 
     def input(self, f: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
         gamma = self.norm.gamma
         u = torch.where(gamma == 0, 0.0, (f - self.norm.beta) / torch.where(gamma == 0, 1.0, gamma))
-        return self.norm.undo(u if self.attained else NEARLY * u)
+        return self.norm.preimage(u if self.attained else NEARLY * u)
 
     def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         beta, reach = self.norm.beta, self.norm.gamma.abs()

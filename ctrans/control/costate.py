@@ -14,7 +14,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.walk import Instrument, Model, Passage, PassageBack, Turn, check_targets, terminal_loss, value_and_pullback, walk
+from ctrans.walk import (
+    Instrument,
+    Model,
+    StepContext,
+    StepContextBack,
+    Turn,
+    check_targets,
+    terminal_loss,
+    value_and_pullback,
+    walk,
+)
 from solvers import ConfigError, Method, Segment, SolveError, Stats, Status, solve
 from solvers.errors import unknown
 from solvers.request import check_solver
@@ -117,13 +127,13 @@ class DiscreteCostate(Instrument):
         self._starts: list[Point] = []
         self._drift: list[float] = []
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._states.append(at.y)
 
     def head(self, model: Model, at: Turn) -> None:
         self._loss, self._costates = at.loss, [at.p]
 
-    def backward(self, at: PassageBack) -> None:
+    def backward(self, at: StepContextBack) -> None:
         self._costates.insert(0, at.before)
         self._starts.insert(0, at.met)
         try:

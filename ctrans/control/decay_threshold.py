@@ -32,7 +32,7 @@ from torch import Tensor
 from ctrans.control.admissible import Posedness, length, ratio
 from ctrans.control.ascent import ascend
 from ctrans.control.last_map import frobenius
-from ctrans.fields import Activation, HasUnits, ShowsHeads, why_not
+from ctrans.fields import Activation, ExposesHeads, HasUnits, why_not
 from ctrans.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
 
@@ -195,7 +195,7 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
         raise ConfigError(
             "a scale by channel stands behind its last linear map: a third factor, which does not decay with the two"
         )
-    if isinstance(field, ShowsHeads):
+    if isinstance(field, ExposesHeads):
         mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
         values = [matrices.value for matrices in field.head_matrices()]
         places = list(dict.fromkeys(value.data_ptr() for value in values))

@@ -86,7 +86,7 @@ class FilledImage(VelocitySet):
 
     def _velocity(self, u: Tensor) -> Tensor:
         """norm(x) at the x with x_hat = u: undoing the norm makes its inside as easy to reach as its edge."""
-        velocity: Tensor = self.image.norm(self.image.norm.undo(u))
+        velocity: Tensor = self.image.norm(self.image.norm.preimage(u))
         return velocity
 
     def _into_ball(self, u: Tensor) -> Tensor:

@@ -31,22 +31,22 @@ def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) 
     """
     if sublayer.output_norm is not None:
         return sublayer.pulled(p)
-    if sublayer.state_norm is not None or silent(sublayer):
+    if sublayer.state_norm is not None or has_zero_gain(sublayer):
         return p
     return p if sublayer.residual is None else sublayer.residual.pull(p)
 
 
-def moving(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
+def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
     """The channels that a sublayer can move inside its norm around the state; None where that is all of them, or its W is 0."""
     gains = None if sublayer.residual is None else sublayer.residual.gains
-    if sublayer.state_norm is None or gains is None or silent(sublayer) or bool((gains != 0).all()):
+    if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer) or bool((gains != 0).all()):
         return None
     return gains.detach() != 0
 
 
 def reached_around(sublayer: Sublayer, x: Float[Tensor, "tokens width"], *, kinetic: bool = False) -> VelocitySet:
     """The states that a step from X may end at, by the norm around the state; with their inside where a `kinetic` cost pays for it."""
-    norm, moves = sublayer.state_norm, moving(sublayer)
+    norm, moves = sublayer.state_norm, active_channels(sublayer)
     assert norm is not None, "a norm stands around the state"
     if moves is not None:
         return SectionImage.of(norm, x, moves)
@@ -61,7 +61,7 @@ def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[T
 
 def pulled_to_map(sublayer: Sublayer, pulled: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
     """W'T'P of T'P, T being what a norm around the state does; as `costate_of_map` leaves it where there is none."""
-    inside = sublayer.state_norm is not None and sublayer.residual is not None and not silent(sublayer)
+    inside = sublayer.state_norm is not None and sublayer.residual is not None and not has_zero_gain(sublayer)
     return sublayer.residual.pull(pulled) if inside and sublayer.residual is not None else pulled
 
 
@@ -72,7 +72,7 @@ def cost_factor(sublayer: Sublayer) -> float:
     """
     residual = sublayer.residual
     gain = sublayer.gain if sublayer.output_norm is not None else 1.0
-    if residual is None or sublayer.state_norm is not None or silent(sublayer):
+    if residual is None or sublayer.state_norm is not None or has_zero_gain(sublayer):
         return gain**2
     if residual.stretch is None:
         raise ConfigError(
@@ -82,7 +82,7 @@ def cost_factor(sublayer: Sublayer) -> float:
     return (gain * residual.stretch) ** 2
 
 
-def silent(sublayer: Sublayer) -> bool:
+def has_zero_gain(sublayer: Sublayer) -> bool:
     """Whether its residual makes every velocity 0 as it is."""
     return sublayer.residual is not None and sublayer.residual.largest == 0
 

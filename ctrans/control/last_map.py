@@ -23,7 +23,7 @@ from ctrans.control.admissible import (
 from ctrans.control.ascent import Chart
 from ctrans.control.remedy import Remedy
 from ctrans.control.secular_equation import in_ball
-from ctrans.fields import EndsLinear
+from ctrans.fields import HasOutputProjection
 from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
@@ -239,10 +239,10 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
     A gain with no norm behind it is in h. Where a scale by channel stands behind the map, W is with that scale folded in.
     """
     field = sublayer.field
-    if not isinstance(field, EndsLinear):
+    if not isinstance(field, HasOutputProjection):
         raise ConfigError(
-            f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it `features(x)` and "
-            "`last`, with field(x) = last(features(x))"
+            f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it `pre_projection(x)` and "
+            "`output_projection`, with field(x) = output_projection(pre_projection(x))"
         )
     zeros = sum(part.zeros for part in scaled_parts(field))
     if zeros:
@@ -250,8 +250,8 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
             f"the scale by channel behind the {sublayer.kind} sublayer's last linear map is 0 in {zeros} of its entries: no last weights "
             "move these channels"
         )
-    h = field.features(sublayer.given(x))
-    if field.last.bias is not None:
+    h = field.pre_projection(sublayer.given(x))
+    if field.output_projection.bias is not None:
         h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
     return h if sublayer.output_norm is not None else sublayer.gain * h
 

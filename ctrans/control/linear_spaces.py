@@ -110,7 +110,7 @@ class TangentSpace(LinearSpace):
 
     def __post_init__(self) -> None:
         check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
-        bad = self.norm.off_copies(self.state)
+        bad = self.norm.outside_domain(self.state)
         if bool(bad.any()):
             raise ConfigError(
                 f"{int(bad.sum())} tokens of the state are on no scaled copy of the norm's image, so nothing is tangent there: "

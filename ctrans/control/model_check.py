@@ -17,17 +17,17 @@ from ctrans.control.costate import Costate, Point, continuous_or_discrete, costa
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
 from ctrans.control.joined import (
+    active_channels,
     check_residual_remedy,
     check_towards_image,
     cost_factor,
     costate_of_map,
     factor_in_words,
     for_these_gains,
-    moving,
+    has_zero_gain,
     pulled_back,
     pulled_to_map,
     reached_around,
-    silent,
     trains_gains,
 )
 from ctrans.control.kinetic_cost import KineticCost
@@ -290,7 +290,7 @@ def check_at(
         norm = sublayer.output_norm
     if "kinetic" in costs:
         costs |= {"kinetic": costs["kinetic"] * cost_factor(sublayer)}
-    admissible = _admissible(norm, sublayer.placement, x, h, costs, moving(sublayer))
+    admissible = _admissible(norm, sublayer.placement, x, h, costs, active_channels(sublayer))
     pulled = pulled_to_map(sublayer, pulled_back(admissible, p)) if isinstance(admissible, LinearSpace) else None
     slope = None if pulled is None else float((h.mT @ pulled).norm())
     blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
@@ -312,7 +312,7 @@ def check_at(
         ellipsoid=float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None,
         blind=blind,
         training_threshold=None
-        if pulled is None or silent(sublayer)
+        if pulled is None or has_zero_gain(sublayer)
         else threshold_at(sublayer, start, dt * sublayer.gain * pulled),
         weight_decay=remedy.weight_decay,
     )
@@ -376,7 +376,7 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
         return check
     sublayer, dt = list(depth.sublayers)[top.segment], depth.lengths[top.segment]
     x, p = _at_field(sublayer, found.starts[top.segment], found.form == "continuous")
-    space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {}, moving(sublayer))
+    space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {}, active_channels(sublayer))
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
     pulled = pulled_back(space, costate_of_map(sublayer, p.flatten(0, -2)))
     raw_costate = dt * sublayer.gain * pulled_to_map(sublayer, pulled)

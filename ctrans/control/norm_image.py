@@ -51,7 +51,7 @@ class NormImage(VelocitySet):
         return self.norm.ties(P)
 
     def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
-        return self.norm.residual(f).amax(-1)
+        return self.norm.constraint_violation(f).amax(-1)
 
     def base(self, P: Float[Tensor, "tokens width"]) -> float:
         return -float((P @ self.norm.beta).sum())

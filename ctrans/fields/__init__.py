@@ -2,7 +2,7 @@
 
 from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.around import AroundMap
-from ctrans.fields.attention import Attention, SoftmaxAttention, plain_attention
+from ctrans.fields.attention import Attention, SoftmaxAttention, reference_kernels
 from ctrans.fields.attention_options import AttentionOptions
 from ctrans.fields.branch import Branch, BranchGains, OwnGains
 from ctrans.fields.check_map import check_map, check_shape
@@ -15,12 +15,15 @@ from ctrans.fields.parallel_maps import ParallelMaps
 from ctrans.fields.positions import POSITIONS
 from ctrans.fields.protocols import (
     Balances,
-    EndsLinear,
-    GivesTokens,
+    ExplainsUnsupported,
+    ExposesHeads,
+    ExposesWeights,
     HasAuxiliary,
     HasBound,
+    HasDiscontinuities,
     HasLipschitz,
-    HasPlainPath,
+    HasOutputProjection,
+    HasReferenceKernel,
     HasTemperature,
     HasUnits,
     HeadMatrices,
@@ -28,12 +31,9 @@ from ctrans.fields.protocols import (
     Matrix,
     MixesTokens,
     Role,
-    SaysWhyNot,
     Scalable,
-    ShowsHeads,
-    ShowsMatrices,
     SumOfMaps,
-    Switches,
+    SupportsTokenSubset,
     TokenBound,
     Units,
     mixes_tokens,
@@ -43,6 +43,7 @@ from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions
 from ctrans.fields.spectral_norm import norm_of_product, norms_found_once, spectral_norm
 from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapEntry, MapSettings
+from solvers.deprecated import old_names
 
 __all__ = [
     "ACTIVATIONS",
@@ -61,16 +62,19 @@ __all__ = [
     "Branch",
     "BranchGains",
     "DifferentialAttention",
-    "EndsLinear",
     "ExpertOptions",
+    "ExplainsUnsupported",
+    "ExposesHeads",
+    "ExposesWeights",
     "FeedForward",
     "GatedLinearAttention",
     "GatedLinearUnits",
-    "GivesTokens",
     "HasAuxiliary",
     "HasBound",
+    "HasDiscontinuities",
     "HasLipschitz",
-    "HasPlainPath",
+    "HasOutputProjection",
+    "HasReferenceKernel",
     "HasTemperature",
     "HasUnits",
     "HeadMatrices",
@@ -85,13 +89,10 @@ __all__ = [
     "OwnGains",
     "ParallelMaps",
     "Role",
-    "SaysWhyNot",
     "Scalable",
-    "ShowsHeads",
-    "ShowsMatrices",
     "SoftmaxAttention",
     "SumOfMaps",
-    "Switches",
+    "SupportsTokenSubset",
     "TokenBound",
     "Units",
     "check_map",
@@ -99,7 +100,9 @@ __all__ = [
     "mixes_tokens",
     "norm_of_product",
     "norms_found_once",
-    "plain_attention",
+    "reference_kernels",
     "spectral_norm",
     "why_not",
 ]
+
+__getattr__ = old_names(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ctrans.fields.protocols import MixesTokens, SaysWhyNot
+from ctrans.fields.protocols import ExplainsUnsupported, MixesTokens
 
 
 class AroundMap(nn.Module):
@@ -24,5 +24,5 @@ class AroundMap(nn.Module):
     @property
     def why_not(self) -> str:
         """The map's own reason, after what this is."""
-        reason = self.field.why_not if isinstance(self.field, SaysWhyNot) else ""
+        reason = self.field.why_not if isinstance(self.field, ExplainsUnsupported) else ""
         return reason or f"it stands around a {type(self.field).__name__}, whose figures need not be its own"

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from ctrans.fields.attention_options import AttentionOptions
 from ctrans.fields.positions import falling_scores, turn, turned_entries, turns
-from ctrans.fields.protocols import HasPlainPath, HeadMatrices, Matrix, TokenBound
+from ctrans.fields.protocols import HasReferenceKernel, HeadMatrices, Matrix, TokenBound
 from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.scale import SCALINGS_OF_ATTENTION, scaled_attention
 from ctrans.fields.spectral_norm import norm_of_product, spectral_norm
 from solvers import ConfigError
+from solvers.deprecated import old_names
 from solvers.errors import look_up
 
 TEMPERATURES = (1e-12, 1e30)
@@ -44,7 +45,7 @@ class SoftmaxAttention(nn.Module):
     tau is `temperature`; what else there is `options` say (`AttentionOptions`): R_i rotations by position, c a soft-cap, m_h ALiBi's
     slopes, g the group of keys and values of head h, e_h = exp(sink_h) or 0, G_hi = sigmoid of the gate or the identity; and
     `qk_norm` the norms N_q, N_k (a name of `QK_NORMS`; true is "rms"). The fused kernel is used where it can (no cap, no sinks)
-    unless `plain` is set, which forward-mode and second derivatives need (see `plain_attention`).
+    unless `use_reference_kernel` is set, which forward-mode and second derivatives need (see `reference_kernels`).
 
     Where rows sum to less than 1 or a gate multiplies the heads, it does not show its heads: `why_not`. `Attention` does.
     """
@@ -70,7 +71,7 @@ class SoftmaxAttention(nn.Module):
         self.query_norm, self.key_norm = norms_of(qk_norm, heads, self.head, eps)
         self.gate = nn.Linear(width, width, bias=bias) if options.gated_output else None
         self.sinks = nn.Parameter(torch.zeros(heads)) if options.sinks else None
-        self.plain = False
+        self.use_reference_kernel = False
 
     @property
     def head(self) -> int:
@@ -85,18 +86,18 @@ class SoftmaxAttention(nn.Module):
         return "" if self.gate is None else "a gate that depends on the input multiplies what its heads average"
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        y: Tensor = self.out(self.features(x))
+        y: Tensor = self.out(self.pre_projection(x))
         return y
 
     @property
-    def last(self) -> nn.Linear:
-        """The last linear map: f(x) = last(features(x))."""
+    def output_projection(self) -> nn.Linear:
+        """The last linear map: f(x) = output_projection(pre_projection(x))."""
         return self.out
 
-    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """What the last linear map is applied to: the heads' averages, side by side, times the gate."""
         q, k, v = self._queries_keys_values(x)
-        if self.plain or self.sinks is not None or self.options.softcap is not None:
+        if self.use_reference_kernel or self.sinks is not None or self.options.softcap is not None:
             mixed = self._rows(q, k) @ self._for_each_head(v)
         else:
             mask = self._mask(q)
@@ -237,7 +238,7 @@ class SoftmaxAttention(nn.Module):
         tokens = scores.shape[-1]
         if self.options.places.sloped:
             scores = scores + asked(falling_scores(self.heads, tokens, scores))
-        hidden = self._hidden(tokens, scores.device)
+        hidden = self.causal_window_mask(tokens, scores.device)
         if hidden is not None:
             scores = scores.masked_fill(asked(hidden), -math.inf)
         if self.sinks is None:
@@ -245,7 +246,7 @@ class SoftmaxAttention(nn.Module):
         sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
-    def _hidden(self, tokens: int, device: torch.device) -> Bool[Tensor, "tokens tokens"] | None:
+    def causal_window_mask(self, tokens: int, device: torch.device) -> Bool[Tensor, "tokens tokens"] | None:
         """True where token i does not read token j; None where it reads all."""
         window = min(self.options.window or tokens, tokens)
         if not self.causal and window == tokens:
@@ -261,11 +262,11 @@ class SoftmaxAttention(nn.Module):
         """What the fused kernel is to be told, None where causality is all: where it may read, or what is added to scores."""
         tokens, window = q.shape[-2], self.options.window
         if self.options.places.sloped:
-            added, hidden = falling_scores(self.heads, tokens, q), self._hidden(tokens, q.device)
+            added, hidden = falling_scores(self.heads, tokens, q), self.causal_window_mask(tokens, q.device)
             return added if hidden is None else added.masked_fill(hidden, -math.inf)
         if window is None or window >= tokens:
             return None
-        hidden = self._hidden(tokens, q.device)
+        hidden = self.causal_window_mask(tokens, q.device)
         return None if hidden is None else ~hidden
 
 
@@ -333,14 +334,17 @@ def _length(vector: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def plain_attention(module: nn.Module) -> Iterator[None]:
+def reference_kernels(module: nn.Module) -> Iterator[None]:
     """Inside, every attention within `module` takes the plain path, which has forward-mode and second derivatives."""
-    attentions = [part for part in module.modules() if isinstance(part, HasPlainPath)]
-    before = [part.plain for part in attentions]
+    attentions = [part for part in module.modules() if isinstance(part, HasReferenceKernel)]
+    before = [part.use_reference_kernel for part in attentions]
     for part in attentions:
-        part.plain = True
+        part.use_reference_kernel = True
     try:
         yield
     finally:
         for part, plain in zip(attentions, before, strict=True):
-            part.plain = plain
+            part.use_reference_kernel = plain
+
+
+__getattr__ = old_names(__name__)

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from ctrans.fields.around import AroundMap
 from ctrans.fields.protocols import (
-    EndsLinear,
-    GivesTokens,
+    ExposesHeads,
+    ExposesWeights,
     HasBound,
     HasLipschitz,
+    HasOutputProjection,
     Kind,
-    ShowsHeads,
-    ShowsMatrices,
+    SupportsTokenSubset,
     mixes_tokens,
 )
 from solvers import ConfigError
@@ -31,8 +31,9 @@ def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> Non
 
     - f(x) is a tensor of x's shape, the same whenever it is asked, and of each sequence alone
     - f mixes tokens only where it says so: an attention, or a map whose `mixes_tokens` is true
-    - what it says of itself is so: f(x) = last(features(x)); its tokens one by one; matrices that are its own; its bound and its
-      Lipschitz constant; rows of probabilities that sum to 1
+    - what it says of itself is so: f(x) = output_projection(pre_projection(x)); its tokens one by
+      one; matrices that are its own; its bound and its Lipschitz constant; rows of probabilities
+      that sum to 1
 
     It can find a map wrong, and cannot prove it right. Weights are taken as they are; the map's dtype is that of its parameters.
 
@@ -77,15 +78,18 @@ def _check_tokens(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
 
 
 def _check_sayings(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
-    if isinstance(field, EndsLinear) and not _close(field.last(field.features(x)), y):
+    if isinstance(field, HasOutputProjection) and not _close(field.output_projection(field.pre_projection(x)), y):
         raise _refusal(
-            field, kind, "is not last(features(x))", "make `features` what its last linear map acts on, or leave both out"
+            field,
+            kind,
+            "is not output_projection(pre_projection(x))",
+            "let `pre_projection` give what that map acts on, or leave both out",
         )
-    if isinstance(field, GivesTokens):
+    if isinstance(field, SupportsTokenSubset):
         chosen = torch.arange(len(x), device=x.device) + 1
         if not _close(field.at_tokens(x, chosen), y[chosen - 1, chosen]):
             raise _refusal(field, kind, "gives other tokens by `at_tokens` than f(x) has", "mend it, or leave it out")
-    if isinstance(field, ShowsMatrices):
+    if isinstance(field, ExposesWeights):
         own = {parameter.untyped_storage().data_ptr() for parameter in field.parameters()}
         for matrix in field.matrices():
             if matrix.weight.untyped_storage().data_ptr() not in own:
@@ -101,7 +105,7 @@ def _check_sayings(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
         if not moved <= slack * field.lipschitz(longest) * step:
             found = f"moved a token by {moved:.4g} for a step of {step:.4g}, above its Lipschitz constant"
             raise _refusal(field, kind, found, "mend `lipschitz`, or leave it out")
-    if isinstance(field, ShowsHeads):
+    if isinstance(field, ExposesHeads):
         rows = field.probabilities(x)
         shape = (*x.shape[:-2], field.heads, x.shape[-2], x.shape[-2])
         if rows.shape != shape or not _close(rows.sum(-1), torch.ones_like(rows[..., 0])):

@@ -23,7 +23,7 @@ class DifferentialAttention(SquareHeads):
 
     a is of the first halves of head h's queries and keys, a' of the second; l_h, lambda, is learned (Ye et al. 2024, who make it of
     four vectors, and put a norm behind each head, which is left out here). Rows sum to 1 - l_h and have entries of both signs.
-    The fused kernel is used unless `plain` is set (see `plain_attention`).
+    The fused kernel is used unless `use_reference_kernel` is set (see `reference_kernels`).
     """
 
     why_not = "its rows are differences of two softmaxes and sum to 1 - lambda"
@@ -34,7 +34,7 @@ class DifferentialAttention(SquareHeads):
             raise ConfigError(f"heads of width {width // heads} have no halves for differential attention: choose an even width")
         self.temperature = check_temperature(temperature)
         self.share = nn.Parameter(torch.full((heads,), FIRST_SHARE))
-        self.plain = False
+        self.use_reference_kernel = False
 
     def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
         """The differences of the heads' two averages."""
@@ -58,7 +58,7 @@ class DifferentialAttention(SquareHeads):
         return TokenBound(gain, self.offset(1 - shares))
 
     def _average(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.plain:
+        if self.use_reference_kernel:
             return self._rows(q, k) @ v
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self._scale(q))
 

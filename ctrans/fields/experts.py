@@ -29,10 +29,12 @@ class MixtureOfExperts(nn.Module):
     Mixtral, 2401.04088; DeepSeekMoE with shared experts, 2401.06066). b balances the load without a loss (`rebalance`; 2408.15664): it
     enters the choice alone, and no gradient trains it. The router computes in float32 at least.
 
-    Experts lie side by side in one W_1 and one W_2, so that f = W_2 (gates * h) + b_2 with gates of 0 where a token does not go:
-    that is `features`, of all experts, taken if `plain` is set or a compiler looks on. Otherwise tokens are sorted by expert, and each
-    expert computes its own: the same f, up to rounding, at k/E of the work. No token is dropped, and none waits for another's choice,
-    as capacities and choices by experts would have it: f acts on each token alone, and stays causal.
+    Experts lie side by side in one W_1 and one W_2, so that f = W_2 (gates * h) + b_2 with gates of
+    0 where a token does not go: that is `features`, of all experts, taken if `use_reference_kernel`
+    is set or a compiler looks on. Otherwise tokens are sorted by expert, and each expert computes
+    its own: the same f, up to rounding, at k/E of the work. No token is dropped, and none waits for
+    another's choice, as capacities and choices by experts would have it: f acts on each token
+    alone, and stays causal.
 
     **f is smooth between switches and jumps at them.** Where the k-th and (k+1)-th score tie, S changes, and f by g (W_2,e h_e
     - W_2,e' h_e'), which for k = 1 no gate makes small. So there is no Lipschitz constant unless k = E; derivatives are
@@ -57,22 +59,22 @@ class MixtureOfExperts(nn.Module):
         self.down = nn.Linear(total, width, bias=bias)
         self.router = nn.Linear(width, options.experts, bias=False)
         self.register_buffer("choice_bias", torch.zeros(options.experts))
-        self.plain = False
+        self.use_reference_kernel = False
 
     choice_bias: Tensor
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        if self.plain or not x.numel() or torch.compiler.is_compiling():
-            y: Tensor = self.down(self.features(x))
+        if self.use_reference_kernel or not x.numel() or torch.compiler.is_compiling():
+            y: Tensor = self.down(self.pre_projection(x))
             return y
         return self._sorted(x.reshape(-1, x.shape[-1])).view_as(x)
 
     @property
-    def last(self) -> nn.Linear:
-        """The last linear map: f(x) = last(features(x))."""
+    def output_projection(self) -> nn.Linear:
+        """The last linear map: f(x) = output_projection(pre_projection(x))."""
         return self.down
 
-    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
         """What the last linear map is applied to: the features of every expert times its gate, which is 0 for most."""
         gates = self.route(x).gates.to(x.dtype)
         gates = torch.cat([gates, gates.new_ones(*gates.shape[:-1], self.options.shared_experts)], -1)

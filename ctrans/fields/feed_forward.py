@@ -28,15 +28,15 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        y: Tensor = self.down(self.features(x))
+        y: Tensor = self.down(self.pre_projection(x))
         return y
 
     @property
-    def last(self) -> nn.Linear:
-        """The last linear map: f(x) = last(features(x))."""
+    def output_projection(self) -> nn.Linear:
+        """The last linear map: f(x) = output_projection(pre_projection(x))."""
         return self.down
 
-    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
         """What the last linear map is applied to: phi(W_1 x + b_1)."""
         return ACTIVATIONS[self.activation](self.up(x))
 

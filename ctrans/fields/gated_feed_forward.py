@@ -48,15 +48,15 @@ class GatedLinearUnits(nn.Module):
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        y: Tensor = self.down(self.features(x))
+        y: Tensor = self.down(self.pre_projection(x))
         return y
 
     @property
-    def last(self) -> nn.Linear:
-        """The last linear map: f(x) = last(features(x))."""
+    def output_projection(self) -> nn.Linear:
+        """The last linear map: f(x) = output_projection(pre_projection(x))."""
         return self.down
 
-    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
         """What the last linear map is applied to: phi(W_g x + b_g) * (W_u x + b_u)."""
         gated: Tensor = ACTIVATIONS[self.activation](self.gate(x)) * self.up(x)
         return gated

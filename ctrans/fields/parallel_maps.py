@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.branch import Branch, BranchGains
-from ctrans.fields.protocols import EndsLinear, HasBound, Kind, Matrix, SaysWhyNot, ShowsMatrices, TokenBound
+from ctrans.fields.protocols import ExplainsUnsupported, ExposesWeights, HasBound, HasOutputProjection, Kind, Matrix, TokenBound
 
 
 class ParallelMaps(nn.Module):
@@ -44,7 +44,7 @@ class ParallelMaps(nn.Module):
     @property
     def matrices(self) -> Callable[[], Iterator[Matrix]]:
         """Those of attention and then of the FFN; not there where one does not show its own."""
-        attention, ffn = self._all(ShowsMatrices, "does not show its weight matrices by `matrices()`")
+        attention, ffn = self._all(ExposesWeights, "does not show its weight matrices by `matrices()`")
 
         def both() -> Iterator[Matrix]:
             yield from attention.matrices()
@@ -64,19 +64,21 @@ class ParallelMaps(nn.Module):
         return both
 
     @property
-    def last(self) -> LinearMaps:
+    def output_projection(self) -> LinearMaps:
         """[W_O W_2] of the features side by side; not there where a map names no last one. Raises ConfigError where it says why."""
-        return LinearMaps(*(field.last for field in self._all(EndsLinear, "does not name its last linear map")))
+        return LinearMaps(
+            *(field.output_projection for field in self._all(HasOutputProjection, "does not name its last linear map"))
+        )
 
-    def features(self, u: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
+    def pre_projection(self, u: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
         """[h_attention(A u) h_ffn(B u)]."""
-        return torch.cat([branch.field.features(branch.given(u)) for branch in self.branches.values()], -1)
+        return torch.cat([branch.field.pre_projection(branch.given(u)) for branch in self.branches.values()], -1)
 
     @property
     def why_not(self) -> str:
         """The first reason that one of them gives, or ""."""
         fields = (branch.field for branch in self.branches.values())
-        return next((field.why_not for field in fields if isinstance(field, SaysWhyNot) and field.why_not), "")
+        return next((field.why_not for field in fields if isinstance(field, ExplainsUnsupported) and field.why_not), "")
 
     def _all(self, protocol: type, lacks: str) -> list[Any]:
         """Both maps, where both have the protocol; AttributeError otherwise, so that the sum has it if they do."""

@@ -3,37 +3,38 @@
 A map f is any module from (*batch, tokens, width) to the same shape. The fewer of these it has, the fewer instruments can speak of
 it, and they say so; each of them is exact for the map's weights as they are.
 
-| protocol         | what it gives                                            | who asks                                       |
-| ---------------- | -------------------------------------------------------- | ---------------------------------------------- |
-| `EndsLinear`     | f(x) = last(features(x))                                 | Hamiltonians over weights, scaling, last layer |
-| `ShowsMatrices`  | its weight matrices with their roles                     | initialisation, gradients by matrix            |
-| `HasBound`       | how long f(x)_i can be where no abs(x_j) exceeds r       | forward and transport bounds                   |
-| `HasLipschitz`   | a Lipschitz constant for inputs up to a length           | block bounds                                   |
-| `ShowsHeads`     | attention's rows, and the matrices of each head          | theta, Emadi's bounds                          |
-| `GivesTokens`    | f(x) at chosen tokens, without the others                | local values of Emadi's bounds                 |
-| `HasTemperature` | the temperature of its softmax, which may be set         | temperature warm-up                            |
-| `HasPlainPath`   | a path with forward-mode and second derivatives          | every Jacobian                                 |
-| `Scalable`       | copies of it with weights inside times c                 | sensitivities against the weights' scale       |
-| `HasUnits`       | f(x) = sum over units of out_k phi(<in_k, x> + b_k) + b  | the decay that keeps weights from running away |
-| `MixesTokens`    | whether an output token depends on other input tokens    | the size of a Jacobian's problem               |
-| `SumOfMaps`      | the maps that it is the sum of                           | what is asked of an attention alone            |
-| `HasAuxiliary`   | terms that training may add to its objective             | the objective                                  |
-| `Balances`       | the load of its parts, and a way to even it              | the training loop, after each update           |
-| `Switches`       | how far a token is from where f jumps                    | the routing by depth                           |
-| `SaysWhyNot`     | why it has fewer of these than others                    | messages                                       |
+| protocol              | what it gives                                            | who asks                                       |
+| --------------------- | -------------------------------------------------------- | ---------------------------------------------- |
+| `HasOutputProjection` | f(x) = output_projection(pre_projection(x))              | Hamiltonians over weights, scaling, last layer |
+| `ExposesWeights`      | its weight matrices with their roles                     | initialisation, gradients by matrix            |
+| `HasBound`            | how long f(x)_i can be where no abs(x_j) exceeds r       | forward and transport bounds                   |
+| `HasLipschitz`        | a Lipschitz constant for inputs up to a length           | block bounds                                   |
+| `ExposesHeads`        | attention's rows, and the matrices of each head          | theta, Emadi's bounds                          |
+| `SupportsTokenSubset` | f(x) at chosen tokens, without the others                | local values of Emadi's bounds                 |
+| `HasTemperature`      | the temperature of its softmax, which may be set         | temperature warm-up                            |
+| `HasReferenceKernel`  | a path with forward-mode and second derivatives          | every Jacobian                                 |
+| `Scalable`            | copies of it with weights inside times c                 | sensitivities against the weights' scale       |
+| `HasUnits`            | f(x) = sum over units of out_k phi(<in_k, x> + b_k) + b  | the decay that keeps weights from running away |
+| `MixesTokens`         | whether an output token depends on other input tokens    | the size of a Jacobian's problem               |
+| `SumOfMaps`           | the maps that it is the sum of                           | what is asked of an attention alone            |
+| `HasAuxiliary`        | terms that training may add to its objective             | the objective                                  |
+| `Balances`            | the load of its parts, and a way to even it              | the training loop, after each update           |
+| `HasDiscontinuities`  | how far a token is from where f jumps                    | the routing by depth                           |
+| `ExplainsUnsupported` | why it has fewer of these than others                    | messages                                       |
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.fields.activations import Activation
 from ctrans.fields.branch import Branch
+from solvers.deprecated import adopt_old_members, old_names
 
 Kind = Literal["attention", "ffn", "parallel"]
 Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
@@ -97,18 +98,38 @@ class Units(NamedTuple):
     number: int
 
 
+OLD_MEMBERS = {
+    "HasOutputProjection": {"features": "pre_projection", "last": "output_projection"},
+    "HasReferenceKernel": {"plain": "use_reference_kernel"},
+}
+"""Names of protocols' members in the version before."""
+
+
+class _AcceptsOldMembers(type(Protocol)):  # type: ignore[misc]  # typing's own metaclass of protocols
+    """`isinstance` accepts a map that has all members by their old names, and gives its class the new ones."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if super().__instancecheck__(instance):
+            return True
+        renamed = OLD_MEMBERS[cls.__name__]
+        old = all(hasattr(instance, name) for name in renamed) and not any(hasattr(instance, name) for name in renamed.values())
+        if old:
+            adopt_old_members(type(instance), renamed)
+        return old
+
+
 @runtime_checkable
-class EndsLinear(Protocol):
-    """A map that names its last linear map: f(x) = last(features(x))."""
+class HasOutputProjection(Protocol, metaclass=_AcceptsOldMembers):
+    """A map that names its last linear map: f(x) = output_projection(pre_projection(x))."""
 
     @property
-    def last(self) -> nn.Linear: ...
+    def output_projection(self) -> nn.Linear: ...
 
-    def features(self, x: Tensor) -> Tensor: ...
+    def pre_projection(self, x: Tensor) -> Tensor: ...
 
 
 @runtime_checkable
-class ShowsMatrices(Protocol):
+class ExposesWeights(Protocol):
     """A map that shows its weight matrices."""
 
     def matrices(self) -> Iterator[Matrix]: ...
@@ -132,7 +153,7 @@ class HasLipschitz(Protocol):
 
 
 @runtime_checkable
-class ShowsHeads(Protocol):
+class ExposesHeads(Protocol):
     """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its temperature.
 
     Queries and keys may be turned by their positions first, and scores may pass a function of slope at most 1 (soft-capping) and get
@@ -155,11 +176,11 @@ class ShowsHeads(Protocol):
 
 
 @runtime_checkable
-class GivesTokens(Protocol):
+class SupportsTokenSubset(Protocol):
     """A map that mixes tokens and can give one output token of each sequence for less than all of them."""
 
     def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
-        """f(x[b]) at the token chosen[b], with second derivatives whatever `plain` says."""
+        """f(x[b]) at the token chosen[b], with second derivatives whatever `use_reference_kernel` says."""
 
 
 @runtime_checkable
@@ -170,10 +191,10 @@ class HasTemperature(Protocol):
 
 
 @runtime_checkable
-class HasPlainPath(Protocol):
+class HasReferenceKernel(Protocol, metaclass=_AcceptsOldMembers):
     """A map that can do without a fused kernel, or without shapes that depend on what it computes."""
 
-    plain: bool
+    use_reference_kernel: bool
 
 
 @runtime_checkable
@@ -234,14 +255,14 @@ class Balances(Protocol):
 
 
 @runtime_checkable
-class Switches(Protocol):
+class HasDiscontinuities(Protocol):
     """A map that is smooth but for switches: no token nearer to x_i than this lies behind one. Its derivatives are those of the piece."""
 
     def distance_to_switch(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens"]: ...
 
 
 @runtime_checkable
-class SaysWhyNot(Protocol):
+class ExplainsUnsupported(Protocol):
     """A map that may lack protocols which others of its kind have, and says why: in a sentence without a full stop, or ""."""
 
     why_not: str
@@ -249,4 +270,7 @@ class SaysWhyNot(Protocol):
 
 def why_not(field: object) -> str:
     """Why the map has fewer protocols than others of its kind: ": its reason", to go on after a sentence, or ""."""
-    return f": {field.why_not}" if isinstance(field, SaysWhyNot) and field.why_not else ""
+    return f": {field.why_not}" if isinstance(field, ExplainsUnsupported) and field.why_not else ""
+
+
+__getattr__ = old_names(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.protocols import EndsLinear
+from ctrans.fields.protocols import HasOutputProjection
 from solvers import ConfigError
 
 
@@ -47,7 +47,7 @@ class ScaledLinear(nn.Module):
 def scaled_parts(field: object) -> list[ScaledLinear]:
     """The last linear map, or of two side by side each, that has a scale behind it, so that its weight is not the one that decays."""
     try:
-        last = field.last if isinstance(field, EndsLinear) else nn.Identity()
+        last = field.output_projection if isinstance(field, HasOutputProjection) else nn.Identity()
     except ConfigError:  # it has no last linear map, and says why
         return []
     return [part for part in last.modules() if isinstance(part, ScaledLinear)]

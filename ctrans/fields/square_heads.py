@@ -32,15 +32,15 @@ class SquareHeads(nn.Module, abc.ABC):
         """What each head makes of its values."""
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        y: Tensor = self.out(self.features(x))
+        y: Tensor = self.out(self.pre_projection(x))
         return y
 
     @property
-    def last(self) -> nn.Linear:
-        """The last linear map: f(x) = last(features(x))."""
+    def output_projection(self) -> nn.Linear:
+        """The last linear map: f(x) = output_projection(pre_projection(x))."""
         return self.out
 
-    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """What the last linear map is applied to: the heads side by side."""
         return self.mixed(x).transpose(-3, -2).flatten(-2)
 

@@ -21,8 +21,8 @@ from ctrans.interop.module_chain import ModuleChain, Projection
 class AttentionInModel(nn.Module):
     """f(x): a model's attention module, given for any x what the model would give it.
 
-    The fused kernel is used unless `plain` is set, which forward-mode and second derivatives need. `why_not` says why it shows no
-    more of itself, if it does not.
+    The fused kernel is used unless `use_reference_kernel` is set, which forward-mode and second
+    derivatives need. `why_not` says why it shows no more of itself, if it does not.
     """
 
     attention: ModuleChain
@@ -31,24 +31,24 @@ class AttentionInModel(nn.Module):
     def __init__(self, attention: ModuleChain, block: int, contexts: Contexts, why_not: str = ""):
         super().__init__()
         self.attention, self.block, self.contexts, self.why_not = attention, block, contexts, why_not
-        self.plain = False
+        self.use_reference_kernel = False
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         return self._given(self.attention, x).reshape(x.shape)
 
     @property
-    def last(self) -> nn.Linear | ScaledLinear:
-        """The last linear map: f(x) = last(features(x)). Raises ConfigError where attention does not end in one."""
-        return self.attention.last
+    def output_projection(self) -> nn.Linear | ScaledLinear:
+        """The last linear map: f(x) = output_projection(pre_projection(x)). Raises ConfigError where attention does not end in one."""
+        return self.attention.output_projection
 
-    def features(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
+    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
         """What the last linear map is applied to: the heads' averages, side by side."""
-        return self._given(self.attention.features, x).reshape(*x.shape[:-1], -1)
+        return self._given(self.attention.pre_projection, x).reshape(*x.shape[:-1], -1)
 
     def _given(self, function: Callable[..., Tensor], x: Tensor) -> Tensor:
         """The function of the states (batch, tokens, width), in the context that the model gives the block."""
         states = x.reshape(-1, *x.shape[-2:])
-        with sdpa_kernel(SDPBackend.MATH) if self.plain else contextlib.nullcontext():
+        with sdpa_kernel(SDPBackend.MATH) if self.use_reference_kernel else contextlib.nullcontext():
             return function(states, **self.contexts.of(self.block, states))
 
 

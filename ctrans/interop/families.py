@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.fields import EndsLinear, HasBound, ShowsHeads, ShowsMatrices
+from ctrans.fields import ExposesHeads, ExposesWeights, HasBound, HasOutputProjection
 from ctrans.interop.imported import Imported
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -323,7 +323,7 @@ def found_family(family: str) -> FoundFamily:
         return FoundFamily(**about, supported=False, refused=str(error))
     config, branches = imported.config, [part.branches for part in imported.depth.sublayers]
     maps = [branch.field for each in branches for branch in each.values()]
-    heads = [each for each in maps if isinstance(each, ShowsHeads)]
+    heads = [each for each in maps if isinstance(each, ExposesHeads)]
     attentions = sum("attention" in each for each in branches)
     return FoundFamily(
         **about,
@@ -331,7 +331,7 @@ def found_family(family: str) -> FoundFamily:
         **{name: getattr(config, name) for name in ("placement", "norm", "attention", "ffn", "parallel", "lengths", "unread")},
         theta=len(heads) == attentions and not any(each.normalised_scores for each in heads),
         bounds=all(isinstance(each, HasBound) for each in maps),
-        matrices=all(isinstance(each, ShowsMatrices) for each in maps),
+        matrices=all(isinstance(each, ExposesWeights) for each in maps),
         last=all(_has_last(each) for each in maps),
     )
 
@@ -342,7 +342,7 @@ READS = {"input_ids": "tokens", "pixel_values": "images", "input_features": "aud
 
 def _has_last(map_: object) -> bool:
     try:
-        return isinstance(map_, EndsLinear)
+        return isinstance(map_, HasOutputProjection)
     except ConfigError:  # it says why it does not
         return False
 

@@ -73,9 +73,9 @@ class FeedForwardInModel(ModuleChain):
     def forward(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch width"]:
         return super().forward(x.reshape(-1, *x.shape[-2:]), **context).reshape(x.shape)
 
-    def features(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch features"]:
+    def pre_projection(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch features"]:
         """What the last linear map is applied to. Raises ConfigError as `last` does."""
-        return super().features(x, **context).reshape(*x.shape[:-1], -1)
+        return super().pre_projection(x, **context).reshape(*x.shape[:-1], -1)
 
 
 class PlainFeedForward(FeedForwardInModel):

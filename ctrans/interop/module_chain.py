@@ -35,8 +35,10 @@ class Acting(NamedTuple):
 class ModuleChain(nn.Module):
     """f(x) = stage_k(.. stage_1(x, **context)), the first output of stages that return several (attention with its weights).
 
-    Once `find_last` has seen it act, `ending` is the path of its last linear map, f(x) = last(features(x)), or None. Where a scale by
-    channel stands behind that (LayerScale), f(x) = s * (W features(x) + b), `behind` is the path of s, and `last` is a `ScaledLinear`.
+    Once `find_last` has seen it act, `ending` is the path of its last linear map, f(x) =
+    output_projection(pre_projection(x)), or None. Where a scale by channel stands behind that
+    (LayerScale), f(x) = s * (W features(x) + b), `behind` is the path of s, and `output_projection`
+    is a `ScaledLinear`.
     """
 
     def __init__(self, stages: Sequence[nn.Module], ending: str | None = None, behind: str | None = None):
@@ -53,13 +55,13 @@ class ModuleChain(nn.Module):
         return y.view(x.shape) if y.numel() == x.numel() and y.dim() == 2 else y
 
     @property
-    def last(self) -> nn.Linear | ScaledLinear:
+    def output_projection(self) -> nn.Linear | ScaledLinear:
         """The linear map that acts last, sharing the model's weight. Raises ConfigError where something else does."""
         linear: Any = self.get_submodule(self._ending())
         linear = _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
         return linear if self.behind is None else ScaledLinear(linear, numbers_at(self, self.behind))
 
-    def features(self, x: Tensor, **context: Any) -> Tensor:
+    def pre_projection(self, x: Tensor, **context: Any) -> Tensor:
         """What the last linear map is applied to. Raises ConfigError as `last` does."""
         with acting({self._ending(): self.get_submodule(self._ending())}) as seen:
             self(x, **context)

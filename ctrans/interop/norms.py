@@ -66,9 +66,9 @@ class ForeignNorm(SphereNorm):
         """sqrt(mean((C x)^2) + eps), or sqrt(mean((C x)^2)) + a."""
         return super().sigma(x) + self.added if self.added else super().sigma(x)
 
-    def undo(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """As for other norms; with a, x = u a/(1 - |u|/sqrt(d))."""
-        return u * (self.added / (1 - u.square().mean(-1, keepdim=True).sqrt())) if self.added else super().undo(u)
+        return u * (self.added / (1 - u.square().mean(-1, keepdim=True).sqrt())) if self.added else super().preimage(u)
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
         """As for other norms; with a, |w| (sqrt(d) - r/(r/sqrt(d) + a)), about |w| d a/r."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from ctrans.fields import Role, ShowsMatrices
+from ctrans.fields import ExposesWeights, Role
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of
 from ctrans.weights.on_demand import check_present
@@ -109,7 +109,7 @@ def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Genera
     for sublayer in parts:
         check_present(sublayer, "initialised")
         field = sublayer.field
-        if not isinstance(field, ShowsMatrices):
+        if not isinstance(field, ExposesWeights):
             raise ConfigError(
                 f"cannot initialise a field of type {type(field).__name__}: it does not show its weight matrices by `matrices()`"
             )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_count
-from ctrans.fields import EndsLinear, why_not
+from ctrans.fields import HasOutputProjection, why_not
 from ctrans.norm import Norm
 from ctrans.placement import Placement
 from ctrans.sublayer import Sublayer
@@ -23,7 +23,7 @@ class Stack(nn.Module):
     """f(x) = blocks one after the other, each of its own steps of length 1.
 
     Where the last sublayer only adds its output, f ends in a linear map: f(x) = y + h W_2 (+ b), y and h being what the last sublayer
-    is given and the features of its map, so that f(x) = last(features(x)) with features [h y] and last [W_2 I].
+    is given and the features of its map, so that f(x) = output_projection(pre_projection(x)) with features [h y] and last [W_2 I].
     """
 
     mixes_tokens = True
@@ -41,22 +41,22 @@ class Stack(nn.Module):
         return "it is a whole stack of blocks and no single map"
 
     @property
-    def last(self) -> AddedTo:
+    def output_projection(self) -> AddedTo:
         """[W_2 I]; not there where the last sublayer's output is not simply added, or its map names no last linear map."""
         sublayer, length = self._ending()
-        return AddedTo(sublayer.field.last, length * sublayer.gain)
+        return AddedTo(sublayer.field.output_projection, length * sublayer.gain)
 
-    def features(self, x: Tensor) -> Tensor:
+    def pre_projection(self, x: Tensor) -> Tensor:
         """[h y]."""
         sublayer, _ = self._ending()
         for before, length in zip(list(self.blocks.sublayers)[:-1], self.blocks.lengths, strict=False):
             x = before.step(x, length)
-        return torch.cat([sublayer.field.features(sublayer.given(x)), x], -1)
+        return torch.cat([sublayer.field.pre_projection(sublayer.given(x)), x], -1)
 
     def _ending(self) -> tuple[Sublayer, float]:
         sublayer = self.blocks.sublayers[-1]
         plain = sublayer.output_norm is None and sublayer.state_norm is None and sublayer.residual is None
-        if not plain or not isinstance(sublayer.field, EndsLinear):
+        if not plain or not isinstance(sublayer.field, HasOutputProjection):
             raise AttributeError(f"the stack does not end in a linear map{why_not(sublayer.field)}")
         return sublayer, self.blocks.lengths[-1]
 

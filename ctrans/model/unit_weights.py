@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from ctrans.fields import ShowsMatrices
+from ctrans.fields import ExposesWeights
 from ctrans.sublayer import Sublayer
 
 
@@ -23,7 +23,7 @@ def put_on_spheres(sublayers: Iterable[Sublayer], embeddings: Iterable[nn.Embedd
     sphere of radius 1. A row or column of zeros stays.
     """
     for sublayer in sublayers:
-        if isinstance(sublayer.field, ShowsMatrices):
+        if isinstance(sublayer.field, ExposesWeights):
             for matrix in sublayer.field.matrices():
                 _normalise(matrix.weight, 0 if matrix.last else 1)
     for embedding in embeddings:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.fields import plain_attention
+from ctrans.fields import reference_kernels
 from ctrans.stability.backward.curvature import edge
 from ctrans.stability.backward.parameter_gradients import requiring_gradients
 from ctrans.stability.backward.singular_values import second_derivatives
@@ -29,7 +29,7 @@ def sharpness(
     A bound from below, to `TOLERANCE` or after `STEPS` products. Each is a gradient of a gradient, on one graph of the whole model.
     """
     assert isinstance(model, nn.Module), "a model that trains is one"
-    with requiring_gradients(weights), plain_attention(model), second_derivatives(), torch.enable_grad():
+    with requiring_gradients(weights), reference_kernels(model), second_derivatives(), torch.enable_grad():
         loss = terminal_loss(model, model.depth(model.embed(tokens)), targets)
         gradients = torch.autograd.grad(loss, list(weights), create_graph=True, materialize_grads=True)
 

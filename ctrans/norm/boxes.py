@@ -88,7 +88,7 @@ class SquashNorm(Norm):
         """u = phi(alpha x + s)."""
         return self.phi(self.alpha * x + self.shift)
 
-    def undo(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """x = (phi^-1(u) - s)/alpha, the input with these coordinates."""
         return (self.inverse(u) - self.shift) / self.alpha
 
@@ -111,7 +111,7 @@ class SquashNorm(Norm):
         reach = self.phi(self.alpha.abs() * radius / math.sqrt(self.width)).squeeze(-1)
         return (self.gamma * p).abs().sum(-1) * (1 - reach)
 
-    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """How far u leaves the closed box, max(0, abs(u_i) - 1), and z_i - beta_i where gamma_i = 0."""
         flat = self.gamma == 0
         offset = (z - self.beta).abs()

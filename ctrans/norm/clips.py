@@ -93,7 +93,7 @@ class ClipLength(ClipNorm):
         """Where p = 0."""
         return (p == 0).all(-1)
 
-    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """max(0, |z|^2/(c^2 d) - 1)."""
         return ((z / self.radius).square().mean(-1) - 1).clamp_min(0)
 
@@ -125,7 +125,7 @@ class ClipEntries(ClipNorm):
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return x.clamp(-self.radius, self.radius)
 
-    def undo(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """x = c u, the input with these coordinates."""
         return self.radius * u
 
@@ -142,7 +142,7 @@ class ClipEntries(ClipNorm):
         size = p.abs()
         return (size <= 8 * torch.finfo(p.dtype).eps * size.amax(-1, keepdim=True)).any(-1)
 
-    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """max(0, abs(z_i)/c - 1)."""
         return (z.abs().amax(-1) / self.radius - 1).clamp_min(0)
 

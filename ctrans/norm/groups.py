@@ -81,9 +81,9 @@ class GroupRMSNorm(DividingNorm):
         reached = share / math.sqrt(share**2 / self.each + self.eps) if share else 0.0
         return (math.sqrt(self.each) - reached) * self._lengths(p).sum(-1)
 
-    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """The largest of the groups'."""
-        rows = [part.residual(y) for part, y in zip(self.parts, z.split(self.each, -1), strict=True)]
+        rows = [part.constraint_violation(y) for part, y in zip(self.parts, z.split(self.each, -1), strict=True)]
         return torch.stack(rows).amax(0)
 
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
@@ -123,7 +123,7 @@ class GroupRMSNorm(DividingNorm):
         own = torch.eye(self.groups, dtype=x.dtype, device=x.device)
         return (u.unsqueeze(-1) * own.unsqueeze(-2)).flatten(-3, -2)
 
-    def off_copies(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
         """Where a u_g = 0."""
         lengths: Tensor = torch.linalg.vector_norm(self.apart(self.coordinates(x)), dim=-1)
         return (lengths == 0).any(-1)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from solvers import ConfigError
+from solvers.deprecated import adopt_old_members, old_member
+
+OLD_MEMBERS = {"residual": "constraint_violation", "undo": "preimage", "off_copies": "outside_domain"}
+"""Names of methods in the version before."""
 
 
 class Norm(nn.Module, abc.ABC):
@@ -34,6 +38,10 @@ class Norm(nn.Module, abc.ABC):
     """k with N(c x) - beta = c^k (N(x) - beta) for c > 0 and eps = 0; None where there is none."""
     no_tangent: ClassVar[str] = "has no surface to move on"
     """Why the image has no tangent space and no retraction, where it has none: a norm around the state is then the discrete model's."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adopt_old_members(cls, {old: new for old, new in OLD_MEMBERS.items() if old in vars(cls)})
 
     @property
     @abc.abstractmethod
@@ -100,7 +108,7 @@ class Norm(nn.Module, abc.ABC):
         """At least support(p) - max of <p, N(x)> over |x - c| <= radius, u(c) = 0: the rate at which it is approached."""
 
     @abc.abstractmethod
-    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """How far z is from the closure of the image, as a violation of its equations; 0 exactly on it."""
 
     @abc.abstractmethod
@@ -141,7 +149,7 @@ class Norm(nn.Module, abc.ABC):
         """What the tangent space at x, of the scaled copy of the image through it, is orthogonal to. Raises ConfigError likewise."""
         raise self.no_ode()
 
-    def off_copies(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
         """Where x is on no scaled copy of the image. Raises ConfigError likewise."""
         raise self.no_ode()
 
@@ -212,6 +220,10 @@ class DividingNorm(Norm):
     @property
     def undefined_at_zero(self) -> bool:
         return not self.reaches_inside
+
+
+for _old, _new in OLD_MEMBERS.items():
+    setattr(Norm, _old, old_member(_old, _new))
 
 
 def check_norm(width: int, eps: float) -> tuple[int, float]:

@@ -48,11 +48,11 @@ class SphereNorm(DividingNorm):
         """sigma = sqrt(mean((C x)^2) + eps)."""
         return (self.centre(x).square().mean(-1, keepdim=True) + self.eps).sqrt()
 
-    def undo(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """x = u sqrt(eps/(1 - |u|^2/d)), whose x_hat is u = C u, |u|^2 < d; for eps > 0."""
         return u * (self.eps / (1 - u.square().mean(-1, keepdim=True))).sqrt()
 
-    def residual(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """How far z is from the image for eps = 0, as a violation of its equations; 0 exactly on the image.
 
         With u = Gamma^-1 (z - beta): max of abs(|u|^2/d - 1) and, for LayerNorm, abs(1'u)/d. Zero gains flatten the set:
@@ -105,7 +105,7 @@ class SphereNorm(DividingNorm):
         columns = [u, torch.ones_like(u)] if self.centred else [u]
         return torch.stack(columns, -1) / self.gamma.unsqueeze(-1)
 
-    def off_copies(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
         """Where u = 0 or, for LayerNorm, u has a mean to half of the digits."""
         u = self.coordinates(x)
         size: Tensor = torch.linalg.vector_norm(u, dim=-1)

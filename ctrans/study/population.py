@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ctrans.fields import ATTENTIONS, FFNS, plain_attention
+from ctrans.fields import ATTENTIONS, FFNS, reference_kernels
 from ctrans.fields.tables import MapEntry
 from ctrans.model.gpt import GPT
 from ctrans.study.description import PlannedRun
@@ -191,7 +191,7 @@ class Population:
                 found = functional_call(self.objective, weights, (tokens, targets))
                 return found.total, found.cross_entropy
 
-            with plain_attention(self.objective):  # the fused kernel has no batching rule, and would be called member by member
+            with reference_kernels(self.objective):  # the fused kernel has no batching rule, and would be called member by member
                 objective, reported = vmap(losses)(self.leaves, tokens, targets)
             (objective.sum() / config.accumulate).backward()
             total += reported / config.accumulate

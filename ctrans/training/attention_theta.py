@@ -7,10 +7,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import ShowsHeads
+from ctrans.fields import ExposesHeads
 from ctrans.model.gpt import GPT
 from ctrans.stability.attention.balanced_mass import balanced_mass
-from ctrans.walk import Instrument, Passage, walk
+from ctrans.walk import Instrument, StepContext, walk
 from solvers import ConfigError
 
 TOLERANCE = 1e-3
@@ -26,12 +26,12 @@ class MeanTheta(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._means: list[Tensor] = []
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         sublayer = at.sublayer
         attention = sublayer.attention
         if attention is None:
             return
-        if not isinstance(attention.field, ShowsHeads):
+        if not isinstance(attention.field, ExposesHeads):
             raise ConfigError(f"attention of type {type(attention.field).__name__} does not show its rows: leave out --theta")
         u = attention.given(sublayer.given(at.entered))
         self._means.append(balanced_mass(attention.field.probabilities(u), tolerance=TOLERANCE).lower.mean())

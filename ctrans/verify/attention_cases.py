@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.fields import plain_attention, spectral_norm
+from ctrans.fields import reference_kernels, spectral_norm
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
@@ -115,7 +115,7 @@ def attention_map(generator: torch.Generator) -> tuple[float, float]:
     model, x = _model(generator, "none")
     attention = model.depth.sublayers[0].field
     theta = attention_theta(attention, x).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
-    with plain_attention(attention):
+    with reference_kernels(attention):
         measured = block_gain(attention, x[0], iterations=2, generator=generator)
     return measured, attention_bound(attention, float(torch.linalg.vector_norm(x, dim=-1).max()), theta).bound
 

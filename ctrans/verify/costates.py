@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ctrans.control.costate import Costate, costate
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.depth import Depth
-from ctrans.fields import plain_attention
+from ctrans.fields import reference_kernels
 from ctrans.model.gpt import GPT
 from ctrans.norm import SphereNorm
 from ctrans.placement import PLACEMENTS
@@ -51,7 +51,7 @@ def discrete_costate(generator: torch.Generator) -> Trial:
 def continuous_costate(generator: torch.Generator) -> Trial:
     """Against the derivative through a fine fixed-step solution."""
     made, tokens, targets = _trained(generator)
-    with torch.enable_grad(), plain_attention(made):
+    with torch.enable_grad(), reference_kernels(made):
         x0 = made.embed(tokens).requires_grad_()
         end = solve(made.depth.segments(continuous=True), x0, method=fixed_step("dopri5"), steps=12).x1
         (exact,) = torch.autograd.grad(_loss(made, end, targets), x0)

@@ -103,8 +103,8 @@ def shared_principle(generator: torch.Generator) -> Trial:
     tokens, targets = text(generator, 1, 4), text(generator, 1, 4)
     sublayer, h, lam = made.depth.sublayers[-1], made.depth.lengths[-1], size(generator, -1.5, 0.5)
     state = costate(made, tokens, targets).states[-2]
-    last = sublayer.field.last
-    features = sublayer.field.features(state if sublayer.input_norm is None else sublayer.input_norm(state)).flatten(0, -2)
+    last = sublayer.field.output_projection
+    features = sublayer.field.pre_projection(state if sublayer.input_norm is None else sublayer.input_norm(state)).flatten(0, -2)
     features = torch.cat([features, torch.ones_like(features[..., :1])], -1)
 
     def loss(theta: Tensor) -> Tensor:

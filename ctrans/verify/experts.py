@@ -27,7 +27,7 @@ def mixture(generator: torch.Generator, *, smooth: bool = False) -> MixtureOfExp
     made = MixtureOfExperts(3 + below(generator, 4), 4, options=options).double().requires_grad_(False)
     for parameter in made.parameters():
         parameter.copy_(noise(generator, *parameter.shape) / 2)
-    made.plain = True
+    made.use_reference_kernel = True
     return made
 
 

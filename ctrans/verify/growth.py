@@ -70,8 +70,8 @@ def sharper_is_attained(generator: torch.Generator) -> Trial:
     """A constant velocity of signs: every step adds dt to every entry."""
     made = model(generator, "peri", spread=0, norm="rmsnorm", eps=0.0)
     for sublayer in made.depth.sublayers:
-        sublayer.field.last.weight.zero_()
-        sublayer.field.last.bias.fill_(1.0)
+        sublayer.field.output_projection.weight.zero_()
+        sublayer.field.output_projection.bias.fill_(1.0)
     x0 = torch.full((1, 1, made.config.width), between(generator, 0.1, 2), dtype=torch.float64)
     bound = forward_bounds(made.depth, [x0] * (len(made.depth.times))).mean_abs[-1]
     found = moments(made.depth(x0)).mean_abs
@@ -173,7 +173,7 @@ def growing_weights(generator: torch.Generator) -> Trial:
     """Last maps that grow by 1.4 a sublayer."""
     made = model(generator, "pre", spread=0, depth=16, width=16, dt=1.0, norm="layernorm", activation="gelu")
     for k, sublayer in enumerate(made.depth.sublayers):
-        scale_linear(sublayer.field.last, 1.4**k)
+        scale_linear(sublayer.field.output_projection, 1.4**k)
     by_depth = walk_depth(made.depth, noise(generator, 2, 5, 16), [MomentsByDepth()])[0]
     sizes = [math.log(each.rms) for each in by_depth[1:]]
     rate = float(np.polyfit(np.arange(len(sizes) - 6), sizes[6:], 1)[0])

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ctrans.fields import Attention, plain_attention, spectral_norm
+from ctrans.fields import Attention, reference_kernels, spectral_norm
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, make_block
 from ctrans.model.initialisation import initialise
@@ -28,7 +28,7 @@ CONSTRUCTED = 20
 def without_query_bias(generator: torch.Generator) -> Trial:
     """W_Q = 0 and b_Q large: the printed bound keeps the value path alone."""
     module, x, theta, b = _biased(generator)
-    with plain_attention(module):
+    with reference_kernels(module):
         measured = block_gain(module, x, generator=generator)
     return at_most(measured, attention_bound(module, b, theta, biases=False).bound, "W_Q = 0, b_Q = (20, 0): the local value")
 
@@ -38,7 +38,7 @@ def with_query_bias(generator: torch.Generator) -> Trial:
     if below(generator, CONSTRUCTED):
         return bounded("attention")(generator)
     module, x, theta, b = _biased(generator)
-    with plain_attention(module):
+    with reference_kernels(module):
         measured = block_gain(module, x, generator=generator)
     return at_most(measured, attention_bound(module, b, theta).bound, "W_Q = 0, b_Q = (20, 0): the local value")
 
@@ -73,7 +73,7 @@ def local_form(generator: torch.Generator) -> Trial:
     else:
         module, x, _, _ = _biased(generator)
         x = x.unsqueeze(0)
-    with plain_attention(module):
+    with reference_kernels(module):
         measured = block_gain(module, x[0], iterations=3, generator=generator)
     return at_most(
         measured, local_attention_bound(module, x), f"{x.shape[-2]} tokens: the local value against the form with radii"

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.fields import HeadMatrices, ShowsHeads, spectral_norm
+from ctrans.fields import ExposesHeads, HeadMatrices, spectral_norm
 from ctrans.stability.attention.bounds import attention_theta
 from solvers import ConfigError
 
@@ -17,7 +17,7 @@ STEPS = 64
 
 
 @torch.no_grad()
-def local_attention_bound(attention: ShowsHeads, u: Float[Tensor, "*batch tokens width"]) -> float:
+def local_attention_bound(attention: ExposesHeads, u: Float[Tensor, "*batch tokens width"]) -> float:
     """max_i sum_h |W_h V_h| + theta_ih/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q_i| |K_h|) >= the local value of f at U.
 
     q, k, v are the head's queries, keys and values at U, W_h the columns of W_O that it writes through, and rad the radius of a ball

@@ -56,7 +56,7 @@ def maximiser_has_it(generator: torch.Generator) -> Trial:
     p = noise(generator, 5, norm.width)
     best = norm.maximizer(p)
     value = equal((p * best).sum(-1), norm.support(p), f"<p, z*> against the support, {words_of(norm)}")
-    return worst(value, Trial(float(norm.residual(best).max()), f"residual of z*, {words_of(norm)}"))
+    return worst(value, Trial(float(norm.constraint_violation(best).max()), f"residual of z*, {words_of(norm)}"))
 
 
 def closed_forms(generator: torch.Generator) -> Trial:
@@ -145,7 +145,9 @@ def surfaces(generator: torch.Generator) -> Trial:
         Trial(float((normals.mT @ v).abs().max() / (normals.norm() * length)), f"normals against T f, {words}"),
         equal(norm.tangent(x, v), v, f"T(T f) against T f, {words}", length),
         equal(norm.retract(x), x, f"R against the identity on the image, {words}"),
-        Trial(float(norm.residual(norm.retract(size(generator, -1, 1) * f + norm.beta))), f"residual of R(y), {words}"),
+        Trial(
+            float(norm.constraint_violation(norm.retract(size(generator, -1, 1) * f + norm.beta))), f"residual of R(y), {words}"
+        ),
         Trial(1e-9 * float(gap / (100 * h * length / norm.gamma.abs().min())), f"R(x + hf) less x + h T f, {words}"),
     )
 
@@ -161,7 +163,7 @@ def projected_flow(generator: torch.Generator) -> Trial:
         c = norm.tangent(x + h / 2 * b, f.expand_as(x))
         d = norm.tangent(x + h * c, f.expand_as(x))
         x = x + h / 6 * (a + 2 * b + 2 * c + d)
-    return Trial(float(norm.residual(x).max()), f"residual after t = 1, {words_of(norm)}")
+    return Trial(float(norm.constraint_violation(x).max()), f"residual after t = 1, {words_of(norm)}")
 
 
 def clipping_is_a_projection(generator: torch.Generator) -> Trial:

@@ -19,7 +19,7 @@ from ctrans.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.initialisation.theory import SLOPES, gains
-from ctrans.walk import Instrument, Passage, states_of, walk_depth
+from ctrans.walk import Instrument, StepContext, states_of, walk_depth
 from solvers import ConfigError
 
 CONFIDENCE = 0.95
@@ -173,7 +173,7 @@ def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XION
     model, x = setting.model(placement, depth, seed), setting.inputs(seed)
     targets = torch.randint(setting.vocab_size, (setting.tokens,), generator=torch.Generator().manual_seed(seed + 2 * STREAM))
     loss = F.cross_entropy(model.head(model.depth(x)).flatten(0, -2), targets)
-    (gradient,) = torch.autograd.grad(loss, model.depth.sublayers[-1].field.last.weight)
+    (gradient,) = torch.autograd.grad(loss, model.depth.sublayers[-1].field.output_projection.weight)
     return float(torch.linalg.vector_norm(gradient))
 
 
@@ -183,7 +183,7 @@ class SquaredSums(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._squares: list[float] = []
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._squares.append(float((at.x + at.h * at.sublayer(at.x)).square().mean()))
 
     def figures(self) -> list[float]:

@@ -78,7 +78,7 @@ def stays_on_image(generator: torch.Generator) -> Trial:
 
 
 def _on_image(chosen: SphereNorm, end: Tensor) -> Trial:
-    off = float(chosen.residual(end).max())
+    off = float(chosen.constraint_violation(end).max())
     return Trial(off, f"off the image at t = 1, {norm_words(chosen)}: {off:.2g}")
 
 
@@ -98,7 +98,7 @@ def retraction(generator: torch.Generator) -> Trial:
     z, y = chosen(noise(generator, 5, chosen.width)), 3 * noise(generator, 5, chosen.width)
     return worst(
         equal(chosen.retract(z), z, f"R is the identity on the image, {norm_words(chosen)}"),
-        Trial(float(chosen.residual(chosen.retract(y)).max()), f"R(y) is on the image, {norm_words(chosen)}"),
+        Trial(float(chosen.constraint_violation(chosen.retract(y)).max()), f"R(y) is on the image, {norm_words(chosen)}"),
     )
 
 

@@ -1,6 +1,6 @@
 """One walk, many instruments: everything that is measured along the depth of a model is measured here, in one pass."""
 
-from ctrans.walk.instrument import Attempt, Instrument, Passage, PassageBack, States, Turn
+from ctrans.walk.instrument import Attempt, Instrument, States, StepContext, StepContextBack, Turn
 from ctrans.walk.model import (
     Described,
     DescribedModel,
@@ -14,6 +14,7 @@ from ctrans.walk.model import (
     terminal_loss,
 )
 from ctrans.walk.passes import Lane, observe, states_of, value_and_pullback, walk, walk_depth, walk_lanes
+from solvers.deprecated import old_names
 
 __all__ = [
     "Attempt",
@@ -23,9 +24,9 @@ __all__ = [
     "Lane",
     "Model",
     "ModelOfModules",
-    "Passage",
-    "PassageBack",
     "States",
+    "StepContext",
+    "StepContextBack",
     "Turn",
     "check_targets",
     "cross_entropy",
@@ -40,3 +41,5 @@ __all__ = [
     "walk_depth",
     "walk_lanes",
 ]
+
+__getattr__ = old_names(__name__)

@@ -12,10 +12,11 @@ from ctrans.depth import Depth
 from ctrans.sublayer import Sublayer
 from ctrans.walk.model import Model
 from solvers import ConfigError, SolveError
+from solvers.deprecated import old_names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Passage:
+class StepContext:
     """Segment k of the depth, `sublayer`, which acts from depth-time `time` for a time `h`: from X_k = `x` to X_{k+1} = `y`."""
 
     k: int
@@ -32,7 +33,7 @@ class Passage:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PassageBack(Passage):
+class StepContextBack(StepContext):
     """The same on the way back, with the costates at its ends: `p` = dL/dX_{k+1} and `before` = dL/dX_k."""
 
     p: Float[Tensor, "*batch tokens width"]
@@ -84,13 +85,13 @@ class Instrument:
     def begin(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> None:
         """The depth that is walked, and X_0."""
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         """Segment k on the way down, k = 0, 1, ..."""
 
     def head(self, model: Model, at: Turn) -> None:
         """At the end of the depth, in a walk with a loss."""
 
-    def backward(self, at: PassageBack) -> None:
+    def backward(self, at: StepContextBack) -> None:
         """Segment k on the way back, k = K - 1, ..., 0, in a walk with a loss."""
 
     def embedding(self, model: Model, tokens: Tensor, p: Float[Tensor, "*batch tokens width"]) -> None:
@@ -107,7 +108,7 @@ class States(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._states = [x0]
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._states.append(at.y)
 
     def figures(self) -> list[Tensor]:
@@ -131,13 +132,13 @@ class Attempt(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._try("begin", depth, x0)
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._try("forward", at)
 
     def head(self, model: Model, at: Turn) -> None:
         self._try("head", model, at)
 
-    def backward(self, at: PassageBack) -> None:
+    def backward(self, at: StepContextBack) -> None:
         self._try("backward", at)
 
     def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
@@ -154,3 +155,6 @@ class Attempt(Instrument):
         except (ConfigError, SolveError) as error:
             self.note = str(error)
             return None
+
+
+__getattr__ = old_names(__name__)

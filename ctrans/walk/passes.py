@@ -18,7 +18,7 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.fields import norms_found_once
 from ctrans.sublayer import Sublayer
-from ctrans.walk.instrument import Instrument, Passage, PassageBack, States, Turn
+from ctrans.walk.instrument import Instrument, States, StepContext, StepContextBack, Turn
 from ctrans.walk.model import Model, check_targets, kept_of, terminal_loss
 from solvers import ConfigError
 from solvers.segment import Map
@@ -113,7 +113,7 @@ def observe(
         instrument.begin(depth, states[0])
     for (k, sublayer, time, h), x, y in zip(_segments(depth), states, states[1:], strict=False):
         for instrument in instruments:
-            instrument.forward(Passage(k, sublayer, time, h, x, y))
+            instrument.forward(StepContext(k, sublayer, time, h, x, y))
     return [instrument.figures() for instrument in instruments]
 
 
@@ -149,7 +149,7 @@ class _LaneUnderWay:
         self.p: Tensor | None = None
 
     def forward(self, k: int, sublayer: Sublayer, time: float, h: float) -> None:
-        passage = Passage(k, sublayer, time, h, self.x, sublayer.step(self.x, h))
+        passage = StepContext(k, sublayer, time, h, self.x, sublayer.step(self.x, h))
         for instrument in self.lane.instruments:
             instrument.forward(passage)
         self.x = passage.y
@@ -169,7 +169,7 @@ class _LaneUnderWay:
         assert self.p is not None, "it has turned"
         y, x = self.states.pop(), self.states[-1]
         before = value_and_pullback(lambda x: sublayer.step(x, h), x, self.p)[1]
-        passage = PassageBack(k, sublayer, time, h, x, y, self.p, before)
+        passage = StepContextBack(k, sublayer, time, h, x, y, self.p, before)
         for instrument in self.lane.instruments:
             instrument.backward(passage)
         self.p = before

@@ -22,7 +22,7 @@ TEXT = tokens(2, 9)
 
 
 def last_factor(sublayer):
-    owner = sublayer.field.last if sublayer.output_norm is None else sublayer.output_norm
+    owner = sublayer.field.output_projection if sublayer.output_norm is None else sublayer.output_norm
     return list(owner.parameters())
 
 

@@ -246,7 +246,7 @@ def test_the_threshold_is_that_of_the_penalty_in_the_trained_models_own_loss():
     attention, x, y = model.depth.sublayers[0].field, text[:, :-1], text[:, 1:]
     attention.qkv.weight[16:].zero_()
     attention.out.weight.zero_()
-    model.depth.sublayers[1].field.last.weight.zero_()
+    model.depth.sublayers[1].field.output_projection.weight.zero_()
     threshold = check_model(model, x, y).segments[0].training_threshold
     assert threshold.lower == threshold.upper
     base, point = float(model(x, targets=y)[1]), costate(model, x, y)
@@ -309,13 +309,13 @@ class Gated(nn.Module):
     def __init__(self, width, hidden):
         super().__init__()
         self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
-        self.last = nn.Linear(hidden, width, bias=False)
+        self.output_projection = nn.Linear(hidden, width, bias=False)
 
-    def features(self, x):
+    def pre_projection(self, x):
         return nn.functional.silu(self.gate(x)) * self.up(x)
 
     def forward(self, x):
-        return self.last(self.features(x))
+        return self.output_projection(self.pre_projection(x))
 
 
 def test_a_gated_map_has_no_threshold_whatever_it_calls_its_parts():

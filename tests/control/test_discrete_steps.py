@@ -105,7 +105,7 @@ def test_a_step_is_certified_at_its_own_state_costate_and_features(placement):
         X, after, P = found.states[k], found.states[k + 1], found.costates[k + 1]
         made = -float((P * (after - X)).sum()) / model.depth.dt
         assert made <= segment.step.hamiltonian
-        last = sublayer.field.last
+        last = sublayer.field.output_projection
         W = torch.cat([last.weight, last.bias.unsqueeze(-1)], -1)
         torch.testing.assert_close(sublayer.state_norm(X + model.depth.dt * last_features(sublayer, X) @ W.mT), after)
 

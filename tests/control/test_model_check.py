@@ -54,7 +54,7 @@ def test_each_segment_is_certified_at_the_models_own_costate_and_features(placem
     assert result.loss == found.loss
     for segment, sublayer, (x, p) in zip(result.segments, model.depth.sublayers, found.starts, strict=True):
         assert segment.costate_norm == pytest.approx(float(p.norm()), rel=1e-14)
-        h, last = last_features(sublayer, x), sublayer.field.last
+        h, last = last_features(sublayer, x), sublayer.field.output_projection
         W = torch.cat([last.weight, last.bias.unsqueeze(-1)], -1)
         raw = h @ W.mT
         torch.testing.assert_close(raw if sublayer.output_norm is None else sublayer.output_norm(raw), sublayer(x))

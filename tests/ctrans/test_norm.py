@@ -41,10 +41,10 @@ def test_forward_is_gain_times_standardised_plus_offset(name):
 def test_image_satisfies_its_equations_and_coordinates_undo_the_norm(name):
     norm, x = make(name), points(20, WIDTH)
     z = norm(x)
-    assert float(norm.residual(z).max()) < 1e-14
+    assert float(norm.constraint_violation(z).max()) < 1e-14
     assert torch.allclose(norm.coordinates(z), norm.standardize(x), atol=1e-12)
     far = norm.beta + 3 * (norm.maximizer(x) - norm.beta)
-    assert float(norm.residual(far).min()) > 1
+    assert float(norm.constraint_violation(far).min()) > 1
 
 
 @surfaces
@@ -62,13 +62,13 @@ def test_residual_is_zero_on_the_flattened_image_and_positive_off_it(name, zeros
     with torch.no_grad():
         norm.weight[:zeros] = 0
     z = norm(points(4, WIDTH, seed=seed))
-    assert float(norm.residual(z).detach().max()) < 1e-13
+    assert float(norm.constraint_violation(z).detach().max()) < 1e-13
     off = z.clone()
     off[..., 0] += 0.1
-    assert float(norm.residual(off).detach().min()) >= 0.1 - 1e-12
+    assert float(norm.constraint_violation(off).detach().min()) >= 0.1 - 1e-12
     outside = norm.beta + 10 * (z - norm.beta)
     if zeros < WIDTH - 1 and bool(((z - norm.beta).abs().sum(-1) > 1).all()):
-        assert float(norm.residual(outside).detach().min()) > 0
+        assert float(norm.constraint_violation(outside).detach().min()) > 0
 
 
 @every
@@ -114,7 +114,7 @@ def test_tangent_is_idempotent_and_directions_stay_on_the_image_to_second_order(
     x, f = norm(points(10, WIDTH)), points(10, WIDTH, seed=1)
     v = norm.tangent(x, f)
     assert torch.allclose(norm.tangent(x, v), v, atol=1e-13)
-    off = [float(norm.residual(x + h * v).max()) for h in (1e-2, 1e-3)]
+    off = [float(norm.constraint_violation(x + h * v).max()) for h in (1e-2, 1e-3)]
     assert off[0] / off[1] == pytest.approx(100, rel=1e-2)
 
 
@@ -123,7 +123,7 @@ def test_retraction_is_the_identity_on_the_image_and_lands_on_it(name):
     norm = make(name)
     z = norm(points(10, WIDTH))
     assert torch.allclose(norm.retract(z), z, atol=1e-13)
-    assert float(norm.residual(norm.retract(points(10, WIDTH, seed=3))).max()) < 1e-13
+    assert float(norm.constraint_violation(norm.retract(points(10, WIDTH, seed=3))).max()) < 1e-13
 
 
 @surfaces
@@ -137,7 +137,7 @@ def test_retraction_agrees_with_the_tangent_projection_to_second_order(name):
 @full
 def test_a_full_image_has_no_tangent_and_says_why(name):
     norm, x = make(name), points(WIDTH)
-    for call in (lambda: norm.tangent(x, x), lambda: norm.retract(x), lambda: norm.normals(x), lambda: norm.off_copies(x)):
+    for call in (lambda: norm.tangent(x, x), lambda: norm.retract(x), lambda: norm.normals(x), lambda: norm.outside_domain(x)):
         with pytest.raises(ConfigError, match="is no step of an ODE: use the discrete model"):
             call()
     with pytest.raises(ConfigError, match="divides a token by nothing"):
@@ -153,7 +153,7 @@ def test_support_bounds_every_point_of_the_image_and_the_maximiser_has_it(name, 
     top = norm.support(p)
     assert bool((z @ p <= top + 1e-12).all())
     best = norm.maximizer(p)
-    assert float(norm.residual(best).detach()) < 1e-13
+    assert float(norm.constraint_violation(best).detach()) < 1e-13
     assert float((best @ p - top).detach()) == pytest.approx(0, abs=1e-12)
 
 
@@ -218,7 +218,7 @@ def test_ties_are_recognised_and_broken_by_the_stated_rule():
 def test_a_costate_of_zero_ties_and_others_do_not(name):
     norm = make(name)
     assert bool(norm.ties(torch.zeros(2, WIDTH, dtype=torch.float64)).all())
-    assert float(norm.residual(norm.maximizer(torch.zeros(WIDTH, dtype=torch.float64))).detach()) < 1e-13
+    assert float(norm.constraint_violation(norm.maximizer(torch.zeros(WIDTH, dtype=torch.float64))).detach()) < 1e-13
     assert not bool(norm.ties(points(5, WIDTH)).any())
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrans.fields import ACTIVATIONS, Attention, FeedForward, plain_attention, spectral_norm
+from ctrans.fields import ACTIVATIONS, Attention, FeedForward, reference_kernels, spectral_norm
 from ctrans.norm import RMSNorm
 from ctrans.placement import PLACEMENTS, get_placement
 from ctrans.sublayer import Sublayer
@@ -44,10 +44,10 @@ def test_attention_is_its_definition_on_both_paths(causal, qk_norm, temperature)
     x = states(5, 12)
     expected = attention_by_hand(attention, x)
     assert torch.allclose(attention(x), expected, atol=1e-13)
-    with plain_attention(attention):
-        assert attention.plain
+    with reference_kernels(attention):
+        assert attention.use_reference_kernel
         assert torch.allclose(attention(x), expected, atol=1e-13)
-    assert not attention.plain
+    assert not attention.use_reference_kernel
 
 
 def test_attention_works_with_any_number_of_batch_axes():
@@ -66,7 +66,7 @@ def test_attention_rows_are_convex_weights_of_earlier_tokens():
 def test_the_plain_path_has_forward_mode_and_second_derivatives():
     attention = Attention(4, 2).double()
     x = states(3, 4).requires_grad_()
-    with plain_attention(attention):
+    with reference_kernels(attention):
         assert torch.autograd.gradcheck(attention, x, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(attention, x)
 
@@ -74,7 +74,7 @@ def test_the_plain_path_has_forward_mode_and_second_derivatives():
 @pytest.mark.parametrize("field", [Attention(8, 2), FeedForward(8, 12)], ids=["attention", "ffn"])
 def test_a_map_is_its_last_matrix_times_its_features(field):
     x = states(2, 5, 8, dtype=torch.float32)
-    assert torch.equal(field(x), field.last(field.features(x)))
+    assert torch.equal(field(x), field.output_projection(field.pre_projection(x)))
     assert [matrix.last for matrix in field.matrices()].count(True) == 1
 
 

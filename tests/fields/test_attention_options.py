@@ -10,7 +10,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 
 from ctrans import GPT, GPTConfig
-from ctrans.fields import AttentionOptions, DifferentialAttention, SoftmaxAttention, plain_attention
+from ctrans.fields import AttentionOptions, DifferentialAttention, SoftmaxAttention, reference_kernels
 from ctrans.fields.positions import falling_scores, slopes, turn, turns
 from tests.cases import VARIANTS
 from tests.helpers import learned, tokens
@@ -112,7 +112,7 @@ def test_differential_rows_are_two_softmaxes_and_sum_to_one_less_lambda():
     rows = first - attention.share[:, None, None] * second
     assert torch.allclose(attention.rows(x), rows, atol=1e-14)
     assert torch.allclose(rows.sum(-1), (1 - attention.share).unsqueeze(-1).expand(2, 5))
-    assert torch.allclose(attention.features(x), (rows @ v).transpose(0, 1).flatten(-2), atol=1e-13)
+    assert torch.allclose(attention.pre_projection(x), (rows @ v).transpose(0, 1).flatten(-2), atol=1e-13)
 
 
 def test_slopes_are_those_of_the_paper():
@@ -139,7 +139,7 @@ def test_caps_and_sinks_are_gemmas_and_gpt_oss(what):
         y, _ = modeling_gemma2.eager_attention_forward(Theirs(2), q, k, v, None, scaling=0.5, softcap=1.5)
     else:
         y, _ = modeling_gpt_oss.eager_attention_forward(Theirs(2, attention.sinks), q, k, v, torch.zeros(()), scaling=0.5)
-    assert torch.allclose(attention.features(x), y.flatten(-2).double(), atol=1e-6)  # theirs in float32
+    assert torch.allclose(attention.pre_projection(x), y.flatten(-2).double(), atol=1e-6)  # theirs in float32
 
 
 def test_a_native_llama_has_its_logits():
@@ -176,5 +176,5 @@ def test_a_native_llama_has_its_logits():
         ids = tokens(2, 12)
         expected = theirs(ids).logits
         assert float((ours(ids)[0] - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
-        with plain_attention(ours):
+        with reference_kernels(ours):
             assert float((ours(ids)[0] - expected).abs().max()) <= 1e-5 * float(expected.abs().max())

@@ -62,9 +62,9 @@ class Mixing(Linear):
 
 
 class WrongFeatures(Linear):
-    last = property(lambda self: self.up)
+    output_projection = property(lambda self: self.up)
 
-    def features(self, x):
+    def pre_projection(self, x):
         return 2 * x
 
 
@@ -100,7 +100,7 @@ BROKEN = [
     (Dropping, "Dropping gave two values for the same states, so it draws at random: leave dropout out"),
     (OverBatch, "OverBatch made one sequence depend on another"),
     (Mixing, "Mixing mixes tokens: a map of an FFN is taken to act on each token alone: give it `mixes_tokens = True`"),
-    (WrongFeatures, r"WrongFeatures is not last\(features\(x\)\)"),
+    (WrongFeatures, r"WrongFeatures is not output_projection\(pre_projection\(x\)\)"),
     (MadeMatrix, "MadeMatrix yields a matrix of role 'up' that is none of its parameters"),
     (SmallBound, "SmallBound gave a token of length .* above its bound"),
     (SmallLipschitz, "SmallLipschitz moved a token by .* above its Lipschitz constant"),
@@ -150,7 +150,7 @@ def test_a_map_without_a_last_layer_is_looked_at_as_far_as_it_goes(monkeypatch):
     text = tokens(2, 6)
     findings = screen(model.requires_grad_(False), text[:, :-1], text[:, 1:], "quick").findings
     assert findings["backward"].result is not None
-    words = "does not name its last linear map: give it `features(x)` and `last`"
+    words = "does not name its last linear map: give it `pre_projection(x)` and `output_projection`"
     assert any("segment 1 (ffn) is skipped" in note and words in note for note in findings["well-posedness"].notes)
     check = check_model(model, text[:, :-1], text[:, 1:])
     assert [segment.kind for segment in check.segments] == ["attention"]

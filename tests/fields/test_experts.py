@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ctrans import GPT, GPTConfig
-from ctrans.fields import EXPERTS, ROUTERS, ExpertOptions, MixtureOfExperts, plain_attention
+from ctrans.fields import EXPERTS, ROUTERS, ExpertOptions, MixtureOfExperts, reference_kernels
 from solvers import ConfigError, Segment, solve
 from tests.helpers import learned, small_config
 
@@ -59,7 +59,7 @@ def test_it_is_the_sum_of_the_papers(router, expert, plain, bias, shared, k):
     field = mixture(router=router, expert=expert, bias=bias, shared_experts=shared, top_k=k)
     field.choice_bias += torch.linspace(-0.2, 0.2, 5)
     expected = torch.stack([written_out(field, x) for x in X.flatten(0, 1)]).view_as(X)
-    field.plain = plain
+    field.use_reference_kernel = plain
     assert torch.allclose(field(X), expected, atol=1e-12)
 
 
@@ -68,7 +68,7 @@ def test_both_paths_have_the_same_gradients(router):
     field = mixture(router=router, shared_experts=1).requires_grad_(True)
     found = []
     for plain in (True, False):
-        field.plain = plain
+        field.use_reference_kernel = plain
         x = X.clone().requires_grad_()
         found.append(torch.autograd.grad(field(x).square().sum(), [x, *field.parameters()]))
     for one, other in zip(*found, strict=True):
@@ -79,7 +79,7 @@ def test_an_expert_that_no_token_chooses_is_no_error():
     field = mixture(top_k=2)
     field.choice_bias += torch.tensor([9.0, 9.0, 0.0, 0.0, 0.0])
     assert field.load(X).tolist() == [14, 14, 0, 0, 0]
-    with plain_attention(field):
+    with reference_kernels(field):
         plain = field(X)
     assert torch.allclose(field(X), plain, atol=1e-12)
     assert field(X[:0]).shape == (0, 7, 16)
@@ -114,7 +114,7 @@ def test_the_jacobian_is_that_of_the_piece(router):
     field = mixture(router=router, shared_experts=1)
     x = X[0, :1]
     assert float(field.distance_to_switch(x)) > 1e-4
-    with plain_attention(field):
+    with reference_kernels(field):
         dense = torch.autograd.functional.jacobian(field, x)[0, :, 0]
     step = 1e-5
     columns = [(field(x + step * e) - field(x - step * e))[0] / (2 * step) for e in torch.eye(16).double()]
@@ -152,7 +152,7 @@ class Crossing:
 
     def __init__(self):
         self.field = mixture(scale=0.25)
-        self.field.plain = True  # the same, with forward-mode derivatives
+        self.field.use_reference_kernel = True  # the same, with forward-mode derivatives
         self.on, self.normal = at_a_switch(self.field, X[0, 0])
         self.start, self.end = (self.on - 0.5 * self.normal).unsqueeze(0), 0.2
         ahead = (self.on + 1e-6 * self.normal).unsqueeze(0)

@@ -48,7 +48,7 @@ def test_the_scan_is_the_rows_times_the_values(kind, chunk, monkeypatch):
     rows = by_loops(attention, x)
     assert torch.allclose(attention.probabilities(x), rows, atol=1e-14)
     values = attention.qkv(x).chunk(3, -1)[2].unflatten(-1, (4, 4)).transpose(0, 1)
-    assert torch.allclose(attention.features(x), (rows @ values).transpose(0, 1).flatten(-2), atol=1e-12)
+    assert torch.allclose(attention.pre_projection(x), (rows @ values).transpose(0, 1).flatten(-2), atol=1e-12)
     batched = attention(x.expand(2, 3, 8, 16))
     assert torch.allclose(batched[1, 2], attention(x), atol=1e-13)
 

@@ -115,7 +115,7 @@ def test_the_last_map_of_a_sum_is_scaled_in_place():
     made, x = two_norms(), states(1, 4, 16)
     field = made.depth.sublayers[0].field
     before = field(x)
-    scale_linear(field.last, 3.0)
+    scale_linear(field.output_projection, 3.0)
     assert torch.allclose(field(x), 3 * before, atol=1e-12)
 
 

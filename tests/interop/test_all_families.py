@@ -90,7 +90,7 @@ def test_what_is_said_of_a_family_is_so(name):
             longest = float(given.norm(dim=-1).max())
             assert float(part.field(given).norm(dim=-1).max()) <= part.field.bound().at(longest) * (1 + 1e-5), (name, k)
         if found.last:
-            assert torch.allclose(part.field.last(part.field.features(given)), part.field(given), atol=1e-5)
+            assert torch.allclose(part.field.output_projection(part.field.pre_projection(given)), part.field(given), atol=1e-5)
         if found.matrices:
             assert sum(matrix.last for matrix in part.field.matrices()) == (2 if found.parallel else 1)
     if not (found.bounds and found.theta and found.matrices and found.last):

@@ -10,7 +10,7 @@ import transformers
 from click.testing import CliRunner
 
 from ctrans.cli import main
-from ctrans.fields import HasBound, HasLipschitz, MixesTokens, SaysWhyNot, ShowsHeads, ShowsMatrices, spectral_norm
+from ctrans.fields import ExplainsUnsupported, ExposesHeads, ExposesWeights, HasBound, HasLipschitz, MixesTokens, spectral_norm
 from ctrans.interop import from_transformers
 from ctrans.interop.families import small_model
 from ctrans.stability.attention.balanced_mass import balanced_mass
@@ -105,7 +105,7 @@ def test_queries_and_keys_give_the_rows_of_the_first_two_tokens_at_one_position(
 def test_what_is_shown_and_what_is_not_is_said(name):
     imported, _, _ = opened(name)
     attention = imported.depth.sublayers[0].field
-    for protocol in (ShowsHeads, ShowsMatrices, HasBound, MixesTokens, SaysWhyNot):
+    for protocol in (ExposesHeads, ExposesWeights, HasBound, MixesTokens, ExplainsUnsupported):
         assert isinstance(attention, protocol)
     assert not isinstance(attention, HasLipschitz)
     assert attention.heads == 4
@@ -261,8 +261,8 @@ def test_rows_that_lose_part_to_a_sink_have_a_bound_and_no_theta(sink):
     imported = from_transformers(model)
     attention = imported.depth.sublayers[0].field
     assert isinstance(attention, HasBound)
-    assert isinstance(attention, ShowsMatrices)
-    assert not isinstance(attention, ShowsHeads)
+    assert isinstance(attention, ExposesWeights)
+    assert not isinstance(attention, ExposesHeads)
     assert "sink" in attention.why_not
     assert attention.why_not in str(imported.config)
     x = imported.embed(inputs(model).double())
@@ -288,7 +288,7 @@ def test_values_that_are_not_linear_are_said_and_nothing_is_shown():
     for block in model.vit.layers:
         block.attention = Normed(block.attention)
     attention = from_transformers(model).depth.sublayers[0].field
-    assert not isinstance(attention, (ShowsHeads, ShowsMatrices, HasBound))
+    assert not isinstance(attention, (ExposesHeads, ExposesWeights, HasBound))
     assert "maps before the last are not queries, keys and values" in attention.why_not or "linear" in attention.why_not
 
 
@@ -340,7 +340,7 @@ def test_theta_with_a_bias_by_position_is_exact_and_theorem_5_1_holds(name):
 @pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
 def test_terms_of_relative_positions_are_named_where_theta_is_not_given(name):
     attention = from_transformers(small_model(name)).depth.sublayers[0].field
-    assert not isinstance(attention, ShowsHeads)
+    assert not isinstance(attention, ExposesHeads)
     assert "given something else than the state (relative positions" in attention.why_not
     assert len(attention.why_not) < 200
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from ctrans.fields import HasBound, HasLipschitz, MixesTokens, ShowsMatrices, mixes_tokens
+from ctrans.fields import ExposesWeights, HasBound, HasLipschitz, MixesTokens, mixes_tokens
 from ctrans.interop import from_transformers
 from ctrans.interop.ffn_in_model import KNOWN, GatedFeedForward, PlainFeedForward, ffn_in_model, read_ffn
 from ctrans.interop.module_chain import ModuleChain
@@ -55,7 +55,7 @@ def test_matrices_and_activation_give_what_the_module_computes(name):
         assert isinstance(field, PlainFeedForward if name in PLAIN else GatedFeedForward)
         assert field.reading.activation == (PLAIN | GATED)[name]
         assert field.why_not == ""
-        for protocol in (ShowsMatrices, HasBound, HasLipschitz):
+        for protocol in (ExposesWeights, HasBound, HasLipschitz):
             assert isinstance(field, protocol)
         assert not isinstance(field, MixesTokens)
         assert not mixes_tokens(field, "ffn")
@@ -106,7 +106,7 @@ def test_activations_lie_within_what_bounds_rely_on(activation):
 def test_what_is_no_ffn_of_a_known_kind_shows_nothing_and_says_why(module, words):
     field = read(module())
     assert words in field.why_not
-    assert not isinstance(field, (ShowsMatrices, HasBound, HasLipschitz))
+    assert not isinstance(field, (ExposesWeights, HasBound, HasLipschitz))
 
 
 @each_family

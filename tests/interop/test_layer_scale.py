@@ -78,8 +78,8 @@ def test_a_scaled_map_is_read_as_the_one_with_the_scale_in_its_weights(kind):
             assert mine.role == theirs.role
             assert torch.allclose(mine.weight, theirs.weight, rtol=1e-14)
         x = torch.randn(2, 7, 16, dtype=torch.float64)
-        assert torch.allclose(one.field.last.weight, other.field.last.weight, rtol=1e-14)
-        assert torch.allclose(one.field.last(one.field.features(x)), one.field(x), rtol=1e-12)
+        assert torch.allclose(one.field.output_projection.weight, other.field.output_projection.weight, rtol=1e-14)
+        assert torch.allclose(one.field.output_projection(one.field.pre_projection(x)), one.field(x), rtol=1e-12)
     assert "what its attention adds is scaled" in scaled.described
 
 
@@ -129,6 +129,6 @@ def test_larger_last_weights_make_a_scaled_map_larger_and_keep_its_scale():
     model = TiedGPT(ByModule).double().eval()
     field, x = ctrans.open_model(model).depth.sublayers[1].field, torch.randn(2, 7, 16, dtype=torch.float64)
     before, scale = field(x), model.blocks[0].think.scale.detach().clone()
-    scale_linear(field.last, 3.0)
+    scale_linear(field.output_projection, 3.0)
     assert torch.allclose(field(x), 3 * before, rtol=1e-12)
     assert torch.equal(model.blocks[0].think.scale, scale)

@@ -64,7 +64,7 @@ def test_eps_beside_the_deviation_keeps_a_norm_off_its_image_and_defined_at_zero
         best = (p * module(radius * w / w.norm(dim=-1, keepdim=True))).sum(-1)
         assert torch.allclose(norm.shortfall(p, radius), norm.support(p) - best, rtol=1e-9, atol=1e-12)
     u = 0.3 * w / w.norm(dim=-1, keepdim=True) * WIDTH**0.5
-    assert torch.allclose(module(norm.undo(u)), norm.beta + norm.gamma * u, atol=1e-12)
+    assert torch.allclose(module(norm.preimage(u)), norm.beta + norm.gamma * u, atol=1e-12)
     assert torch.allclose(reached_by(norm).chart(p).velocity(u), norm.beta + norm.gamma * u, atol=1e-12)
     assert norm.with_eps(0.0).attained
 

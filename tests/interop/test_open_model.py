@@ -56,11 +56,13 @@ def test_fields_are_their_last_linear_map_of_their_features(name):
     imported = from_transformers(made(name))
     x = imported.embed(inputs(imported.model)).detach()
     for part in imported.depth.sublayers:
-        h = part.field.features(x)
+        h = part.field.pre_projection(x)
         assert h.shape[:-1] == x.shape[:-1]
-        assert isinstance(part.field.last, torch.nn.Linear)
+        assert isinstance(part.field.output_projection, torch.nn.Linear)
         assert torch.allclose(
-            torch.nn.functional.linear(h, part.field.last.weight, part.field.last.bias), part.field(x), atol=1e-6
+            torch.nn.functional.linear(h, part.field.output_projection.weight, part.field.output_projection.bias),
+            part.field(x),
+            atol=1e-6,
         )
 
 
@@ -69,9 +71,9 @@ def test_the_last_maps_weights_are_the_models_own(name):
     imported = from_transformers(made(name).requires_grad_(False))
     part, x = imported.depth.sublayers[1], torch.randn(1, 3, imported.config.width)
     before = part.field(x)
-    part.field.last.weight.mul_(2)
-    if part.field.last.bias is not None:
-        part.field.last.bias.mul_(2)
+    part.field.output_projection.weight.mul_(2)
+    if part.field.output_projection.bias is not None:
+        part.field.output_projection.bias.mul_(2)
     assert torch.allclose(part.field(x), 2 * before, rtol=1e-5)
 
 
@@ -86,7 +88,7 @@ def test_a_map_that_ends_in_something_else_names_no_last_weights():
 
     chain = ModuleChain([Gated()])
     chain.find_last(torch.randn(1, 2, 4))
-    for ask in (lambda: chain.last, lambda: chain.features(torch.randn(1, 2, 4))):
+    for ask in (lambda: chain.output_projection, lambda: chain.pre_projection(torch.randn(1, 2, 4))):
         with pytest.raises(ConfigError, match="Gated does not end in one linear map"):
             ask()
 
@@ -102,7 +104,7 @@ def test_the_last_linear_map_is_the_one_that_acts_last_whatever_the_order_of_reg
 
     chain = ModuleChain([Backwards(), torch.nn.Dropout()]).eval()
     chain.find_last(torch.randn(1, 2, 4))
-    assert chain.last is chain.stages[0].down
+    assert chain.output_projection is chain.stages[0].down
 
 
 @pytest.mark.parametrize("name", TEXTUAL)
@@ -327,7 +329,7 @@ def test_experts_are_opened_in_float64_and_only_what_needs_last_weights_is_left_
     learned(experts.eval(), 0.1).save_pretrained(tmp_path)
     model = open_model(tmp_path).model
     text = inputs(model.model)
-    assert isinstance(model.depth.sublayers[0].field.last, torch.nn.Linear)
+    assert isinstance(model.depth.sublayers[0].field.output_projection, torch.nn.Linear)
     result = screen(model, text[:, :-1], text[:, 1:], TINY)
     skipped = [note for note in result.findings["well-posedness"].notes if "is skipped" in note]
     assert skipped

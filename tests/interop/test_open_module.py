@@ -10,7 +10,7 @@ from torch import nn
 
 import ctrans
 from ctrans.control import costate
-from ctrans.fields import ShowsHeads, ShowsMatrices, check_map
+from ctrans.fields import ExposesHeads, ExposesWeights, check_map
 from ctrans.interop import Imported
 from ctrans.stability.forward.simulation import simulate
 from ctrans.stability.screening.screen import screen
@@ -97,10 +97,10 @@ def test_maps_say_what_they_are_and_it_is_so(name):
     x = numbers(2, _imported(opened).host.like().shape[0], WIDTH).double()
     for part in opened.depth.sublayers[:2]:
         if not any(word in opened.described for word in ("does not end", "scaled")):
-            assert isinstance(part.field, ShowsMatrices), opened.described
-            assert torch.allclose(part.field.last(part.field.features(x)), part.field(x))
+            assert isinstance(part.field, ExposesWeights), opened.described
+            assert torch.allclose(part.field.output_projection(part.field.pre_projection(x)), part.field(x))
     attention = opened.depth.sublayers[0].field
-    if isinstance(attention, ShowsHeads):
+    if isinstance(attention, ExposesHeads):
         rows = attention.probabilities(x)
         assert rows.shape[1] == HEADS == attention.heads
         assert float(rows.triu(1).abs().max() == 0) == causal

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ctrans.control import costate
-from ctrans.fields import ShowsHeads
+from ctrans.fields import ExposesHeads
 from ctrans.interop import from_transformers, open_model
 from ctrans.interop.families import FAMILIES, small_model
 from ctrans.interop.inputs import reads_tokens
@@ -63,7 +63,7 @@ def test_no_map_reads_padding(name):
             assert torch.allclose(part(moved)[KEPT], part(x)[KEPT], atol=1e-5)
             lanes = part(torch.stack([x, moved]))  # several copies of all sequences
             assert torch.allclose(lanes[0], part(x), atol=1e-5)
-            if isinstance(part.field, ShowsHeads):
+            if isinstance(part.field, ExposesHeads):
                 rows = part.field.probabilities(x)
                 assert float(rows[1, :, :6, 6:].abs().max()) < 1e-6
     with torch.no_grad():

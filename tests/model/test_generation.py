@@ -162,14 +162,14 @@ def test_a_model_whose_tokens_see_later_ones_cannot_continue_a_text():
 
 def test_diverged_weights_end_with_an_explanation():
     model = small_model("pre")
-    model.depth.sublayers[3].field.last.weight.fill_(torch.nan)
+    model.depth.sublayers[3].field.output_projection.weight.fill_(torch.nan)
     with pytest.raises(SolveError, match="after 0 tokens are not finite"):
         generate(model, PROMPT, 3)
 
 
 def test_a_state_that_no_step_reaches_ends_with_an_explanation():
     model = small_model("pre")
-    model.depth.sublayers[3].field.last.weight.fill_(torch.nan)
+    model.depth.sublayers[3].field.output_projection.weight.fill_(torch.nan)
     with pytest.raises(SolveError, match="non-finite in segment 3"):
         generate(model, PROMPT, 3, scheme=Scheme("rk4", 2))
 

@@ -57,8 +57,8 @@ def test_the_roles_are_the_maps_matrices_in_the_order_of_the_product():
     assert list(weights) == list(ROLES)
     attention, ffn = (model.depth.sublayers[k].field for k in (0, 1))
     assert all(torch.equal(a, weights[r]) for a, r in zip(attention.qkv.weight.chunk(3), ROLES, strict=False))
-    assert weights["out"].data_ptr() == attention.last.weight.data_ptr()
-    assert weights["down"].data_ptr() == ffn.last.weight.data_ptr()
+    assert weights["out"].data_ptr() == attention.output_projection.weight.data_ptr()
+    assert weights["down"].data_ptr() == ffn.output_projection.weight.data_ptr()
     assert [m.role for f in (attention, ffn) for m in f.matrices() if m.last] == ["out", "down"]
 
 
@@ -100,7 +100,7 @@ def test_functions_of_depth_have_the_rules_variance_at_their_knots(name, basis):
             assert float(weight.var()) == pytest.approx(variance(*shape) * factors.get(role, lambda n: 1.0)(depth), rel=0.06)
     for sublayer in model.depth.sublayers:
         assert torch.allclose(sublayer.input_norm.weight, torch.ones(width), atol=1e-6)
-        assert float(sublayer.field.last.bias.abs().max()) == 0
+        assert float(sublayer.field.output_projection.bias.abs().max()) == 0
 
 
 def test_weights_that_cannot_be_drawn_are_refused():

@@ -80,7 +80,7 @@ def test_the_ode_stays_on_the_image_of_the_norm_around_it(name):
     norms = [sublayer.state_norm for sublayer in made.depth.sublayers]
     states = solve(made.depth.segments(continuous=True), made.embed(tokens(1, 5)), method="rk4", steps=32, save="segments").states
     for norm, state in zip(norms, states[1:], strict=True):
-        assert float(norm.residual(state).max()) < 1e-5
+        assert float(norm.constraint_violation(state).max()) < 1e-5
 
 
 @some

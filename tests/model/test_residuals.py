@@ -12,7 +12,7 @@ from ctrans import GPT, GPTConfig
 from ctrans.control.costate import costate
 from ctrans.control.model_check import check_at, check_model
 from ctrans.control.remedy import Remedy
-from ctrans.fields import plain_attention
+from ctrans.fields import reference_kernels
 from ctrans.model.checkpoint import load, save
 from ctrans.residual import ALIASES, RESIDUALS, sinkhorn
 from ctrans.stability.attention.bounds import step_bound
@@ -167,7 +167,7 @@ def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
     made = model(name)
     x = state(made, 1, 4)
     for sublayer in list(made.depth.sublayers)[:2]:
-        with plain_attention(sublayer):
+        with reference_kernels(sublayer):
             dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
         top = float(torch.linalg.matrix_norm(dense, 2))
         assert sublayer_sensitivity(sublayer, x).value == pytest.approx(top, rel=2e-3)
@@ -175,7 +175,7 @@ def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
             with pytest.raises(ConfigError, match="of one stream that are linear in the map's output"):
                 step_bound(sublayer, 0.5, x)
             continue
-        with plain_attention(sublayer):
+        with reference_kernels(sublayer):
             assert block_gain(lambda z, part=sublayer: part.step(z, 0.5), x[0]) <= step_bound(sublayer, 0.5, x[0]).own * (
                 1 + 1e-9
             )

@@ -104,9 +104,9 @@ def test_its_velocity_ends_in_the_linear_map_that_it_names(placement):
     if placement in ("peri", "output"):
         assert not hasattr(field, "last")
         return
-    torch.testing.assert_close(field.last(field.features(x)), field(x), rtol=0, atol=1e-12)
-    h = field.features(x)
-    torch.testing.assert_close(h @ field.last.weight.T + field.last.bias, field(x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(field.output_projection(field.pre_projection(x)), field(x), rtol=0, atol=1e-12)
+    h = field.pre_projection(x)
+    torch.testing.assert_close(h @ field.output_projection.weight.T + field.output_projection.bias, field(x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])

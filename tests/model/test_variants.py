@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
-from ctrans.fields import AttentionOptions, ShowsHeads, Switches, check_map, plain_attention
+from ctrans.fields import AttentionOptions, ExposesHeads, HasDiscontinuities, check_map, reference_kernels
 from ctrans.model.checkpoint import load, save
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from ctrans.verify.attention_cases import block_gain
@@ -38,7 +38,7 @@ def changed(name, made):
 def without_a_switch(made):
     """Tokens whose states stay away from switches, if the map has any, so that what they pass is smooth: the first of those drawn."""
     mixing = made.depth.sublayers[-1]
-    if not isinstance(mixing.field, Switches):
+    if not isinstance(mixing.field, HasDiscontinuities):
         return tokens(1, 5)
     assert len(made.depth.sublayers) == 2, "the second one is looked at"
     for seed in range(100):
@@ -67,8 +67,8 @@ def test_an_euler_step_is_the_discrete_model(name, dtype):
 @each
 def test_no_token_sees_a_later_one(name):
     made, ids = model(name), tokens(1, 8)
-    if isinstance(changed(name, made), Switches):
-        changed(name, made).plain = True  # sorted by expert, how many go with a token decides on its rounding
+    if isinstance(changed(name, made), HasDiscontinuities):
+        changed(name, made).use_reference_kernel = True  # sorted by expert, how many go with a token decides on its rounding
     other = ids.clone()
     other[0, 5] = (other[0, 5] + 1) % 11
     assert torch.equal(made(ids)[0][:, :5], made(other)[0][:, :5])
@@ -84,7 +84,7 @@ def test_both_paths_agree_and_the_map_is_what_it_says(name, causal):
         return
     field = changed(name, model(name, causal=causal))
     x = states(2, 6, 16)
-    with plain_attention(field):
+    with reference_kernels(field):
         plain = field(x)
     assert torch.allclose(field(x), plain, atol=1e-12)
     assert torch.allclose(field(x[0]), plain[0], atol=1e-12)
@@ -158,7 +158,7 @@ def test_no_adversary_exceeds_the_bound(name, radius):
 def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
     made = model(name)
     sublayer, x = made.depth.sublayers[0 if hasattr(changed(name, made), "heads") else -1], states(1, 4, 16)
-    with plain_attention(sublayer):
+    with reference_kernels(sublayer):
         dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
     assert sublayer_sensitivity(sublayer, x).value == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3)
 
@@ -166,14 +166,14 @@ def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
 @each
 def test_local_values_are_below_the_bounds_of_theorem_5_1_and_of_lipschitz(name):
     field, x = changed(name, model(name)), states(5, 16)
-    with plain_attention(field):
+    with reference_kernels(field):
         measured = block_gain(field, x)
     if hasattr(field, "lipschitz"):
         radius = float(x.norm(dim=-1).max())
         assert measured <= field.lipschitz(radius) * (1 + 1e-9)
-        if isinstance(field, Switches):
+        if isinstance(field, HasDiscontinuities):
             assert measured <= field.lipschitz_between_switches(radius) * (1 + 1e-9)
-    if isinstance(field, ShowsHeads):
+    if isinstance(field, ExposesHeads):
         if field.normalised_scores:
             with pytest.raises(ConfigError, match="qk_norm"):
                 local_attention_bound(field, x)
@@ -208,8 +208,8 @@ def test_a_parallel_block_is_one_segment_whose_field_is_the_sum_of_both_maps():
     u = sublayer.input_norm(x)
     assert torch.equal(sublayer.step(x, 0.1), x + 0.1 * (sublayer.field.attention(u) + sublayer.field.ffn(u)))
     assert sublayer.attention == (sublayer.field.attention, None)
-    last = sublayer.field.last
-    assert torch.allclose(sublayer.field.features(u) @ last.weight.T + last.bias, sublayer.field(u), atol=1e-13)
+    last = sublayer.field.output_projection
+    assert torch.allclose(sublayer.field.pre_projection(u) @ last.weight.T + last.bias, sublayer.field(u), atol=1e-13)
     assert made.at_depth(6).depth.times[-1] == pytest.approx(0.3)
     with pytest.raises(ConfigError, match="placement post/pre is of two sublayers"):
         small_config("post/pre", parallel_blocks=True)
@@ -218,9 +218,9 @@ def test_a_parallel_block_is_one_segment_whose_field_is_the_sum_of_both_maps():
 def test_a_sink_and_a_gate_say_why_they_show_no_heads():
     for name, words in (("sinks", "does not sum to 1"), ("gated output", "a gate")):
         field = changed(name, model(name))
-        assert not isinstance(field, ShowsHeads)
+        assert not isinstance(field, ExposesHeads)
         assert words in field.why_not
-    assert isinstance(changed("rotary", model("rotary")), ShowsHeads)
+    assert isinstance(changed("rotary", model("rotary")), ExposesHeads)
 
 
 def test_a_configuration_without_options_is_saved_as_it_always_was(tmp_path):

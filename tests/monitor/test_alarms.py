@@ -152,7 +152,7 @@ def test_limits_are_options():
 
 def test_a_figure_that_is_not_finite_is_told_where_it_is_first():
     model = GPT(GPTConfig(vocab_size=32, context=8, depth=3, width=16, heads=2))
-    model.depth.sublayers[3].field.last.weight.data[0, 0] = math.inf
+    model.depth.sublayers[3].field.output_projection.weight.data[0, 0] = math.inf
     monitor = Monitor(model, every=1)
     tokens = torch.randint(32, (2, 9))
     loss = model(tokens[:, :-1], tokens[:, 1:])[1]
@@ -169,7 +169,7 @@ def test_what_became_nan_between_reports_is_said_to_have_begun_there_and_not_whe
     alarms = []
     for step in range(1, 6):
         if step == 3:
-            model.depth.sublayers[3].field.last.weight.data[0, 0] = math.nan
+            model.depth.sublayers[3].field.output_projection.weight.data[0, 0] = math.nan
         tokens = torch.randint(32, (2, 9))
         loss = model(tokens[:, :-1], tokens[:, 1:])[1]
         loss.backward()

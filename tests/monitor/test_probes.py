@@ -7,7 +7,7 @@ import torch
 from torch.func import functional_call, hessian
 
 from ctrans import GPT, GPTConfig
-from ctrans.fields import plain_attention
+from ctrans.fields import reference_kernels
 from ctrans.monitor import Monitor, read_log
 from ctrans.monitor.probes import PROBES, Held, probe
 from ctrans.monitor.sharpness import adam_scales, over_edge, sharpness
@@ -34,7 +34,7 @@ def dense(model, tokens, targets):
         parts = {n: part.view_as(p) for (n, p), part in zip(names.items(), flat.split(sizes), strict=True)}
         return functional_call(model, parts, (tokens, targets))[1]
 
-    with plain_attention(model):
+    with reference_kernels(model):
         return hessian(loss)(torch.cat([p.detach().flatten() for p in names.values()]))
 
 

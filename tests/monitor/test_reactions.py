@@ -64,7 +64,7 @@ def test_what_is_not_finite_is_told_again_after_a_step_that_was_left_out():
     monitor, told = Monitor(model, every=5, react=["skip"]), []
     for step in range(1, 46):
         if step == 40:
-            model.depth.sublayers[3].field.last.weight.data[0, 0] = math.inf
+            model.depth.sublayers[3].field.output_projection.weight.data[0, 0] = math.inf
         tokens = torch.randint(32, (2, 9))
         loss = model(tokens[:, :-1], tokens[:, 1:])[1] * (math.nan if step == 3 else 1.0)
         loss.backward()

@@ -7,7 +7,7 @@ import torch
 import torchdiffeq
 from scipy.integrate import solve_ivp
 
-from solvers import GRADIENTS, METHODS, NORMS, Adjoint, Event, RungeKutta, Segment, odeint, solve, solve_each
+from solvers import ERROR_NORMS, GRADIENTS, METHODS, Adjoint, Event, RungeKutta, Segment, odeint, solve, solve_each
 from solvers.torchdiffeq_methods import NAMES
 
 OWN = [name for name, method in METHODS.items() if isinstance(method, RungeKutta)]
@@ -99,7 +99,7 @@ def test_a_real_state_by_a_complex_parameter_loses_no_part_of_its_gradient(kind)
         assert complex(mine) == pytest.approx(right, rel=1e-6)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ERROR_NORMS)
 @pytest.mark.parametrize("method", [name for name in OWN if METHODS[name].adaptive])
 def test_steps_do_not_depend_on_the_phase(method, norm):
     # errors are measured by |z|: exp(i p) x solves the same linear equation, in the same steps to rounding

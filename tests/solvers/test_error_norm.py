@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from solvers import NORMS, ConfigError, Segment, get_norm, solve
+from solvers import ERROR_NORMS, ConfigError, Segment, get_norm, solve
 from tests.helpers import unchecked
 
 ADAPTIVE = ["dopri5", "tsit5", "torchdiffeq:dopri5"]
@@ -16,7 +16,7 @@ NAIVE = {
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 5), (2, 3, 4)])
-@pytest.mark.parametrize("name", sorted(NORMS))
+@pytest.mark.parametrize("name", sorted(ERROR_NORMS))
 def test_norms_are_their_formulas(name, shape):
     e = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert float(get_norm(name)(e)) == pytest.approx(NAIVE[name](e.numpy()))
@@ -33,7 +33,7 @@ def test_one_token_that_moves_among_many_is_lost_by_rms_and_kept_by_the_others(m
     x0 = torch.ones(2500, 4, dtype=torch.float64)
     exact = float(np.exp(-3 * np.sin(15.0) / 5))
     errors = {}
-    for norm in NORMS:
+    for norm in ERROR_NORMS:
         x1 = solve([Segment(0, 3, one_of_many)], x0, method=method, rtol=1e-4, atol=1e-4, norm=norm).x1
         errors[norm] = float((x1[0] - exact).abs().max())
     for norm in ("token", "max"):
@@ -41,7 +41,7 @@ def test_one_token_that_moves_among_many_is_lost_by_rms_and_kept_by_the_others(m
         assert errors[norm] < errors["rms"] / 2
 
 
-@pytest.mark.parametrize("norm", sorted(NORMS))
+@pytest.mark.parametrize("norm", sorted(ERROR_NORMS))
 def test_the_adjoint_measures_state_and_costate_by_the_same_norm(norm):
     found = []
     for gradient in ("backprop", "adjoint"):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from solvers import GRADIENTS, METHODS, NORMS, ConfigError, Event, RungeKutta, Segment, Status, solve
+from solvers import ERROR_NORMS, GRADIENTS, METHODS, ConfigError, Event, RungeKutta, Segment, Status, solve
 from solvers.method import BOUNDED, options_of
 from tests.helpers import unchecked
 
@@ -33,7 +33,7 @@ def outcome(method, **request):
     """All that can be seen of a solve: its result, its cost, and how it ended."""
     seen = []
     if "norm" in request:
-        norm = NORMS[request["norm"]]
+        norm = ERROR_NORMS[request["norm"]]
         request["norm"] = lambda e: seen.append(1) or norm(e)
     solution = solve([Segment(0, 1, field)], X0, method=method, throw=False, **request)
     return solution.x1.tolist(), solution.stats, solution.status, bool(seen)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrans.fields import Attention, plain_attention
+from ctrans.fields import Attention, reference_kernels
 from ctrans.verify.local_bound import enclosing_radius, local_attention_bound
 from solvers import ConfigError
 from tests.helpers import learned
@@ -31,7 +31,7 @@ def test_no_perturbation_of_unit_tokens_moves_an_output_further(seed, tokens, he
     """sup of |sum_j J_ij h_j| over |h_j| <= 1 for the dense Jacobian: by alternating ascents from many signs, a bound from below."""
     module = learned(Attention(4, heads, causal=causal, temperature=temperature).double(), 0.5, seed=seed).requires_grad_(False)
     x = 10**size * numbers(tokens, 4, seed=seed)
-    with plain_attention(module):
+    with reference_kernels(module):
         J = torch.func.jacrev(lambda u: module(u))(x)  # tokens, width, tokens, width
     best = 0.0
     for row, start in itertools.product(range(tokens), range(6)):

@@ -134,7 +134,7 @@ def test_an_attention_without_a_plain_path_stops_only_what_differentiates_it_twi
     findings = screen(own(attention="fused").float(), tokens(), tokens(seed=1), "quick").findings
     assert findings["forward"].quantities["added by depth"] > 0
     for step in ("backward", "updates"):
-        assert "HasPlainPath" in findings[step].why
+        assert "HasReferenceKernel" in findings[step].why
 
 
 def test_an_input_that_is_not_finite_is_a_finding():

@@ -148,7 +148,7 @@ def test_a_coefficients_gradient_is_the_free_blocks_gradients_weighted_by_its_fu
     expected.backward()
     for k in (0, 1):
         coefficients = dict(model.depth.sublayers[k].named_parameters())
-        shares = [s.field.last.parametrizations.weight[0].shares for s in list(model.depth.sublayers)[k::2]]
+        shares = [s.field.output_projection.parametrizations.weight[0].shares for s in list(model.depth.sublayers)[k::2]]
         gradients = [dict(s.named_parameters()) for s in list(free.depth.sublayers)[k::2]]
         for key in gradients[0]:
             for j in range(KNOTS):

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.fields import ShowsHeads, plain_attention
+from ctrans.fields import ExposesHeads, reference_kernels
 from ctrans.stability.backward.singular_values import Linearisation, leading_singular, linearise
 from ctrans.sublayer import Sublayer
 
@@ -23,7 +23,7 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
     branch = sublayer.attention
     assert branch is not None, "asked of attention alone"
     field = branch.field
-    assert isinstance(field, ShowsHeads), "asked by whoever needs it"
+    assert isinstance(field, ExposesHeads), "asked by whoever needs it"
     with torch.no_grad():
         entered = sublayer.enter(x)
         u = sublayer.given(entered)
@@ -39,7 +39,7 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
         y: Tensor = entered + h * sublayer.joined(v, entered)
         return y if sublayer.state_norm is None else sublayer.state_norm(y)
 
-    with plain_attention(sublayer):
+    with reference_kernels(sublayer):
         return linearise(step, x)
 
 
@@ -62,7 +62,7 @@ def attention_path_gain(
 
 
 def _values(
-    field: ShowsHeads, u: Float[Tensor, "*batch tokens width"]
+    field: ExposesHeads, u: Float[Tensor, "*batch tokens width"]
 ) -> tuple[Float[Tensor, "*batch heads tokens head"], Float[Tensor, "width features"]]:
     """V_h(U), what each head's row averages, without offsets; and W_h side by side, through which heads write."""
     heads = list(field.head_matrices())

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ctrans.fields import GivesTokens, Kind, mixes_tokens
+from ctrans.fields import Kind, SupportsTokenSubset, mixes_tokens
 from ctrans.stability.backward.singular_values import Linearisation, linearise
 from ctrans.sublayer import Sublayer
 
@@ -44,8 +44,8 @@ def chosen(x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]) ->
 def map_at(
     field: nn.Module, kind: Kind, x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows 1 width"]:
-    """f(x) at one token of each state: from that token alone where f does not mix them, or as f itself gives it (`GivesTokens`)."""
-    if isinstance(field, GivesTokens):
+    """f(x) at one token of each state: from that token alone where f does not mix them, or as f itself gives it (`SupportsTokenSubset`)."""
+    if isinstance(field, SupportsTokenSubset):
         return field.at_tokens(x, rows).unsqueeze(-2)
     y: Tensor = chosen(field(x), rows) if mixes_tokens(field, kind) else field(chosen(x, rows))
     return y

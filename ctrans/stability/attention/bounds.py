@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.fields import HasLipschitz, ShowsHeads, spectral_norm, why_not
+from ctrans.fields import ExposesHeads, HasLipschitz, spectral_norm, why_not
 from ctrans.norm import Norm
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
 from ctrans.sublayer import Sublayer
@@ -36,7 +36,7 @@ class Pathways:
 
 @torch.no_grad()
 def attention_theta(
-    attention: ShowsHeads,
+    attention: ExposesHeads,
     u: Float[Tensor, "*batch tokens width"],
     padding: Bool[Tensor, "*batch tokens"] | None = None,
     *,
@@ -55,7 +55,7 @@ def attention_theta(
     return balanced_mass(kept / torch.where(sums > 0, sums, 1.0), tolerance=tolerance)
 
 
-def attention_bound(attention: ShowsHeads, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
+def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
     """|W_O| sum_h (|V_h| + theta_h/tau B ((2 B |Q_h| + |b_Q,h|) |K_h| + |Q_h| |b_K,h|) |V_h| / sqrt(d_h)), theta_h the largest of
     head h's rows.
 
@@ -132,7 +132,7 @@ def _steepest(field: object, u: Tensor) -> BothBounds:
     largest = float(torch.linalg.vector_norm(u, dim=-1).max())
     if isinstance(field, HasLipschitz):
         return BothBounds(field.lipschitz(largest), field.lipschitz(largest, printed=True))
-    if isinstance(field, ShowsHeads):
+    if isinstance(field, ExposesHeads):
         theta = attention_theta(field, u, tolerance=1e-3).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
         own, printed = (attention_bound(field, largest, theta, biases=biases).bound for biases in (True, False))
         return BothBounds(own, printed)

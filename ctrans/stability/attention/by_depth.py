@@ -11,14 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import ShowsHeads, ShowsMatrices, mixes_tokens, plain_attention, spectral_norm
+from ctrans.fields import ExposesHeads, ExposesWeights, mixes_tokens, reference_kernels, spectral_norm
 from ctrans.stability.attention.attention_path import attention_path_gain
 from ctrans.stability.attention.block_norm import gain_of_rows, map_gain, one_for_each, step_at
 from ctrans.stability.attention.bounds import BothBounds, Pathways, attention_bound, attention_theta, step_bound
 from ctrans.stability.backward.sensitivity import TOLERANCE
 from ctrans.stability.backward.singular_values import Linearisation, compose, linearise
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, Passage, observe
+from ctrans.walk import Instrument, StepContext, observe
 from solvers import ConfigError
 from solvers.segment import Map
 
@@ -97,7 +97,7 @@ class AttentionByDepth(Instrument):
         self._generator = torch.Generator().manual_seed(self.seed)
         self._layers: list[AttentionLayer] = []
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         if at.sublayer.attention is not None and (self.segments is None or at.k in self.segments):
             padding = ~self.kept if self.padding is None and self.kept is not None else self.padding
             layer = _layer(at.k, at.sublayer, at.x.detach(), padding, self._generator)
@@ -139,7 +139,7 @@ class BlockBoundsByDepth(Instrument):
         self._layers: list[BlockLayer] = []
         self._start()
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         block, place = divmod(at.k, self._per_block)
         if self.blocks is not None and block not in self.blocks:
             return
@@ -149,7 +149,7 @@ class BlockBoundsByDepth(Instrument):
             state = one_for_each(self._rows, first)
         else:
             state = self._graphs[-1].y
-        with plain_attention(at.sublayer):
+        with reference_kernels(at.sublayer):
             self._graphs.append(linearise(self._step(at, place), state))
         if place == self._per_block - 1:
             measured = gain_of_rows(compose(self._graphs), iterations=self.iterations, generator=self._generator)
@@ -160,7 +160,7 @@ class BlockBoundsByDepth(Instrument):
     def figures(self) -> list[BlockLayer]:
         return self._layers
 
-    def _step(self, at: Passage, place: int) -> Map:
+    def _step(self, at: StepContext, place: int) -> Map:
         """The step of all tokens; of the tokens looked at alone from the last map on that mixes them."""
         block = [self._depth.sublayers[at.k - place + p] for p in range(self._per_block)]
         mixing = [p for p, sublayer in enumerate(block) if mixes_tokens(sublayer.field, sublayer.kind)]
@@ -191,7 +191,7 @@ def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
 def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, generator: torch.Generator) -> AttentionLayer:
     assert sublayer.attention is not None, "asked of attention alone"
     field = sublayer.attention.field
-    if not (isinstance(field, ShowsHeads) and isinstance(field, ShowsMatrices) and isinstance(field, nn.Module)):
+    if not (isinstance(field, ExposesHeads) and isinstance(field, ExposesWeights) and isinstance(field, nn.Module)):
         raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
     u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
     if not bool(torch.isfinite(u).all()):
@@ -212,7 +212,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     except ConfigError as error:
         note = str(error)
     first, rows = _looked_at(u)
-    with plain_attention(sublayer):
+    with reference_kernels(sublayer):
         measured = map_gain(field, "attention", first, rows=rows, generator=generator)
     product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices() if matrix.role != "gate")
     logs = {"theta": _log(float(highest.max()) / field.temperature), "B": 2 * _log(b), "G": _log(product)}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ctrans.fields import plain_attention
+from ctrans.fields import reference_kernels
 from ctrans.stability.backward.parameter_gradients import requiring_gradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE
 from ctrans.stability.backward.singular_values import Linearisation, Singular, leading_singular, second_derivatives
@@ -101,7 +101,7 @@ def curvature(model: ModelOfModules, tokens: Tensor, targets: Tensor, *, toleran
     )
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a {type(model).__name__} is no module: its attention cannot be asked for a plain path")
-    with requiring_gradients(weights), plain_attention(model), second_derivatives():
+    with requiring_gradients(weights), reference_kernels(model), second_derivatives():
         logits = _Logits(model, weights, tokens, targets)
         # Adam's own first decay rate enters its edge, plain gradient descent has none
         plain = _spectrum(logits, None, edge(), tolerance)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ctrans.depth import Depth, check_count
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, StepGraphs
 from ctrans.stability.backward.singular_values import Linearisation, compose
-from ctrans.walk import Instrument, Passage
+from ctrans.walk import Instrument, StepContext
 from solvers import ConfigError, SolveError
 
 FLOOR = 1e-4
@@ -48,7 +48,7 @@ class DepthSpectrum(Instrument):
         if depth.streamed:
             raise ConfigError(f"the spectrum of J_0:D is {ALL_AT_ONCE}")
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self.graphs.of(at)
 
     def figures(self) -> LogSingularValues:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ctrans.depth import Depth, check_count
 from ctrans.stability.backward.sensitivity import StepGraphs, linearised_step
 from ctrans.stability.backward.singular_values import Linearisation
-from ctrans.walk import Instrument, Passage, walk_depth
+from ctrans.walk import Instrument, StepContext, walk_depth
 from solvers.run import finite
 
 
@@ -53,7 +53,7 @@ class LyapunovExponents(Instrument):
         self._q = torch.linalg.qr(drawn).Q
         self._growth: list[Tensor] = []
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._going = self._going and finite(at.x) and finite(at.y)
         if self._going:
             step = linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at)

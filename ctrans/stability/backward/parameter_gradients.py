@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ctrans.depth import Depth
-from ctrans.fields import Role, ShowsMatrices
+from ctrans.fields import ExposesWeights, Role
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, Model, ModelOfModules, PassageBack, Turn, terminal_loss, walk
+from ctrans.walk import Instrument, Model, ModelOfModules, StepContextBack, Turn, terminal_loss, walk
 from ctrans.weights.on_demand import OnDemand, weights_of
 from solvers import ConfigError
 
@@ -87,7 +87,7 @@ class ParameterGradients(Instrument):
         alone = [key for key, gradient in self._tied.items() if key not in embedding or not gradient.any()]
         self._untied = _norm(self._tied.pop(key) for key in alone)
 
-    def backward(self, at: PassageBack) -> None:
+    def backward(self, at: StepContextBack) -> None:
         self._sublayers.insert(0, _of_sublayer(at))
 
     def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
@@ -120,7 +120,7 @@ def gradient_norms(model: ModelOfModules, tokens: Tensor, targets: Any) -> Gradi
     return found
 
 
-def _of_sublayer(at: PassageBack) -> SublayerGradient:
+def _of_sublayer(at: StepContextBack) -> SublayerGradient:
     """The norms of the gradients of the sublayer's weights."""
     sublayer = at.sublayer
     with parametrize.cached():  # so that theta(s) is one tensor as long as it is looked at
@@ -219,7 +219,7 @@ def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
 @torch.no_grad()
 def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, size: float) -> dict[str, float]:
     """The norms of a weight's gradient, itself of that size, by the matrices that the map shows of it, else by its name if it is one."""
-    if not isinstance(sublayer.field, ShowsMatrices):
+    if not isinstance(sublayer.field, ExposesWeights):
         return {name: size} if gradient.dim() == 2 else {}
     found: dict[str, float] = {}
     kept = weight.data

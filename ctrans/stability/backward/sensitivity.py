@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import mixes_tokens, plain_attention
+from ctrans.fields import mixes_tokens, reference_kernels
 from ctrans.stability.backward.singular_values import Linearisation, Singular, compose, leading_singular, linearise
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, Passage, walk_depth
+from ctrans.walk import Instrument, StepContext, walk_depth
 from solvers import ConfigError
 from solvers.run import finite
 from solvers.segment import Map
@@ -118,7 +118,7 @@ class Sensitivities(Instrument):
         self._sizes = [_sizes(x0)]
         self._done = itertools.count(1)
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
         block, place = divmod(at.k, self._depth.per_block)
         looked_at, kept = block in self._looked_at, block >= min(self._wanted, default=self._depth.blocks)
@@ -209,7 +209,7 @@ def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch token
     """dX+/dX of the discrete step X+ = step(X) of length h; None where the state is not finite."""
     if not finite(x):
         return None
-    with plain_attention(sublayer):
+    with reference_kernels(sublayer):
         return linearise(lambda x: sublayer.step(x, h), x)
 
 
@@ -225,10 +225,10 @@ class StepGraphs(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._steps: list[Linearisation | None] = []
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self.of(at)
 
-    def of(self, at: Passage) -> Linearisation | None:
+    def of(self, at: StepContext) -> Linearisation | None:
         """That of the segment, which has to follow those known."""
         if at.k == len(self._steps):
             self._steps.append(linearised_step(at.sublayer, at.h, at.x))
@@ -245,7 +245,7 @@ def sublayer_sensitivity(
     if not finite(x):
         return Sensitivity(None, None, 0, "the state is not finite")
     try:
-        with plain_attention(sublayer):
+        with reference_kernels(sublayer):
             linear = linearise(sublayer.velocity, x)
     except ConfigError as error:  # the tangent space of an image that a zero gain has flattened
         return Sensitivity(None, None, 0, str(error))

@@ -52,7 +52,7 @@ class Linearisation:
 def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
     """J v as the derivative of u -> J' u, which is linear: two graphs, built once, serve every later product.
 
-    The function must have second derivatives, which fused attention has not: see `ctrans.fields.plain_attention`.
+    The function must have second derivatives, which fused attention has not: see `ctrans.fields.reference_kernels`.
     """
     x = x.detach().requires_grad_()
     y = function(x)
@@ -81,7 +81,7 @@ def second_derivatives() -> Iterator[None]:
             raise
         raise ConfigError(
             f"a map has no second derivatives, which its Jacobian needs ({str(error).splitlines()[0]}): an attention with a fused "
-            "kernel needs a path without it, taken where its attribute `plain` is true (`HasPlainPath`)"
+            "kernel needs a path without it, taken where its attribute `use_reference_kernel` is true (`HasReferenceKernel`)"
         ) from None
 
 

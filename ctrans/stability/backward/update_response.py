@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from ctrans.depth import Depth
-from ctrans.fields import plain_attention
+from ctrans.fields import reference_kernels
 from ctrans.stability.backward.parameter_gradients import requiring_gradients, used_weights
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, StepGraphs
 from ctrans.stability.backward.singular_values import Linearisation, second_derivatives
-from ctrans.walk import Instrument, Passage, PassageBack, Turn
+from ctrans.walk import Instrument, StepContext, StepContextBack, Turn
 from solvers import ConfigError, SolveError
 
 
@@ -63,13 +63,13 @@ class UpdateResponse(Instrument):
             raise ConfigError(f"the response to an update is {ALL_AT_ONCE}")
         self._found: dict[int, dict[str, float]] = {}
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self.graphs.of(at)
 
     def head(self, model: object, at: Turn) -> None:
         self._size = float(torch.linalg.vector_norm(at.x.double()))
 
-    def backward(self, at: PassageBack) -> None:
+    def backward(self, at: StepContextBack) -> None:
         if self.segments is not None and at.k not in self.segments:
             return
         later = self.graphs.figures()[at.k + 1 :]
@@ -93,10 +93,10 @@ class UpdateResponse(Instrument):
         return float(torch.linalg.vector_norm(change.double()))
 
 
-def effects(at: PassageBack, updates: Mapping[str, Update]) -> dict[str, Tensor]:
+def effects(at: StepContextBack, updates: Mapping[str, Update]) -> dict[str, Tensor]:
     """dX_{k+1}/dW_k dW_k for each optimiser's dW_k = -lr u(dL/dW_k)."""
     sublayer = at.sublayer
-    with parametrize.cached(), plain_attention(sublayer), second_derivatives():
+    with parametrize.cached(), reference_kernels(sublayer), second_derivatives():
         with torch.no_grad():
             weights = list(used_weights(sublayer).values())
         with requiring_gradients(weights), torch.enable_grad():

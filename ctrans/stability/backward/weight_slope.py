@@ -12,7 +12,7 @@ from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import TOLERANCE, sublayer_sensitivity
 from ctrans.stability.forward.weight_scaling import FACTORS, log_slope, scaled
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, Passage
+from ctrans.walk import Instrument, StepContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SlopeAt(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._found: Slope | None = None
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         if at.k == self.k:
             self._found = sensitivity_slope(at.sublayer, at.x, self.scaling, tolerance=self.tolerance)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.diagnosis.reading import Reading, place_of
-from ctrans.walk import Instrument, Model, Passage, Turn
+from ctrans.walk import Instrument, Model, StepContext, Turn
 from solvers.run import finite
 
 QUANTITY = "change by a later token"
@@ -34,7 +34,7 @@ class ReadsAhead(Instrument):
         self._pair[1, self._last] *= -1
         self._rounding, self._changes = torch.finfo(x0.dtype).eps ** 0.5, list[float]()
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._pair = at.sublayer.step(self._pair, at.h)
         one, other = self._pair[:, : self._last].double()
         if one.numel() and finite(one) and finite(other):

@@ -12,7 +12,7 @@ from ctrans.depth import Depth
 from ctrans.stability.backward.parameter_gradients import leaves, outside, pull, tracked
 from ctrans.stability.diagnosis.down import Readings, add
 from ctrans.stability.diagnosis.reading import Reading, place_of
-from ctrans.walk import Instrument, Model, ModelOfModules, PassageBack, Turn, own_loss, terminal_loss
+from ctrans.walk import Instrument, Model, ModelOfModules, StepContextBack, Turn, own_loss, terminal_loss
 from solvers import ConfigError
 from solvers.run import finite
 
@@ -56,7 +56,7 @@ class CostatesByDepth(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._found = depth, Readings()
 
-    def backward(self, at: PassageBack) -> None:
+    def backward(self, at: StepContextBack) -> None:
         bad = int((~at.before.isfinite()).sum())
         if bad and finite(at.p) and finite(at.x):  # where it began
             said = f"{bad} of {at.before.numel()} entries of the costate dL/dX at its start"
@@ -77,7 +77,7 @@ class DecayOverThreshold(Instrument):
         self._depth, self._bounded, self._unknown = depth, 0, 0
         self._found: Readings = {}
 
-    def backward(self, at: PassageBack) -> None:
+    def backward(self, at: StepContextBack) -> None:
         if at.sublayer.output_norm is not None or at.sublayer.state_norm is not None:
             self._bounded += 1
             return

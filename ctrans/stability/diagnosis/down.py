@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import ShowsHeads
+from ctrans.fields import ExposesHeads
 from ctrans.norm import Norm
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity, sublayer_sensitivity
 from ctrans.stability.diagnosis.ailments import DEAD
 from ctrans.stability.diagnosis.quantities import QUANTITIES
 from ctrans.stability.diagnosis.reading import Reading, at_entry, named, place_of
 from ctrans.stability.forward.depth_share import token_similarity
-from ctrans.walk import Instrument, Passage
+from ctrans.walk import Instrument, StepContext
 from ctrans.walk.instrument import of_text
 from solvers import ConfigError
 from solvers.run import finite
@@ -54,7 +54,7 @@ class GainsByNorm(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._found = depth, Readings()
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         for attribute, (quantity, name) in NORMS.items():
             norm: Norm | None = getattr(at.sublayer, attribute)
             if norm is None:
@@ -81,7 +81,7 @@ class StatesByDepth(Instrument):
         self._depth, self._found = depth, Readings()
         self._read(x0, "the embedded text", None)
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._read(at.y, f"the end of {place_of(self._depth, at.k)}", at.k)
 
     def _read(self, x: Tensor, place: str, segment: int | None) -> None:
@@ -120,7 +120,7 @@ class BlockMoves(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._found = depth, Readings()
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         each = self._depth.per_block
         if at.k % each == 0:
             self._without = at.x
@@ -143,9 +143,9 @@ class HeadRows(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._found, self._tokens = depth, Readings(), x0.shape[-2]
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         attention = at.sublayer.attention
-        if attention is None or not isinstance(attention.field, ShowsHeads) or at.x.shape[-2] < 2 or not finite(at.x):
+        if attention is None or not isinstance(attention.field, ExposesHeads) or at.x.shape[-2] < 2 or not finite(at.x):
             return
         x = attention.given(at.sublayer.given(at.entered))
         rows = attention.field.probabilities(x).double()
@@ -201,7 +201,7 @@ class VelocitySensitivities(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._found: list[Sensitivity] = []
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._found.append(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance))
 
     def figures(self) -> list[Sensitivity]:

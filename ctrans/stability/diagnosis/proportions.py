@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import ShowsHeads, ShowsMatrices
+from ctrans.fields import ExposesHeads, ExposesWeights
 from ctrans.norm import Norm, SphereNorm
 from ctrans.stability.diagnosis.down import NORMS, Readings, add
 from ctrans.stability.diagnosis.reading import Reading, named, place_of
-from ctrans.walk import Instrument, Passage
+from ctrans.walk import Instrument, StepContext
 from solvers.run import finite
 
 LARGE = 10.0
@@ -28,7 +28,7 @@ class EpsBesideStates(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._found = depth, Readings()
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         part = at.sublayer
         if part.input_norm is not None:
             read = at.entered if part.residual is None else part.residual.read(at.entered)
@@ -65,7 +65,7 @@ class EmbeddingBesideDepth(Instrument):
             said = f"{own / whole:.2g} of its variance differs from sequence to sequence at one position"
             add(self._found, "text in the embedding", Reading(own / whole, "the embedding", said, None))
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm
         self._without = self._without if norm is None else norm(self._without)
         self._last = at.y
@@ -95,7 +95,7 @@ class Moves(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._moves = depth, dict[int, float]()
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         if at.sublayer.state_norm is None and finite(at.y):
             self._moves[at.k] = float((at.y - at.x).detach().double().norm(dim=-1).median())
 
@@ -127,9 +127,9 @@ class ZeroHeads(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._found = depth, Readings()
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         field = None if at.sublayer.attention is None else at.sublayer.attention.field
-        if not isinstance(field, ShowsHeads) or not isinstance(field, ShowsMatrices):
+        if not isinstance(field, ExposesHeads) or not isinstance(field, ExposesWeights):
             return
         zero = []
         for head, parts in enumerate(field.head_matrices()):

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.fields import (
+    ExposesHeads,
     HasBound,
     HasLipschitz,
     Kind,
-    ShowsHeads,
     TokenBound,
     mixes_tokens,
     norm_of_product,
@@ -27,7 +27,7 @@ from ctrans.norm import Norm
 from ctrans.residual import MixesStreams
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, Passage, observe
+from ctrans.walk import Instrument, StepContext, observe
 from ctrans.walk.instrument import of_text
 from solvers import ConfigError
 
@@ -88,7 +88,7 @@ class BoundsByDepth(Instrument):
         self._depth, self._x0 = depth, of_text(x0.detach(), self.kept)
         self._segments: list[_Measured] = []
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._segments.append(_measure(at))
 
     def figures(self) -> ForwardBounds:
@@ -142,7 +142,7 @@ def difference_bound(sublayer: Sublayer) -> float:
 
 
 def _difference(field: nn.Module, kind: Kind, radius: float) -> float:
-    if isinstance(field, ShowsHeads):
+    if isinstance(field, ExposesHeads):
         return math.fsum(norm_of_product(head.out, head.value) for head in field.head_matrices())
     if not mixes_tokens(field, kind) and isinstance(field, HasLipschitz):
         return field.lipschitz(radius)
@@ -207,7 +207,7 @@ def largest_gain(norm: Norm) -> float:
     return float(norm.gamma.detach().abs().max())
 
 
-def _measure(at: Passage) -> _Measured:
+def _measure(at: StepContext) -> _Measured:
     norm = at.sublayer.input_norm
     sigma = math.nan
     if norm is not None and norm.divides:

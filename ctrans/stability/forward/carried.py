@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.forward.weight_scaling import times
-from ctrans.walk import Instrument, Passage, walk_depth
+from ctrans.walk import Instrument, StepContext, walk_depth
 
 Start = tuple[float, Float[Tensor, "*batch tokens width"]]
 """(c, X_0): the state goes through the discrete model with f_k -> c f_k in every segment."""
@@ -25,7 +25,7 @@ class CarriedStates(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._states = torch.stack(self._starts)
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         factors = self._states.new_tensor(self._factors).reshape(-1, *[1] * (self._states.dim() - 1))
         self._states = times(at.sublayer, factors).step(self._states, at.h)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, Passage, observe
+from ctrans.walk import Instrument, StepContext, observe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ def _mean_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
 def _image_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
     norm = sublayer.state_norm
     assert norm is not None, "the law holds inside a state norm only"
-    return norm.residual(y).max()
+    return norm.constraint_violation(y).max()
 
 
 LAWS = (
@@ -63,7 +63,7 @@ class DriftByDepth(Instrument):
         self._law = next((law for law in LAWS if all(law.holds(s) for s in sublayers)), None)
         self._drift: list[float] = []
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         if self._law is not None:
             self._drift.append(float(self._law.drift(at.sublayer, at.x, at.y, at.h)))
 

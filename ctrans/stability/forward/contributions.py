@@ -11,7 +11,7 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.model.gpt import GPT
 from ctrans.norm import Norm
-from ctrans.walk import Instrument, ModelOfModules, Passage, walk
+from ctrans.walk import Instrument, ModelOfModules, StepContext, walk
 from solvers import ConfigError
 
 ROUNDING = 1e-3
@@ -56,7 +56,7 @@ class Contributions(Instrument):
         self._found = Contributed(x0.unsqueeze(0), torch.zeros_like(x0))
 
     @torch.no_grad()
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm
         parts, offsets, x = (at.sublayer.enter(each) for each in (self._found.parts, self._found.offsets, at.x))
         added = at.y - x if norm is None else at.h * at.sublayer(x)
@@ -134,7 +134,7 @@ def contributions_by_depth(
 
 
 class _LastState(Instrument):
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._x = at.y
 
     def figures(self) -> Tensor:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.walk import Instrument, Passage
+from ctrans.walk import Instrument, StepContext
 from ctrans.walk.instrument import of_text
 
 
@@ -37,7 +37,7 @@ class DepthShares(Instrument):
         self._depth, self._without = depth, x0
         self._sizes, self._added, self._similarity = [self._size(x0)], [0.0], [token_similarity(x0, self.kept)]
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm
         self._without = at.sublayer.enter(self._without)
         self._without = self._without if norm is None else norm(self._without)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.walk import Instrument, Passage
+from ctrans.walk import Instrument, StepContext
 from ctrans.walk.instrument import of_text
 
 
@@ -33,7 +33,7 @@ class MomentsByDepth(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._each = [moments(of_text(x0, self.kept))]
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._each.append(moments(of_text(at.y, self.kept)))
 
     def figures(self) -> list[Moments]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
-from ctrans.walk import Instrument, Passage, observe
+from ctrans.walk import Instrument, StepContext, observe
 from solvers.run import finite
 
 
@@ -36,7 +36,7 @@ class MassiveByDepth(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._each = [_massive(x0.detach())]
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._each.append(_massive(at.y.detach()))
 
     def figures(self) -> Massive:
@@ -90,7 +90,7 @@ class VarianceOverInputs(Instrument):
         self._largest: list[float] = []
         self._note(x0)
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._note(at.y)
 
     def _note(self, x: Tensor) -> None:

@@ -10,8 +10,8 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import ShowsHeads, ShowsMatrices
-from ctrans.walk import Instrument, Passage
+from ctrans.fields import ExposesHeads, ExposesWeights
+from ctrans.walk import Instrument, StepContext
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Spectra(Instrument):
         self._found: list[ProductSpectrum] = []
 
     @torch.no_grad()
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         for kind, branch in at.sublayer.branches.items():
             for name, part, left, right in _products(branch.field):
                 self._found.append(ProductSpectrum(at.k, kind, name, part, *spectrum_of_product(left, right)))
@@ -95,11 +95,11 @@ def spectrum_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, 
 
 
 def _products(field: object) -> Iterator[tuple[str, int, Tensor, Tensor]]:
-    if isinstance(field, ShowsHeads):
+    if isinstance(field, ExposesHeads):
         for h, head in enumerate(field.head_matrices()):
             yield "QK", h, head.query.T, head.key
             yield "OV", h, head.out, head.value
-    elif isinstance(field, ShowsMatrices):
+    elif isinstance(field, ExposesWeights):
         matrices = list(field.matrices())
         ups, downs = ([each.weight for each in matrices if each.role == role] for role in ("up", "down"))
         for part, (up, down) in enumerate(zip(ups, downs, strict=True)):

@@ -12,7 +12,7 @@ from ctrans.depth import Depth
 from ctrans.stability.forward.carried import CarriedStates
 from ctrans.stability.forward.moments import moments
 from ctrans.stability.forward.weight_scaling import FACTORS, log_slope
-from ctrans.walk import Instrument, Passage, walk_depth
+from ctrans.walk import Instrument, StepContext, walk_depth
 from ctrans.walk.instrument import of_text
 
 
@@ -39,7 +39,7 @@ class GrowthWithWeights(Instrument):
         self._carried = CarriedStates([(c, x0) for c in self._factors])
         self._carried.begin(depth, x0)
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._carried.forward(at)
 
     def figures(self) -> WeightGrowth:

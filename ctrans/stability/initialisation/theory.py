@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.fields import EndsLinear, Role
+from ctrans.fields import HasOutputProjection, Role
 from ctrans.model.initialisation import get_initialisation
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
@@ -60,7 +60,7 @@ def last_layer_bound(
         )
     with torch.no_grad():
         u = sublayer.given(x)
-        features, a = sublayer.field.features(u), sublayer.field(u)
+        features, a = sublayer.field.pre_projection(u), sublayer.field(u)
     with torch.enable_grad():
         a.requires_grad_()
         v = a if sublayer.output_norm is None else sublayer.output_norm(a)
@@ -79,11 +79,11 @@ def last_layer_bound(
 
 
 def _last_weight(sublayer: Sublayer) -> Tensor:
-    if sublayer.kind != "ffn" or not isinstance(sublayer.field, EndsLinear):
+    if sublayer.kind != "ffn" or not isinstance(sublayer.field, HasOutputProjection):
         raise ConfigError(
             f"the last map is a {type(sublayer.field).__name__}: the statement is about the last matrix of an FFN that ends in one"
         )
-    return sublayer.field.last.weight
+    return sublayer.field.output_projection.weight
 
 
 def _slopes(norm: Norm | None, v: Tensor) -> Tensor:

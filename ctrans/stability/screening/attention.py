@@ -8,7 +8,7 @@ import math
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import ShowsHeads, why_not
+from ctrans.fields import ExposesHeads, why_not
 from ctrans.fields.tables import attention_options
 from ctrans.model.config import GPTConfig
 from ctrans.model.initialisation import get_initialisation
@@ -21,7 +21,7 @@ from ctrans.stability.attention.by_depth import (
 )
 from ctrans.stability.initialisation.theory import SLOPES, LastLayer, gains, last_layer_bound
 from ctrans.stability.screening.case import Case, Finding, StepPlan, found, judged, largest, spread, three
-from ctrans.walk import Attempt, Described, Instrument, Passage, PassageBack
+from ctrans.walk import Attempt, Described, Instrument, StepContext, StepContextBack
 from ctrans.walk.instrument import of_text
 from solvers import ConfigError, SolveError
 from solvers.run import finite
@@ -47,7 +47,7 @@ def plan_attention(case: Case) -> StepPlan:
     chosen = [own[i] for i in spread(len(own), case.effort.layers)]
     for k in chosen:
         field = depth.sublayers[k].branches["attention"].field
-        if not isinstance(field, ShowsHeads):
+        if not isinstance(field, ExposesHeads):
             raise ConfigError(
                 f"theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not show{why_not(field)}"
             )
@@ -111,11 +111,11 @@ class LastLayerGradient(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._last, self._start, self.added = len(depth.sublayers) - 1, _mean_square(of_text(x0, self.kept)), math.nan
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         if at.k == self._last:
             self.added = _mean_square(of_text(at.y, self.kept)) - self._start
 
-    def backward(self, at: PassageBack) -> None:
+    def backward(self, at: StepContextBack) -> None:
         if at.k == self._last:
             if not (finite(at.x) and finite(at.p)):
                 raise SolveError("the state or the costate of the last layer is not finite: take smaller weights or a smaller dt")

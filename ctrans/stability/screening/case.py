@@ -21,7 +21,7 @@ from ctrans.stability.diagnosis.quantities import flags
 from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.transport.perturbations import AT_ONCE, worst_directions
-from ctrans.walk import Attempt, DescribedModel, Instrument, Passage
+from ctrans.walk import Attempt, DescribedModel, Instrument, StepContext
 from solvers import ConfigError, SolveError
 from solvers.run import finite
 
@@ -143,7 +143,7 @@ class Reach(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._finite = [finite(x0)]
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         self._finite.append(finite(at.y))
 
     @property

@@ -19,7 +19,7 @@ from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.stability.forward.single_entries import DataVariance, Massive, MassiveByDepth, VarianceOverInputs
 from ctrans.stability.forward.weight_growth import GrowthWithWeights, WeightGrowth
 from ctrans.stability.screening.case import Case, Finding, StepPlan, attempt, exponent, found, judged, spread
-from ctrans.walk import Attempt, Instrument, Model, Passage, PassageBack, Turn, own_loss
+from ctrans.walk import Attempt, Instrument, Model, StepContext, StepContextBack, Turn, own_loss
 from solvers import ConfigError, SolveError, Status
 from solvers.run import finite
 from solvers.solution import ADVICE
@@ -45,14 +45,14 @@ class Certificates(Instrument):
         self._refused: ConfigError | SolveError | None = None
         self._broken = None if finite(x0) else 0
 
-    def forward(self, at: Passage) -> None:
+    def forward(self, at: StepContext) -> None:
         if self._broken is None and not finite(at.y):
             self._broken = at.k
 
     def head(self, model: Model, at: Turn) -> None:
         self._loss = at.loss
 
-    def backward(self, at: PassageBack) -> None:
+    def backward(self, at: StepContextBack) -> None:
         if self._broken is not None:
             raise SolveError(f"the hidden state became non-finite in segment {self._broken}: {ADVICE[Status.NON_FINITE]}")
         if not finite(at.before):

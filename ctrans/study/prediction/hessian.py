@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ctrans.fields import plain_attention
+from ctrans.fields import reference_kernels
 from ctrans.model.gpt import GPT
 from ctrans.stability.backward.curvature import ADAM_EPS
 from ctrans.stability.backward.singular_values import second_derivatives
@@ -57,7 +57,7 @@ def hessian_edges(model: GPT, tokens: Tensor, targets: Tensor, steps: int = STEP
         _, loss = model(x, y)
         return torch.autograd.grad(loss, weights, create_graph=create_graph, materialize_grads=True)
 
-    with plain_attention(model), second_derivatives(), torch.enable_grad():
+    with reference_kernels(model), second_derivatives(), torch.enable_grad():
         parts = [gradients(x, y) for x, y in zip(tokens.chunk(PARTS), targets.chunk(PARTS), strict=True)]
         nu = flat([sum((each[i] ** 2 for each in parts), torch.zeros_like(w)) / len(parts) for i, w in enumerate(weights)])
         first = gradients(tokens, targets, create_graph=True)

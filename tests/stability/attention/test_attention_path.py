@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ctrans.fields import plain_attention
+from ctrans.fields import reference_kernels
 from ctrans.norm import LayerNorm
 from ctrans.stability.attention.attention_path import attention_path, attention_path_gain
 from ctrans.walk import states_of
@@ -20,7 +20,7 @@ def block_diagonal(norm, x):
 def by_hand(sublayer, h, x):
     """J_state h g J_out (J_f - sum_h A_h x W_h V_h) J_in."""
     u = x if sublayer.input_norm is None else sublayer.input_norm(x)
-    with plain_attention(sublayer):
+    with reference_kernels(sublayer):
         whole = torch.autograd.functional.jacobian(sublayer.field, u).reshape(u.numel(), -1)
     rows = sublayer.field.probabilities(u)
     values = sum(torch.kron(rows[i], head.out @ head.value) for i, head in enumerate(sublayer.field.head_matrices()))

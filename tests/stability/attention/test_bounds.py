@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ctrans.fields import ACTIVATIONS, Attention, FeedForward, plain_attention
+from ctrans.fields import ACTIVATIONS, Attention, FeedForward, reference_kernels
 from ctrans.norm import LayerNorm
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.stability.attention.block_norm import block_norm, chosen, map_gain, step_at
@@ -89,7 +89,7 @@ def test_the_local_value_of_a_linear_map_lies_between_sampled_and_dense_norms(co
 def test_more_rows_never_lower_the_local_value():
     module = attention()
     x = noise(5, 4)
-    with plain_attention(module):
+    with reference_kernels(module):
         each = [block_gain(module, x, rows=torch.tensor([i])) for i in range(5)]
         assert block_gain(module, x) >= 0.9 * max(each)
 
@@ -104,7 +104,7 @@ def test_a_step_and_a_map_at_tokens_looked_at_alone(placement, changes):
         each = x.expand(3, -1, -1)
         assert torch.allclose(step_at(sublayer, 0.5, each, rows), chosen(sublayer.step(each, 0.5), rows), atol=1e-13)
         generators = [torch.Generator().manual_seed(0) for _ in range(2)]
-        with plain_attention(sublayer):
+        with reference_kernels(sublayer):
             local = map_gain(sublayer.field, sublayer.kind, x, rows=rows, generator=generators[0])
             assert local == pytest.approx(block_gain(sublayer.field, x, rows=rows, generator=generators[1]), rel=1e-11)
 
@@ -114,7 +114,7 @@ def test_a_blocks_local_value_is_that_of_its_steps_on_all_tokens(placement):
     model, trajectory = states(placement)
     first = model.depth.sublayers[: model.depth.per_block]
     h, x = model.depth.lengths[0], trajectory[0][0]
-    with plain_attention(model):
+    with reference_kernels(model):
         found = block_gain(lambda x: first[1].step(first[0].step(x, h), h), x, generator=torch.Generator().manual_seed(0))
     assert block_layers(model.depth, trajectory)[0].measured == pytest.approx(found, rel=1e-11)
 
@@ -186,7 +186,7 @@ def test_theorem_5_1_needs_the_bias_of_queries():
     x = torch.tensor([[0.5, 4.0], [0.5, -4.0]], dtype=torch.float64)
     b = float(torch.linalg.vector_norm(x, dim=-1).max())
     theta = attention_theta(module, x).upper.amax(-1).tolist()
-    with plain_attention(module):
+    with reference_kernels(module):
         measured = block_gain(module, x)
     assert attention_bound(module, b, theta, biases=False).bound == pytest.approx(1.0)
     assert measured > 10

@@ -26,7 +26,7 @@ def dense(model, text, targets):
     """J (N, V, weights), p and the targets, of the tokens that have one."""
     weights = dict(model.named_parameters())
     for sublayer in model.depth.sublayers[:1]:
-        sublayer.field.plain = True
+        sublayer.field.use_reference_kernel = True
     kept = targets.flatten() != -1
 
     def logits(given):
@@ -35,7 +35,7 @@ def dense(model, text, targets):
     jacobian = torch.autograd.functional.jacobian(
         lambda *values: logits(dict(zip(weights, values, strict=True))), tuple(weights.values())
     )
-    model.depth.sublayers[0].field.plain = False
+    model.depth.sublayers[0].field.use_reference_kernel = False
     J = torch.cat([part.flatten(2) for part in jacobian], -1)
     return J, logits(weights).softmax(-1), targets.flatten()[kept]
 

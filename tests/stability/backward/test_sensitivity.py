@@ -169,7 +169,7 @@ def test_exact_scalings_multiply_the_map_by_c_and_leave_the_original_alone(scali
 def test_c_times_a_map_is_the_map_with_its_last_weights_times_c(kind):
     sublayer = small_model("peri", depth=1).depth.sublayers[("attention", "ffn").index(kind)]
     x, twin = torch.randn(2, 5, 16, dtype=torch.float64), copy.deepcopy(sublayer)
-    scale_linear(twin.field.last, 7.0)
+    scale_linear(twin.field.output_projection, 7.0)
     assert torch.allclose(times(sublayer, 7.0).step(x, 0.3), twin.step(x, 0.3), rtol=1e-12)
 
 
@@ -188,7 +188,7 @@ def test_states_are_carried_with_their_own_factor_each():
     found = carried(model.depth, [(1.0, x), (50.0, x), (1.0, y)])
     twin = copy.deepcopy(model.depth)
     for sublayer in twin.sublayers:
-        scale_linear(sublayer.field.last, 50.0)
+        scale_linear(sublayer.field.output_projection, 50.0)
     for state, expected in zip(found, (model.depth(x), twin(x), model.depth(y)), strict=True):
         assert torch.allclose(state, expected, rtol=1e-12)
 

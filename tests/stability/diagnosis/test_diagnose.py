@@ -79,8 +79,8 @@ class Shared(nn.Module):
 
 def zero_block(model, block, factor=0.0):
     for part in model.depth.sublayers[2 * block : 2 * block + 2]:
-        part.field.last.weight.mul_(factor)
-        part.field.last.bias.mul_(factor)
+        part.field.output_projection.weight.mul_(factor)
+        part.field.output_projection.bias.mul_(factor)
 
 
 def zero_head(model, block):
@@ -96,7 +96,10 @@ def dead_units(model, segment):
 
 
 PLANTED = {
-    "not finite": (lambda: scaled("pre", lambda m: m.depth.sublayers[1].field.last.weight.fill_(math.nan)), "sublayers.1"),
+    "not finite": (
+        lambda: scaled("pre", lambda m: m.depth.sublayers[1].field.output_projection.weight.fill_(math.nan)),
+        "sublayers.1",
+    ),
     "reads ahead": (
         lambda: scaled("pre", lambda m: setattr(m.depth.sublayers[2].field, "causal", False)),
         "block 1, attention (segment 2)",
@@ -117,8 +120,14 @@ PLANTED = {
     ),
     "embedding drowns the depth": (lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e3), p.mul_(1e3)))), "the embedding"),
     "positions drown the text": (lambda: scaled("pre", _of_all(lambda e, p: p.mul_(300))), "the embedding"),
-    "loud sublayer": (lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.last.weight.mul_(300)), "block 1, FFN"),
-    "quiet sublayer": (lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.last.weight.div_(300)), "block 1, FFN"),
+    "loud sublayer": (
+        lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.output_projection.weight.mul_(300)),
+        "block 1, FFN",
+    ),
+    "quiet sublayer": (
+        lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.output_projection.weight.div_(300)),
+        "block 1, FFN",
+    ),
     "dead sublayer": (lambda: scaled("pre", lambda m: dead_units(m, 3)), "block 1, FFN (segment 3)"),
     "saturated heads": (
         lambda: scaled("pre", lambda m: m.depth.sublayers[2].field.matrices().__next__()[0].mul_(1e6)),
@@ -375,7 +384,7 @@ def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
 def test_a_quiet_sublayer_makes_no_loud_one_of_its_neighbour_at_an_end():
     model = small_model("pre", depth=5)
     with torch.no_grad():
-        for parameter in (each for k in (2, 3) for each in model.depth.sublayers[k].field.last.parameters()):
+        for parameter in (each for k in (2, 3) for each in model.depth.sublayers[k].field.output_projection.parameters()):
             parameter.mul_(0.01)
     symptoms = {symptom.ailment: symptom for symptom in diagnose(model, *text()).symptoms}
     assert "loud sublayer" not in symptoms

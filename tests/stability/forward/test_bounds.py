@@ -78,7 +78,7 @@ def test_without_norms_the_ode_outgrows_the_discrete_models_bound_but_not_its_ow
     with torch.no_grad():
         for part in model.depth.sublayers[1].field.parameters():
             part.copy_(torch.eye(*part.shape) * 2)
-        model.depth.sublayers[0].field.last.weight.zero_()
+        model.depth.sublayers[0].field.output_projection.weight.zero_()
         x0 = torch.zeros(1, 1, 8, dtype=torch.float64)
         x0[..., 0] = 1.0
     states = solve(model.depth.segments(continuous=True), x0, method="tsit5", rtol=1e-10, atol=1e-12, save="segments").states
@@ -103,8 +103,8 @@ def test_the_bound_behind_an_output_norm_is_attained_by_a_constant_velocity():
     signs = torch.ones(16, dtype=torch.float64)
     with torch.no_grad():
         for sublayer in model.depth.sublayers:
-            sublayer.field.last.weight.zero_()
-            sublayer.field.last.bias.copy_(signs)
+            sublayer.field.output_projection.weight.zero_()
+            sublayer.field.output_projection.bias.copy_(signs)
         x0 = torch.full((1, 1, 16), 0.5, dtype=torch.float64)
         x1 = model.depth(x0)
     bounds = forward_bounds(model.depth, [x0] * 7)

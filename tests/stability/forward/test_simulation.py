@@ -61,7 +61,7 @@ def test_progress_counts_every_segment_of_every_pass():
 def test_a_run_that_breaks_off_keeps_what_it_had():
     model = small_model("none", dt=1.0)
     with torch.no_grad():
-        model.depth.sublayers[3].field.last.weight.fill_(torch.inf)
+        model.depth.sublayers[3].field.output_projection.weight.fill_(torch.inf)
     result = simulate(model, tokens())
     assert result.status is Status.NON_FINITE
     assert "in segment 3 at t = 4" in result.message

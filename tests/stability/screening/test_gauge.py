@@ -22,7 +22,7 @@ FACTOR = 4.0
 def behind_output_norm(model):
     """Peri's last maps times c, with eps c^2."""
     for sublayer in model.depth.sublayers:
-        for parameter in sublayer.field.last.parameters():
+        for parameter in sublayer.field.output_projection.parameters():
             parameter.mul_(FACTOR)
         sublayer.output_norm.eps *= FACTOR**2
 

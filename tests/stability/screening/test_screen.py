@@ -174,7 +174,7 @@ def test_a_network_that_does_nothing_is_called_so():
     }
     still = trained_as_by_default("pre")
     for sublayer in still.depth.sublayers:
-        for parameter in sublayer.field.last.parameters():
+        for parameter in sublayer.field.output_projection.parameters():
             parameter.zero_()
     assert outside(still)["added by depth"] == "does nothing"
     quiet = trained_as_by_default("peri")
@@ -206,7 +206,7 @@ def test_tokens_that_become_one_are_called_collapsed():
 
 def test_non_finite_activations_are_reported_with_the_layer_and_the_rest_is_computed():
     model = tiny("pre")
-    model.depth.sublayers[3].field.last.weight.fill_(torch.inf)
+    model.depth.sublayers[3].field.output_projection.weight.fill_(torch.inf)
     result = screening(model)
     assert result.broken == 3
     forward = result.findings["forward"]

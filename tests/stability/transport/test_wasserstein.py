@@ -118,7 +118,7 @@ def test_what_all_tokens_have_in_common_is_not_in_the_bound_behind_an_input_norm
     before = transport_bound(model.depth, 5, 3.0, 2)
     for sublayer in model.depth.sublayers:
         field = sublayer.field
-        field.last.bias.add_(100)
+        field.output_projection.bias.add_(100)
         if sublayer.kind == "attention":
             field.qkv.bias.add_(100)
         if norm == "layernorm":
