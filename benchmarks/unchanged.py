@@ -66,7 +66,7 @@ def commands(configs: Path) -> Iterator[tuple[str, str]]:
     yield "control-peri", f"control --placement peri {TINY}"
     yield "control-all", f"control --placement all --dt 0.1 {TINY}"
     yield "convergence-pre", "convergence --placement pre --method euler --method rk4"
-    yield "coordinate-check", "coordinate-check --widths 16,32,64 --depth 2 --context 16 --batch 2"
+    yield "coordinate-check", "coordinate-check --widths 16 --widths 32 --widths 64 --depth 2 --context 16"
     yield "verify-3", "verify --only 3 --cases 20"
     yield "verify-4", "verify --only 4 --cases 20"
     yield "verify-9", "verify --only 9 --cases 20"
