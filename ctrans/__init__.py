@@ -9,12 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
+    from ctrans.analysis import diagnose, screen, simulate
     from ctrans.control.certificate import certify
     from ctrans.control.costate import costate
     from ctrans.depth import Depth
     from ctrans.fields import ATTENTIONS, FFNS, Attention, FeedForward
     from ctrans.interop import from_nanogpt, from_transformers, open_model
-    from ctrans.interop.any_model import diagnose, screen, simulate
     from ctrans.model.checkpoint import load, save
     from ctrans.model.config import GPTConfig
     from ctrans.model.gpt import GPT
@@ -46,15 +46,15 @@ _HOMES = {
     "TrainConfig": "ctrans.training.settings",
     "certify": "ctrans.control.certificate",
     "costate": "ctrans.control.costate",
-    "diagnose": "ctrans.interop.any_model",
+    "diagnose": "ctrans.analysis",
     "from_nanogpt": "ctrans.interop",
     "from_transformers": "ctrans.interop",
     "load": "ctrans.model.checkpoint",
     "open_model": "ctrans.interop",
     "resume": "ctrans.training.train",
     "save": "ctrans.model.checkpoint",
-    "screen": "ctrans.interop.any_model",
-    "simulate": "ctrans.interop.any_model",
+    "screen": "ctrans.analysis",
+    "simulate": "ctrans.analysis",
     "train": "ctrans.training.train",
 }
 """Where each name is defined; a test holds it against the imports above."""

@@ -279,11 +279,11 @@ def opened_with(make, example, loss):
 
 def own_states(opened, inputs):
     """The states after each block as the model's own forward pass has them, seen by hooks."""
-    host = opened.model.host if hasattr(opened.model, "host") else opened.model.model.host
-    seen, parts = [], host.blocks()
+    adapter = opened.model.adapter if hasattr(opened.model, "adapter") else opened.model.model.adapter
+    seen, parts = [], adapter.blocks()
     handles = [block.register_forward_hook(lambda _, __, y: seen.append(y if is_state(y) else y[0])) for block in parts]
     with torch.no_grad():
-        host.model(**inputs) if isinstance(inputs, dict) else host.model(inputs)
+        adapter.model(**inputs) if isinstance(inputs, dict) else adapter.model(inputs)
     for handle in handles:
         handle.remove()
     return seen

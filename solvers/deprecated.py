@@ -40,6 +40,9 @@ ALIASES: dict[str, str] = {
     "ctrans.walk.instrument.PassageBack": "ctrans.walk.instrument.StepContextBack",
     "solvers.NORMS": "solvers.error_norm.ERROR_NORMS",
     "solvers.check_heeded": "solvers.request.check_unused_options",
+    "ctrans.interop.any_model.diagnose": "ctrans.analysis.diagnose",
+    "ctrans.interop.any_model.screen": "ctrans.analysis.screen",
+    "ctrans.interop.any_model.simulate": "ctrans.analysis.simulate",
 }
 """Old dotted path of a name to the new one, such as "solvers.NORMS": "solvers.ERROR_NORMS"."""
 

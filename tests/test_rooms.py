@@ -31,6 +31,7 @@ ROOMS = [
     "training",
     "study",
     "interop",
+    "analysis",
     "monitor",
     "verify",
     "report",

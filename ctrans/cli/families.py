@@ -11,8 +11,7 @@ from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, check_json, end
 from ctrans.cli.request import Request, takes
 from ctrans.interop.families import FAMILIES, found_family
-from ctrans.interop.hugging_face import import_transformers
-from ctrans.interop.tokens import quiet
+from ctrans.interop.transformers_library import import_transformers, quiet
 from ctrans.report.families_report import families_table, family_words
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads

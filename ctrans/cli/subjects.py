@@ -18,13 +18,12 @@ from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_dtype
 from ctrans.depth import check_dt
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
-from ctrans.interop.hugging_face import import_transformers
 from ctrans.interop.image_inputs import read_array
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss
+from ctrans.interop.module_adapter import Example
 from ctrans.interop.open_model import open_imported, open_model
 from ctrans.interop.opened import Opened
-from ctrans.interop.plain_host import Example
-from ctrans.interop.tokens import quiet
+from ctrans.interop.transformers_library import import_transformers, quiet
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights

@@ -12,18 +12,16 @@ from torch import nn
 
 from ctrans.depth import check_count
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.config_checks import MOST_PARTS, check_size
 from ctrans.interop.hugging_face import (
     build,
     check_family,
-    import_transformers,
-    one_line,
     read_config,
     read_settings,
-    reading_errors,
 )
 from ctrans.interop.imported import Imported
-from ctrans.interop.limits import MOST_PARTS, check_size
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
+from ctrans.interop.transformers_library import import_transformers, loading_error, reading_errors
 from ctrans.model.config import check_seed
 from ctrans.weights.on_demand import check_fits, skeletons, too_large_to_stay
 from solvers import ConfigError
@@ -139,7 +137,7 @@ def skeleton(
             torch.manual_seed(seed)
             return make()
     except reading_errors() as error:
-        raise ConfigError(f"architecture {named!r} makes no model: {one_line(error)}") from None
+        raise ConfigError(f"architecture {named!r} makes no model: {loading_error(error)}") from None
 
 
 def _settings(architecture: Description, transformers: Any) -> Mapping[str, Any]:

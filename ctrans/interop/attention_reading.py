@@ -25,12 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctrans.interop.block_calls import OWN_ERRORS
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting, is_linear
 from ctrans.interop.norms import as_norm
 from ctrans.interop.recorded_calls import own_module
-from ctrans.interop.rounding import tolerance
 from ctrans.interop.softmax_rows import softmax_rows
+from ctrans.interop.tolerances import tolerance
 
 ROTARY = "position_embeddings"
 """The argument by which blocks are given cosines and sines, each (batch, tokens, head)."""
@@ -81,8 +81,8 @@ def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Map
         return _read(chain, x, expected, dict(context))
     except _UnreadableError as reason:
         return str(reason)
-    except OWN_ERRORS as error:
-        return f"it does not run in the way that shows its rows ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    except FOREIGN_ERRORS as error:
+        return f"it does not run in the way that shows its rows ({named_error(error)})"
 
 
 def rows_of(output: Any) -> Tensor | None:

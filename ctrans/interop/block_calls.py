@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.recorded_calls import CACHES
 from solvers import ConfigError
-
-OWN_ERRORS = (Exception,)
-"""What a model's code may raise when it meets what it was not written for: anything, its own assertions and exceptions among it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,13 +185,12 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: State
             run()
         except ConfigError:
             raise
-        except OWN_ERRORS as error:
+        except FOREIGN_ERRORS as error:
             if not calls:  # no block is to blame
                 raise
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise ConfigError(
                 f"the model cannot be run with blocks that pass on the state alone: its {type(blocks[0]).__name__}s return tuples, or do "
-                f"more than change the state ({said})"
+                f"more than change the state ({named_error(error)})"
             ) from error
     if len(calls) < len(blocks):
         raise ConfigError(f"{len(blocks) - len(calls)} of {len(blocks)} blocks are not called in a forward pass")

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.interop.anatomy import Anatomy, named_maps, parts_of
-from ctrans.interop.block_calls import OWN_ERRORS, Running, is_state
+from ctrans.interop.block_calls import Running, is_state
 from ctrans.interop.ffn_in_model import KNOWN, Activated, GatedUnits
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.module_chain import ModuleChain, has_matrix, is_linear
 from ctrans.interop.multihead import UnfoldedAttention, unfolds
 from ctrans.interop.norms import as_norm
 from ctrans.interop.recorded_calls import Act, CalledAs, first_tensor, watched
-from ctrans.interop.rounding import unit
+from ctrans.interop.tolerances import unit
 from solvers import ConfigError
 
 
@@ -186,7 +187,7 @@ def _mixes(act: Act, running: Running) -> bool:
         for x in (act.x, form.turned(changed)):
             args, kwargs = act.template.with_state(x)
             outputs.append(first_tensor(act.module(*args, **kwargs)))
-    except OWN_ERRORS:
+    except FOREIGN_ERRORS:
         return False
     same, found = (form.turned(output)[:, 1:] for output in outputs)
     return float((found - same).norm()) > 64 * unit(same.dtype) * float(same.norm())

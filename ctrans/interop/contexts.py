@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ctrans.interop.anatomy import Anatomy, find_blocks
 from ctrans.interop.block_calls import StateForm, recorded_until
-from ctrans.interop.inputs import stand_in
+from ctrans.interop.example_inputs import stand_in
 from ctrans.interop.recorded_calls import watched
 from solvers import ConfigError
 

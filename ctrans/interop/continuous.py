@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy, find_blocks
 from ctrans.interop.block_calls import bind, evaluating, own_context, recorded
-from ctrans.interop.inputs import example_of
+from ctrans.interop.example_inputs import example_of
 from ctrans.interop.recognise import recognise
 from ctrans.ode_block import in_context
 from ctrans.scheme import Scheme

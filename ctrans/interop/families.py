@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from ctrans.fields import ExposesHeads, ExposesWeights, HasBound, HasOutputProjection
+from ctrans.interop.example_inputs import main_input
 from ctrans.interop.imported import Imported
+from ctrans.interop.transformers_library import import_transformers
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -293,8 +295,6 @@ class FoundFamily:
 
 def small_model(family: str, seed: int = 0) -> nn.Module:
     """The family's small model, freshly drawn as the library does, in eval mode. Raises ConfigError for a family without an entry."""
-    from ctrans.interop.hugging_face import import_transformers
-
     entry, transformers = look_up("family", family, FAMILIES), import_transformers()
     config = getattr(transformers, entry.config)(**entry.settings)
     with torch.random.fork_rng(devices=[]):
@@ -308,8 +308,6 @@ def small_model(family: str, seed: int = 0) -> nn.Module:
 
 def found_family(family: str) -> FoundFamily:
     """What is found in the family's small model; weights and sizes do not matter to it."""
-    from ctrans.interop.inputs import main_input
-
     entry, model = FAMILIES[family], _moved(small_model(family))
     about: dict[str, Any] = {
         "family": family,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, Units
 from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, plain_bound, plain_lipschitz
 from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting
-from ctrans.interop.rounding import unit
+from ctrans.interop.tolerances import unit
 
 KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
     "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), 1.129),

@@ -15,10 +15,12 @@ from torch import nn
 
 from ctrans.given_files import check_file, read_json
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.config_checks import check_settings, check_size
 from ctrans.interop.families import FAMILIES
+from ctrans.interop.foreign_errors import one_line
 from ctrans.interop.imported import Imported
-from ctrans.interop.limits import check_settings, check_size
 from ctrans.interop.streamed import put_model_on_demand, read, stored_dtype, stored_weights
+from ctrans.interop.transformers_library import import_transformers, loading_error, reading_errors
 from ctrans.weights.on_demand import skeletons
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -27,10 +29,6 @@ CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.saf
 
 TOWERS = ("vision_model", "text_model")
 """Attributes of models that compare images and texts."""
-LOADING_ERRORS = (
-    *(OSError, ValueError, RuntimeError, ImportError, LookupError),
-    *(TypeError, AttributeError, ArithmeticError, AssertionError),
-)
 
 
 def from_transformers(
@@ -104,7 +102,7 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
             dtype="auto" if dtype is None else dtype,
         )
     except reading_errors() as error:
-        raise ConfigError(f"cannot load {str(directory)!r}: {one_line(error)}") from None
+        raise ConfigError(f"cannot load {str(directory)!r}: {loading_error(error)}") from None
     if seen["missing_keys"]:
         names = sorted(map(str, seen["missing_keys"]))
         raise ConfigError(f"{str(directory)!r} is not whole: {len(names)} weights are missing, such as {names[0]}")
@@ -144,7 +142,7 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
         with skeletons():
             model = build(settings, config, transformers.AutoModel, kept)
     except reading_errors() as error:
-        raise ConfigError(f"cannot load {str(directory)!r}: {one_line(error)}") from None
+        raise ConfigError(f"cannot load {str(directory)!r}: {loading_error(error)}") from None
     source, unused = read(model, stored)
     check_all_blocks(directory, model, unused)
     put_model_on_demand(model, anatomy, source)
@@ -181,22 +179,6 @@ def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:
     named = settings.get("architectures")
     kind: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
     return kind if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) else None
-
-
-def reading_errors() -> tuple[type[Exception], ...]:
-    """What the library raises for a config or weights that do not fit together."""
-    from huggingface_hub.errors import StrictDataclassError
-
-    return (*LOADING_ERRORS, StrictDataclassError)
-
-
-def import_transformers() -> Any:
-    """The library, or a ConfigError that says how to install it."""
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigError("Hugging Face models need the library transformers: pip install 'ctrans[hf]'") from None
-    return transformers
 
 
 def check_not_quantised(model: nn.Module) -> None:
@@ -277,11 +259,3 @@ def _check_weights(directory: Path) -> None:
                 pass
         except (safetensors.SafetensorError, OSError) as error:
             raise ConfigError(f"{str(directory / name)!r} is no whole safetensors file: {one_line(error)}") from None
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, in a line."""
-    text = " ".join(str(error).split())
-    if isinstance(error, KeyError):
-        text = f"its config names {text}, which the library does not know"
-    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ctrans.depth import check_count
 from ctrans.given_files import check_file, read_json
+from ctrans.interop.foreign_errors import one_line
 from solvers import ConfigError
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
@@ -95,7 +96,7 @@ class Images:
         except ConfigError:
             raise
         except (*READING_ERRORS, Image.DecompressionBombError) as error:
-            raise ConfigError(f"{str(path)!r} is no whole image: {' '.join(str(error).split())[:200]}") from None
+            raise ConfigError(f"{str(path)!r} is no whole image: {one_line(error)}") from None
         return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
     def _scaled(self, x: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ def read_array(path: Path) -> Any:
     try:
         whole = np.load(path, mmap_mode="r", allow_pickle=False)
     except READING_ERRORS as error:
-        raise ConfigError(f"{str(path)!r} is no array of numpy.save: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
     if not isinstance(whole, np.ndarray) or whole.ndim < 2 or not (whole.dtype == np.uint8 or whole.dtype.kind == "f"):
         what = f"{whole.dtype} of shape {whole.shape}" if isinstance(whole, np.ndarray) else type(whole).__name__
         raise ConfigError(f"{str(path)!r} holds {what}: give bytes (uint8) or floats, the first axis that of the images")

@@ -24,13 +24,12 @@ from ctrans.interop.attention_reading import AttentionReading, random_states, re
 from ctrans.interop.block_calls import evaluating
 from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
-from ctrans.interop.hosts import OUTPUTS, Host, LibraryHost
 from ctrans.interop.module_chain import ModuleChain
-from ctrans.interop.norms import AdaptedNorm, FreeNorm
+from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
 from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
-from ctrans.interop.two_norms import WithoutGain
+from ctrans.interop.transformers_adapter import OUTPUTS, ModelAdapter, TransformersAdapter
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand
@@ -92,17 +91,19 @@ class Imported(nn.Module):
 
     model: Any  # a module of the library, whose methods nn.Module does not know
 
-    def __init__(self, model: nn.Module, *, dt: float = 1.0, anatomy: Anatomy | None = None, host: Host | None = None):
+    def __init__(self, model: nn.Module, *, dt: float = 1.0, anatomy: Anatomy | None = None, adapter: ModelAdapter | None = None):
         super().__init__()
         self.model = model
-        self.host: Host = LibraryHost(model, Anatomy() if anatomy is None else anatomy) if host is None else host
+        self.adapter: ModelAdapter = (
+            TransformersAdapter(model, Anatomy() if anatomy is None else anatomy) if adapter is None else adapter
+        )
         with evaluating(model):
-            structures, like = self.host.structures()
-            contexts = self.host.contexts(structures)
-            _say_what_they_are(self.host.blocks(), structures, like, contexts, each=not has_weights_on_demand(model))
-            self.host.check(depth_of(structures, 1.0))
+            structures, like = self.adapter.structures()
+            contexts = self.adapter.contexts(structures)
+            _say_what_they_are(self.adapter.blocks(), structures, like, contexts, each=not has_weights_on_demand(model))
+            self.adapter.check(depth_of(structures, 1.0))
         self.depth = depth_of(structures, check_dt(dt))
-        self.config = _architecture(self.host, structures, like.shape[-1], self.depth)
+        self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
 
     def forget(self) -> None:
         """Masks and the like are asked of the model again, whose weights are others than they were."""
@@ -131,7 +132,7 @@ class Imported(nn.Module):
         """
         if self.vocabulary:
             self._check_tokens(tokens)
-        return self.host.embed(tokens)
+        return self.adapter.embed(tokens)
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
         """What the model makes of the last block's output: logits, or the last hidden state of a model without a head.
@@ -139,7 +140,7 @@ class Imported(nn.Module):
         Raises ConfigError for a model whose output is neither, naming what it has.
         """
         output = self.outputs(x)
-        result = self.host.tensor(output)
+        result = self.adapter.tensor(output)
         if result is None:
             names = ", ".join(output) if isinstance(output, Mapping) else type(output).__name__
             raise ConfigError(
@@ -150,7 +151,7 @@ class Imported(nn.Module):
 
     def outputs(self, x: Float[Tensor, "*batch tokens width"]) -> Any:
         """All that the model returns for the last block's output x, its leading axes made one."""
-        return self.host.outputs(x.reshape(-1, *x.shape[-2:]))
+        return self.adapter.outputs(x.reshape(-1, *x.shape[-2:]))
 
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
         """X at depth-time 0 and at every segment's end, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose options it has. Euler
@@ -166,28 +167,28 @@ class Imported(nn.Module):
         (`Instrument.kept`). Give targets of -1 there. Raises ConfigError for a model that is not of `transformers`, and for masks
         that are none.
         """
-        if not isinstance(self.host, LibraryHost) or not self.vocabulary:
+        if not isinstance(self.adapter, TransformersAdapter) or not self.vocabulary:
             raise ConfigError(
                 f"{self.config.model} takes no padding mask here: give it in example=, with the other arguments of its forward"
             )
         if mask.dim() != 2 or not bool(((mask == 0) | (mask == 1)).all()) or not bool(mask.any(1).all()):
             raise ConfigError("a padding mask is (batch, tokens) of 1 for tokens and 0 for padding, a token in each row")
-        before, self.host.padding.mask = self.host.padding.mask, mask.long()
+        before, self.adapter.padding.mask = self.adapter.padding.mask, mask.long()
         try:
             yield
         finally:
-            self.host.padding.mask = before
+            self.adapter.padding.mask = before
 
     @property
     def kept(self) -> Bool[Tensor, "batch tokens"] | None:
         """Where `padded` says that there is text; None outside of it."""
-        mask = self.host.padding.mask if isinstance(self.host, LibraryHost) else None
+        mask = self.adapter.padding.mask if isinstance(self.adapter, TransformersAdapter) else None
         return None if mask is None else mask.bool()
 
     @property
     def vocabulary(self) -> int:
         """How many tokens the model embeds; 0 where it reads something else."""
-        return self.host.vocabulary
+        return self.adapter.vocabulary
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() == 0:
@@ -229,14 +230,14 @@ def _say_what_they_are(
             first.field, structure.sublayers[1].field = attention, ffn
 
 
-def _architecture(host: Host, structures: list[Structure], width: int, depth: Depth) -> Architecture:
+def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth) -> Architecture:
     norms = list(dict.fromkeys(norm for s in structures for part in s.sublayers for norm in _norms(part)))
     kinds = sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms})
     attention, *ffn = ("+".join(map(_said, _stages(each))) for each in _maps(structures[0]))
     placements = ", ".join(dict.fromkeys(structure.placement for structure in structures))
     return Architecture(
-        model=type(host.model).__name__,
-        family=host.family,
+        model=type(adapter.model).__name__,
+        family=adapter.family,
         placement=placements,
         norm="/".join(kinds) or "none",
         norms=tuple(sorted({_described(norm) for norm in norms})),
@@ -244,7 +245,7 @@ def _architecture(host: Host, structures: list[Structure], width: int, depth: De
         ffn=ffn[0] if ffn else "none",
         blocks=len(structures),
         width=width,
-        context=host.context,
+        context=adapter.context,
         dt=depth.dt,
         lengths=tuple(dict.fromkeys(depth.lengths)),
         parallel=structures[0].sublayers[0].kind == "parallel",

@@ -118,7 +118,7 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
         raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
-    tensor = model.host.tensor if isinstance(model, Imported) else _itself
+    tensor = model.adapter.tensor if isinstance(model, Imported) else _itself
     if loss in ("mean", "random"):
         return ModelWithLoss(model, StandIn(tensor, None if loss == "mean" else 0)), loss
     if loss == "none" or predicts:
@@ -126,7 +126,7 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
     table = _embeddings(model)
     if isinstance(model, Imported):
         with torch.no_grad():
-            y = tensor(model.host.outputs(model.host.like().unsqueeze(0)))
+            y = tensor(model.adapter.outputs(model.adapter.like().unsqueeze(0)))
         if y is None or y.shape[-1] != table.weight.shape[-1]:
             shape = "no tensor that is known" if y is None else f"{tuple(y.shape)} for one sequence"
             raise ConfigError(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.given_files import check_file
+from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -187,8 +188,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{str(path)!r} holds more than weights, and reading that may run code: it is not read") from None
     # its reader raises whatever the damaged bytes lead it to: KeyError, IndexError, TypeError, AssertionError and more
     except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({said})") from None
+        raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({named_error(error)})") from None
     if not isinstance(checkpoint, Mapping):
         raise ConfigError(f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint")
     return checkpoint

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.interop.block_calls import OWN_ERRORS
-from ctrans.interop.rounding import unit
+from ctrans.fields import BranchGains
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
+from ctrans.interop.tolerances import unit
 from ctrans.norm import SphereNorm, check_norm
 
 EPS_NAMES = ("eps", "variance_epsilon")
@@ -165,6 +166,35 @@ class FreeNorm(UnitGains):
         return (F.layer_norm if self.centred else F.rms_norm)(x, (self.width,), eps=self.eps)
 
 
+class WithoutGain(UnitGains):
+    """x_hat of another library's norm, where attention and FFN act at once with a norm for each (GPT-NeoX, Falcon).
+
+    Then X <- X + attention(N_1 X) + ffn(N_2 X) has x_hat as the input norm of both, and gains and offsets belong to the maps:
+    N_i X = gamma_i x_hat + beta_i.
+    """
+
+    def __init__(self, norm: AdaptedNorm):
+        super().__init__(norm.width, norm.eps, norm.centred, norm.added)
+        self.to(norm.gamma.detach())
+        self.module = norm.module
+
+
+class GainsOf(BranchGains):
+    """The gain and offset of a norm of the model, which it shares."""
+
+    def __init__(self, norm: AdaptedNorm):
+        super().__init__()
+        self.norm = norm
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        return self.norm.gamma
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return self.norm.beta
+
+
 def as_norm(module: nn.Module, width: int | None = None) -> AdaptedNorm | None:
     """The module as a `Norm` of tokens of that width, or None if it is none that the geometry knows: it must compute
     gamma * x_hat + beta, on states of every size. Without a width it is that of its weights, or what it says.
@@ -207,7 +237,7 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         plus, minus = trial(x), trial(-x)
         if not isinstance(plus, Tensor) or plus.shape != x.shape or not plus.is_floating_point():
             return None
-    except OWN_ERRORS:
+    except FOREIGN_ERRORS:
         return None
     odd, even = (plus.double() - minus) / 2, (plus.double() + minus) / 2
     offset = next((name for name, weight in own.items() if _close(even, weight.expand_as(even))), None)
@@ -295,7 +325,7 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
     x = (x + 0.3 * x.abs().amax(-1, keepdim=True)).to(weight)
     try:
         z = module(x)
-    except OWN_ERRORS:  # it is given what it may not have been written for
+    except FOREIGN_ERRORS:  # it is given what it may not have been written for
         return None
     if not isinstance(z, Tensor) or z.shape != x.shape:
         return None

@@ -13,15 +13,15 @@ from typing import Any
 import safetensors
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ctrans.depth import Depth, check_dt
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.foreign_errors import one_line
 from ctrans.interop.hugging_face import (
     CONFIG,
     from_transformers,
-    import_transformers,
     load_local,
-    one_line,
     one_stack,
     open_local,
     read_settings,
@@ -29,18 +29,18 @@ from ctrans.interop.hugging_face import (
 )
 from ctrans.interop.imported import Imported
 from ctrans.interop.losses import LOSS_NAMES, Loss, with_loss
+from ctrans.interop.module_adapter import Example, ModuleAdapter
 from ctrans.interop.nanogpt import CHECKPOINT, read_nanogpt
 from ctrans.interop.opened import Opened
 from ctrans.interop.ot_transformer import OTTransformer
-from ctrans.interop.plain_host import Example, PlainHost
+from ctrans.interop.probe_weights import probe_weights
 from ctrans.interop.streamed import stored_weights
-from ctrans.interop.telling_weights import telling_weights
-from ctrans.interop.tokens import quiet
-from ctrans.interop.unwrapped import unwrapped
+from ctrans.interop.transformers_library import import_transformers, quiet
 from ctrans.model.gpt import GPT
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError
 
+WRAPPERS = (DataParallel, DistributedDataParallel)
 PICKLED = (".pt", ".pth")
 """How files end that torch.save writes."""
 
@@ -125,7 +125,7 @@ def _from_module(
     lazy = next((path for path, part in module.named_modules() if _unmade(part)), None)
     if lazy is not None:
         raise ConfigError(f"{lazy or type(module).__name__} is lazy and has no weights yet: run the module on one batch first")
-    module = unwrapped(module if dtype is None else module.to(dtype)).requires_grad_(False).eval()
+    module = unwrap_model(module if dtype is None else module.to(dtype)).requires_grad_(False).eval()
     compiled = next((path for path, part in module.named_modules() if hasattr(part, "_orig_mod")), None)
     if compiled is not None:
         raise ConfigError(
@@ -138,12 +138,12 @@ def _from_module(
         raise ConfigError(f"a {type(module).__name__} is a model of ctrans as it is: give it to screen, simulate and the others")
     if isinstance(module, Imported):
         return open_imported(module, loss=loss)
-    with telling_weights(module) as broken:
+    with probe_weights(module) as broken:
         if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
             opened = open_imported(from_transformers(module, dt=dt, anatomy=anatomy), loss=loss)
         else:
-            host = PlainHost(module, anatomy, _token_example(module) if example is None else example, embed, head)
-            opened = open_imported(Imported(module, dt=dt, host=host), loss=loss)
+            adapter = ModuleAdapter(module, anatomy, _token_example(module) if example is None else example, embed, head)
+            opened = open_imported(Imported(module, dt=dt, adapter=adapter), loss=loss)
     opened.described += _not_finite(broken)
     opened.described += "; it was training, and is in evaluation mode now" if training else ""
     return opened
@@ -184,9 +184,9 @@ EXAMPLE_TOKENS = 6
 def open_imported(model: Imported, directory: Path | None = None, loss: str | Loss | None = None) -> Opened:
     """What `open_model` makes of a directory, of a model that is there already; its tokenizer is looked for in the directory."""
     model = model.requires_grad_(False).eval()
-    like = model.host.like()
+    like = model.adapter.like()
     causal = _is_causal(model.depth.sublayers[0].field, like)
-    predicts = model.host.predicts()
+    predicts = model.adapter.predicts()
     model.forget()
     made, name = with_loss(model, loss, predicts=predicts, causal=causal)
     said = f"; loss: {LOSS_NAMES[name]}" if name in STAND_INS or (not predicts and name in LOSS_NAMES) else ""
@@ -257,7 +257,7 @@ def _from_transformers(
             loaded: Any = open_local(directory, anatomy, dtype) if on_demand else load_local(directory, dtype)
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts know no float64
                 loaded.set_experts_implementation("eager")
-            with telling_weights(loaded) as broken:
+            with probe_weights(loaded) as broken:
                 imported = from_transformers(one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
                 opened = open_imported(imported, directory, loss)
             opened.described += _not_finite(broken)
@@ -292,3 +292,12 @@ def _is_causal(attention: nn.Module, like: Tensor) -> bool:
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(attention(x)[0, 0].square().sum(), x)
     return not bool(gradient[0, 1:].any())
+
+
+def unwrap_model(module: nn.Module) -> nn.Module:
+    """The module inside of torch.compile, DataParallel and DistributedDataParallel."""
+    while True:
+        inner = module.module if isinstance(module, WRAPPERS) else getattr(module, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner

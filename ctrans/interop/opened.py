@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.interop.block_calls import OWN_ERRORS
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.imported import Imported
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.interop.tokens import Tokeniser, find_tokeniser
@@ -55,7 +55,7 @@ class Opened(nn.Module):
     @property
     def reads(self) -> tuple[int, ...]:
         """The shape of what it reads, without the first axis: that of the example by which it was seen."""
-        return tuple(self._imported.host.reads) if isinstance(self._imported, Imported) else (1,)
+        return tuple(self._imported.adapter.reads) if isinstance(self._imported, Imported) else (1,)
 
     @property
     def _imported(self) -> AnyModel:
@@ -107,11 +107,11 @@ class Opened(nn.Module):
 
     def _reads(self, length: int) -> bool:
         like = next((weight for weight in self.parameters()), torch.empty(0))
-        row = self._imported.host.row if isinstance(self._imported, Imported) else torch.zeros(1, dtype=torch.int64)
+        row = self._imported.adapter.row if isinstance(self._imported, Imported) else torch.zeros(1, dtype=torch.int64)
         try:
             with torch.no_grad():
                 self(row[torch.arange(length) % len(row)].unsqueeze(0).to(like.device))
-        except OWN_ERRORS:
+        except FOREIGN_ERRORS:
             return False
         return True
 

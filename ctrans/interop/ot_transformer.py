@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_count, check_dt
-from ctrans.interop.limits import MOST_PARTS
+from ctrans.interop.config_checks import MOST_PARTS
 from ctrans.model.gpt import GPT
 from ctrans.model.stack import stacked
 from ctrans.scheme import trajectory

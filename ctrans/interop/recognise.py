@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.fields import Kind, ParallelMaps
 from ctrans.interop.anatomy import Anatomy, fields
-from ctrans.interop.block_calls import OWN_ERRORS, Call, Running, StateForm
+from ctrans.interop.block_calls import Call, Running, StateForm
 from ctrans.interop.block_parts import Parts, check_roles, named_parts, seen_parts
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain
-from ctrans.interop.norms import AdaptedNorm, FreeNorm, as_norm
+from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as_norm
 from ctrans.interop.recorded_calls import watched
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
-from ctrans.interop.rounding import tolerance, unit
-from ctrans.interop.two_norms import GainsOf, WithoutGain
+from ctrans.interop.tolerances import tolerance, unit
 from ctrans.ode_block import in_context
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
@@ -109,15 +109,14 @@ def recognise_by_any(block: nn.Module, call: Call, anatomy: Anatomy, form: State
     try:
         parts = named if named is not None else seen_parts(running, x, anatomy, own_calls=False)
         return _fitting(block, running, x, parts)
-    except OWN_ERRORS as first:
+    except FOREIGN_ERRORS as first:
         try:
             return _fitting(block, running, x, seen_parts(running, x, anatomy, own_calls=True))
-        except OWN_ERRORS as second:
+        except FOREIGN_ERRORS as second:
             error = first if isinstance(first, ConfigError) else second
             if isinstance(error, ConfigError):
                 raise error from None
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise ConfigError(f"a {type(block).__name__} cannot be run alone on another state ({said})") from None
+            raise ConfigError(f"a {type(block).__name__} cannot be run alone on another state ({named_error(error)})") from None
 
 
 def _fitting(block: nn.Module, running: Running, x: Tensor, parts: Parts) -> Structure:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.rounding import tolerance
+from ctrans.interop.tolerances import tolerance
 
 DIGITS = 15
 """A number that was fitted is taken as the one of so many digits, or fewer, that is as near as the fit is good."""

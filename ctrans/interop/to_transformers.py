@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.fields.positions import turned_entries
-from ctrans.interop.hugging_face import CONFIG, WEIGHTS, import_transformers, load_local
+from ctrans.interop.hugging_face import CONFIG, WEIGHTS, load_local
+from ctrans.interop.transformers_library import import_transformers
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.weights_file import safetensors_bytes, write_durably

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from ctrans.given_files import check_file, read_json
-from ctrans.interop.apart import apart
-from ctrans.interop.hugging_face import import_transformers, one_line
+from ctrans.interop.foreign_errors import one_line
+from ctrans.interop.subprocess_guard import run_guarded
+from ctrans.interop.transformers_library import import_transformers, quiet
 from ctrans.model.text import VOCABULARY
 from ctrans.training.data import map_tokens
 from solvers import ConfigError
@@ -174,7 +173,7 @@ def _attempt(transformers: Any, directory: Path, act: Callable[[], bytes], lengt
     """
     with quiet(transformers):
         try:
-            return apart(act, seconds=SECONDS + length // BYTES_A_SECOND, memory=MEMORY + MEMORY_A_BYTE * length)
+            return run_guarded(act, seconds=SECONDS + length // BYTES_A_SECOND, memory=MEMORY + MEMORY_A_BYTE * length)
         except ConfigError as error:
             raise ConfigError(f"the tokenizer in {str(directory)!r} does not work: {error}") from None
 
@@ -187,19 +186,3 @@ def _check_settings(path: Path, *, may_name_code: bool) -> None:
     if not isinstance(settings, dict) or ("auto_map" in settings and not may_name_code):
         what = "names code of its own, which is never run" if isinstance(settings, dict) else "holds no object"
         raise ConfigError(f"{str(path)!r} {what}: save the tokenizer as tokenizer.json alone, or give token ids by --ids FILE")
-
-
-@contextlib.contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Inside, the library neither warns nor draws bars: a command's own lines say what happens."""
-    log = transformers.utils.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.fields import Balances, TokenBound
-from ctrans.interop.exits import Exit
+from ctrans.interop.map_outputs import MapOutput
 from ctrans.interop.recorded_calls import first_tensor
 from ctrans.monitor.gauge_table import GAUGES, Figures
 from ctrans.monitor.reductions import SAMPLE, evenness, length, longest, norm_of, sample, sample_rows, to_host
@@ -154,7 +154,7 @@ class Gauges:
 
         self._handles.append(module.register_forward_hook(hook, always_call=always))
 
-    def _exit(self, way_out: Exit, place: int, site: Site) -> None:
+    def _exit(self, way_out: MapOutput, place: int, site: Site) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             y = None if torch.compiler.is_compiling() else first_tensor(output)
             if isinstance(y, Tensor):
@@ -198,7 +198,7 @@ class Gauges:
         """dL/dX_k, on the way back; nothing is put in its place."""
         self._found.setdefault(("costate", k), length(p.detach()))
 
-    def _left(self, site: Site, place: int, way_out: Exit, args: Sequence[Any], y: Tensor) -> None:
+    def _left(self, site: Site, place: int, way_out: MapOutput, args: Sequence[Any], y: Tensor) -> None:
         k = site.k
         if not self._new("velocity", k) or ("rms", k) not in self._found:
             return

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.fields import Balances, Kind
 from ctrans.interop import open_model
-from ctrans.interop.exits import Exit, exits_of, router_in
-from ctrans.interop.hosts import tensor_in
-from ctrans.interop.unwrapped import unwrapped
+from ctrans.interop.map_outputs import MapOutput, map_outputs, router_in
+from ctrans.interop.open_model import unwrap_model
+from ctrans.interop.transformers_adapter import tensor_in
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError
@@ -37,7 +37,7 @@ class Site:
     length: float
     sublayer: Sublayer
     enter: nn.Module
-    exits: tuple[Exit, ...]
+    exits: tuple[MapOutput, ...]
     state_norm: nn.Module | None
     attention: nn.Module | None
     router: nn.Module | None
@@ -76,7 +76,7 @@ class Sites:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether torch.compile was asked of it, or of a part of it."""
-    parts = [*model.modules(), *unwrapped(model).modules()]
+    parts = [*model.modules(), *unwrap_model(model).modules()]
     return any(hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None for part in parts)
 
 
@@ -88,7 +88,7 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a {type(model).__name__} does not train: give the nn.Module that does")
-    root = unwrapped(model)
+    root = unwrap_model(model)
     if isinstance(getattr(root, "depth", None), Depth) and isinstance(root, Model):
         if opening:
             raise ConfigError(f"{', '.join(opening)}: a {type(root).__name__} is a model of ctrans as it is, leave this out")
@@ -150,7 +150,7 @@ def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
     branch = sublayer.attention
     return {
         "enter": sublayer,
-        "exits": (Exit(sublayer),),
+        "exits": (MapOutput(sublayer),),
         "state_norm": sublayer.state_norm,
         "attention": None if branch is None else branch.field,
         "router": next((each.field for each in sublayer.branches.values() if isinstance(each.field, Balances)), None),
@@ -160,7 +160,7 @@ def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
 def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     """By the modules of another library within our sublayer: its norms' and its maps', in the order in which they act."""
     branches = sublayer.branches
-    maps = [exits_of(getattr(branch.field, "attention", branch.field), own) for branch in branches.values()]
+    maps = [map_outputs(getattr(branch.field, "attention", branch.field), own) for branch in branches.values()]
     if not all(maps):
         raise ConfigError(f"no module of the model was found in its {sublayer.kind}: its functions alone cannot be watched")
     norms = {role: None if norm is None else norm.module for role, norm in _norms(sublayer).items()}
@@ -168,7 +168,7 @@ def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     mixes = "attention" in branches
     return {
         "enter": norms["input_norm"] or maps[0][0].module,
-        "exits": tuple(each[-1] for each in maps) if behind is None else (Exit(behind),),
+        "exits": tuple(each[-1] for each in maps) if behind is None else (MapOutput(behind),),
         "state_norm": norms["state_norm"],
         "attention": maps[0][0].module if mixes else None,
         "router": router_in([each[0].module for each in maps[mixes:]]),

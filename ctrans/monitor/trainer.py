@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ctrans.interop.unwrapped import unwrapped
+from ctrans.interop.open_model import unwrap_model
 from ctrans.monitor.alarms import Alarm
 from ctrans.monitor.memory import memory_in, save_memory
 from ctrans.monitor.monitor import Monitor
@@ -58,7 +58,7 @@ class TrainerCallback(transformers.TrainerCallback):
     ) -> None:
         assert model is not None, "a trainer has a model"
         self._undo.close()
-        root = unwrapped(model)
+        root = unwrap_model(model)
         told = [*self.options.get("told", ()), *([] if self._trainer is None else [self._log])]
         options = {**self.options, "told": told, "save": self.options.get("save", self._ask_to_save)}
         if "skip" in options.get("react", ()) and args.max_grad_norm and self._trainer is None:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ctrans.cli import COMMANDS
-from ctrans.interop.limits import MOST_PARTS
+from ctrans.interop.config_checks import MOST_PARTS
 from tests.campaigns import damaged, hostile
 from tests.campaigns.harness import ask
 from tests.campaigns.wrong_requests import QUICK

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import transformers
 
+from ctrans.interop.example_inputs import EXAMPLES, main_input
 from ctrans.interop.families import FAMILIES, VOCABULARY, small_model
 from ctrans.interop.hugging_face import one_stack
-from ctrans.interop.inputs import EXAMPLES, main_input
 from tests.cli.test_commands import run, strict
 from tests.helpers import learned
 

@@ -5,8 +5,8 @@ import torch
 
 from ctrans.interop import from_transformers, open_model
 from ctrans.interop.block_calls import is_state
+from ctrans.interop.example_inputs import EXAMPLES, main_input
 from ctrans.interop.families import FAMILIES, VOCABULARY, found_family, small_model
-from ctrans.interop.inputs import EXAMPLES, main_input
 from solvers import ConfigError
 from tests.helpers import learned
 
@@ -46,14 +46,14 @@ def own_states(model, blocks, x):
 def test_states_after_each_block_and_what_the_head_gives_are_the_librarys(name):
     model = made(name)
     x, imported = batch(model), from_transformers(model)
-    expected, output = own_states(model, imported.host.blocks(), x)
+    expected, output = own_states(model, imported.adapter.blocks(), x)
     with torch.no_grad():
         states = imported.trajectory(x).states
         each = imported.depth.per_block
         assert len(states) == each * len(expected) + 1
         for own, state in zip(expected, states[each::each], strict=True):
             assert torch.allclose(state, own, rtol=TOLERANCE, atol=TOLERANCE)
-        head, own = imported.head(states[-1]), imported.host.tensor(output)
+        head, own = imported.head(states[-1]), imported.adapter.tensor(output)
         assert torch.allclose(head, own, rtol=TOLERANCE, atol=TOLERANCE)
 
 
@@ -121,7 +121,7 @@ def test_placement_and_length_are_found(name, placement, parallel, length):
 def test_attention_and_ffn_at_once_are_one_segment_whose_velocity_is_their_sum():
     imported = open_model(made("gpt_neox")).model
     assert (imported.depth.per_block, len(imported.depth.sublayers), imported.depth.times[-1]) == (1, 3, 3.0)
-    block = imported.host.blocks()[0]
+    block = imported.adapter.blocks()[0]
     x = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         context = imported.depth.sublayers[0].field.attention.contexts.of(0, x)

@@ -94,7 +94,7 @@ def test_maps_say_what_they_are_and_it_is_so(name):
     opened = ctrans.open_model(plain(name).double(), example=_double(PLAIN[name][1](0)))
     causal = name in ("language", "regression", "torch, post, causal", "torch, tokens first")
     assert opened.causal == causal
-    x = numbers(2, _imported(opened).host.like().shape[0], WIDTH).double()
+    x = numbers(2, _imported(opened).adapter.like().shape[0], WIDTH).double()
     for part in opened.depth.sublayers[:2]:
         if not any(word in opened.described for word in ("does not end", "scaled")):
             assert isinstance(part.field, ExposesWeights), opened.described

@@ -8,8 +8,8 @@ import torch
 from ctrans.control import costate
 from ctrans.fields import ExposesHeads
 from ctrans.interop import from_transformers, open_model
+from ctrans.interop.example_inputs import reads_tokens
 from ctrans.interop.families import FAMILIES, small_model
-from ctrans.interop.inputs import reads_tokens
 from ctrans.stability.attention.by_depth import AttentionByDepth, AttentionLayer
 from ctrans.stability.diagnosis.down import HeadRows, StatesByDepth
 from ctrans.stability.forward.bounds import BoundsByDepth
@@ -44,7 +44,7 @@ def test_states_of_padded_sequences_are_the_librarys(name):
     masked = lambda **inputs: model.__class__.forward(model, **inputs, attention_mask=MASK)  # noqa: E731
     with torch.no_grad():
         model.forward, own = masked, model.forward
-        expected, _ = own_states(model, imported.host.blocks(), x)
+        expected, _ = own_states(model, imported.adapter.blocks(), x)
         del model.forward
         assert model.forward == own
         with imported.padded(MASK):

@@ -6,8 +6,8 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
+from ctrans.interop.example_inputs import main_input
 from ctrans.interop.families import FAMILIES, small_model
-from ctrans.interop.inputs import main_input
 from ctrans.monitor import Monitor
 from ctrans.monitor import probes as probing
 from ctrans.monitor.probes import bounds

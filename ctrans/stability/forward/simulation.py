@@ -78,6 +78,8 @@ def simulate(
 ) -> Simulation:
     """X(t) of the model on those tokens by that method, and what theory says of it.
 
+    - `model`: one of ctrans; `ctrans.simulate` takes any `nn.Module` and the path of a checkpoint too, and opens them
+    - `tokens`: token ids, or what else the model reads as one tensor
     - `method`, `steps`, `rtol`, `atol`, `norm`: as `solvers.solve` takes them. A trajectory that breaks off is returned up to there with
       its status
     - `reference`: whether the ODE is solved accurately beside it; without, distances to it are None

@@ -15,8 +15,8 @@ from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy, find_blocks
 from ctrans.interop.block_calls import StateForm, intercepted, recorded, recorded_until
 from ctrans.interop.contexts import Contexts, LibraryContexts, Padding
+from ctrans.interop.example_inputs import example_of, main_input, reads_tokens, stand_in
 from ctrans.interop.find_sequence import find_sequence, form_of_blocks
-from ctrans.interop.inputs import example_of, main_input, reads_tokens, stand_in
 from ctrans.interop.recognise import Structure, alike, make_of, recognise_by_any
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError
@@ -26,7 +26,7 @@ OUTPUTS = ("logits", "prediction_logits", "last_hidden_state")
 
 
 @runtime_checkable
-class Host(Protocol):
+class ModelAdapter(Protocol):
     """A model that runs blocks."""
 
     @property
@@ -121,7 +121,7 @@ def at_block(i: int) -> Iterator[None]:
         raise ConfigError(f"block {i}, unlike those before it: {error}") from None
 
 
-class LibraryHost:
+class TransformersAdapter:
     """A model of `transformers`: inputs and outputs have names that are known, and states may be given in place of tokens."""
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
@@ -225,7 +225,7 @@ class LibraryHost:
     def check(self, depth: Depth) -> None:
         pass  # each block was compared, and what is around them is the model itself, run on a state
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LibraryHost:
+    def __deepcopy__(self, memo: dict[int, Any]) -> TransformersAdapter:
         model = memo.get(id(self.model))
         if model is None:
             return self

@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 30
 DONE, FAILED = b"0", b"1"
 
 
-def apart(act: Callable[[], bytes], *, seconds: int, memory: int) -> bytes:
+def run_guarded(act: Callable[[], bytes], *, seconds: int, memory: int) -> bytes:
     """What it returns, computed in a copy of this process: so many seconds of computing at most, so many bytes beyond what it has.
 
     Raises ConfigError, in a line, for whatever it raises, with the limit where it meets one.

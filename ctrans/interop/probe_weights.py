@@ -13,7 +13,7 @@ SEED = 0
 
 
 @contextlib.contextmanager
-def telling_weights(model: nn.Module) -> Iterator[list[str]]:
+def probe_weights(model: nn.Module) -> Iterator[list[str]]:
     """Inside, weights that are 0 throughout, offsets aside, and entries that are not finite are random numbers; afterwards all are what
     they were, bit for bit. Gives the names of weights with entries that are not finite.
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_calls import (
-    OWN_ERRORS,
     Call,
     Running,
     StateForm,
@@ -28,10 +27,11 @@ from ctrans.interop.block_calls import (
 from ctrans.interop.block_parts import token_axis_is_first
 from ctrans.interop.contexts import IMPLEMENTATION
 from ctrans.interop.find_sequence import find_sequence
-from ctrans.interop.hosts import at_block, seen, tensor_in
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.recognise import Structure, recognise
 from ctrans.interop.recorded_calls import Template, plain_kernels, watched
-from ctrans.interop.rounding import tolerance
+from ctrans.interop.tolerances import tolerance
+from ctrans.interop.transformers_adapter import at_block, seen, tensor_in
 from solvers import ConfigError
 
 Example = Tensor | Mapping[str, Any]
@@ -41,7 +41,7 @@ KEPT = 8
 """For how many shapes of states the contexts are kept."""
 
 
-class PlainHost:
+class ModuleAdapter:
     """A module that says nothing of itself: its blocks, its first state and its output are seen when it reads the example.
 
     `example` is what it reads, or its keyword arguments, of which the first is what is put in the place of tokens; a mapping that is no
@@ -108,11 +108,12 @@ class PlainHost:
                 for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
                     with at_block(i):
                         found.append(seen(recognise(block, call, self.anatomy, self.form), call.x))
-            except OWN_ERRORS as error:
+            except FOREIGN_ERRORS as error:
                 if isinstance(error, ConfigError):
                     raise
-                said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                raise ConfigError(f"a {type(blocks[0]).__name__} cannot be run alone on another state ({said})") from None
+                raise ConfigError(
+                    f"a {type(blocks[0]).__name__} cannot be run alone on another state ({named_error(error)})"
+                ) from None
         self.tokens, self._like = calls[0].x.shape[-2], torch.zeros_like(calls[0].x[0])
         return found, calls[0].x
 
@@ -137,13 +138,12 @@ class PlainHost:
             return self.model({first: given, **rest}) if self.as_one else self.model(**{first: given}, **rest)
         except ConfigError:
             raise
-        except OWN_ERRORS as error:
-            said = " ".join(str(error).split())[:200]
+        except FOREIGN_ERRORS as error:
             read = f"a tensor {tuple(given.shape)} of {str(given.dtype).removeprefix('torch.')}"
             others = [] if self.named is None else list(self.named)[1:]
             beside = f" with {', '.join(others)} as in the example" if others else ""
             raise ConfigError(
-                f"example=: {type(self.model).__name__} does not run on {read}{beside} ({type(error).__name__}: {said}): give an input "
+                f"example=: {type(self.model).__name__} does not run on {read}{beside} ({named_error(error)}): give an input "
                 "that it reads"
             ) from error
 
@@ -252,13 +252,13 @@ class PlainHost:
                         "like it, such as without padding"
                     )
 
-    def of(self, model: nn.Module) -> PlainHost:
+    def of(self, model: nn.Module) -> ModuleAdapter:
         """The same around a copy of the model."""
         other = copy.copy(self)
         other.model = model
         return other
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PlainHost:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleAdapter:
         model = memo.get(id(self.model))
         return self if model is None else self.of(model)
 
@@ -302,7 +302,7 @@ class PlainHost:
         more = torch.cat([self.example, self.example.narrow(axis, 0, 1)], axis)
         try:
             states = [recorded_until(self.blocks()[:1], 0, partial(self.run, x), form)[0].x for x in (self.example, more)]
-        except OWN_ERRORS:
+        except FOREIGN_ERRORS:
             return None
         return states[1].shape[0] - states[0].shape[0], states[1].shape[1] - states[0].shape[1]
 
@@ -322,7 +322,7 @@ class PlainHost:
         try:
             with torch.no_grad(), plain_kernels():
                 calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)
-        except OWN_ERRORS:
+        except FOREIGN_ERRORS:
             return None
         return calls[0].x.shape[-2] if calls else None
 
@@ -343,13 +343,13 @@ def _fits(model: nn.Module, named: Mapping[str, Any]) -> bool:
 class SeenContexts:
     """How a module calls each block's attention, for states of any shape: seen when it reads an input of that length."""
 
-    def __init__(self, host: PlainHost, paths: tuple[str, ...]):
-        self.host, self.paths = host, paths
+    def __init__(self, adapter: ModuleAdapter, paths: tuple[str, ...]):
+        self.adapter, self.paths = adapter, paths
         self._known: dict[tuple[Any, ...], list[Template]] = {}
 
     @property
     def model(self) -> nn.Module:
-        model: nn.Module = self.host.model
+        model: nn.Module = self.adapter.model
         return model
 
     def of(self, block: int, x: Tensor) -> dict[str, Any]:
@@ -367,12 +367,12 @@ class SeenContexts:
 
     def _seen(self, x: Tensor) -> list[Template]:
         parts = {
-            str(i): part.get_submodule(path) for i, (part, path) in enumerate(zip(self.host.blocks(), self.paths, strict=True))
+            str(i): part.get_submodule(path) for i, (part, path) in enumerate(zip(self.adapter.blocks(), self.paths, strict=True))
         }
         with torch.no_grad(), plain_kernels(), watched(parts) as acts:
-            self.host.run(self.host.shaped(x))
+            self.adapter.run(self.adapter.shaped(x))
         return [act.template.alone(act.x) for act in acts]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SeenContexts:
-        model = memo.get(id(self.host.model))
-        return self if model is None else SeenContexts(self.host.of(model), self.paths)
+        model = memo.get(id(self.adapter.model))
+        return self if model is None else SeenContexts(self.adapter.of(model), self.paths)

@@ -19,7 +19,7 @@ def itself(x: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Exit:
+class MapOutput:
     """A module that puts out a part of a raw velocity: tail(y) of what it puts out.
 
     With `adds`, a state that it is given beside the one that it acts on is added in it already (Bloom), and is taken off.
@@ -38,12 +38,12 @@ class Exit:
         return self.tail(y)
 
 
-def exits_of(chain: Any, own: Set[nn.Module]) -> list[Exit]:
+def map_outputs(chain: Any, own: Set[nn.Module]) -> list[MapOutput]:
     """The model's own modules in a chain of stages, each with what is still done to what it puts out."""
     scaled = [stage for stage in chain.stages if isinstance(stage, ScaledOutput)]
     tail = scaled[0] if scaled else itself
     stages = [(stage, _own_within(stage, own)) for stage in chain.stages if not isinstance(stage, ScaledOutput)]
-    return [Exit(part, tail, isinstance(stage, CalledAs)) for stage, part in stages if part is not None]
+    return [MapOutput(part, tail, isinstance(stage, CalledAs)) for stage, part in stages if part is not None]
 
 
 def _own_within(stage: nn.Module, own: Set[nn.Module]) -> nn.Module | None:

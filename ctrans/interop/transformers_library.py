@@ -1,0 +1,54 @@
+"""The library `transformers`, where it is installed: imported when it is needed, quiet, its errors in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from ctrans.interop.foreign_errors import one_line
+from solvers import ConfigError
+
+LOADING_ERRORS = (
+    *(OSError, ValueError, RuntimeError, ImportError, LookupError),
+    *(TypeError, AttributeError, ArithmeticError, AssertionError),
+)
+
+
+def import_transformers() -> Any:
+    """The library. Raises ConfigError, which says how to install it, where it is missing."""
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("Hugging Face models need the library transformers: pip install 'ctrans[hf]'") from None
+    return transformers
+
+
+def reading_errors() -> tuple[type[Exception], ...]:
+    """What the library raises for a config or weights that do not fit together."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return (*LOADING_ERRORS, StrictDataclassError)
+
+
+def loading_error(error: BaseException) -> str:
+    """What one of these errors says, on one line."""
+    text = one_line(error)
+    return f"its config names {text}, which the library does not know" if isinstance(error, KeyError) else text
+
+
+@contextlib.contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Inside, the library prints no warnings and no progress bars."""
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
