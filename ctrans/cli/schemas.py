@@ -148,7 +148,7 @@ def _studied() -> dict[str, Schema]:
             {"type": ["number", "null"]},
         ),
         "prediction": described(
-            "Of predict: the seal, the predictor, and how it does: on two thirds (build), sealed by regime, within a placement.",
+            "Of the experiment benchmarks/prediction; null otherwise.",
             {"type": ["object", "null"]},
         ),
     }

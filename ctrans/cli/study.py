@@ -15,8 +15,7 @@ from rich.table import Table
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, check_json, end
 from ctrans.cli.request import takes
-from ctrans.cli.study_predict import NAME, REGIME_HELP, STAGE_HELP, check_only_predict, predict
-from ctrans.cli.study_request import StudyRequest, begins, carry_out, options_of, rest, tell_cost
+from ctrans.cli.study_request import StudyRequest, begins, carry_out, engine, options_of, rest, tell_cost
 from ctrans.depth import check_count
 from ctrans.report.files import png
 from ctrans.report.study_report import outcomes_table, plateau_words, rates_figure
@@ -35,6 +34,11 @@ from solvers import ConfigError
 from solvers.errors import unknown
 
 TOML = ".toml"
+PREDICT = "predict"
+MOVED = (
+    "the study of prediction is an experiment of the repository now: in a checkout, python -m benchmarks.prediction --help shows its "
+    "stages; docs/why/prediction.md has what came out"
+)
 
 
 @click.command("study")
@@ -45,8 +49,8 @@ TOML = ".toml"
 @click.option("--file", type=click.Path(path_type=Path), help="Train on this file's bytes.")
 @click.option("--bin", type=click.Path(path_type=Path), help="Train on nanoGPT's train.bin and val.bin in this directory.")
 @click.option("--budget", type=float, help="Processor hours in all after which no further run begins; the same command goes on.")
-@click.option("--stage", default="build", show_default=True, metavar="NAME", help=STAGE_HELP)
-@click.option("--regime", default="adamw", show_default=True, metavar="NAME", help=REGIME_HELP)
+@click.option("--stage", hidden=True)
+@click.option("--regime", hidden=True)
 @click.option("--workers", type=int, help="Processes, each of one thread.  [default: as many as processors]")
 @click.option("--ray", metavar="ADDRESS", help="Carry runs out on the Ray cluster at this address (auto: one that runs here).")
 @click.option("--dry-run", is_flag=True, help="Only say what it costs: a short run is timed.")
@@ -67,8 +71,6 @@ def command(request: StudyRequest) -> None:
     """Carry out a study: many trainings, kept in one SQLite file, and what they show together.
 
     NAME is an experiment of a paper, tried at a size that a laptop trains, with what it claims, what was measured and a verdict: {presets}.
-    predict asks whether the initial weights say how training will go: a third of the architectures is sealed until a predictor is
-    committed.
     FILE.toml says the base configuration, what varies, learning rates, seeds and a budget (README). Each run is a training as `ctrans
     train` makes it; one that diverges is a result. After a kill at any moment the same command goes on, and nothing runs twice.
 
@@ -77,12 +79,10 @@ def command(request: StudyRequest) -> None:
     ctrans study xiong-warmup --scale paper --bin data/openwebtext --dry-run
     ctrans study placements.toml --workers 2 --export csv
     """
+    if request.name == PREDICT:
+        raise ConfigError(MOVED)
     directory = _directory(request)
     _check(request, directory)
-    if request.name == NAME:
-        predict(request, directory)
-        return
-    check_only_predict(request)
     study = _study(request)
     if request.dry_run:
         tell_cost(request, study, directory)
@@ -94,7 +94,7 @@ def command(request: StudyRequest) -> None:
     with open_store(directory) as store:
         plan = prospect(study, store)
         if plan.left:
-            carry_out(request, plan, store)
+            carry_out(plan, store, engine(request.workers, request.ray))
         _end(request, directory, study, store, prospect(study, store))
 
 
@@ -121,7 +121,7 @@ def _preset(request: StudyRequest) -> Preset:
         return PRESETS[request.name]
     if Path(request.name + TOML).is_file():
         raise ConfigError(f"{request.name!r} is no study that ctrans has: for the file here give {request.name + TOML!r}")
-    raise unknown("study", request.name, [*PRESETS, NAME])
+    raise unknown("study", request.name, [*PRESETS, PREDICT])
 
 
 def _directory(request: StudyRequest) -> Path:
@@ -133,6 +133,8 @@ def _directory(request: StudyRequest) -> Path:
 
 def _check(request: StudyRequest, directory: Path) -> None:
     """ConfigError for options that exclude each other or cannot be."""
+    if moved := {"stage", "regime"} & request.typed:
+        raise ConfigError(f"--{min(moved)}: {MOVED}")
     if request.file is not None and request.bin is not None:
         raise ConfigError("--file and --bin exclude each other: choose one")
     if request.dry_run and request.report:
@@ -155,7 +157,7 @@ def _end(request: StudyRequest, directory: Path, study: Study, store: Store, pla
     files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(_figure(study, runs, verdict))}
     files |= {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
     findings = {
-        **begins(study, plan),
+        **begins(plan),
         "outcomes": outcomes,
         "losses": losses(runs),
         "frequencies_loss": frequencies,

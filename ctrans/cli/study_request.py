@@ -28,7 +28,6 @@ class StudyRequest(WrittenRequest):
 
     - `name`: a preset, or a TOML file
     - `scale`, `file`, `bin`, `budget`: of presets, its size; what it is trained on; and its limit, where they differ from what it says
-    - `stage`, `regime`: of the study of prediction, how far it goes and how it trains
     - `workers`, `ray`: where runs are carried out
     - `dry_run`, `report`: whether only the cost is told, or only what is kept shown
     - `formats`: of exports
@@ -39,8 +38,6 @@ class StudyRequest(WrittenRequest):
     file: Path | None
     bin: Path | None
     budget: float | None
-    stage: str
-    regime: str
     workers: int | None
     ray: str | None
     dry_run: bool
@@ -54,13 +51,8 @@ class StudyRequest(WrittenRequest):
         """Where the data are, as they were typed."""
         return {name: None if path is None else str(path.absolute()) for name, path in (("file", self.file), ("bin", self.bin))}
 
-    @property
-    def processes(self) -> int:
-        """How many processes train here."""
-        return self.workers or os.cpu_count() or 1
 
-
-def cost(request: StudyRequest, plan: Prospect) -> tuple[Cost, Cost]:
+def cost(plan: Prospect) -> tuple[Cost, Cost]:
     """What it costs in all, and what is left, by a run of middling size that is timed on one thread."""
     by_size = sorted(plan.runs.values(), key=flops_of)
     middle = by_size[len(by_size) // 2]
@@ -78,16 +70,13 @@ def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
             plan = prospect(study, store)
     else:
         plan = prospect(study, None)
-    whole, left = cost(request, plan)
-    findings = {**begins(study, plan), "cost": as_object(left, request.processes)}
-    end(
-        request,
-        None,
-        CommandEnding(findings=findings, page=[cost_table(whole, left, request.processes)], options=options_of(request)),
-    )
+    whole, left = cost(plan)
+    findings = {**begins(plan), "cost": as_object(left, processes(request.workers))}
+    page = [cost_table(whole, left, processes(request.workers))]
+    end(request, None, CommandEnding(findings=findings, page=page, options=options_of(request)))
 
 
-def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
+def carry_out(plan: Prospect, store: Store, engine: Engine) -> None:
     """Carries out what is left, with a bar of runs and the time that the rest will take. Errors as `carry_out_study`."""
     with progress_bar("study", len(plan.left)) as advance:
         done = 0
@@ -97,12 +86,17 @@ def carry_out(request: StudyRequest, plan: Prospect, store: Store) -> None:
             advance(f"{duration(at.seconds_left)} left", at.done - done)
             done = at.done
 
-        carry_out_study(plan, store, engine(request), observe)
+        carry_out_study(plan, store, engine, observe)
 
 
-def engine(request: StudyRequest) -> Engine:
+def processes(workers: int | None) -> int:
+    """How many processes train here."""
+    return workers or os.cpu_count() or 1
+
+
+def engine(workers: int | None, ray: str | None) -> Engine:
     """Where runs go: the Ray cluster at the address that was asked for, else processes of this machine."""
-    return partial(in_processes, request.processes) if request.ray is None else partial(by_ray, request.ray)
+    return partial(in_processes, processes(workers)) if ray is None else partial(by_ray, ray)
 
 
 def rest(plan: Prospect) -> str:
@@ -112,7 +106,7 @@ def rest(plan: Prospect) -> str:
     return "; the budget is spent, give more by --budget" if plan.study.budget is not None else "; the same command goes on"
 
 
-def begins(study: Study, plan: Prospect) -> dict[str, Any]:
+def begins(plan: Prospect) -> dict[str, Any]:
     """What every study's result has: which, how far it is, and nothing yet of what this request may add."""
     nothing: dict[str, Any] = {
         "cost": None,
@@ -122,7 +116,7 @@ def begins(study: Study, plan: Prospect) -> dict[str, Any]:
         "verdict": None,
         "prediction": None,
     }
-    return {"study": study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left), **nothing}
+    return {"study": plan.study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left), **nothing}
 
 
 def as_object(cost: Cost, workers: int) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
     about      name, value                what the study is: its description, the fingerprint of its data, predictors' commits
     runs       one row a finished run     key, case, configuration, seed, curve, outcome, environment, commit
-    predictors one row a case and figure  what its initial weights say (see `ctrans.study.prediction`)
+    predictors one row a case and figure  what its initial weights say (see `benchmarks/prediction`)
     outcomes   one row a case and figure  what its runs give together (see `ctrans.study.outcomes`)
 
 A run's row is one transaction, made when the run is done (WAL, flushed): what is in flight at a kill is run again, and nothing that is

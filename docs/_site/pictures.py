@@ -24,7 +24,7 @@ PICTURES = {
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
     "prediction": (
         f"-c \"__import__('shutil').copytree('{ROOT}/benchmarks/results/study-predict', 'it')\"; "
-        "-m ctrans study predict --report --stage sealed --out it",
+        "-m benchmarks.prediction --report --stage sealed --out it",
         "it/study.png",
     ),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),

@@ -1,20 +1,12 @@
 """`ctrans study` as users type it, on stores whose runs are made up, so that nothing is trained but what must be."""
 
-import json
-import math
-
-import numpy as np
 import pytest
 
-from ctrans.stability.screening.predicted_rate import TERMS
 from ctrans.study.carry_out import prospect
 from ctrans.study.database import open_store
-from ctrans.study.prediction import architectures, protocol
-from ctrans.study.prediction.architectures import prediction_study
 from ctrans.study.presets.table import PRESETS
 from ctrans.study.training import RunResult
 from tests.cli.test_commands import run, strict
-from tests.study.test_prediction import LAW, figures_of
 
 TOML = """
 learning_rates = [1e-3, 1e-2]
@@ -93,43 +85,13 @@ def test_a_report_after_a_kill_has_outcomes_and_no_verdict_of_half_a_study(tmp_p
     assert (tmp_path / "outcomes.csv").read_text().count("best loss") == 4
 
 
-@pytest.mark.parametrize("option", ["--file", "--bin", "--scale"])
-def test_prediction_is_of_one_text_and_one_size(tmp_path, option):
-    """Whether a model has learned is judged by what this text's byte frequencies are worth."""
-    (tmp_path / "text.txt").write_text("another text, of other frequencies")
-    result = run(
-        "study", "predict", "--dry-run", option, "paper" if option == "--scale" else tmp_path / "text.txt", "--out", tmp_path
-    )
+@pytest.mark.parametrize("options", [(), ("--stage", "sealed", "--report"), ("--dry-run",)], ids=" ".join)
+def test_predict_says_where_the_experiment_is_now(options, tmp_path):
+    result = run("study", "predict", *options, "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert f"{option}: the predictor" in result.output
-    assert not (tmp_path / "study.json").exists()
-
-
-def test_prediction_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, monkeypatch):
-    few = {family: each[:2] for family, each in architectures.families().items() if family.startswith(("placement", "option"))}
-    for module in (architectures, protocol):
-        monkeypatch.setattr(module, "families", lambda: few)
-    generator = np.random.default_rng(0)
-    study = prediction_study("adamw", seal=False)
-    figures = {each.case: figures_of(generator) for each in study.runs()}
-
-    def loss(each):
-        return 2.0 + max(0.0, math.log10(each.training.learning_rate * 10 ** TERMS[LAW].value(figures[each.case][LAW]) / 0.01))
-
-    kept(tmp_path, study, loss)
-    with open_store(tmp_path) as store:
-        for case, each in figures.items():
-            store.put_predictors(case, each)
-    result = run("study", "predict", "--report", "--out", tmp_path)
-    assert result.exit_code == 0, result.output
-    assert "The third is sealed" in result.output
-    found = strict((tmp_path / "study.json").read_text())["prediction"]
-    assert found["sealed"] == {}
-    assert found["seal"] is None
-    assert found["predictor"]["architectures"] == len(figures)
-    assert {point["case"] for point in found["build"]["points"]} == set(figures)
-    assert json.loads((tmp_path / "predictor.json").read_text()) == found["predictor"]
-    assert (tmp_path / "study.png").stat().st_size > 10_000
+    assert "python -m benchmarks.prediction" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 WRONG = {
@@ -138,9 +100,7 @@ WRONG = {
     ("kim-growth", "--dry-run", "--report"): "exclude each other",
     ("kim-growth", "--workers", "0"): "workers = 0",
     ("kim-growth", "--export", "xls"): "csv",
-    ("kim-growth", "--stage", "build"): "--stage is for ctrans study predict",
-    ("predict", "--stage", "all"): "unknown stage",
-    ("predict", "--regime", "adam"): "adamw",
+    ("kim-growth", "--stage", "build"): "--stage: the study of prediction",
     ("kim-growth", "--file", "a", "--bin", "b"): "exclude each other",
     ("vision", "--file", "a"): "leave --file and --bin out",
     ("kim-growth", "--report", "--out", "/proc/none"): "give the --out of a study",

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from benchmarks.prediction.evaluation import spearman
 from ctrans.study.bootstrap import interval, mean_interval
 from ctrans.study.cost import cost_of
 from ctrans.study.database import Finished
-from ctrans.study.prediction.evaluation import spearman
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Contrast, judge
 from ctrans.study.presets.figures import FIGURES
 from ctrans.study.presets.table import PRESETS, SIZES

@@ -3,7 +3,8 @@
     log10 eta = c - sum_j b_j x_j,  b_j >= 0,
 
 x_j a figure of the screening, or its logarithm, with the sign that its reason has. What was learned from which trainings is
-`predictor.json` beside this file; `ctrans study predict` fits it, and a third of the families was trained only after it was committed.
+`predictor.json` in this directory. `benchmarks/prediction` fits it; a third of the families was
+trained only after the fit was committed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ TERMS: dict[str, Term] = {
 }
 """By the figure's name; chosen on the two thirds that were trained first."""
 SEALED = {"architectures": 43, "within a factor of 3": 0.77, "in the interval": 0.65, "their placement's median within it": 0.86}
-"""How it did on architectures of families that it had not seen (`ctrans study predict --report`; a test compares)."""
+"""How it did on architectures of families that it had not seen (`python -m benchmarks.prediction --report`; a test compares)."""
 CAVEAT = (
     "It was learned of options around pre at dt 1 and peri at dt 0.3: peri at dt 1 took smaller rates than that, and whether it tells "
     "architectures of one placement apart is not known."
@@ -132,7 +133,7 @@ def read_predictor(path: Path = FILE) -> Predictor:
     """The committed predictor. ConfigError where there is none, or it is damaged."""
     if not path.is_file():
         raise ConfigError(
-            f"there is no {path.name} yet: fit one with ctrans study predict, and commit what it writes as {str(path)!r}"
+            f"there is no {path.name} yet: fit one with python -m benchmarks.prediction, and commit what it writes as {str(path)!r}"
         )
     content: Any = read_json(path)
     try:

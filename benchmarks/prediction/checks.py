@@ -1,6 +1,6 @@
 """What the kept study of prediction finds by other rules: tolerances, families as the unit, seeds, one bit, placement against dt.
 
-    python benchmarks/prediction_checks.py [DIRECTORY]     # of study.sqlite and, in placement-and-dt/, of the trainings that cross the two
+    python benchmarks/prediction/checks.py [DIRECTORY]     # of study.sqlite and, in placement-and-dt/, of the trainings that cross the two
 
 Every rate is computed anew from the runs, and nothing is read of what the study kept as its evaluation. All of it was done after the
 seal was broken.
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from ctrans.threads import wait_passively
 
@@ -25,15 +25,15 @@ wait_passively()
 
 import numpy as np
 
+from benchmarks.prediction.architectures import RATES, SEEDS, families, sealed
+from benchmarks.prediction.evaluation import FACTOR, spearman
+from benchmarks.prediction.protocol import LEARNED_IN, NEVER, PLATEAU, cases
 from benchmarks.record import keep
 from ctrans.stability.screening.predicted_rate import read_predictor
 from ctrans.study.database import Finished, open_store
 from ctrans.study.outcomes import LEARNED, SHARE, end_loss
-from ctrans.study.prediction.architectures import RATES, SEEDS, families, sealed
-from ctrans.study.prediction.evaluation import FACTOR, spearman
-from ctrans.study.prediction.protocol import LEARNED_IN, NEVER, PLATEAU, cases
 
-KEPT = Path(__file__).parent / "results" / "study-predict"
+KEPT = Path(__file__).parents[1] / "results" / "study-predict"
 DRAWS = 2000
 Tolerance = Callable[[float, float], float]
 """The highest loss that counts as stable, of the best and the first."""

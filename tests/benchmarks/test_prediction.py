@@ -9,22 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from benchmarks.prediction import architectures, protocol
+from benchmarks.prediction.__main__ import main
+from benchmarks.prediction.architectures import RATES, REGIMES, families, prediction_study, sealed
+from benchmarks.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, WithinPlacement, evaluate, within_placements
+from benchmarks.prediction.fitting import COVERED, cross_validated, fit, to_text, with_interval
+from benchmarks.prediction.hessian import PARTS, hessian_edges, largest_eigenvalue
+from benchmarks.prediction.predictors import BASELINES, predictors, response
+from benchmarks.prediction.scores import gradient_scores, naswot, synflow
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.backward.curvature import ADAM_EPS
 from ctrans.stability.screening.predicted_rate import SEALED, TERMS, TRIED, predicted_rate, read_predictor
 from ctrans.study.database import open_store
-from ctrans.study.prediction import architectures, protocol
-from ctrans.study.prediction.architectures import RATES, REGIMES, families, prediction_study, sealed
-from ctrans.study.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, WithinPlacement, evaluate, within_placements
-from ctrans.study.prediction.fitting import COVERED, cross_validated, fit, to_text, with_interval
-from ctrans.study.prediction.hessian import PARTS, hessian_edges, largest_eigenvalue
-from ctrans.study.prediction.predictors import BASELINES, predictors, response
-from ctrans.study.prediction.scores import gradient_scores, naswot, synflow
 from ctrans.study.training import RunResult
 from ctrans.training.data import from_text, read_source
 from solvers import ConfigError
+from tests.cli.test_study import kept
 from tests.training.helpers import TEXT
 
 TINY = GPTConfig(vocab_size=7, context=4, depth=1, width=4, heads=2, embedding_std=0.5, initialisation="lecun")
@@ -335,6 +338,43 @@ def test_what_the_screening_says_of_its_prediction_is_what_the_kept_study_found(
         assert predictor.log_rate(figures[point["case"]]) == pytest.approx(point["predicted"], rel=1e-12)
     assert fitted.slopes == pytest.approx(predictor.slopes)
     assert len(build.points) == predictor.architectures
+
+
+def test_the_command_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, monkeypatch):
+    few = {family: each[:2] for family, each in families().items() if family.startswith(("placement", "option"))}
+    for module in (architectures, protocol):
+        monkeypatch.setattr(module, "families", lambda: few)
+    generator = np.random.default_rng(0)
+    study = prediction_study("adamw", seal=False)
+    figures = {each.case: figures_of(generator) for each in study.runs()}
+
+    def loss(each):
+        return 2.0 + max(0.0, math.log10(each.training.learning_rate * 10 ** TERMS[LAW].value(figures[each.case][LAW]) / 0.01))
+
+    kept(tmp_path, study, loss)
+    with open_store(tmp_path) as store:
+        for case, each in figures.items():
+            store.put_predictors(case, each)
+    result = CliRunner().invoke(main, ["--report", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "The third is sealed" in result.output
+    found = json.loads((tmp_path / "study.json").read_text())["prediction"]
+    assert found["sealed"] == {}
+    assert found["seal"] is None
+    assert found["predictor"]["architectures"] == len(figures)
+    assert {point["case"] for point in found["build"]["points"]} == set(figures)
+    assert json.loads((tmp_path / "predictor.json").read_text()) == found["predictor"]
+    assert (tmp_path / "study.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--stage", "all"), "'all' is not one of"), (("--regime", "adam"), "adamw"), (("--report",), "give the --out of a study")],
+)
+def test_a_wrong_request_of_the_command_is_one_line(arguments, said, tmp_path):
+    result = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path)])
+    assert result.exit_code != 0
+    assert said in result.output
 
 
 def test_it_is_evaluated_when_all_is_done(tmp_path):

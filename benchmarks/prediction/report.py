@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
+from rich import box
 from rich.table import Table
 
-from ctrans.report.study_report import HUES, a_table, shown
-from ctrans.study.prediction.evaluation import FACTOR, OUTCOMES, PREDICTED, Evaluated, WithinPlacement
+from benchmarks.prediction.evaluation import FACTOR, OUTCOMES, PREDICTED, Evaluated, WithinPlacement
 
 STRONGEST = 8
 """Figures that a table shows for each outcome, besides the baselines."""
@@ -19,8 +19,22 @@ WITHIN = 5
 """Figures that are shown for each placement alone."""
 NAMED = 6
 """Points of the picture that have their family's name beside them."""
-COLOURS = (*HUES, "0.5")
-"""By table."""
+COLOURS = ("#332288", "#88ccee", "#117733", "#ddcc77", "#882255", "#44aa99", "#aa4499", "0.5")
+"""By table (Paul Tol's "muted")."""
+
+
+def a_table(title: str, *columns: str) -> Table:
+    """A table with that title, its first column to the left."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.title_style, table.title_justify = "bold", "left"
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0)
+    return table
+
+
+def shown(value: float | None, digits: int = 4) -> str:
+    """The number with so many digits, a dash where it is not known."""
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def correlations_table(title: str, found: Evaluated) -> Table:

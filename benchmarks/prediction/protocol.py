@@ -16,16 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.prediction.architectures import BASE, families, prediction_study, sealed
+from benchmarks.prediction.evaluation import Evaluated, Known, evaluate
+from benchmarks.prediction.fitting import cross_validated, fit, with_interval
+from benchmarks.prediction.predictors import predictors
 from ctrans.model.config import GPTConfig
 from ctrans.stability.screening.predicted_rate import FILE, Predictor, read_predictor
 from ctrans.study.carry_out import prospect
 from ctrans.study.database import Finished, Store
 from ctrans.study.description import Study
 from ctrans.study.outcomes import LEARNED, by_case, case_outcomes
-from ctrans.study.prediction.architectures import BASE, families, prediction_study, sealed
-from ctrans.study.prediction.evaluation import Evaluated, Known, evaluate
-from ctrans.study.prediction.fitting import cross_validated, fit, with_interval
-from ctrans.study.prediction.predictors import predictors
 from ctrans.training.data import Data
 from solvers import ConfigError
 

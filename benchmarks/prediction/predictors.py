@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from benchmarks.prediction.hessian import hessian_edges
+from benchmarks.prediction.scores import gradient_scores, naswot, synflow
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.screening.screen import EFFORTS, screen
-from ctrans.study.prediction.hessian import hessian_edges
-from ctrans.study.prediction.scores import gradient_scores, naswot, synflow
 from ctrans.training.data import Data
 from solvers import ConfigError, SolveError
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from benchmarks.prediction.predictors import BASELINES
 from ctrans.study.bootstrap import interval
-from ctrans.study.prediction.predictors import BASELINES
 
 FACTOR = 3.0
 """How far off a predicted rate may be."""
