@@ -36,6 +36,7 @@ from benchmarks.prediction.protocol import (
     known,
     missing,
     seal,
+    unpack,
 )
 from benchmarks.prediction.report import calibration_words, correlations_table, prediction_figure, within_table
 from ctrans.cli.study_request import begins, carry_out, cost, engine, rest
@@ -74,7 +75,13 @@ class Allowed:
 
 
 @click.command()
-@click.option("--stage", default="build", show_default=True, type=click.Choice(list(STAGES)), help=f"One of: {STAGES}.")
+@click.option(
+    "--stage",
+    default="build",
+    show_default=True,
+    type=click.Choice(list(STAGES)),
+    help="; ".join(f"{name}: {what}" for name, what in STAGES.items()),
+)
 @click.option(
     "--regime", default="adamw", show_default=True, type=click.Choice(list(REGIMES)), help="How the models are trained."
 )
@@ -83,6 +90,7 @@ class Allowed:
 @click.option("--ray", metavar="ADDRESS", help="Train on the Ray cluster at this address.")
 @click.option("--dry-run", is_flag=True, help="Only print what it costs: a short run is timed.")
 @click.option("--report", is_flag=True, help="Train nothing: make tables and picture anew from what is kept.")
+@click.option("--kept", is_flag=True, help="As --report, of the runs in benchmarks/results, which are unpacked to --out first.")
 @click.option(
     "--export", "formats", multiple=True, type=click.Choice(list(export.FORMATS)), help="Write the tables as files too."
 )
@@ -95,6 +103,7 @@ def main(
     ray: str | None,
     dry_run: bool,
     report: bool,
+    kept: bool,
     formats: tuple[str, ...],
     out: Path,
 ) -> None:
@@ -104,6 +113,9 @@ def main(
         if dry_run:
             print(f"processor hours in all, and left: {[round(each.processor_hours, 2) for each in cost(prospect(study, None))]}")
             return
+        if kept:
+            unpack(out)
+            report = True
         with open_store(out, write=not report) as store:
             plan = prospect(study, store, as_begun=report)
             if not report:

@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -27,13 +28,12 @@ import numpy as np
 
 from benchmarks.prediction.architectures import RATES, SEEDS, families, sealed
 from benchmarks.prediction.evaluation import FACTOR, spearman
-from benchmarks.prediction.protocol import LEARNED_IN, NEVER, PLATEAU, cases
+from benchmarks.prediction.protocol import KEPT, LEARNED_IN, NEVER, PLATEAU, cases, unpack
 from benchmarks.record import keep
 from ctrans.stability.screening.predicted_rate import read_predictor
 from ctrans.study.database import Finished, open_store
 from ctrans.study.outcomes import LEARNED, SHARE, end_loss
 
-KEPT = Path(__file__).parents[1] / "results" / "study-predict"
 DRAWS = 2000
 Tolerance = Callable[[float, float], float]
 """The highest loss that counts as stable, of the best and the first."""
@@ -224,7 +224,15 @@ def _options(each: Architecture) -> dict[str, object]:
 
 def main() -> None:
     """Prints and keeps all of it."""
-    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else KEPT
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(place)
+        if directory == Path(place):
+            for part in ("", "placement-and-dt"):
+                unpack(directory / part, KEPT / part)
+        _check(directory)
+
+
+def _check(directory: Path) -> None:
     every = list(architectures(directory))
     parts = {"two thirds": [e for e in every if not sealed(e.family)], "sealed": [e for e in every if sealed(e.family)]}
     crossed = list(architectures(directory / "placement-and-dt")) if (directory / "placement-and-dt").is_dir() else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gzip
 import json
 import math
 import subprocess
@@ -23,12 +24,15 @@ from benchmarks.prediction.predictors import predictors
 from ctrans.model.config import GPTConfig
 from ctrans.stability.screening.predicted_rate import FILE, Predictor, read_predictor
 from ctrans.study.carry_out import prospect
+from ctrans.study.database import FILE as STORE
 from ctrans.study.database import Finished, Store
 from ctrans.study.description import Study
 from ctrans.study.outcomes import LEARNED, by_case, case_outcomes
 from ctrans.training.data import Data
 from solvers import ConfigError
 
+KEPT = Path(__file__).parents[1] / "results" / "study-predict"
+"""The experiment's runs."""
 LEARNED_IN = "adamw"
 """The regime whose two thirds the predictor and its baselines are from; others try both where they were not learned."""
 AFTER, AT = 20, 2
@@ -169,6 +173,12 @@ def judged(store: Store, study: Study, regime: str) -> Evaluated:
     found = evaluate(each, [predictor.log_rate(case.figures) for case in each], build, (predictor.low, predictor.high))
     store.tell(f"evaluation, {regime}", dataclasses.asdict(found))
     return found
+
+
+def unpack(directory: Path, kept: Path = KEPT) -> None:
+    """Writes the study file that is kept compressed into that directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / STORE).write_bytes(gzip.decompress((kept / f"{STORE}.gz").read_bytes()))
 
 
 def _git(path: Path, *arguments: str) -> str:

@@ -22,11 +22,7 @@ PICTURES = {
     "screen": ("-m ctrans screen --compare placement=none,pre,peri,post --quick --out it", "it/screen.png"),
     "hjb-check": ("-m ctrans hjb-check --depth 4 --width 64 --context 32 --out it", "it/hjb-check.png"),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
-    "prediction": (
-        f"-c \"__import__('shutil').copytree('{ROOT}/benchmarks/results/study-predict', 'it')\"; "
-        "-m benchmarks.prediction --report --stage sealed --out it",
-        "it/study.png",
-    ),
+    "prediction": ("-m benchmarks.prediction --kept --stage sealed --out it", "it/study.png"),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),
     "loss": ("-m ctrans train --iterations 300 --eval-every 20 --out it", "it/loss.png"),
 }

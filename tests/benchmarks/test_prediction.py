@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -321,12 +320,10 @@ def test_the_plateau_is_what_byte_frequencies_know():
     assert data.frequencies_loss() == pytest.approx(loss, abs=1e-3)  # of the tokens up to the highest, not of all bytes
 
 
-KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "study-predict"
-
-
 def test_what_the_screening_says_of_its_prediction_is_what_the_kept_study_found(tmp_path):
     """And what was sealed is predicted by the committed predictor as it was on that day."""
-    with open_store(KEPT, write=False) as store:
+    protocol.unpack(tmp_path)
+    with open_store(tmp_path, write=False) as store:
         found, predictor = protocol.kept_evaluation(store, "adamw"), protocol.Predictor(**store.about("predictor"))
         figures = store.predictors()
         build, fitted = protocol.built(store, prediction_study("adamw", seal=False))
