@@ -16,8 +16,8 @@ from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
 from ctrans.cli.subjects import Subject, check_loss, find, settle_threads
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
-from ctrans.control.model_check import ModelCheck, check_model, refusal
-from ctrans.control.remedy import Remedy
+from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
+from ctrans.control.regularization import Regularization
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import get_placement
 from ctrans.report import hjb_figure
@@ -114,14 +114,14 @@ def command(request: HJBCheckRequest) -> None:
     ctrans hjb-check --kinetic 0.1 --file book.txt
     ctrans hjb-check models/gemma --context 32
     """
-    remedy = Remedy(**{field.name: getattr(request, field.name) for field in dataclasses.fields(Remedy)})
+    regularization = Regularization(**{field.name: getattr(request, field.name) for field in dataclasses.fields(Regularization)})
     if request.pde and request.quiet and request.out is None:
         raise ConfigError("--pde draws a picture, and with --json - nothing is written: add --out DIRECTORY")
     dtype, device = get_dtype(request.dtype), get_device(request.device)
     check_solver("tsit5", 1, None, None, dtype)
     found = find(request)
     check_loss(found, "hjb-check")
-    refused = _refused(found, remedy)
+    refused = _refused(found, regularization)
     jobs = [subject for subject in found if subject.config.placement not in refused]
     if not jobs:
         raise ConfigError(next(iter(refused.values())))
@@ -134,7 +134,7 @@ def command(request: HJBCheckRequest) -> None:
         for subject in jobs:
             norm = subject.config.norm
             progress = partial(lambda word, k: advance(word), f"{norm}, {subject.config.placement}")
-            check = check_model(subject.model(dtype, device), tokens, targets, remedy, progress=progress)
+            check = check_model(subject.model(dtype, device), tokens, targets, regularization, progress=progress)
             checks[norm].append(dataclasses.replace(check, placement=subject.config.placement))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
     failures = [f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures]
@@ -156,10 +156,12 @@ def command(request: HJBCheckRequest) -> None:
     end(request, directory, ending)
 
 
-def _refused(found: Sequence[Subject], remedy: Remedy) -> dict[str, str]:
-    """Why the remedy does not apply, by the name of each model that does not take it, or has a sublayer that does not."""
+def _refused(found: Sequence[Subject], regularization: Regularization) -> dict[str, str]:
+    """Why the regularization does not apply, by the name of each model that does not take it, or has a sublayer that does not."""
     reasons = {
-        subject.config.placement: next((why for p in subject.placements if (why := refusal(get_placement(p), remedy))), None)
+        subject.config.placement: next(
+            (why for p in subject.placements if (why := why_not_applicable(get_placement(p), regularization))), None
+        )
         for subject in found
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}

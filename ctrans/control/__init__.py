@@ -2,21 +2,19 @@
 
 from ctrans.control.admissible import VERDICTS, AdmissibleSet, GainSlope, Posedness, Supremum
 from ctrans.control.attained import Attained, attained
-from ctrans.control.bounded_growth import Growth, Witness
 from ctrans.control.certificate import Certificate, VelocityAscent, WeightAscent, certify
 from ctrans.control.costate import Costate, costate
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
-from ctrans.control.ellipsoids import Ellipsoid, EllipsoidSlice, ellipsoid_value
-from ctrans.control.filled_ellipsoid import FilledImage
-from ctrans.control.gain_decay import GainDecay
-from ctrans.control.gain_slope import boxed_value, gain_slope
-from ctrans.control.kinetic_cost import KineticCost
+from ctrans.control.ellipsoid import Ellipsoid, EllipsoidSlice, FilledImage, ellipsoid_value
+from ctrans.control.gains import boxed_value, gain_slope
+from ctrans.control.growth import Growth, Witness
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
-from ctrans.control.linear_spaces import TangentSpace, WholeSpace
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.control.rank_gap import gap_of_rank
+from ctrans.control.regularization import GainDecay, KineticCost
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
+from ctrans.control.tangent import TangentSpace, WholeSpace
 
 __all__ = [
     "VERDICTS",

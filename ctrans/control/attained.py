@@ -29,8 +29,8 @@ from torch import Tensor
 
 from ctrans.control.ascent import ascend
 from ctrans.control.costate import Costate, costate
-from ctrans.control.joined import highest_towards_image
 from ctrans.control.last_map import frobenius
+from ctrans.control.residual_pullback import highest_towards_image
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.fields import HasOutputProjection
 from ctrans.norm import Norm

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, GainSlope, Posedness, Supremum, VelocitySet, check_costate, length, ratio
 from ctrans.control.ascent import STEPS, Chart, ascend, evened
-from ctrans.control.bounded_growth import Growth, Witness, growth, witness
-from ctrans.control.ellipsoids import SphereImage
-from ctrans.control.gained_growth import gained_growth
-from ctrans.control.kinetic_cost import KineticCost
+from ctrans.control.ellipsoid import SphereImage
+from ctrans.control.growth import Growth, Witness, gained_growth, growth, witness
 from ctrans.control.last_map import Features
-from ctrans.control.linear_spaces import LinearSpace
 from ctrans.control.norm_image import NormImage
 from ctrans.control.rank_gap import gap_of_rank
+from ctrans.control.regularization import KineticCost
 from ctrans.control.set_of_placement import admissible_set
+from ctrans.control.tangent import LinearSpace
 from ctrans.norm import NORMS, Norm
 from solvers import ConfigError
 from solvers.errors import look_up

@@ -113,7 +113,7 @@ def continuous_or_discrete(
         return costate(model, tokens, targets), f"the continuous costate cannot be had, so the discrete model's serves: {error}"
 
 
-SILENT = "dL/dX is 0 at every state, as behind a head of zeros: there H = 0, and every velocity is as good as any other"
+ZERO_GRADIENT = "dL/dX is 0 at every state, as behind a head of zeros: there H = 0, and every velocity is as good as any other"
 """What is said where a loss does not depend on the depth."""
 
 

@@ -2,6 +2,13 @@
 
 The Hamiltonian of a norm's image does not depend on the state. So the best a token can do is to move straight, and the value of a
 state is the least terminal cost within reach. No grid is involved, and the width is free.
+
+
+min of G over affine images of the unit ball, many at once: samples, projected gradient, pattern search.
+
+Three stages, each for what the one before cannot do. A sample chooses the basins. The spectral projected gradient (Birgin,
+Martinez, Raydan 2000: Barzilai-Borwein steps, projected on the ball) reaches a smooth minimum to rounding. The pattern search
+needs no derivative and finishes minima at kinks, where gradients do not vanish.
 """
 
 from __future__ import annotations
@@ -14,7 +21,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.ball_minimum import finite_values, minimise
 from ctrans.norm import SphereNorm
 from solvers import ConfigError
 
@@ -92,3 +98,145 @@ def _check(terminal: Terminal, x: Tensor, remaining: float, velocities: BallImag
     if starts < 1:
         raise ConfigError(f"starts = {starts!r}: give at least 1")
     finite_values(terminal, x)
+
+
+SAMPLES_PER_START, NEIGHBOURS = 32, 8
+DESCENT_STEPS = 3000
+"""A limit for the hardest rows only: a row leaves the loop when it has converged, mostly after some 10 to 50 steps."""
+ARMIJO, MEMORY, GROW, SHRINK = 1e-4, 3, 10.0, 0.25
+"""A step must bring g below the largest of the last MEMORY values: a little freedom lets Barzilai-Borwein steps be fast."""
+STRIDE = 0.1
+"""The longest step, about the sample's spacing: a longer one may leave the basin that the start was chosen for."""
+SEARCH_RADIUS, SEARCH_STEPS = 0.05, 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Problems:
+    """g_k(w) = G(z_k + A w) for many base points z_k: the functions of the unit ball that are minimised side by side."""
+
+    cost: Callable[[Tensor], Tensor]
+    base: Float[Tensor, "rows width"]
+    map: Float[Tensor, "width rank"]
+
+    def __call__(self, w: Float[Tensor, " rows *many rank"]) -> Float[Tensor, " rows *many"]:
+        base = self.base.reshape(len(self.base), *[1] * (w.ndim - 2), -1)
+        return self.cost(base + w @ self.map.T)
+
+    def slope(self, w: Float[Tensor, "rows rank"]) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows rank"]]:
+        """g(w) and its gradient."""
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            values = self(w) + 0 * w.sum(-1)  # a G that ignores its argument has a gradient too
+            (slope,) = torch.autograd.grad(values.sum(), w)
+        return values.detach(), slope
+
+    def of(self, rows: Tensor) -> Problems:
+        """The problems of those rows only."""
+        return dataclasses.replace(self, base=self.base[rows])
+
+
+def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    """G(x), or ConfigError where it has the wrong shape or is not finite."""
+    values = cost(x)
+    if values.shape != x.shape[:-1]:
+        raise ConfigError(
+            f"the terminal cost returned shape {tuple(values.shape)} for states {tuple(x.shape)}: it must reduce the last axis only"
+        )
+    if not bool(torch.isfinite(values).all()):
+        raise ConfigError(
+            "the terminal cost is not finite at some of the states: give a G that is finite wherever a token can get"
+        )
+    return values
+
+
+def minimise(
+    cost: Callable[[Tensor], Tensor], base: Float[Tensor, "rows width"], map: Float[Tensor, "width rank"], starts: int
+) -> Float[Tensor, " rows"]:
+    """min over |w| <= 1 of G(z_k + A w) for each row z_k of `base`, from `starts` starting points each."""
+    problems = Problems(cost, base, map)
+    w = starting_points(problems, starts)
+    repeated = Problems(cost, base.repeat_interleave(starts, 0), map)
+    w = descend(repeated, w.flatten(0, 1)).reshape(w.shape)
+    return search(problems, _take(w, problems(w).argmin(-1)))
+
+
+def project(w: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:
+    """w / max(|w|, 1), the nearest point of the unit ball."""
+    nearest: Tensor = w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp(min=1)
+    return nearest
+
+
+def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows starts rank"]:
+    """The lowest local minima of g on a Sobol sample of the ball, where a point's nearest `NEIGHBOURS` are its surroundings.
+
+    If there are fewer than `starts`, the lowest of the other points fill up.
+    """
+    rank = problems.map.shape[-1]
+    sobol_points: Callable[..., Tensor] = torch.quasirandom.SobolEngine(rank).draw  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
+    sobol = sobol_points(SAMPLES_PER_START * starts, dtype=torch.float64)
+    points = project(2 * sobol - 1).to(problems.base)
+    near = torch.cdist(points, points).topk(NEIGHBOURS + 1, largest=False).indices
+    values = finite_values(problems.cost, problems.base.unsqueeze(1) + points @ problems.map.T)
+    span = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True)
+    minimal = values <= values[:, near].amin(-1)
+    return points[torch.where(minimal, values, values + 2 * span).topk(starts, largest=False).indices]
+
+
+def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, "rows rank"]:
+    """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, taken if g falls enough (Armijo); the lowest point met."""
+    resolution = torch.finfo(w.dtype).eps ** 0.6  # a move this small changes a smooth g below rounding
+    tiny = torch.finfo(w.dtype).tiny
+    rows = torch.arange(len(w), device=w.device)
+    value, slope = problems.slope(w)
+    result, lowest = w.clone(), value.clone()
+    recent = value.unsqueeze(-1).repeat(1, MEMORY)
+    size = 1 / torch.linalg.vector_norm(slope, dim=-1).clamp(min=tiny)
+    for step in range(DESCENT_STEPS):
+        full = project(w - size.unsqueeze(-1) * slope) - w
+        fraction = STRIDE / torch.linalg.vector_norm(full, dim=-1).clamp(min=STRIDE)
+        trial = w + fraction.unsqueeze(-1) * full
+        trial_value, trial_slope = problems.slope(trial)
+        move, turn = trial - w, trial_slope - slope
+        length2, curvature = move.square().sum(-1), (move * turn).sum(-1)
+        accept = trial_value <= recent.amax(-1) - ARMIJO * length2 / (fraction * size)
+        secant = torch.where(curvature > 0, length2 / curvature, math.inf)
+        size = torch.where(accept, secant.minimum(GROW * size), SHRINK * size)
+        w, slope = (torch.where(accept.unsqueeze(-1), new, old) for new, old in ((trial, w), (trial_slope, slope)))
+        value = torch.where(accept, trial_value, value)
+        recent[:, step % MEMORY] = value
+        better = value < lowest[rows]
+        lowest[rows[better]], result[rows[better]] = value[better], w[better]
+        moving = length2.sqrt() > resolution
+        rows, w, value, slope, size, recent = (part[moving] for part in (rows, w, value, slope, size, recent))
+        if not len(rows):
+            break
+        problems = problems.of(moving)
+    return result
+
+
+def search(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, " rows"]:
+    """g at the end of a pattern search: the best of w +- r e_i, projected, or r halved, until r is below rounding."""
+    eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
+    pattern = torch.cat([eye, -eye])
+    value = problems(w)
+    result = value.clone()
+    rows = torch.arange(len(w), device=w.device)
+    radius = torch.full_like(value, SEARCH_RADIUS)
+    for _ in range(SEARCH_STEPS):
+        trials = project(w.unsqueeze(-2) + radius[:, None, None] * pattern)
+        best, index = problems(trials).min(-1)
+        better = best < value
+        w = torch.where(better.unsqueeze(-1), _take(trials, index), w)
+        value = torch.minimum(value, best)
+        radius = torch.where(better, radius, radius / 2)
+        result[rows] = value
+        moving = radius > torch.finfo(w.dtype).eps
+        rows, w, value, radius = (part[moving] for part in (rows, w, value, radius))
+        if not len(rows):
+            break
+        problems = problems.of(moving)
+    return result
+
+
+def _take(points: Float[Tensor, "rows many rank"], index: Tensor) -> Float[Tensor, "rows rank"]:
+    return points.gather(1, index[:, None, None].expand(-1, 1, points.shape[-1])).squeeze(1)

@@ -21,8 +21,8 @@ from ctrans.control.admissible import (
     ratio,
 )
 from ctrans.control.ascent import Chart
-from ctrans.control.remedy import Remedy
-from ctrans.control.secular_equation import in_ball
+from ctrans.control.regularization import Regularization
+from ctrans.control.trust_region import in_ball
 from ctrans.fields import HasOutputProjection
 from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.sublayer import Sublayer
@@ -256,12 +256,12 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
     return h if sublayer.output_norm is not None else sublayer.gain * h
 
 
-def check_last_decay(sublayer: Sublayer, remedy: Remedy) -> None:
+def check_last_decay(sublayer: Sublayer, regularization: Regularization) -> None:
     """Raises ConfigError for a decay of the last map's weights where a scale by channel stands behind them.
 
     A cost of |W|_F^2 is none of |s * W|_F^2, which is what velocities s * (h W') are the shortest of.
     """
-    if remedy.last_map_decay is not None and sublayer.output_norm is None and scaled_parts(sublayer.field):
+    if regularization.last_map_decay is not None and sublayer.output_norm is None and scaled_parts(sublayer.field):
         raise ConfigError(
             f"behind the {sublayer.kind} sublayer's last linear map stands a scale by channel, and a decay of that map's weights is none "
             "of the scaled ones: leave --last-map-decay out, or fold the scale into the weights"

@@ -11,12 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import VERDICTS, Posedness, Supremum
-from ctrans.control.bounded_growth import decayed_growth
 from ctrans.control.certificate import Certificate, certify, weakest
 from ctrans.control.costate import Costate, Point, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
-from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
-from ctrans.control.joined import (
+from ctrans.control.ellipsoid import EllipsoidSlice, ellipsoid_value
+from ctrans.control.growth import decayed_growth
+from ctrans.control.last_map import LastMapDecay, check_last_decay, last_features
+from ctrans.control.regularization import KineticCost, Regularization
+from ctrans.control.residual_pullback import (
     active_channels,
     check_residual_remedy,
     check_towards_image,
@@ -27,15 +29,12 @@ from ctrans.control.joined import (
     has_zero_gain,
     pulled_back,
     pulled_to_map,
-    reached_around,
+    reachable_set,
     trains_gains,
 )
-from ctrans.control.kinetic_cost import KineticCost
-from ctrans.control.last_map import LastMapDecay, check_last_decay, last_features
-from ctrans.control.linear_spaces import LinearSpace
-from ctrans.control.remedy import Remedy
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
+from ctrans.control.tangent import LinearSpace
 from ctrans.depth import Depth
 from ctrans.norm import Norm, RMSNorm
 from ctrans.placement import Placement
@@ -53,7 +52,7 @@ class SegmentCheck:
     move nothing). `ellipsoid` is Kan's printed value of H, for LayerNorm's image only: H there is at most that. `training_threshold` is
     dt lam*, the penalty of both factors in a training loss at which H turns from infinite to zero, for a linear T and a map that
     shows its factors; `weight_decay` is the one asked about, which the certificate does not have. `step` is the certificate of the
-    discrete step where that has a set of its own. Without an `ode` (see `check_jump`) that is the segment's only one.
+    discrete step where that has a set of its own. Where `ode` is false, `certificate` is the discrete step's.
     """
 
     segment: int
@@ -185,11 +184,11 @@ class ModelCheck:
         return weakest(steps) if steps else None
 
 
-def refusal(placement: Placement, remedy: Remedy) -> str | None:
-    """Why a placement's admissible set takes no such remedy, before there is a model; None where it does."""
+def why_not_applicable(placement: Placement, regularization: Regularization) -> str | None:
+    """Why a placement's admissible set takes no such regularization, before there is a model; None where it does."""
     one = torch.ones(1, 2)
     try:
-        _admissible(RMSNorm(2), placement, one, one, remedy.of_sets)
+        _admissible(RMSNorm(2), placement, one, one, regularization.of_sets)
     except ConfigError as error:
         return str(error)
     return None
@@ -199,23 +198,23 @@ def check_model(
     model: Model,
     tokens: Tensor,
     targets: Any,
-    remedy: Remedy | None = None,
+    regularization: Regularization | None = None,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> ModelCheck:
     """H(P) = sup of -<P, f> over what each segment's placement allows, with its certificate, P the continuous costate there.
 
-    P and X are taken at the segment's start, the text's sequences side by side: one set of weights serves them all. The last
-    linear map acts on its features of X, with a column of ones where it has a bias. Where a norm stands around the state the
-    discrete step has a set of its own, certified at the discrete model's costates; for all other placements the step's
-    velocities are the ODE's. Ascents over both factors that decay are made on the segment whose threshold is largest. `progress(k)`
-    follows the segments. Where the continuous costate cannot be had, the discrete one serves; a segment that cannot be certified is
-    skipped by name. Raises ConfigError for a remedy that a placement does not take (see `refusal`), as `costate` does in its discrete
-    form, and what the first segment raised where none can be certified.
+    P and X are taken at the segment's start, with the text's sequences side by side: one set of weights serves them all. The last
+    linear map acts on its features of X, with a column of ones where it has a bias. Where a norm acts on the state the discrete step
+    has a set of its own, certified at the discrete model's costates; for all other placements the step's velocities are the ODE's.
+    The check adds ascents over both factors that decay on the segment with the largest threshold. `progress(k)` is called after each
+    segment. Where the continuous costate does not exist, the check uses the discrete one. It skips a segment that cannot be certified
+    and names it. Raises ConfigError for a regularization that a placement does not take (see `why_not_applicable`), as `costate` does
+    in its discrete form, and the first segment's error where no segment can be certified.
 
     >>> check_model(model, tokens[:, :-1], tokens[:, 1:]).verdict
     """
-    remedy = Remedy() if remedy is None else remedy
+    regularization = Regularization() if regularization is None else regularization
     found, instead = continuous_or_discrete(model, tokens, targets)
     sublayers, continuous = list(model.depth.sublayers), found.form == "continuous"
     around = any(sublayer.state_norm is not None for sublayer in sublayers)
@@ -224,9 +223,11 @@ def check_model(
     for k, (sublayer, start, dt) in enumerate(zip(sublayers, found.starts, model.depth.lengths, strict=True)):
         try:
             ends, time = (found.states[k], found.costates[k + 1]), found.times[k]
-            segment = check_segment(sublayer, ends, start, segment=k, time=time, dt=dt, remedy=remedy, continuous=continuous)
+            segment = check_segment(
+                sublayer, ends, start, segment=k, time=time, dt=dt, regularization=regularization, continuous=continuous
+            )
             if discrete is not None and (norm := sublayer.state_norm) is not None and norm.has_tangent and sublayer.image is None:
-                step = check_step(sublayer, discrete.states[k], discrete.costates[k + 1], dt, remedy)
+                step = check_step(sublayer, discrete.states[k], discrete.costates[k + 1], dt, regularization)
                 segment = dataclasses.replace(segment, step=step)
             segments.append(segment)
         except (ConfigError, SolveError) as error:
@@ -243,17 +244,29 @@ def check_model(
 
 @torch.no_grad()
 def check_segment(
-    sublayer: Sublayer, ends: Point, start: Point, *, segment: int, time: float, dt: float, remedy: Remedy, continuous: bool
+    sublayer: Sublayer,
+    ends: Point,
+    start: Point,
+    *,
+    segment: int,
+    time: float,
+    dt: float,
+    regularization: Regularization,
+    continuous: bool,
 ) -> SegmentCheck:
     """The certificate of one segment of the ODE, of length dt, at the costate found there.
 
     `ends` are (X_k, P_{k+1}), the state before it and the costate behind it; `start` (X, P) as its field meets them, where a norm around
     the state needs an X on its image: that of a discrete model (`continuous` false) is put there. A norm around the state whose image
-    has no tangent spaces has no ODE: the certificate is the discrete step's (`check_jump`).
+    has no tangent spaces has no ODE: the certificate is the discrete step's (`check_step`).
     """
     if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
-        return check_jump(sublayer, *ends, segment=segment, time=time, dt=dt, remedy=remedy)
-    return check_at(sublayer, *_at_field(sublayer, start, continuous), segment=segment, time=time, dt=dt, remedy=remedy)
+        certificate, size = check_step(sublayer, *ends, dt, regularization), float(ends[1].norm())
+        decay = regularization.weight_decay
+        return SegmentCheck(segment, sublayer.kind, time, size, certificate, None, None, weight_decay=decay, ode=False)
+    return check_at(
+        sublayer, *_at_field(sublayer, start, continuous), segment=segment, time=time, dt=dt, regularization=regularization
+    )
 
 
 def _at_field(sublayer: Sublayer, start: Point, continuous: bool) -> Point:
@@ -270,20 +283,20 @@ def check_at(
     segment: int,
     time: float,
     dt: float,
-    remedy: Remedy,
+    regularization: Regularization,
 ) -> SegmentCheck:
     """The certificate of a sublayer at a state and its costate, which segment `segment` of length dt meets at depth-time `time`.
 
-    A residual W makes the velocity W v of what the norms allow v: H(P) is the norms' own at W'P (`ctrans.control.joined`).
+    A residual W makes the velocity W v of what the norms allow v: H(P) is the norms' own at W'P (`ctrans.control.residual_pullback`).
     """
     start, costate_norm = x, float(p.norm())
-    check_residual_remedy(sublayer, remedy)
+    check_residual_remedy(sublayer, regularization)
     h = last_features(sublayer, x).flatten(0, -2)
-    check_last_decay(sublayer, remedy)
+    check_last_decay(sublayer, regularization)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
-    norm, costs = sublayer.state_norm, remedy.of_sets
+    norm, costs = sublayer.state_norm, regularization.of_sets
     if sublayer.image is not None:
-        certificate = for_these_gains(sublayer, check_towards_image(sublayer, x, p, h, remedy))
+        certificate = for_these_gains(sublayer, check_towards_image(sublayer, x, p, h, regularization))
         return SegmentCheck(segment, sublayer.kind, time, costate_norm, certificate, None, None)
     p = costate_of_map(sublayer, p)
     if sublayer.output_norm is not None:
@@ -314,25 +327,7 @@ def check_at(
         training_threshold=None
         if pulled is None or has_zero_gain(sublayer)
         else threshold_at(sublayer, start, dt * sublayer.gain * pulled),
-        weight_decay=remedy.weight_decay,
-    )
-
-
-@torch.no_grad()
-def check_jump(
-    sublayer: Sublayer,
-    x: Float[Tensor, "*batch tokens width"],
-    p: Float[Tensor, "*batch tokens width"],
-    *,
-    segment: int,
-    time: float,
-    dt: float,
-    remedy: Remedy,
-) -> SegmentCheck:
-    """The certificate of the discrete step from X, with the costate P at its end, as that of its segment: it has no other."""
-    certificate = check_step(sublayer, x, p, dt, remedy)
-    return SegmentCheck(
-        segment, sublayer.kind, time, float(p.norm()), certificate, None, None, weight_decay=remedy.weight_decay, ode=False
+        weight_decay=regularization.weight_decay,
     )
 
 
@@ -342,15 +337,15 @@ def check_step(
     x: Float[Tensor, "*batch tokens width"],
     p: Float[Tensor, "*batch tokens width"],
     dt: float,
-    remedy: Remedy,
+    regularization: Regularization,
 ) -> Certificate:
     """The certificate of a step of the discrete model, N(X + dt r) with N around the state, at X and the costate P of the step's end."""
     norm = sublayer.state_norm
     assert norm is not None, "a step has a set of its own where a norm stands around the state"
     h = last_features(sublayer, x)
     state, p = x.flatten(0, -2), p.flatten(0, -2)
-    kinetic = remedy.kinetic
-    velocities = StepImage(reached_around(sublayer, state, kinetic=kinetic is not None), state, dt)
+    kinetic = regularization.kinetic
+    velocities = StepImage(reachable_set(sublayer, state, kinetic=kinetic is not None), state, dt)
     return certify(velocities if kinetic is None else KineticCost(velocities, kinetic), p, features=h.flatten(0, -2))
 
 
@@ -386,13 +381,13 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
 
 
 def _admissible(
-    norm: Norm | None, placement: Placement, x: Tensor, h: Tensor | None, costs: Mapping[str, float], moves: Tensor | None = None
+    norm: Norm | None, placement: Placement, x: Tensor, h: Tensor | None, costs: Mapping[str, float], active: Tensor | None = None
 ) -> Supremum:
     return admissible_set(
         norm,
         placement,
         state=x if placement.state_norm else None,
-        moving=moves,
+        active_channels=active,
         features=h if "last_map_decay" in costs and not (placement.output_norm or placement.state_norm) else None,
         last_map_decay=costs.get("last_map_decay"),
         gain_decay=costs.get("gain_decay"),

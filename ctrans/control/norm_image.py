@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctrans.control.admissible import Posedness, VelocitySet, check_costate
 from ctrans.control.ascent import Chart, Gains, Map, unchanged
-from ctrans.control.gain_slope import has_offset
+from ctrans.control.gains import has_offset
 from ctrans.norm import Norm
 
 

@@ -9,12 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import Supremum, VelocitySet
-from ctrans.control.gain_decay import GainDecay
-from ctrans.control.kinetic_cost import KineticCost
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
-from ctrans.control.linear_spaces import TangentSpace, WholeSpace
-from ctrans.control.sections import TangentSection
-from ctrans.control.sets_by_norm import image_of, reached_by
+from ctrans.control.regularization import GainDecay, KineticCost
+from ctrans.control.section import TangentSection
+from ctrans.control.sets_by_norm import image_of, reachable
+from ctrans.control.tangent import TangentSpace, WholeSpace
 from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
 from solvers import ConfigError
@@ -27,7 +26,7 @@ def admissible_set(
     placement: str | Placement,
     *,
     state: Float[Tensor, "*batch tokens width"] | None = None,
-    moving: Bool[Tensor, " width"] | None = None,
+    active_channels: Bool[Tensor, " width"] | None = None,
     features: Float[Tensor, "*batch tokens features"] | None = None,
     radius: float | None = None,
     last_map_decay: float | None = None,
@@ -38,7 +37,7 @@ def admissible_set(
 
     - `norm`: that norm, None where the placement has neither
     - `state`: X, which a tangent space needs
-    - `moving`: the channels that move, where not all do
+    - `active_channels`: the channels that move, where not all do; None for all
     - `features`: what the last linear map acts on, for the two remedies that follow, both at fixed features
     - `radius`: keeps |W|_F of the last linear map within a ball
     - `last_map_decay`: lam of a charge lam/2 |W|_F^2 for it
@@ -61,11 +60,11 @@ def admissible_set(
     velocities: VelocitySet
     if placement.output_norm:
         norm = _given(placement, norm, "norm, its output norm")
-        velocities = image_of(norm) if kinetic is None else reached_by(norm)
+        velocities = image_of(norm) if kinetic is None else reachable(norm)
     elif placement.state_norm:
         norm = _given(placement, norm, "norm, its state norm")
         x = _given(placement, state, "state, where velocities are tangent to its state norm's image")
-        velocities = TangentSpace(norm, x) if moving is None else TangentSection(norm, x, moving)
+        velocities = TangentSpace(norm, x) if active_channels is None else TangentSection(norm, x, active_channels)
     elif radius is not None:
         velocities = FrobeniusBall(_given(placement, features, "features, what its last linear map acts on"), radius)
     else:

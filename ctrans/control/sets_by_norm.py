@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ctrans.control.admissible import VelocitySet
-from ctrans.control.balls import Ball
-from ctrans.control.boxes import Box
-from ctrans.control.ellipsoid_product import EllipsoidProduct
-from ctrans.control.ellipsoids import Ellipsoid, EllipsoidSlice, SphereImage
-from ctrans.control.filled_ellipsoid import FilledImage
+from ctrans.control.ball import Ball
+from ctrans.control.box import Box
+from ctrans.control.ellipsoid import Ellipsoid, EllipsoidProduct, EllipsoidSlice, FilledImage, SphereImage
 from ctrans.control.norm_image import NormImage
 from ctrans.norm import Norm
 from solvers.errors import look_up
@@ -29,7 +27,7 @@ def image_of(norm: Norm) -> NormImage:
     return look_up("image", norm.image, IMAGES)(norm)
 
 
-def reached_by(norm: Norm) -> VelocitySet:
+def reachable(norm: Norm) -> VelocitySet:
     """The same with its inside where the norm reaches that, which only a running cost can make worth while."""
     image = image_of(norm)
     if not norm.reaches_inside:

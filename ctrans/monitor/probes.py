@@ -13,7 +13,7 @@ from torch import Tensor
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.control.model_check import check_segment
-from ctrans.control.remedy import Remedy
+from ctrans.control.regularization import Regularization
 from ctrans.fields import TokenBound
 from ctrans.monitor.gauges import in_a_line
 from ctrans.monitor.sharpness import over_edge
@@ -99,7 +99,9 @@ def exponents(at: Probed) -> Mapping[str, Any]:
         x, p = (part[:1, :TOKENS] for part in found.starts[k])
         step = found.states[k][:1, :TOKENS], found.costates[k + 1][:1, :TOKENS]
         time, dt = found.times[k], at.model.depth.lengths[k]
-        check = check_segment(sublayers[k], step, (x, p), continuous=False, segment=k, time=time, dt=dt, remedy=Remedy())
+        check = check_segment(
+            sublayers[k], step, (x, p), continuous=False, segment=k, time=time, dt=dt, regularization=Regularization()
+        )
         if check.certificate.growth is not None:
             named[f"hamiltonian_exponent_{word}"] = float(check.certificate.growth.exponent)
     return named

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans.control.attained import Attained
-from ctrans.control.costate import SILENT
+from ctrans.control.costate import ZERO_GRADIENT
 from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.report.fit import shown_rows
 from ctrans.report.placement_style import equation
@@ -43,7 +43,7 @@ def control_notes(reading: MaximumPrinciple, instead: str | None) -> list[str]:
     """What could not be had and what serves in its place, each with an empty line after it."""
     lines = [] if instead is None else [instead]
     lines += [f"{segment} is skipped: {why}" for segment, why in reading.skipped.items()]
-    lines += [] if any(reading.costate_norm) else [SILENT]
+    lines += [] if any(reading.costate_norm) else [ZERO_GRADIENT]
     return [escape("\n".join(lines)), ""] if lines else []
 
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans.control.admissible import Posedness
-from ctrans.control.costate import SILENT
+from ctrans.control.costate import ZERO_GRADIENT
 from ctrans.control.model_check import ModelCheck, SegmentCheck
 from ctrans.placement import PLACEMENTS
 from ctrans.report.axes import legend_below, show_at_least_a_decade
@@ -163,7 +163,9 @@ def check_notes(checks: Sequence[ModelCheck]) -> str:
     lines += [f"{c.placement}: {c.instead}" for c in checks if c.instead is not None]
     lines += [f"{c.placement}: {segment} is skipped: {why}" for c in checks for segment, why in c.skipped.items()]
     lines += [line for c in checks for line in decay_notes(c)]
-    lines += [f"{c.placement}: {SILENT}; the verdict is of any other costate" for c in checks if not c.largest.costate_norm]
+    lines += [
+        f"{c.placement}: {ZERO_GRADIENT}; the verdict is of any other costate" for c in checks if not c.largest.costate_norm
+    ]
     for c in checks:
         ties = sum(segment.certificate.ties for segment in c.segments)
         if ties:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctrans.control import GainDecay, certify
 from ctrans.control.ascent import ascend
-from ctrans.control.gain_slope import has_offset
+from ctrans.control.gains import has_offset
 from ctrans.control.sets_by_norm import image_of
 from ctrans.fields import spectral_norm
 from ctrans.norm import NORMS, ClipNorm, Norm, SquashNorm

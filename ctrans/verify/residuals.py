@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ctrans.control import admissible_set
 from ctrans.control.costate import costate
-from ctrans.control.joined import check_towards_image
-from ctrans.control.remedy import Remedy
+from ctrans.control.regularization import Regularization
+from ctrans.control.residual_pullback import check_towards_image
 from ctrans.model.gpt import GPT
 from ctrans.norm import Norm
 from ctrans.residual import Streams, sinkhorn
@@ -113,7 +113,7 @@ def towards_image(generator: torch.Generator) -> Trial:
     assert image is not None, "its residual has a norm of its own"
     P, X = noise(generator, 1 + below(generator, 3), 8), around(noise(generator, 1, 8))
     X = X.expand_as(P).contiguous()
-    H = check_towards_image(sublayer, X, P, noise(generator, len(P), 16), Remedy()).hamiltonian
+    H = check_towards_image(sublayer, X, P, noise(generator, len(P), 16), Regularization()).hamiltonian
     q = sublayer.pulled(torch.func.vjp(lambda f: around.tangent(X, f), P)[1](P)[0])
     assert sublayer.residual is not None, "it was asked for"
     best = around.tangent(X, sublayer.residual.pull(admissible_set(image, "peri").maximizer(q) - X))

@@ -11,8 +11,8 @@ from ctrans.control import GainDecay, LastMapDecay, StepImage, admissible_set, b
 from ctrans.control.ascent import ascend
 from ctrans.control.decay_threshold import UnitsPath, ValuePath, climb_factors, decay_threshold, with_evidence
 from ctrans.control.last_map import Features
-from ctrans.control.linear_spaces import TangentSpace
 from ctrans.control.sets_by_norm import image_of
+from ctrans.control.tangent import TangentSpace
 from ctrans.fields import ACTIVATIONS
 from ctrans.norm import SphereNorm
 from ctrans.verify.draws import below, noise, norm, norm_words, size

@@ -21,7 +21,7 @@ from ctrans.control.decay_threshold import (
     with_evidence,
 )
 from ctrans.control.model_check import check_model
-from ctrans.control.remedy import Remedy
+from ctrans.control.regularization import Regularization
 from ctrans.fields import ACTIVATIONS, Attention, FeedForward, HasUnits, HeadMatrices
 from ctrans.placement import PLACEMENTS
 from solvers import ConfigError
@@ -208,13 +208,15 @@ def test_a_models_decay_is_compared_with_its_largest_threshold(placement):
     free = check_model(model, text[:, :-1], text[:, 1:])
     if PLACEMENTS[placement].output_norm:
         assert free.training_threshold is None
-        decayed = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=0.1))
+        decayed = check_model(model, text[:, :-1], text[:, 1:], Regularization(weight_decay=0.1))
         assert decayed.verdict == free.verdict == "well-posed for bounded gains"
         return
     assert free.training_threshold.bias > 0
     assert free.training_threshold.gains == PLACEMENTS[placement].input_norm
     for share, verdict in ((0.5, "degenerate"), (1e3, "well-posed, the rest fixed")):
-        decayed = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=share * free.training_threshold.lower))
+        decayed = check_model(
+            model, text[:, :-1], text[:, 1:], Regularization(weight_decay=share * free.training_threshold.lower)
+        )
         assert decayed.verdict == verdict
         assert decayed.agrees, decayed.failures
 
@@ -273,7 +275,7 @@ def test_a_penalty_must_exceed_what_is_proven_of_every_segment():
     found = [segment.training_threshold for segment in check_model(model, text[:, :-1], text[:, 1:]).segments]
     for share in (0.3, 0.7):
         decay = max(each.lower for each in found) * (1 - share) + max(each.upper for each in found) * share
-        check = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=decay))
+        check = check_model(model, text[:, :-1], text[:, 1:], Regularization(weight_decay=decay))
         assert check.training_threshold.verdict(decay) == check.verdict == "open"
 
 
@@ -288,7 +290,7 @@ def test_what_is_said_to_be_homogeneous_is(name):
 def test_h_is_that_of_the_penalty_asked_about():
     """0 for attention, finite for GELU units, infinite below; and the growth without a penalty is no evidence for it."""
     model, text = small_model("pre", depth=1), tokens(1, 9)
-    small, large = (check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=decay)) for decay in (1e-6, 1e6))
+    small, large = (check_model(model, text[:, :-1], text[:, 1:], Regularization(weight_decay=decay)) for decay in (1e-6, 1e6))
     assert [segment.hamiltonian for segment in small.segments] == [math.inf, math.inf]
     assert [segment.hamiltonian for segment in large.segments] == [0.0, None]
     assert (small.held, large.held) == ((), ("biases", "gains"))
@@ -340,7 +342,7 @@ def test_a_gated_model_says_that_no_threshold_is_known():
         if sublayer.kind == "ffn":
             sublayer.field = Gated(model.config.width, 8).to(next(model.parameters()))
     text = tokens(batch=1, length=5)
-    check = check_model(model, text[:, :-1], text[:, 1:], Remedy(weight_decay=1e9))
+    check = check_model(model, text[:, :-1], text[:, 1:], Regularization(weight_decay=1e9))
     assert check.segments[1].training_threshold is None
     assert check.training_threshold is None
     assert check.segments[1].verdict == "open"

@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 from ctrans.control import KineticCost, StepImage, TangentSpace, admissible_set, certify
 from ctrans.control.costate import costate
 from ctrans.control.model_check import check_model, last_features
-from ctrans.control.remedy import Remedy
+from ctrans.control.regularization import Regularization
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from tests.cases import PAPERS
@@ -135,7 +135,7 @@ def test_a_gain_behind_an_output_norm_and_a_kinetic_cost_go_together():
     for sublayer in model.depth.sublayers:
         sublayer.gain = 0.25
     found = costate(model, text[:, :-1], text[:, 1:], form="continuous")
-    check = check_model(model, text[:, :-1], text[:, 1:], Remedy(kinetic=0.5))
+    check = check_model(model, text[:, :-1], text[:, 1:], Regularization(kinetic=0.5))
     assert check.agrees, check.failures
     for segment, sublayer, (_, p) in zip(check.segments, model.depth.sublayers, found.starts, strict=True):
         P = p.flatten(0, -2)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ctrans.control.costate import costate
-from ctrans.control.model_check import ModelCheck, check_model, last_features, refusal
-from ctrans.control.remedy import Remedy
+from ctrans.control.model_check import ModelCheck, check_model, last_features, why_not_applicable
+from ctrans.control.regularization import Regularization
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
@@ -27,8 +27,8 @@ def make(placement, norm="layernorm"):
 
 
 @functools.cache
-def check(placement, norm="layernorm", remedy=None):
-    return check_model(make(placement, norm), TOKENS[:, :-1], TOKENS[:, 1:], remedy)
+def check(placement, norm="layernorm", regularization=None):
+    return check_model(make(placement, norm), TOKENS[:, :-1], TOKENS[:, 1:], regularization)
 
 
 every_placement = pytest.mark.parametrize("placement", sorted(PLACEMENTS))
@@ -82,7 +82,7 @@ def test_kans_printed_value_exceeds_the_corrected_one_for_layernorm_only(placeme
 @pytest.mark.slow
 @every_placement
 def test_a_kinetic_cost_makes_every_placement_well_posed(placement):
-    result = check(placement, remedy=Remedy(kinetic=0.5))
+    result = check(placement, regularization=Regularization(kinetic=0.5))
     assert result.agrees, result.failures
     assert result.verdict == "well-posed"
     assert math.isfinite(result.largest.certificate.hamiltonian)
@@ -90,7 +90,7 @@ def test_a_kinetic_cost_makes_every_placement_well_posed(placement):
 
 @pytest.mark.parametrize("placement", ["none", "pre"])
 def test_weight_decay_gives_the_closed_form_of_the_real_features(placement):
-    model, result = make(placement), check(placement, remedy=Remedy(last_map_decay=0.3))
+    model, result = make(placement), check(placement, regularization=Regularization(last_map_decay=0.3))
     assert result.agrees, result.failures
     assert result.verdict == "well-posed, the rest fixed"
     found = costate(model, TOKENS[:, :-1], TOKENS[:, 1:], form="continuous")
@@ -100,7 +100,7 @@ def test_weight_decay_gives_the_closed_form_of_the_real_features(placement):
 
 
 def test_under_weight_decay_a_bound_matters_until_it_lets_the_best_weights_in():
-    for segment in check("pre", remedy=Remedy(last_map_decay=0.3)).segments:
+    for segment in check("pre", regularization=Regularization(last_map_decay=0.3)).segments:
         H, growth = segment.certificate.hamiltonian, segment.certificate.growth
         slope = math.sqrt(0.6 * H)  # |h'P|, from H = |h'P|^2/(2 lam)
         least = [min(radius, slope / 0.3) for radius in growth.radii]
@@ -110,28 +110,28 @@ def test_under_weight_decay_a_bound_matters_until_it_lets_the_best_weights_in():
 
 @every_placement
 def test_weight_decay_is_refused_where_a_norm_stands_behind_the_last_map(placement):
-    refused = refusal(PLACEMENTS[placement], Remedy(last_map_decay=0.3))
+    refused = why_not_applicable(PLACEMENTS[placement], Regularization(last_map_decay=0.3))
     assert (refused is None) == (placement in ("none", "pre"))
     if refused is not None:
         assert f"placement {placement!r}" in refused
         assert "kinetic appl" in refused
         with pytest.raises(ConfigError, match="kinetic appl"):
-            check(placement, remedy=Remedy(last_map_decay=0.3))
+            check(placement, regularization=Regularization(last_map_decay=0.3))
 
 
 @every_placement
 def test_two_running_costs_are_refused_everywhere(placement):
-    assert refusal(PLACEMENTS[placement], Remedy(last_map_decay=0.3, kinetic=0.3)) is not None
-    assert refusal(PLACEMENTS[placement], Remedy(kinetic=0.3)) is None
-    assert refusal(PLACEMENTS[placement], Remedy()) is None
+    assert why_not_applicable(PLACEMENTS[placement], Regularization(last_map_decay=0.3, kinetic=0.3)) is not None
+    assert why_not_applicable(PLACEMENTS[placement], Regularization(kinetic=0.3)) is None
+    assert why_not_applicable(PLACEMENTS[placement], Regularization()) is None
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_a_running_cost_has_a_positive_finite_weight(value):
     with pytest.raises(ConfigError, match="kinetic = "):
-        Remedy(kinetic=value)
+        Regularization(kinetic=value)
     with pytest.raises(ConfigError, match="last_map_decay = "):
-        Remedy(last_map_decay=value)
+        Regularization(last_map_decay=value)
 
 
 @every_placement

@@ -7,10 +7,10 @@ import torch
 from scipy.optimize import minimize
 
 from ctrans.control import KineticCost, StepImage, admissible_set, certify
-from ctrans.control.gain_slope import has_offset
+from ctrans.control.gains import has_offset
 from ctrans.control.model_check import check_model
-from ctrans.control.remedy import Remedy
-from ctrans.control.sets_by_norm import image_of, reached_by
+from ctrans.control.regularization import Regularization
+from ctrans.control.sets_by_norm import image_of, reachable
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.norm import NORMS
@@ -80,7 +80,7 @@ def test_a_kinetic_cost_is_certified_whether_or_not_it_leaves_the_edge(name, lam
 @every
 def test_the_nearest_point_is_that_of_a_general_optimiser(name):
     norm, y = make(name), 2 * numbers(1, WIDTH, seed=7)
-    found = reached_by(norm).nearest(y)
+    found = reachable(norm).nearest(y)
 
     def distance(values):
         x = torch.tensor(values, dtype=torch.float64, requires_grad=True)
@@ -183,7 +183,7 @@ def test_costates_with_zeros_and_gains_with_zeros_are_certified():
         norm.gamma[1] = 0
         found = holds(certify(admissible_set(norm, "peri"), P, features=numbers(TOKENS, WIDTH + 1, seed=1)))
         assert found.ties == (1 if name == "group_rmsnorm" else 2)
-        holds(certify(KineticCost(reached_by(norm), 0.3), P))
+        holds(certify(KineticCost(reachable(norm), 0.3), P))
 
 
 CASES = [{"name": k, "dtype": d} for k in range(len(NORMS)) for d in range(2)]
@@ -224,7 +224,7 @@ def test_trained_gains_of_a_residual_are_assumed_by_the_verdict(residual, verdic
     assert check.agrees
     if residual == "layerscale":
         with pytest.raises(ConfigError, match="does not hold those of the residual"):
-            check_at_gains(model, Remedy(gain_decay=0.1))
+            check_at_gains(model, Regularization(gain_decay=0.1))
 
 
 def check_at_gains(model, remedy):

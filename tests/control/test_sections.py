@@ -8,8 +8,8 @@ import torch
 from ctrans.control.admissible import length
 from ctrans.control.certificate import certify
 from ctrans.control.model_check import check_model
-from ctrans.control.remedy import Remedy
-from ctrans.control.sections import SectionImage, TangentSection
+from ctrans.control.regularization import Regularization
+from ctrans.control.section import SectionImage, TangentSection
 from ctrans.control.sets_by_norm import image_of
 from ctrans.control.step_image import StepImage
 from ctrans.norm import NORMS
@@ -130,7 +130,7 @@ def test_a_model_with_gains_of_0_in_some_channels_is_certified_whole(norm):
     assert (check.verdict, check.step_verdict) == ("degenerate", "well-posed for bounded gains")
     parts = [segment.certificate.words for segment in check.segments]
     assert [("channels" in words) for words in parts] == [True, False, False, True]
-    kinetic = check_model(model, ids[:, :-1], ids[:, 1:], Remedy(kinetic=0.1))
+    kinetic = check_model(model, ids[:, :-1], ids[:, 1:], Regularization(kinetic=0.1))
     assert sorted(kinetic.skipped) == ["segment 0 (attention)", "segment 3 (ffn)"]
     assert all("some channels stand" in why for why in kinetic.skipped.values())
 

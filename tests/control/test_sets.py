@@ -18,7 +18,7 @@ from ctrans.control import (
     admissible_set,
     ellipsoid_value,
 )
-from ctrans.control.secular_equation import in_ball, on_sphere
+from ctrans.control.trust_region import in_ball, on_sphere
 from ctrans.norm import NORMS, LayerNorm, RMSNorm
 from ctrans.placement import PLACEMENTS
 from solvers import ConfigError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from ctrans.control import GainDecay, KineticCost, admissible_set, boxed_value, certify, gain_slope
-from ctrans.control.gain_slope import has_offset
+from ctrans.control.gains import has_offset
 from ctrans.control.model_check import check_model
 from ctrans.control.norm_image import NormImage
 from ctrans.model.config import GPTConfig

@@ -9,7 +9,7 @@ from torch import nn
 
 import ctrans
 from ctrans.control.model_check import check_model
-from ctrans.control.remedy import Remedy
+from ctrans.control.regularization import Regularization
 from ctrans.fields.scale import scale_linear
 from ctrans.stability.backward.parameter_gradients import gradient_norms
 from solvers import ConfigError
@@ -115,7 +115,7 @@ def test_what_a_scale_of_a_map_leaves_unknown_is_refused():
     torch.manual_seed(0)
     model = TiedGPT(ByModule).double().eval()
     with pytest.raises(ConfigError, match="stands a scale by channel, and a decay of that map's weights is none"):
-        check_model(ctrans.open_model(model), TOKENS, TOKENS.roll(-1, 1), Remedy(last_map_decay=0.1))
+        check_model(ctrans.open_model(model), TOKENS, TOKENS.roll(-1, 1), Regularization(last_map_decay=0.1))
     with torch.no_grad():
         model.blocks[0].mix.scale[3] = 0.0
     opened = ctrans.open_model(model)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
-from ctrans.control.sets_by_norm import reached_by
+from ctrans.control.sets_by_norm import reachable
 from ctrans.interop.norms import as_norm
 from solvers import ConfigError
 from tests.interop.plain_modules import MADE_NORMS, WIDTH, LanguageModel, MadeNorm, PreBlock, ids, with_norms
@@ -65,7 +65,7 @@ def test_eps_beside_the_deviation_keeps_a_norm_off_its_image_and_defined_at_zero
         assert torch.allclose(norm.shortfall(p, radius), norm.support(p) - best, rtol=1e-9, atol=1e-12)
     u = 0.3 * w / w.norm(dim=-1, keepdim=True) * WIDTH**0.5
     assert torch.allclose(module(norm.preimage(u)), norm.beta + norm.gamma * u, atol=1e-12)
-    assert torch.allclose(reached_by(norm).chart(p).velocity(u), norm.beta + norm.gamma * u, atol=1e-12)
+    assert torch.allclose(reachable(norm).chart(p).velocity(u), norm.beta + norm.gamma * u, atol=1e-12)
     assert norm.with_eps(0.0).attained
 
 

@@ -13,7 +13,7 @@ import transformers
 
 from ctrans.control import costate
 from ctrans.control.model_check import check_model, check_segment
-from ctrans.control.remedy import Remedy
+from ctrans.control.regularization import Regularization
 from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model
@@ -122,7 +122,7 @@ def test_every_instrument_runs_on_every_family(name, tmp_path):
     assert max(found.drift) < 1e-5
     for k in (0, 1):
         step = found.states[k], found.costates[k + 1]
-        given = {"continuous": True, "segment": k, "time": found.times[k], "dt": 0.1, "remedy": Remedy()}
+        given = {"continuous": True, "segment": k, "time": found.times[k], "dt": 0.1, "regularization": Regularization()}
         certificate = check_segment(model.depth.sublayers[k], step, found.starts[k], **given).certificate
         bounded = model.config.placement in ("peri", "output")
         assert certificate.verdict == ("well-posed for bounded gains" if bounded else "degenerate")

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrans.control import admissible_set
-from ctrans.control.hjb import Grid, solve_hjb
+from ctrans.control.hjb import SCHEMES, Grid, solve_hjb
 from ctrans.control.hjb_study import NearestTarget
 from ctrans.control.hopf_lax import hopf_lax, velocity_ball, velocity_hull
-from ctrans.control.upwind import SCHEMES
 from ctrans.norm import LayerNorm, RMSNorm
 
 GAMMA = (1.0, 0.5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ctrans.control import LastMapDecay, StepImage
-from ctrans.control.linear_spaces import TangentSpace
+from ctrans.control.tangent import TangentSpace
 from ctrans.verify import adjoint, critical, trained
 from ctrans.verify.statement import verify
 from ctrans.verify.table import STATEMENTS

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ctrans.control.costate import SILENT
+from ctrans.control.costate import ZERO_GRADIENT
 from ctrans.control.model_check import ModelCheck, SegmentCheck, check_segment
-from ctrans.control.remedy import Remedy
+from ctrans.control.regularization import Regularization
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds
 from ctrans.stability.forward.depth_share import DepthShare, DepthShares
@@ -62,7 +62,14 @@ class Certificates(Instrument):
         if at.k in self._chosen:
             try:
                 found = check_segment(
-                    at.sublayer, (at.x, at.p), at.met, continuous=False, segment=at.k, time=at.time, dt=at.h, remedy=Remedy()
+                    at.sublayer,
+                    (at.x, at.p),
+                    at.met,
+                    continuous=False,
+                    segment=at.k,
+                    time=at.time,
+                    dt=at.h,
+                    regularization=Regularization(),
                 )
             except (ConfigError, SolveError) as error:
                 self._skipped[f"segment {at.k} ({at.sublayer.kind})"], self._refused = str(error), error
@@ -105,7 +112,7 @@ def _conclude_well_posedness(check: ModelCheck, count: int) -> Finding:
     notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
     notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
     if not check.largest.costate_norm:
-        notes.append(f"{SILENT}; the verdict is of any other costate")
+        notes.append(f"{ZERO_GRADIENT}; the verdict is of any other costate")
     if not check.has_ode:
         notes.append("there is no ODE with such a norm around the state: certified is the discrete step")
     infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from torch import nn
 
 from ctrans.cli import main
-from ctrans.control.costate import SILENT, costate
+from ctrans.control.costate import ZERO_GRADIENT, costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -373,12 +373,12 @@ def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
     x, y = text()
     found = maximum_principle(model.depth, costate(model, x, y))
     assert found.hamiltonian == found.gap == [0.0] * 6
-    assert SILENT in control_notes(found, None)[0]
+    assert ZERO_GRADIENT in control_notes(found, None)[0]
     screening = screen(model, x, y, "quick")
     assert math.isnan(screening.findings["updates"].quantities["Adam, spread"])
     assert "Adam, spread" not in screening.flags
     assert "head of zeros" in screening.findings["updates"].notes[0]
-    assert SILENT in screening.findings["well-posedness"].notes[0]
+    assert ZERO_GRADIENT in screening.findings["well-posedness"].notes[0]
 
 
 def test_a_quiet_sublayer_makes_no_loud_one_of_its_neighbour_at_an_end():

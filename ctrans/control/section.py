@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, ratio
 from ctrans.control.ascent import Chart
-from ctrans.control.linear_spaces import TangentSpace
 from ctrans.control.sets_by_norm import image_of
+from ctrans.control.tangent import TangentSpace
 from ctrans.norm import Norm, SphereNorm
 from solvers import ConfigError
 
@@ -26,28 +26,28 @@ NO_DIRECTION = 1e-6
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TangentSection(TangentSpace):
-    """{T S f}, T the projection on the tangent space at X and S that on the channels that `moves` names: H(P) = 0 where S T'P = 0.
+    """{T S f}, T the projection on the tangent space at X and S that on the channels that `active` names: H(P) = 0 where S T'P = 0.
 
     It is what is orthogonal to the tangent space's normals n and to those w in the channels that stand with <w, gamma^2 * n> = 0: T'w = w,
     as T = Gamma Pi Gamma^-1 with Pi the projection off gamma * n, so that S T'w = 0.
     """
 
-    moves: Bool[Tensor, " width"]
+    active: Bool[Tensor, " width"]
 
     @property
     def words(self) -> str:
-        return f"{super().words}, made by {int(self.moves.sum())} of {self.norm.width} channels"
+        return f"{super().words}, made by {int(self.active.sum())} of {self.norm.width} channels"
 
     @functools.cached_property
     def _normals(self) -> Float[Tensor, "*batch tokens width directions"]:
         """Orthonormal, or 0, columns that span what the section is orthogonal to."""
         normals = self.norm.normals(self.state).detach()
-        stand = torch.diag((~self.moves).to(normals))[:, ~self.moves]
+        stand = torch.diag((~self.active).to(normals))[:, ~self.active]
         idle = stand.mT @ (self.norm.gamma.detach().square().unsqueeze(-1) * normals)
         w = stand @ (torch.eye(idle.shape[-2]).to(idle) - idle @ torch.linalg.pinv(idle))
         columns = torch.cat([ratio(normals, length(normals.mT).unsqueeze(-2)), w], -1)
         found = torch.linalg.svd(columns, full_matrices=False)
-        rounding = ROUNDING * len(self.moves) * torch.finfo(columns.dtype).eps
+        rounding = ROUNDING * len(self.active) * torch.finfo(columns.dtype).eps
         kept: Tensor = found.U * (rounding < found.S).unsqueeze(-2)
         return kept
 
@@ -56,7 +56,7 @@ class TangentSection(TangentSpace):
         return bool((self._normals.any(-2).sum(-1) == self.norm.width).all())
 
     def _velocity(self, raw: Tensor) -> Tensor:
-        return super()._velocity(torch.where(self.moves, raw, 0.0))
+        return super()._velocity(torch.where(self.active, raw, 0.0))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,29 +64,29 @@ class SectionImage(VelocitySet):
     """{N(y) : y_i = X_i in the channels that do not move}: the closure of half a sphere of one dimension more than these make.
 
     H(P) = sum_j sqrt(d) (|a_j|^2 + max(0, b_j)^2)^(1/2) - <p_j, beta>, a_j = V'q_j and b_j = <q_j, e_j>, q = -gamma * p: V an
-    orthonormal basis of C span(e_i : i moves), r = C X off V, e = r/(|r|^2 + d eps)^(1/2). Where b_j <= 0 outputs only come near it.
+    orthonormal basis of C span(e_i : i is active), r = C X off V, e = r/(|r|^2 + d eps)^(1/2). Where b_j <= 0 outputs only come near it.
     """
 
     norm: SphereNorm
     state: Float[Tensor, "*batch tokens width"]
-    moves: Bool[Tensor, " width"]
+    active: Bool[Tensor, " width"]
 
     @classmethod
-    def of(cls, norm: Norm, state: Tensor, moves: Tensor) -> SectionImage:
+    def of(cls, norm: Norm, state: Tensor, active: Tensor) -> SectionImage:
         """That of a norm around the state. Raises ConfigError for one whose image is no ellipsoid."""
         if not isinstance(norm, SphereNorm) or norm.image not in ("ellipsoid", "slice"):
             raise ConfigError(
                 "some of the residual's gains are 0 and others are not, inside a norm around the state whose image is no ellipsoid: what "
                 "is left of it is not certified here; prune these channels, or leave them a small gain"
             )
-        return cls(norm, state, moves)
+        return cls(norm, state, active)
 
     def __post_init__(self) -> None:
         check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
 
     @property
     def words(self) -> str:
-        return f"N(y), y of X's entries in {int((~self.moves).sum())} of {self.norm.width} channels, so in: {image_of(self.norm).words}"
+        return f"N(y), y of X's entries in {int((~self.active).sum())} of {self.norm.width} channels, so in: {image_of(self.norm).words}"
 
     @property
     def verdict(self) -> Posedness:
@@ -94,7 +94,7 @@ class SectionImage(VelocitySet):
 
     @functools.cached_property
     def _basis(self) -> Float[Tensor, "width rank"]:
-        made = self.norm.centre(torch.eye(self.norm.width).to(self.norm.gamma)[self.moves]).mT
+        made = self.norm.centre(torch.eye(self.norm.width).to(self.norm.gamma)[self.active]).mT
         found = torch.linalg.svd(made, full_matrices=False)
         rounding = ROUNDING * self.norm.width * torch.finfo(made.dtype).eps
         kept: Tensor = found.U[:, rounding < found.S]
@@ -128,7 +128,7 @@ class SectionImage(VelocitySet):
         return (math.sqrt(self.norm.width) * best - P @ self.norm.beta).sum(-1)
 
     def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """Where all that moves ties, the direction of V's first column."""
+        """Where all active channels tie, the direction of V's first column."""
         self.check(P)
         a, b = self._parts(-self.norm.gamma * P)
         b = b.clamp_min(0)

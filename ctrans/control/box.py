@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ctrans.control.admissible import GainSlope, check_costate, nowhere, ratio
 from ctrans.control.ascent import Map, unchanged
-from ctrans.control.gain_slope import has_offset
+from ctrans.control.gains import has_offset
 from ctrans.control.norm_image import NormImage
 from ctrans.norm import ClipEntries, SquashNorm
 

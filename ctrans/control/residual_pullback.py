@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ctrans.control.admissible import VelocitySet
 from ctrans.control.certificate import Certificate, certify
-from ctrans.control.linear_spaces import LinearSpace
-from ctrans.control.remedy import Remedy
-from ctrans.control.sections import SectionImage
-from ctrans.control.sets_by_norm import image_of, reached_by
+from ctrans.control.regularization import Regularization
+from ctrans.control.section import SectionImage
+from ctrans.control.sets_by_norm import image_of, reachable
+from ctrans.control.tangent import LinearSpace
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -26,7 +26,7 @@ def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) 
     """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P where no norm stands behind the map.
 
     Inside a norm around the state it is P: an invertible W leaves the tangent space as it is, and gains that are 0 in some channels
-    leave a section of it (`moving`), which takes P too. A W of 0 makes every velocity 0 while it
+    leave a section of it (`active_channels`), which takes P too. A W of 0 makes every velocity 0 while it
     lasts, and is trained: what is certified then is what the sublayer may do as soon as W is not 0, as if it were 1.
     """
     if sublayer.output_norm is not None:
@@ -44,13 +44,13 @@ def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
     return gains.detach() != 0
 
 
-def reached_around(sublayer: Sublayer, x: Float[Tensor, "tokens width"], *, kinetic: bool = False) -> VelocitySet:
+def reachable_set(sublayer: Sublayer, x: Float[Tensor, "tokens width"], *, kinetic: bool = False) -> VelocitySet:
     """The states that a step from X may end at, by the norm around the state; with their inside where a `kinetic` cost pays for it."""
-    norm, moves = sublayer.state_norm, active_channels(sublayer)
+    norm, active = sublayer.state_norm, active_channels(sublayer)
     assert norm is not None, "a norm stands around the state"
-    if moves is not None:
-        return SectionImage.of(norm, x, moves)
-    return reached_by(norm) if kinetic else image_of(norm)
+    if active is not None:
+        return SectionImage.of(norm, x, active)
+    return reachable(norm) if kinetic else image_of(norm)
 
 
 def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
@@ -114,9 +114,9 @@ def for_these_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate
     return dataclasses.replace(certificate, verdict="well-posed for bounded gains")
 
 
-def check_residual_remedy(sublayer: Sublayer, remedy: Remedy) -> None:
+def check_residual_remedy(sublayer: Sublayer, regularization: Regularization) -> None:
     """Raises ConfigError for a decay of norms' gains where the residual's own gains are trained beside them, which it does not hold."""
-    if remedy.of_sets.get("gain_decay") is not None and carries_hamiltonian(sublayer):
+    if regularization.of_sets.get("gain_decay") is not None and carries_hamiltonian(sublayer):
         raise ConfigError(
             f"a decay of norms' gains does not hold those of the residual {type(sublayer.residual).__name__}, with which H grows: leave "
             "--gain-decay out, or choose residual plain"
@@ -137,19 +137,19 @@ def check_towards_image(
     x: Float[Tensor, "tokens width"],
     p: Float[Tensor, "tokens width"],
     features: Float[Tensor, "tokens features"],
-    remedy: Remedy,
+    regularization: Regularization,
 ) -> Certificate:
     """The certificate of velocities T_X a * (u - X), u on the image of the residual's own norm.
 
     H(P) = H_N(Q) + <Q, X> at Q = a * T_X'P, H_N that of the norm's image behind an output norm: finite for the gains and steps a as they
     are, and attained. The discrete step's next states are a closed subset of the outer norm's image, so that its H is finite too.
-    Raises ConfigError for a remedy.
+    Raises ConfigError for a regularization.
     """
     norm, around, residual = sublayer.image, sublayer.state_norm, sublayer.residual
     assert residual is not None, "a residual of its own bounds it"
     assert norm is not None, "by a norm"
     assert around is not None, "inside a norm around the state, as its placement has it"
-    if asked := [name for name, value in remedy.of_sets.items() if value is not None]:
+    if asked := [name for name, value in regularization.of_sets.items() if value is not None]:
         raise ConfigError(
             f"a residual that moves towards a norm's image bounds its velocities by itself: leave {', '.join(asked)} out"
         )
