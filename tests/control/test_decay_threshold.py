@@ -328,8 +328,8 @@ def test_a_gated_map_has_no_threshold_whatever_it_calls_its_parts():
         path_of(module, x)
 
     def value(z):
-        weights = {"gate.weight": z[:12], "up.weight": z[12:24], "last.weight": z[24:]}
-        weights = {name: part.reshape((3, 4) if name == "last.weight" else (4, 3)) for name, part in weights.items()}
+        weights = {"gate.weight": z[:12], "up.weight": z[12:24], "output_projection.weight": z[24:]}
+        weights = {name: part.reshape((3, 4) if name == "output_projection.weight" else (4, 3)) for name, part in weights.items()}
         return -(P * torch.func.functional_call(module, weights, (x,))[0]).sum()
 
     small, large = climb(value, 36, 1e3), climb(value, 36, 1e4)
