@@ -1,4 +1,4 @@
-"""Compares the JSON of 44 commands before and after a change of the code: every figure must be the same to the last bit.
+"""Compares the JSON of 41 commands before and after a change of the code: every figure must be the same to the last bit.
 
     python benchmarks/unchanged.py keep DIRECTORY [CHECKOUT]   # run the commands with the code of CHECKOUT (default: this one)
     python benchmarks/unchanged.py compare BEFORE AFTER        # list what differs
@@ -76,7 +76,7 @@ def commands(configs: Path) -> Iterator[tuple[str, str]]:
     yield "generate", "generate --checkpoint {run} --prompt the --tokens 20"
     yield "diagnose-run", "diagnose {run} --batch 2"
     yield "screen-run", "screen {run} --quick --batch 2"
-    yield "export", "export --checkpoint {run} --to nanogpt"
+    yield "verify-6", "verify --only 6 --cases 20"
 
 
 def run_all(directory: Path, checkout: Path) -> None:
