@@ -29,7 +29,8 @@ from torch import Tensor
 from benchmarks.record import keep
 from ctrans.control import costate
 from ctrans.interop import Imported, from_architecture, from_transformers
-from ctrans.interop.anatomy import Anatomy, find_blocks
+from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.find_blocks import find_blocks
 from ctrans.interop.architecture import skeleton
 from ctrans.model.text import default_text, to_tokens
 from ctrans.stability.backward.sensitivity import backward_sensitivity

@@ -1,10 +1,10 @@
-"""Where a model has its blocks, and a block its attention and FFN: paths of attributes, found by name or given by the user."""
+"""Where a model has its blocks, and a block its attention and FFN: paths of attributes, given by the user or known by name."""
 
 from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -66,26 +66,6 @@ def read_anatomy(path: Path) -> Anatomy:
     return Anatomy(**entries)
 
 
-def find_blocks(model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
-    """The model's blocks. Raises ConfigError, listing what was found, unless exactly one list of blocks fits."""
-    lists = lists_of_modules(model)
-    if anatomy.blocks is not None:
-        if anatomy.blocks not in lists:
-            raise ConfigError(f"the model has no list of modules {anatomy.blocks!r}: it has {described(lists)}")
-        return list(lists[anatomy.blocks])
-    maps = {name: [named_maps(block, anatomy) for block in part] for name, part in lists.items()}
-    fitting = {name: lists[name] for name, each in maps.items() if all(None not in pair for pair in each)}
-    if not fitting:  # the FFN can be seen when the block runs
-        fitting = {name: lists[name] for name, each in maps.items() if all(attention is not None for attention, _ in each)}
-    if len(fitting) != 1:
-        found = "several lists" if fitting else "no list"
-        raise ConfigError(
-            f"{type(model).__name__} has {found} of blocks with an attention and an FFN of a known name; its lists are "
-            f"{described(lists)}: name them by anatomy=Anatomy(blocks=..., attention=..., ffn=...), or by --anatomy FILE.toml"
-        )
-    return list(next(iter(fitting.values())))
-
-
 def fields(block: nn.Module, anatomy: Anatomy) -> tuple[ModuleChain, ModuleChain]:
     """The block's attention and FFN. Raises ConfigError, listing its parts, where one is not found."""
     attention, ffn = named_maps(block, anatomy)
@@ -108,22 +88,8 @@ def named_maps(block: nn.Module, anatomy: Anatomy) -> tuple[list[nn.Module] | No
     return _modules(block, anatomy.attention, ATTENTION_PATHS), _modules(block, anatomy.ffn, FFN_PATHS)
 
 
-def lists_of_modules(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
-    """What may hold blocks, by its path."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part)}
-
-
 def _modules(block: nn.Module, given: str | Sequence[str] | None, known: tuple[tuple[str, ...], ...]) -> list[nn.Module] | None:
     """The modules at the given paths, or at the first known row of paths that the block has."""
     rows = known if given is None else ((given,) if isinstance(given, str) else tuple(given),)
     parts = dict(block.named_modules())
     return next(([parts[path] for path in row] for row in rows if all(path in parts for path in row)), None)
-
-
-def described(lists: Mapping[str, nn.ModuleList | nn.Sequential]) -> str:
-    """'layers: 2 Layer (norm, body)', for each list."""
-    each = []
-    for name, part in lists.items():
-        children = ", ".join(child for child, _ in part[0].named_children())
-        each.append(f"{name}: {len(part)} {type(part[0]).__name__} ({children})")
-    return "; ".join(each) or "none"

@@ -26,9 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting, is_linear
+from ctrans.interop.module_chain import ModuleChain, Projection, is_linear
 from ctrans.interop.norms import as_norm
-from ctrans.interop.recorded_calls import own_module
+from ctrans.interop.recorded_calls import RecordedCall, own_module, watched
 from ctrans.interop.softmax_rows import softmax_rows
 from ctrans.interop.tolerances import tolerance
 
@@ -95,10 +95,10 @@ def rows_of(output: Any) -> Tensor | None:
 @contextlib.contextmanager
 def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
     """Inside, what it gives says the rows (batch, heads, tokens, tokens) of that module's last call: as returned, or as computed."""
-    with acting({"": first}) as seen, softmax_rows() as computed:
+    with watched({"": first}) as seen, softmax_rows() as computed:
 
         def rows() -> Tensor | None:
-            returned = rows_of(seen[-1].y)
+            returned = rows_of(seen[-1].output)
             if returned is not None or not computed:
                 return returned
             # of several sequences and heads on one axis, sequences come first
@@ -109,7 +109,7 @@ def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
 
 def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, Any]) -> AttentionReading:
     first, close = chain.stages[0], tolerance(x.dtype)
-    with acting(chain.linear_maps()) as seen, seeing_rows(first) as shown:
+    with watched(chain.linear_maps()) as seen, seeing_rows(first) as shown:
         output = chain(x, **context)
     rows, name = shown(), type(own_module(first)).__name__
     if rows is None:
@@ -149,7 +149,7 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
     )
 
 
-def _no_values(inner: Sequence[Acting], x: Tensor, heads: int, fitting: bool) -> str:
+def _no_values(inner: Sequence[RecordedCall], x: Tensor, heads: int, fitting: bool) -> str:
     """Why none of the linear maps before the last are queries, keys and values."""
     if fitting:
         return "its heads' averages are not those of values linear in its input"
@@ -163,7 +163,9 @@ def _no_values(inner: Sequence[Acting], x: Tensor, heads: int, fitting: bool) ->
     return f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads{given}"
 
 
-def _candidates(inner: Sequence[Acting], x: Tensor, heads: int, head: int) -> Iterator[tuple[Projection, Projection, Projection]]:
+def _candidates(
+    inner: Sequence[RecordedCall], x: Tensor, heads: int, head: int
+) -> Iterator[tuple[Projection, Projection, Projection]]:
     """What may be queries, keys and values by their shapes: three linear maps in any order, queries and a map of keys and values, or
     one map of all; in maps that are shared one below the other, or group by group of heads.
     """

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.recorded_calls import CACHES
@@ -229,34 +230,40 @@ def recorded_until(
     return calls
 
 
-@contextlib.contextmanager
-def passing(blocks: Sequence[nn.Module], form: StateForm) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Inside, notes the state that every block is given and the one that it gives, as they are then: later code may change them."""
-    seen: list[tuple[Tensor, Tensor]] = []
-    given: list[Tensor] = []
+def observed(blocks: Iterable[nn.Module], run: Callable[[], object]) -> dict[nn.Module, list[tuple[Any, Any]]]:
+    """For each block the state that it was given and what it returned, in every call, as they were then: later code may change them.
+
+    Where the first argument is a tensor of four axes, several streams of states, that is given in the place of the state.
+    """
+    calls: dict[nn.Module, list[tuple[Any, Any]]] = {block: [] for block in blocks}
+    given: list[Any] = []
 
     def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given.append(form.turned(bind(type(block), args, kwargs).x).clone())
+        first = next(iter((*args, *kwargs.values())), None)
+        streams = isinstance(first, Tensor) and first.is_floating_point() and first.dim() == 4
+        given.append(copied(first if streams else bind(type(block), args, kwargs).x if args or kwargs else None))
 
     def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen.append((given.pop(), form.read(output).clone()))
+        calls[block].append((given.pop(), copied(output)))
 
-    handles = [block.register_forward_pre_hook(before, with_kwargs=True) for block in blocks]
-    handles += [block.register_forward_hook(after) for block in blocks]
+    handles = [block.register_forward_pre_hook(before, with_kwargs=True) for block in calls]
+    handles += [block.register_forward_hook(after) for block in calls]
     try:
-        yield seen
+        run()
     finally:
         for handle in handles:
             handle.remove()
+    return calls
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def copied(value: Any) -> Any:
+    """The value, tensors in it copied."""
+    return tree_map_only(Tensor, Tensor.clone, value)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in a value, or in what it holds."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, Mapping)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(each)
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 @contextlib.contextmanager

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.interop.anatomy import Anatomy, find_blocks
-from ctrans.interop.block_calls import bind, evaluating, own_context, recorded
+from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.block_calls import StateForm, bind, evaluating, own_context, recorded
 from ctrans.interop.example_inputs import example_of
+from ctrans.interop.find_blocks import find_blocks
 from ctrans.interop.recognise import recognise
 from ctrans.ode_block import in_context
 from ctrans.scheme import Scheme
@@ -79,7 +80,7 @@ def continuize(
     with evaluating(model):
         inputs = example_of(model) if example is None else example
         calls = recorded(blocks, lambda: model(**inputs))
-        depths = {i: recognise(blocks[i], calls[i], anatomy).depth(dt) for i in chosen}
+        depths = {i: recognise(blocks[i], calls[i], anatomy, StateForm()).depth(dt) for i in chosen}
     for depth in depths.values():
         scheme.check(depth)
     used_cache = None if scheme.evaluates_once else _turn_cache_off(model)

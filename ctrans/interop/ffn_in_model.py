@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, Units
 from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, plain_bound, plain_lipschitz
-from ctrans.interop.module_chain import Acting, ModuleChain, Projection, acting
+from ctrans.interop.module_chain import ModuleChain, Projection
+from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import unit
 
 KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
@@ -174,13 +175,13 @@ def ffn_in_model(chain: ModuleChain, reading: FeedForwardReading | str) -> FeedF
     return PlainFeedForward(chain, reading) if reading.gate is None else GatedFeedForward(chain, reading)
 
 
-def _seen(chain: ModuleChain, x: Tensor) -> tuple[list[Acting], Acting]:
-    with acting(chain.linear_maps()) as seen:
+def _seen(chain: ModuleChain, x: Tensor) -> tuple[list[RecordedCall], RecordedCall]:
+    with watched(chain.linear_maps()) as seen:
         chain(x)
     return seen[:-1], seen[-1]
 
 
-def _candidates(inner: list[Acting], hidden: int) -> Iterator[tuple[Projection | None, Projection]]:
+def _candidates(inner: list[RecordedCall], hidden: int) -> Iterator[tuple[Projection | None, Projection]]:
     """What may be (gate, up) by their shapes."""
     parts = [Projection(part.path, 0, part.y.shape[-1]) for part in inner]
     if len(parts) == 1 and parts[0].stop == 2 * hidden:
@@ -193,7 +194,7 @@ def _candidates(inner: list[Acting], hidden: int) -> Iterator[tuple[Projection |
         yield second, first
 
 
-def _value(projection: Projection, inner: list[Acting]) -> Tensor:
+def _value(projection: Projection, inner: list[RecordedCall]) -> Tensor:
     """What came out of the projection."""
     whole: Tensor = next(part.y for part in inner if part.path == projection.path)
     return whole[..., projection.start : projection.stop]

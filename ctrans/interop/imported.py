@@ -22,14 +22,14 @@ from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import AttentionReading, random_states, read_attention
 from ctrans.interop.block_calls import evaluating
-from ctrans.interop.contexts import Contexts, showing_rows
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
+from ctrans.interop.model_adapter import OUTPUTS, Contexts, ModelAdapter, showing_rows
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
 from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
-from ctrans.interop.transformers_adapter import OUTPUTS, ModelAdapter, TransformersAdapter
+from ctrans.interop.transformers_adapter import TransformersAdapter
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from ctrans.fields import Matrix, Role
 from ctrans.fields.scaled_linear import ScaledLinear
+from ctrans.interop.recorded_calls import first_tensor, watched
 from solvers import ConfigError
 
 
@@ -22,14 +22,6 @@ class TransposedLinear(Protocol):
 
     nx: int
     nf: int
-
-
-class Acting(NamedTuple):
-    """One call of a part: its path, what went in and what came out."""
-
-    path: str
-    x: Tensor
-    y: Any
 
 
 class ModuleChain(nn.Module):
@@ -48,9 +40,9 @@ class ModuleChain(nn.Module):
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         first, *others = self.stages
-        y = _first(first(x, **context))
+        y: Tensor = first_tensor(first(x, **context))
         for stage in others:
-            y = _first(stage(y))
+            y = first_tensor(stage(y))
         # experts may return their tokens in a row
         return y.view(x.shape) if y.numel() == x.numel() and y.dim() == 2 else y
 
@@ -63,13 +55,13 @@ class ModuleChain(nn.Module):
 
     def pre_projection(self, x: Tensor, **context: Any) -> Tensor:
         """What the last linear map is applied to. Raises ConfigError as `last` does."""
-        with acting({self._ending(): self.get_submodule(self._ending())}) as seen:
+        with watched({self._ending(): self.get_submodule(self._ending())}) as seen:
             self(x, **context)
         return seen[-1].x
 
     def find_last(self, x: Tensor, **context: Any) -> None:
         """Runs f once, without dropout, to see which linear map gives its output, and which scale stands behind it."""
-        with acting(self.linear_maps()) as seen:
+        with watched(self.linear_maps()) as seen:
             output = self(x, **context)
         if not seen:
             return
@@ -171,29 +163,9 @@ class Projection:
         return [Projection(self.path, end - size, end, parts) for size, end in zip(sizes, ends, strict=True)]
 
 
-@contextlib.contextmanager
-def acting(parts: Mapping[str, nn.Module]) -> Iterator[list[Acting]]:
-    """Inside, notes which of the parts act, in order, with what goes in and what comes out."""
-    seen: list[Acting] = []
-    handles = [
-        part.register_forward_hook(lambda _, args, output, path=path: seen.append(Acting(path, args[0], output)))
-        for path, part in parts.items()
-    ]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _as_linear(module: Any) -> nn.Linear:
     """The same map as torch has it: its weight and bias are views, so that what changes one changes both."""
     linear = nn.Linear(module.nx, module.nf, bias=False, device="meta")
     linear.weight = nn.Parameter(module.weight.detach().T, requires_grad=module.weight.requires_grad)
     linear.bias = nn.Parameter(module.bias.detach(), requires_grad=module.bias.requires_grad)
     return linear
-
-
-def _first(output: Any) -> Tensor:
-    first: Tensor = output[0] if isinstance(output, tuple) else output
-    return first

@@ -55,7 +55,7 @@ class Opened(nn.Module):
     @property
     def reads(self) -> tuple[int, ...]:
         """The shape of what it reads, without the first axis: that of the example by which it was seen."""
-        return tuple(self._imported.adapter.reads) if isinstance(self._imported, Imported) else (1,)
+        return tuple(self._imported.adapter.row.shape) if isinstance(self._imported, Imported) else (1,)
 
     @property
     def _imported(self) -> AnyModel:

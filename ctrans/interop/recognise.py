@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain, combinations, pairwise, product
 from typing import Any, NamedTuple
@@ -21,11 +21,10 @@ from ctrans.depth import Depth
 from ctrans.fields import Kind, ParallelMaps
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.block_calls import Call, Running, StateForm
-from ctrans.interop.block_parts import Parts, check_roles, named_parts, seen_parts
+from ctrans.interop.block_parts import Parts, Trial, check_roles, named_parts, seen_parts, tried
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as_norm
-from ctrans.interop.recorded_calls import watched
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
 from ctrans.interop.tolerances import tolerance, unit
 from ctrans.ode_block import in_context
@@ -64,6 +63,13 @@ class Structure:
         """The modules of its attention and of its FFN, where it has one."""
         return tuple(branch.field for part in self.sublayers for branch in part.branches.values())
 
+    def find_last_maps(self, x: Tensor) -> None:
+        """Lets its maps find out which linear maps they end in, at that state."""
+        attention, *others = self.chains
+        attention.find_last(x, **self.context)
+        for ffn in others:
+            ffn.find_last(x)
+
     def depth(self, dt: float = 1.0) -> Depth:
         """The block alone; the block itself at dt = 1."""
         return depth_of([self], dt)
@@ -81,77 +87,73 @@ def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
     return Depth(parts, dt, spans=[Fraction(length) for length in lengths], per_block=each.pop())
 
 
-def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm | None = None) -> Structure:
+def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, own_calls: Sequence[bool] = (False,)) -> Structure:
     """The structure that reproduces the block in the context of that call; the model is to be in eval mode.
 
-    Where a `form` says how the block hands on its state, its parts are seen in what it does (`seen_parts`); otherwise it returns the
-    state, and its parts go by the names that are known, the FFN by what it does if it has none. Raises ConfigError that lists what
-    acts where if no structure does (cross-attention, streams of states).
+    `form` says how the block hands on its state. `own_calls` are the ways in which its parts are found; the first that succeeds
+    counts:
+
+    - False: parts go by the names that are known, and where it has none by what they do; attention is called with what the block is
+    - True: parts go by what they do, and attention is called as the block was seen to call it
+
+    Raises ConfigError that lists what acts where if no structure does (cross-attention, streams of states).
     """
     if "flow" in vars(block):
         raise ConfigError(f"a {type(block).__name__} is an ODE already: call discretize(model) first")
-    running = Running(block, call, StateForm() if form is None else form)
-    x = _telling_state(running)
-    check_roles(running, x, anatomy)
-    named = named_parts(block, anatomy, call.context) if form is None else None
-    parts = seen_parts(running, x, anatomy, own_calls=form is not None) if named is None else named
-    return _fitting(block, running, x, parts)
-
-
-def recognise_by_any(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm) -> Structure:
-    """`recognise` by known names, for a block that hands on its state in that form; by what it does otherwise.
-
-    Raises ConfigError as `recognise`, of the names where both fail.
-    """
-    x = _telling_state(running := Running(block, call, form))
-    check_roles(running, x, anatomy)
-    named = named_parts(block, anatomy, call.context)
+    failures: list[Exception] = []
     try:
-        parts = named if named is not None else seen_parts(running, x, anatomy, own_calls=False)
-        return _fitting(block, running, x, parts)
-    except FOREIGN_ERRORS as first:
-        try:
-            return _fitting(block, running, x, seen_parts(running, x, anatomy, own_calls=True))
-        except FOREIGN_ERRORS as second:
-            error = first if isinstance(first, ConfigError) else second
-            if isinstance(error, ConfigError):
-                raise error from None
-            raise ConfigError(f"a {type(block).__name__} cannot be run alone on another state ({named_error(error)})") from None
+        running = Running(block, call, form)
+        trial = tried(running, _informative_state(running))
+        check_roles(trial, anatomy)
+        for own in own_calls:
+            try:
+                named = None if own else named_parts(trial, anatomy)
+                parts = seen_parts(trial, anatomy, own_calls=own) if named is None else named
+                structure = _fitting(trial, parts)
+                structure.find_last_maps(call.x)
+                return structure
+            except FOREIGN_ERRORS as error:
+                failures.append(error)
+        raise next((each for each in failures if isinstance(each, ConfigError)), failures[-1])
+    except ConfigError:
+        raise
+    except FOREIGN_ERRORS as error:
+        raise ConfigError(f"a {type(block).__name__} cannot be run alone on another state ({named_error(error)})") from None
 
 
-def _fitting(block: nn.Module, running: Running, x: Tensor, parts: Parts) -> Structure:
+def _fitting(trial: Trial, parts: Parts) -> Structure:
     """The structure of those parts that gives the block's output at x."""
-    acting = _order(parts, running, x)
-    expected = running(x)
-    of_block: dict[str, Any] = {"context": parts.context, "called": parts.attention.own[0], "own_calls": parts.own_calls}
-    structures = [
-        Structure(sublayers, (1.0,) * len(sublayers), **of_block) for sublayers in _candidates(parts, acting, _parallel(acting))
-    ]
-    misses = _by_miss(structures, x, expected)
-    if misses and misses[0][0] <= tolerance(x.dtype):
-        return misses[0][1]
-    scaled = [s for structure in structures if (s := _scaled(structure, block, acting, x, expected)) is not None]
-    scaled_misses = _by_miss(scaled, x, expected)
-    if scaled_misses and scaled_misses[0][0] <= tolerance(x.dtype):
-        return scaled_misses[0][1]
-    for order in _with_free_norms(acting, x):
-        free = [Structure(s, (1.0,) * len(s), **of_block) for s in _candidates(parts, order, _parallel(acting))]
-        free_misses = _by_miss(free, x, expected)
-        if free_misses and free_misses[0][0] <= 64 * unit(x.dtype):  # so near that eps is the right one
-            return free_misses[0][1]
-    unknown = [entry.name for entry in acting if entry.role is None]
+    x, kind, order = trial.x, trial.kind, _order(trial, parts)
+
+    def fit(structures: Iterable[Structure], close: float) -> tuple[Structure | None, list[tuple[float, Structure]]]:
+        """The nearest of the structures if it is that close, and all with how far their output is from the block's, nearest first."""
+        misses = [(float((_output(each, x) - trial.y).norm() / trial.y.norm()), each) for each in structures]
+        misses.sort(key=lambda miss: miss[0])
+        return (misses[0][1] if misses and misses[0][0] <= close else None), misses
+
+    structures = list(_candidates(parts, order))
+    found, misses = fit(structures, tolerance(x.dtype))
+    if found is None:
+        scaled = (_scaled(structure, trial, order) for structure in structures)
+        found, _ = fit([structure for structure in scaled if structure is not None], tolerance(x.dtype))
+    for more in _with_free_norms(order, x) if found is None else ():
+        found, _ = fit(_candidates(parts, more), 64 * unit(x.dtype))  # so near that eps is the right one
+        if found is not None:
+            break
+    if found is not None:
+        return found
+    names = ", ".join(step.name for step in order)
+    unknown = [step.name for step in order if step.role is None]
     if unknown:
         raise ConfigError(
-            f"{type(block).__name__}: {', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} neither attention nor FFN, and no norm "
-            f"gamma * x/sqrt(mean(x^2) + eps) + beta, centred or not: in the block act, in this order, "
-            f"{', '.join(entry.name for entry in acting)}; where it belongs to attention or FFN, name them with it: "
-            'attention=("attn", "its.path")'
+            f"{kind}: {', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} neither attention nor FFN, and no norm "
+            f"gamma * x/sqrt(mean(x^2) + eps) + beta, centred or not: in the block act, in this order, {names}; where it belongs to "
+            'attention or FFN, name them with it: attention=("attn", "its.path")'
         )
     nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g} times its output" for miss, structure in misses[:2])
     raise ConfigError(
-        f"{type(block).__name__} is no attention and FFN, one after the other or at once, with norms in any known placement and each "
-        "added to the state (is a sum x + f(x) missing?): in it act, in this order, "
-        f"{', '.join(entry.name for entry in acting)}{'; ' if nearest else ''}{nearest}"
+        f"{kind} is no attention and FFN, one after the other or at once, with norms in any known placement and each "
+        f"added to the state (is a sum x + f(x) missing?): in it act, in this order, {names}{'; ' if nearest else ''}{nearest}"
     )
 
 
@@ -191,33 +193,27 @@ def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
     return tuple(sorted(found.items()))
 
 
-def _telling_state(running: Running) -> Tensor:
+def _informative_state(running: Running) -> Tensor:
     """A random state as small as the block's increments, on which a block that barely acts differs from any other."""
     block, call = running.block, running.call
+    kind = type(block).__name__
     x = torch.randn(call.x.shape, generator=torch.Generator().manual_seed(0)).to(call.x)
     y = running(x)
     if not isinstance(y, Tensor):
-        raise ConfigError(
-            f"{type(block).__name__} returns a {type(y).__name__}: only blocks that return the state alone are known"
-        )
+        raise ConfigError(f"{kind} returns a {type(y).__name__}: only blocks that return the state alone are known")
     scale = float((y - x).norm() / x.norm())
     if math.isnan(scale):
         bad = next((name for name, weight in block.named_parameters() if not weight.isfinite().all()), "a weight on demand")
-        raise ConfigError(f"{type(block).__name__} has weights that are not finite, such as {bad}: is the file damaged?")
-    if scale == 0:
-        zeros = [name for name, weight in block.named_parameters() if weight.numel() == 1 and not bool(weight.any())]
-        gate = (
-            f"its number {zeros[0]} is 0, as ReZero begins: set it to what it is after a step"
-            if zeros
-            else ("are its weights those of a trained or initialised model?")
-        )
-        raise ConfigError(f"{type(block).__name__} leaves every state as it is, from which its structure cannot be read: {gate}")
-    if not scale < math.inf:
-        raise ConfigError(
-            f"{type(block).__name__} changes a state by {scale:g} times its size, from which its structure cannot be read: "
-            "are its weights those of a trained or initialised model?"
-        )
-    return scale * x
+        raise ConfigError(f"{kind} has weights that are not finite, such as {bad}: is the file damaged?")
+    if 0 < scale < math.inf:
+        return scale * x
+    hint = "are its weights those of a trained or initialised model?"
+    if scale:
+        raise ConfigError(f"{kind} changes a state by {scale:g} times its size, from which its structure cannot be read: {hint}")
+    zeros = [name for name, weight in block.named_parameters() if weight.numel() == 1 and not bool(weight.any())]
+    if zeros:
+        hint = f"its number {zeros[0]} is 0, as ReZero begins: set it to what it is after a step"
+    raise ConfigError(f"{kind} leaves every state as it is, from which its structure cannot be read: {hint}")
 
 
 def _output(structure: Structure, x: Tensor) -> Tensor:
@@ -225,100 +221,84 @@ def _output(structure: Structure, x: Tensor) -> Tensor:
     return output
 
 
-def _by_miss(structures: Sequence[Structure], x: Tensor, expected: Tensor) -> list[tuple[float, Structure]]:
-    """The structures with how far their output is from the block's, the nearest first."""
-    misses = [(float((_output(each, x) - expected).norm() / expected.norm()), each) for each in structures]
-    return sorted(misses, key=lambda miss: miss[0])
-
-
-class _Acting(NamedTuple):
-    """What acts in a block, and on which state: a norm, a map of that kind, or, where None, anything else."""
+class _Step(NamedTuple):
+    """What acts in a block, and on which state: a norm, a map of that kind, or, where the role is None, anything else."""
 
     name: str
     role: AdaptedNorm | FreeNorm | Kind | None
     x: Tensor
 
 
-def _order(parts: Parts, running: Running, x: Tensor) -> list[_Acting]:
+def _order(trial: Trial, parts: Parts) -> list[_Step]:
     """What acts in the block outside attention and FFN, and these, in order."""
-    kinds: dict[nn.Module, Kind] = {parts.attention.own[0]: "attention"}
-    inside = parts.attention.inside
-    if parts.ffn is not None:
-        kinds[parts.ffn.own[0]] = "ffn"
-        inside |= parts.ffn.inside
-    order: list[_Acting] = []
-    roles: dict[str, AdaptedNorm | Kind | None] = {}
-    watching: dict[str, nn.Module] = {}
-    for name, part in running.block.named_modules():
+    x, maps = trial.x, [part for part in (parts.attention, parts.ffn) if part is not None]
+    kinds: dict[nn.Module, Kind] = dict(zip([part.own[0] for part in maps], ("attention", "ffn"), strict=False))
+    inside = {module for part in maps for module in part.inside}
+    roles: dict[nn.Module, AdaptedNorm | Kind | None] = {}
+    for part in trial.block.modules():
         if part in kinds:
-            roles[name] = kinds[part]
-        elif part not in inside and next(part.children(), None) is None and _may_act(part, x.shape[-1]):
-            roles[name] = as_norm(part, x.shape[-1])
-        else:
-            continue
-        watching[name] = part
-    with watched(watching) as acts:
-        running(x)
-    for act in acts:
-        state = (
-            running.form.turned(act.x)
-            if act.x.dim() == x.dim()
-            else act.x.reshape(x.shape)
-            if act.x.numel() == x.numel()
-            else act.x
-        )
-        order.append(_Acting(f"{act.path} ({type(act.module).__name__})", roles[act.path], state))
+            roles[part] = kinds[part]
+        elif part not in inside and next(part.children(), None) is None:
+            norm = as_norm(part, x.shape[-1])
+            if norm is not None or next(part.parameters(), None) is not None:  # others are activations and dropouts
+                roles[part] = norm
+    order = []
+    for call in trial.calls:
+        if call.module in roles:
+            flat = call.x.dim() != x.dim() and call.x.numel() == x.numel()
+            state = call.x.reshape(x.shape) if flat else trial.running.form.turned(call.x) if call.x.dim() == x.dim() else call.x
+            order.append(_Step(f"{call.path} ({type(call.module).__name__})", roles[call.module], state))
     return order
 
 
-def _may_act(part: nn.Module, width: int) -> bool:
-    """Whether a part does more than an activation or a dropout: it has weights, or is a norm without."""
-    return next(part.parameters(), None) is not None or as_norm(part, width) is not None
-
-
-def _parallel(acting: Sequence[_Acting]) -> bool:
+def _parallel(order: Sequence[_Step]) -> bool:
     """Whether the FFN does not act on what attention gave: both act on one state, or their norms do."""
-    states = {entry.role: entry.x for entry in acting if isinstance(entry.role, str)}
+    states = {step.role: step.x for step in order if isinstance(step.role, str)}
     if len(states) < 2:
         return False
     if torch.equal(states["attention"], states["ffn"]):
         return True
-    first, *others = acting
+    first, *others = order
     return any(isinstance(each.role, AdaptedNorm) and torch.equal(each.x, first.x) for each in others)
 
 
-def _candidates(parts: Parts, acting: Sequence[_Acting], parallel: bool) -> Iterator[tuple[Sublayer, ...]]:
-    """The sublayers that a block of those parts may be, by the order in which things act."""
-    roles = [entry.role for entry in acting]
+def _candidates(parts: Parts, order: Sequence[_Step]) -> Iterator[Structure]:
+    """The structures that a block of those parts may have, by the order in which things act."""
+    roles = [step.role for step in order]
+    attention, ffn = parts.attention.chain, None if parts.ffn is None else parts.ffn.chain
     if None in roles:
         return
-    if parts.ffn is None:
+
+    def structure(*sublayers: Sublayer) -> Structure:
+        return Structure(sublayers, (1.0,) * len(sublayers), parts.context, parts.attention.own[0], parts.own_calls)
+
+    if ffn is None:
         for (own,) in _assignments(roles, "attention"):
-            yield (Sublayer(parts.attention.chain, "attention", **own),)
+            yield structure(Sublayer(attention, "attention", **own))
         return
     for first, second in _assignments(roles, "attention", "ffn"):
-        yield Sublayer(parts.attention.chain, "attention", **first), Sublayer(parts.ffn.chain, "ffn", **second)
-    if parallel:
+        yield structure(Sublayer(attention, "attention", **first), Sublayer(ffn, "ffn", **second))
+    if _parallel(order):
         norms = [role for role in roles if isinstance(role, AdaptedNorm)]
         if len(norms) <= 1:
             roles_of_both: Roles = dict(zip(ROLES, norms, strict=False))
-            yield (Sublayer(ParallelMaps(parts.attention.chain, parts.ffn.chain), "parallel", **roles_of_both),)
+            yield structure(Sublayer(ParallelMaps(attention, ffn), "parallel", **roles_of_both))
         elif len(norms) == 2 and len({(norm.centred, norm.eps, norm.added) for norm in norms}) == 1:
             for one, other in (norms, norms[::-1]):
-                both = ParallelMaps(parts.attention.chain, parts.ffn.chain, (GainsOf(one), GainsOf(other)))
-                yield (Sublayer(both, "parallel", input_norm=WithoutGain(one)),)
+                both = ParallelMaps(attention, ffn, (GainsOf(one), GainsOf(other)))
+                yield structure(Sublayer(both, "parallel", input_norm=WithoutGain(one)))
 
 
-def _scaled(structure: Structure, block: nn.Module, acting: Sequence[_Acting], x: Tensor, output: Tensor) -> Structure | None:
+def _scaled(structure: Structure, trial: Trial, order: Sequence[_Step]) -> Structure | None:
     """The structure with numbers s that make X + s f(N X) of what acted on what; None where no numbers do."""
     around = in_context(structure.depth(), structure.context)
-    seen: dict[object, Tensor] = {entry.role: entry.x for entry in acting}
+    seen: dict[object, Tensor] = {step.role: step.x for step in order}
     starts = [part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers]
-    state, lengths, parts = x, [], []
-    for i, (part, own) in enumerate(zip(around.sublayers, structure.sublayers, strict=True)):
-        after = output if i == len(starts) - 1 else seen[starts[i + 1]]
+    afters = [*(seen[start] for start in starts[1:]), trial.y]
+    state, lengths, parts = trial.x, [], []
+    for part, own, after in zip(around.sublayers, structure.sublayers, afters, strict=True):
         whole = seen[own.state_norm] if own.state_norm is not None else after
-        scale = fitted_scale(block, whole - state, part(state))
+        scale = fitted_scale(trial.block, whole - state, part(state))
         if scale is None:
             return None
         if isinstance(scale, float) and scale > 0:
@@ -337,18 +317,18 @@ FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.
 """What functions of norms are called with; the first and the last are what torch's rms_norm takes unasked."""
 
 
-def _with_free_norms(acting: Sequence[_Acting], x: Tensor) -> Iterator[list[_Acting]]:
+def _with_free_norms(steps: Sequence[_Step], x: Tensor) -> Iterator[list[_Step]]:
     """The order with norms that the block computes by a function, before its maps and behind them: no module shows them."""
-    maps = [i for i, entry in enumerate(acting) if isinstance(entry.role, str)]
-    gaps = [*maps, *maps[1:], len(acting)]  # between the two, one behind the first and one before the second
+    maps = [i for i, step in enumerate(steps) if isinstance(step.role, str)]
+    gaps = [*maps, *maps[1:], len(steps)]  # between the two, one behind the first and one before the second
     chosen_gaps = dict.fromkeys(tuple(sorted(c)) for n in range(1, len(gaps) + 1) for c in combinations(gaps, n))
     epsilons = dict.fromkeys((torch.finfo(x.dtype).eps, *FREE_EPS))
     for eps, centred in product(epsilons, (False, True)):
         for chosen in chosen_gaps:
-            order = list(acting)
+            order = list(steps)
             for place in reversed(chosen):
                 norm = FreeNorm(x.shape[-1], eps, centred).to(x)
-                order.insert(place, _Acting("a function", norm, x.new_empty(0)))
+                order.insert(place, _Step("a function", norm, x.new_empty(0)))
             yield order
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-CACHES = ("past_key_values", "past_key_value", "layer_past")
+CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 """Arguments that carry keys and values of an earlier call, and must not be filled by the calls here."""
 STATE = object()
 """Stands where the state was in a call."""
@@ -48,14 +49,27 @@ class Template:
         return any(value is RESIDUAL for value in (*self.args, *self.kwargs.values()))
 
 
-class Act(NamedTuple):
-    """One call of a part of a block: its path, what it was given, the first tensor of numbers among that, and what came out."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecordedCall:
+    """One call of a part of a model: its path, the call without its state, the state x (the first floating-point tensor among the
+    arguments), and what it returned.
+    """
 
     path: str
     module: nn.Module
     template: Template
     x: Tensor
-    y: Any
+    output: Any = None
+
+    @property
+    def y(self) -> Any:
+        """The first tensor that it returned."""
+        return first_tensor(self.output)
+
+    def again(self, x: Tensor) -> Any:
+        """What the module gives when it is called so with another state."""
+        args, kwargs = self.template.with_state(x)
+        return first_tensor(self.module(*args, **kwargs))
 
 
 def template_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Template, Tensor] | None:
@@ -69,32 +83,26 @@ def template_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Templ
 
 
 @contextlib.contextmanager
-def watched(parts: Mapping[str, nn.Module]) -> Iterator[list[Act]]:
-    """Inside, notes every call of the parts, in the order in which they begin."""
-    acts: list[Act] = []
-    begun: list[tuple[int, tuple[Template, Tensor] | None]] = []
-    handles = []
+def watched(parts: Mapping[str, nn.Module]) -> Iterator[list[RecordedCall]]:
+    """Inside, records every call of the parts that has a state, in the order in which the calls begin."""
+    calls: list[RecordedCall] = []
+    begun: list[int | None] = []
 
     def before(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         found = template_of(args, kwargs)
-        begun.append((len(acts), found))
+        begun.append(None if found is None else len(calls))
         if found is not None:
-            acts.append(Act(path, module, *found, None))
+            calls.append(RecordedCall(path, module, *found))
 
-    def after(output: Any) -> None:
-        place, found = begun.pop()
-        if found is not None:
-            acts[place] = acts[place]._replace(y=first_tensor(output))
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        place = begun.pop()
+        if place is not None:
+            calls[place] = dataclasses.replace(calls[place], output=output)
 
+    handles = [part.register_forward_pre_hook(partial(before, path), with_kwargs=True) for path, part in parts.items()]
+    handles += [part.register_forward_hook(after) for part in parts.values()]
     try:
-        for path, part in parts.items():
-            handles.append(
-                part.register_forward_pre_hook(
-                    lambda module, args, kwargs, path=path: before(path, module, args, kwargs), with_kwargs=True
-                )
-            )
-            handles.append(part.register_forward_hook(lambda _, __, output: after(output)))
-        yield acts
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
@@ -132,7 +140,7 @@ def own_module(stage: nn.Module) -> nn.Module:
 
 
 @contextlib.contextmanager
-def plain_kernels() -> Iterator[None]:
+def without_fast_path() -> Iterator[None]:
     """Inside, torch's own Transformer layers call their parts, and no fused kernel in place of them."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

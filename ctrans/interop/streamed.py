@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.given_files import check_file
-from ctrans.interop.anatomy import Anatomy, fields, find_blocks
+from ctrans.interop.anatomy import Anatomy, fields
+from ctrans.interop.find_blocks import find_blocks
 from ctrans.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 

@@ -15,8 +15,8 @@ from ctrans.depth import Depth
 from ctrans.fields import Balances, Kind
 from ctrans.interop import open_model
 from ctrans.interop.map_outputs import MapOutput, map_outputs, router_in
+from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.open_model import unwrap_model
-from ctrans.interop.transformers_adapter import tensor_in
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError

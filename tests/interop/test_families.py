@@ -7,7 +7,8 @@ import torch
 
 from ctrans.control import costate
 from ctrans.interop import from_transformers
-from ctrans.interop.anatomy import Anatomy, find_blocks
+from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.find_blocks import find_blocks
 from solvers import ConfigError, Segment, solve
 from tests.interop.models import FAMILIES, VOCABULARY, block_outputs, inputs, made
 
