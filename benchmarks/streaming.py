@@ -30,8 +30,8 @@ from benchmarks.record import keep
 from ctrans.control import costate
 from ctrans.interop import Imported, from_architecture, from_transformers
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.find_blocks import find_blocks
 from ctrans.interop.architecture import skeleton
+from ctrans.interop.find_blocks import find_blocks
 from ctrans.model.text import default_text, to_tokens
 from ctrans.stability.backward.sensitivity import backward_sensitivity
 

@@ -53,7 +53,7 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trial:
+class BlockRun:
     """A block that was run on the state x (batch, tokens, width) and gave y, with all calls of its parts in the order in which they
     began.
     """
@@ -73,68 +73,68 @@ class Trial:
         return type(self.block).__name__
 
 
-def tried(running: Running, x: Tensor) -> Trial:
+def run_of(running: Running, x: Tensor) -> BlockRun:
     """The block's run on that state."""
     with watched({path: part for path, part in running.block.named_modules() if part is not running.block}) as calls:
         y = running(x)
-    return Trial(running, x, y, calls)
+    return BlockRun(running, x, y, calls)
 
 
-def named_parts(trial: Trial, anatomy: Anatomy) -> Parts | None:
+def named_parts(run: BlockRun, anatomy: Anatomy) -> Parts | None:
     """The parts that the anatomy or a known name says, attention to be called with what the block is; None unless both are."""
-    maps = named_maps(trial.block, anatomy)
+    maps = named_maps(run.block, anatomy)
     if None in maps:
         return None
     attention, ffn = (Part(ModuleChain(modules), tuple(modules)) for modules in maps if modules is not None)
-    return Parts(attention, ffn, trial.running.call.context, own_calls=False)
+    return Parts(attention, ffn, run.running.call.context, own_calls=False)
 
 
-def seen_parts(trial: Trial, anatomy: Anatomy, *, own_calls: bool) -> Parts:
+def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
     """The parts as seen in the run of the block, those that the anatomy names as it says.
 
     With `own_calls` attention is called as the block calls it; otherwise, where it has a known name, with what the block is given.
     Raises ConfigError, naming what to give, where a part is not found, and for blocks of more or fewer than the two maps.
     """
-    named = named_maps(trial.block, anatomy)
+    named = named_maps(run.block, anatomy)
     for what, path, found in (("attention", anatomy.attention, named[0]), ("FFN", anatomy.ffn, named[1])):
         if path is not None and found is None:
-            raise ConfigError(f"no {what} found in {trial.kind}, which has {parts_of(trial.block)}: it has nothing at {path!r}")
+            raise ConfigError(f"no {what} found in {run.kind}, which has {parts_of(run.block)}: it has nothing at {path!r}")
     own_calls = own_calls or named[0] is None
     if own_calls:
-        attention, context = _attention(trial, None if anatomy.attention is None else named[0])
+        attention, context = _attention(run, None if anatomy.attention is None else named[0])
     else:
         assert named[0] is not None, "or it is called as seen"
-        attention, context = Part(ModuleChain(named[0]), tuple(named[0])), trial.running.call.context
-    _check_one_sequence(trial, attention)
-    ffn = _ffn(trial, attention) if anatomy.ffn is None or named[1] is None else _given_ffn(trial, named[1])
+        attention, context = Part(ModuleChain(named[0]), tuple(named[0])), run.running.call.context
+    _check_one_sequence(run, attention)
+    ffn = _ffn(run, attention) if anatomy.ffn is None or named[1] is None else _given_ffn(run, named[1])
     return Parts(attention, ffn, context, own_calls)
 
 
-def check_roles(trial: Trial, anatomy: Anatomy) -> None:
+def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
     """Raises ConfigError where what is named attention mixes no tokens and something else does, or what is named FFN mixes them.
 
     Of blocks that add both at once, a sum, nothing else would tell that the two were swapped.
     """
     if anatomy.attention is None and anatomy.ffn is None:
         return
-    attention, ffn = (set(part or ()) for part in named_maps(trial.block, anatomy))
-    mixing = _mixing(trial)
+    attention, ffn = (set(part or ()) for part in named_maps(run.block, anatomy))
+    mixing = _mixing(run)
     attention_mixes, ffn_mixes = (
         any(call.module in module.modules() for call in mixing for module in own) for own in (attention, ffn)
     )
     if anatomy.attention is not None and attention and mixing and not attention_mixes:
         if anatomy.ffn is not None and ffn_mixes:
             raise ConfigError(
-                f"attention= and ffn= are swapped: in {trial.kind} {_path(anatomy.ffn)} mixes tokens and {_path(anatomy.attention)} does "
+                f"attention= and ffn= are swapped: in {run.kind} {_path(anatomy.ffn)} mixes tokens and {_path(anatomy.attention)} does "
                 f"not; give attention={anatomy.ffn!r}, ffn={anatomy.attention!r}"
             )
         raise ConfigError(
-            f"attention=: {_path(anatomy.attention)} of {trial.kind} mixes no tokens, as an FFN does, and {mixing[0].path} does: give "
+            f"attention=: {_path(anatomy.attention)} of {run.kind} mixes no tokens, as an FFN does, and {mixing[0].path} does: give "
             f"attention={mixing[0].path!r}, or leave it out"
         )
     if anatomy.ffn is not None and ffn_mixes and (not attention_mixes or attention & ffn):
         raise ConfigError(
-            f"ffn=: {_path(anatomy.ffn)} of {trial.kind} mixes tokens, as attention does: name it by attention=, and by ffn= what acts on "
+            f"ffn=: {_path(anatomy.ffn)} of {run.kind} mixes tokens, as attention does: name it by attention=, and by ffn= what acts on "
             "each token alone, or leave both out"
         )
 
@@ -143,54 +143,54 @@ def _path(named: str | Sequence[str]) -> str:
     return repr(named) if isinstance(named, str) else " then ".join(map(repr, named))
 
 
-def _check_one_sequence(trial: Trial, attention: Part) -> None:
+def _check_one_sequence(run: BlockRun, attention: Part) -> None:
     """Raises ConfigError where a part beside attention is given a state that the block did not make, as cross-attention is."""
-    made = (trial.x, *(part for call in trial.calls for part in (call.x, call.y)))
+    made = (run.x, *(part for call in run.calls for part in (call.x, call.y)))
     own = {part.data_ptr() for part in made if isinstance(part, Tensor)}
-    for call in trial.calls:
+    for call in run.calls:
         given = (*call.template.args, *call.template.kwargs.values())
         others = [value for value in given if is_state(value) and value.data_ptr() not in own]
         if others and call.module not in attention.inside and is_state(call.x) and call.y is not None:
             raise ConfigError(
-                f"{call.path} ({type(call.module).__name__}) of {trial.kind} reads a second sequence: cross-attention is not "
+                f"{call.path} ({type(call.module).__name__}) of {run.kind} reads a second sequence: cross-attention is not "
                 "known here, so take a model, or blocks=, without it"
             )
 
 
-def _attention(trial: Trial, given: Sequence[nn.Module] | None) -> tuple[Part, dict[str, Any]]:
+def _attention(run: BlockRun, given: Sequence[nn.Module] | None) -> tuple[Part, dict[str, Any]]:
     if given is not None:
-        call = next((call for call in trial.calls if call.module is given[0]), None)
+        call = next((call for call in run.calls if call.module is given[0]), None)
         if call is None:
-            raise ConfigError(f"attention=: {trial.kind} does not call its {type(given[0]).__name__}")
+            raise ConfigError(f"attention=: {run.kind} does not call its {type(given[0]).__name__}")
     else:
-        mixing = _mixing(trial)
+        mixing = _mixing(run)
         if len(mixing) != 1:
-            raise ConfigError(_no_attention(trial, mixing))
+            raise ConfigError(_no_attention(run, mixing))
         call = mixing[0]
-    stages = list(given) if given is not None and len(given) > 1 else _extended(call, trial)
-    tokens_first = trial.running.form.tokens_first
+    stages = list(given) if given is not None and len(given) > 1 else _extended(call, run)
+    tokens_first = run.running.form.tokens_first
     first: nn.Module = CalledAs(call.module, tokens_first)
     if unfolds(call.module, call.template):
         first = UnfoldedAttention(call.module, tokens_first)  # type: ignore[arg-type]  # it is of that class
     return Part(ModuleChain([first, *stages[1:]]), tuple(stages)), {"call": call.template.alone(call.x)}
 
 
-def _no_attention(trial: Trial, mixing: Sequence[RecordedCall]) -> str:
+def _no_attention(run: BlockRun, mixing: Sequence[RecordedCall]) -> str:
     if mixing:
         found = ", ".join(f"{call.path} ({type(call.module).__name__})" for call in mixing)
         return (
-            f"attention=: several modules of {trial.kind} mix tokens, {found}: blocks of one attention and one FFN are known (no "
+            f"attention=: several modules of {run.kind} mix tokens, {found}: blocks of one attention and one FFN are known (no "
             "cross-attention, no convolution beside attention); name one only if the others do nothing"
         )
     return (
-        f"no module of {trial.kind} mixes tokens by itself, so its own forward does: put attention, from its input's projections to its "
-        f"output's, into a module of its own that forward calls, which is then found; {trial.kind} has {parts_of(trial.block)}"
+        f"no module of {run.kind} mixes tokens by itself, so its own forward does: put attention, from its input's projections to its "
+        f"output's, into a module of its own that forward calls, which is then found; {run.kind} has {parts_of(run.block)}"
     )
 
 
-def _mixing(trial: Trial) -> list[RecordedCall]:
+def _mixing(run: BlockRun) -> list[RecordedCall]:
     """The smallest modules that mix tokens, each once."""
-    modules = {call.module: call for call in trial.calls if _mixes(call, trial.running)}
+    modules = {call.module: call for call in run.calls if _mixes(call, run.running)}
     return [call for module, call in modules.items() if not any(other in modules for other in list(module.modules())[1:])]
 
 
@@ -223,11 +223,11 @@ def token_axis_is_first(block: Running, x: Tensor) -> bool | None:
     return True if mixes_tokens(lambda z: block(z.transpose(0, 1)).transpose(0, 1), x.transpose(0, 1)) else None
 
 
-def _extended(call: RecordedCall, trial: Trial) -> list[nn.Module]:
+def _extended(call: RecordedCall, run: BlockRun) -> list[nn.Module]:
     """The called module and every later leaf that acts on its output alone and is no norm."""
     inside, y, found = set(call.module.modules()), call.y, [call.module]
     # a branch that others read too, such as a state that goes on, is not handed on by a leaf
-    for later in _leaves(trial.calls[trial.calls.index(call) + 1 :]):
+    for later in _leaves(run.calls[run.calls.index(call) + 1 :]):
         if later.module not in inside and later.x is y and as_norm(later.module, later.x.shape[-1]) is None:
             found.append(later.module)
             y = later.y
@@ -238,8 +238,8 @@ def _leaves(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     return [call for call in calls if next(call.module.children(), None) is None]
 
 
-def _ffn(trial: Trial, attention: Part) -> Part | None:
-    calls = trial.calls
+def _ffn(run: BlockRun, attention: Part) -> Part | None:
+    calls = run.calls
     start = next(i for i, call in enumerate(calls) if call.module is attention.own[0])
     leaves = [call for call in _leaves(calls) if call.module not in attention.inside]
     weighty = [call for call in leaves if has_matrix(call.module) and as_norm(call.module, call.x.shape[-1]) is None]
@@ -248,35 +248,35 @@ def _ffn(trial: Trial, attention: Part) -> Part | None:
     early = next((call for call in weighty if calls.index(call) < start), None)
     if early is not None:
         raise ConfigError(
-            f"{early.path} ({type(early.module).__name__}) acts before attention in {trial.kind}: blocks of attention and then an FFN "
+            f"{early.path} ({type(early.module).__name__}) acts before attention in {run.kind}: blocks of attention and then an FFN "
             "are known"
         )
-    holder = _holder(trial, [call.path for call in weighty], attention)
+    holder = _holder(run, [call.path for call in weighty], attention)
     if holder is not None:
-        stages, template = _extended(holder, trial), holder.template.alone(holder.x)
+        stages, template = _extended(holder, run), holder.template.alone(holder.x)
         first = CalledAs(holder.module, always=template) if template.adds else holder.module
         return Part(ModuleChain([first, *stages[1:]]), tuple(stages))
-    return _line(trial.kind, leaves, weighty)
+    return _line(run.kind, leaves, weighty)
 
 
-def _given_ffn(trial: Trial, given: Sequence[nn.Module]) -> Part:
+def _given_ffn(run: BlockRun, given: Sequence[nn.Module]) -> Part:
     """The modules one after the other, with what the block computes between them by functions."""
-    own = [call for call in trial.calls if call.module in given]
+    own = [call for call in run.calls if call.module in given]
     missing = next((part for part in given if all(call.module is not part for call in own)), None)
     if missing is not None:
-        raise ConfigError(f"ffn=: {trial.kind} does not call its {type(missing).__name__}")
-    return Part(ModuleChain(given), tuple(given)) if len(own) == 1 else _line(trial.kind, own, own)
+        raise ConfigError(f"ffn=: {run.kind} does not call its {type(missing).__name__}")
+    return Part(ModuleChain(given), tuple(given)) if len(own) == 1 else _line(run.kind, own, own)
 
 
-def _holder(trial: Trial, paths: Sequence[str], attention: Part) -> RecordedCall | None:
+def _holder(run: BlockRun, paths: Sequence[str], attention: Part) -> RecordedCall | None:
     """The smallest module that holds all of them and is called as a map, unless it holds attention or begins with a norm."""
     parent = paths[0].rpartition(".")[0]
     if len(paths) > 1:
         parent = posixpath.commonpath([path.replace(".", "/") for path in paths]).replace("/", ".")
-    found = next((call for call in trial.calls if call.path == parent), None)
+    found = next((call for call in run.calls if call.path == parent), None)
     if found is None or attention.own[0] in set(found.module.modules()) or found.y is None or found.y.shape != found.x.shape:
         return None
-    first = next((call for call in _leaves(trial.calls) if call.path.startswith(f"{found.path}.")), None)
+    first = next((call for call in _leaves(run.calls) if call.path.startswith(f"{found.path}.")), None)
     return None if first is not None and first.x is found.x and as_norm(first.module, first.x.shape[-1]) is not None else found
 
 

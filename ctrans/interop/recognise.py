@@ -21,7 +21,7 @@ from ctrans.depth import Depth
 from ctrans.fields import Kind, ParallelMaps
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.block_calls import Call, Running, StateForm
-from ctrans.interop.block_parts import Parts, Trial, check_roles, named_parts, seen_parts, tried
+from ctrans.interop.block_parts import BlockRun, Parts, check_roles, named_parts, run_of, seen_parts
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as_norm
@@ -103,13 +103,13 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
     failures: list[Exception] = []
     try:
         running = Running(block, call, form)
-        trial = tried(running, _informative_state(running))
-        check_roles(trial, anatomy)
+        run = run_of(running, _informative_state(running))
+        check_roles(run, anatomy)
         for own in own_calls:
             try:
-                named = None if own else named_parts(trial, anatomy)
-                parts = seen_parts(trial, anatomy, own_calls=own) if named is None else named
-                structure = _fitting(trial, parts)
+                named = None if own else named_parts(run, anatomy)
+                parts = seen_parts(run, anatomy, own_calls=own) if named is None else named
+                structure = _fitting(run, parts)
                 structure.find_last_maps(call.x)
                 return structure
             except FOREIGN_ERRORS as error:
@@ -121,20 +121,20 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
         raise ConfigError(f"a {type(block).__name__} cannot be run alone on another state ({named_error(error)})") from None
 
 
-def _fitting(trial: Trial, parts: Parts) -> Structure:
+def _fitting(run: BlockRun, parts: Parts) -> Structure:
     """The structure of those parts that gives the block's output at x."""
-    x, kind, order = trial.x, trial.kind, _order(trial, parts)
+    x, kind, order = run.x, run.kind, _order(run, parts)
 
     def fit(structures: Iterable[Structure], close: float) -> tuple[Structure | None, list[tuple[float, Structure]]]:
         """The nearest of the structures if it is that close, and all with how far their output is from the block's, nearest first."""
-        misses = [(float((_output(each, x) - trial.y).norm() / trial.y.norm()), each) for each in structures]
+        misses = [(float((_output(each, x) - run.y).norm() / run.y.norm()), each) for each in structures]
         misses.sort(key=lambda miss: miss[0])
         return (misses[0][1] if misses and misses[0][0] <= close else None), misses
 
     structures = list(_candidates(parts, order))
     found, misses = fit(structures, tolerance(x.dtype))
     if found is None:
-        scaled = (_scaled(structure, trial, order) for structure in structures)
+        scaled = (_scaled(structure, run, order) for structure in structures)
         found, _ = fit([structure for structure in scaled if structure is not None], tolerance(x.dtype))
     for more in _with_free_norms(order, x) if found is None else ():
         found, _ = fit(_candidates(parts, more), 64 * unit(x.dtype))  # so near that eps is the right one
@@ -221,7 +221,7 @@ def _output(structure: Structure, x: Tensor) -> Tensor:
     return output
 
 
-class _Step(NamedTuple):
+class _BlockStep(NamedTuple):
     """What acts in a block, and on which state: a norm, a map of that kind, or, where the role is None, anything else."""
 
     name: str
@@ -229,13 +229,13 @@ class _Step(NamedTuple):
     x: Tensor
 
 
-def _order(trial: Trial, parts: Parts) -> list[_Step]:
+def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
     """What acts in the block outside attention and FFN, and these, in order."""
-    x, maps = trial.x, [part for part in (parts.attention, parts.ffn) if part is not None]
+    x, maps = run.x, [part for part in (parts.attention, parts.ffn) if part is not None]
     kinds: dict[nn.Module, Kind] = dict(zip([part.own[0] for part in maps], ("attention", "ffn"), strict=False))
     inside = {module for part in maps for module in part.inside}
     roles: dict[nn.Module, AdaptedNorm | Kind | None] = {}
-    for part in trial.block.modules():
+    for part in run.block.modules():
         if part in kinds:
             roles[part] = kinds[part]
         elif part not in inside and next(part.children(), None) is None:
@@ -243,15 +243,15 @@ def _order(trial: Trial, parts: Parts) -> list[_Step]:
             if norm is not None or next(part.parameters(), None) is not None:  # others are activations and dropouts
                 roles[part] = norm
     order = []
-    for call in trial.calls:
+    for call in run.calls:
         if call.module in roles:
             flat = call.x.dim() != x.dim() and call.x.numel() == x.numel()
-            state = call.x.reshape(x.shape) if flat else trial.running.form.turned(call.x) if call.x.dim() == x.dim() else call.x
-            order.append(_Step(f"{call.path} ({type(call.module).__name__})", roles[call.module], state))
+            state = call.x.reshape(x.shape) if flat else run.running.form.turned(call.x) if call.x.dim() == x.dim() else call.x
+            order.append(_BlockStep(f"{call.path} ({type(call.module).__name__})", roles[call.module], state))
     return order
 
 
-def _parallel(order: Sequence[_Step]) -> bool:
+def _parallel(order: Sequence[_BlockStep]) -> bool:
     """Whether the FFN does not act on what attention gave: both act on one state, or their norms do."""
     states = {step.role: step.x for step in order if isinstance(step.role, str)}
     if len(states) < 2:
@@ -262,7 +262,7 @@ def _parallel(order: Sequence[_Step]) -> bool:
     return any(isinstance(each.role, AdaptedNorm) and torch.equal(each.x, first.x) for each in others)
 
 
-def _candidates(parts: Parts, order: Sequence[_Step]) -> Iterator[Structure]:
+def _candidates(parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure]:
     """The structures that a block of those parts may have, by the order in which things act."""
     roles = [step.role for step in order]
     attention, ffn = parts.attention.chain, None if parts.ffn is None else parts.ffn.chain
@@ -289,16 +289,16 @@ def _candidates(parts: Parts, order: Sequence[_Step]) -> Iterator[Structure]:
                 yield structure(Sublayer(both, "parallel", input_norm=WithoutGain(one)))
 
 
-def _scaled(structure: Structure, trial: Trial, order: Sequence[_Step]) -> Structure | None:
+def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) -> Structure | None:
     """The structure with numbers s that make X + s f(N X) of what acted on what; None where no numbers do."""
     around = in_context(structure.depth(), structure.context)
     seen: dict[object, Tensor] = {step.role: step.x for step in order}
     starts = [part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers]
-    afters = [*(seen[start] for start in starts[1:]), trial.y]
-    state, lengths, parts = trial.x, [], []
+    afters = [*(seen[start] for start in starts[1:]), run.y]
+    state, lengths, parts = run.x, [], []
     for part, own, after in zip(around.sublayers, structure.sublayers, afters, strict=True):
         whole = seen[own.state_norm] if own.state_norm is not None else after
-        scale = fitted_scale(trial.block, whole - state, part(state))
+        scale = fitted_scale(run.block, whole - state, part(state))
         if scale is None:
             return None
         if isinstance(scale, float) and scale > 0:
@@ -317,7 +317,7 @@ FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.
 """What functions of norms are called with; the first and the last are what torch's rms_norm takes unasked."""
 
 
-def _with_free_norms(steps: Sequence[_Step], x: Tensor) -> Iterator[list[_Step]]:
+def _with_free_norms(steps: Sequence[_BlockStep], x: Tensor) -> Iterator[list[_BlockStep]]:
     """The order with norms that the block computes by a function, before its maps and behind them: no module shows them."""
     maps = [i for i, step in enumerate(steps) if isinstance(step.role, str)]
     gaps = [*maps, *maps[1:], len(steps)]  # between the two, one behind the first and one before the second
@@ -328,7 +328,7 @@ def _with_free_norms(steps: Sequence[_Step], x: Tensor) -> Iterator[list[_Step]]
             order = list(steps)
             for place in reversed(chosen):
                 norm = FreeNorm(x.shape[-1], eps, centred).to(x)
-                order.insert(place, _Step("a function", norm, x.new_empty(0)))
+                order.insert(place, _BlockStep("a function", norm, x.new_empty(0)))
             yield order
 
 
