@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth, check_count
-from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, get_norm, solve
+from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, StepControl, get_norm, solve
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
-from solvers.request import check_solver, check_unused_options
-from solvers.run import Save
+from solvers.request import check_solver
+from solvers.step_control import check_unused_options
 
 MOST_STEPS = 10**6
 """Steps of a segment: beyond these rounding grows faster than the error falls, and nobody waits for the end."""
@@ -69,18 +69,14 @@ class Scheme:
         """The depth's own steps for the discrete model, its ODE for everything else; `continuous` overrides that choice."""
         return depth.segments(continuous=not self.discrete if continuous is None else continuous)
 
-    def solve(
-        self,
-        depth: Depth,
-        x0: Float[Tensor, "*batch tokens width"],
-        *,
-        save: Save = "ends",
-        continuous: bool | None = None,
-        throw: bool = True,
-        **options: Any,
-    ) -> Solution:
-        """The solution over all segments; further options and errors are those of `solvers.solve`."""
-        return solve(self.segments(depth, continuous), x0, **vars(self), save=save, throw=throw, **options)
+    def request(self, max_steps: int | None = None) -> dict[str, Any]:
+        """The arguments of `solvers.solve` that ask for this scheme."""
+        control = StepControl(self.rtol, self.atol, self.norm, max_steps=max_steps)
+        return {"method": self.method, "steps": self.steps, "gradient": self.gradient, "step_control": control}
+
+    def solve(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Solution:
+        """The solution over all segments, its ends saved; errors are those of `solvers.solve`."""
+        return solve(self.segments(depth), x0, **self.request())
 
     def last_state(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """X_T. Raises SolveError where an integration fails; the discrete model always has a result."""
@@ -114,4 +110,5 @@ def trajectory(
     - `throw`: whether a failure raises SolveError; otherwise the solution's status says it
     """
     scheme = Scheme(method, steps, rtol, atol, gradient, norm)
-    return scheme.solve(depth, x0, save="segments", continuous=continuous, throw=throw, max_steps=max_steps, progress=progress)
+    segments = scheme.segments(depth, continuous)
+    return solve(segments, x0, **scheme.request(max_steps), save="segments", throw=throw, progress=progress)

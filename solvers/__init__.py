@@ -16,7 +16,7 @@ from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable,
 from solvers.methods import METHODS, fixed_step, get_method
 from solvers.odeint import odeint
 from solvers.odeint_calls import odeint_adjoint, odeint_dense, odeint_event
-from solvers.request import check_solver, check_unused_options
+from solvers.request import check_solver
 from solvers.reversible import Reversible
 from solvers.reversible_scheme import ReversibleScheme
 from solvers.run import Run, Save, finite
@@ -24,6 +24,7 @@ from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Map, Segment, Time
 from solvers.solution import ADVICE, Solution, Stats, Status
 from solvers.solve import solve
+from solvers.step_control import StepControl, check_unused_options
 from solvers.tableau import EULER, Tableau, tableau
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "SolveError",
     "Stats",
     "Status",
+    "StepControl",
     "Tableau",
     "Time",
     "check_solver",

@@ -119,11 +119,9 @@ class Adjoint:
                     states = chain.add([saved.x for saved in inside], [x], [starts.pop(i) for i in kept], captured, back)
                 found.put(states, chain.links[0])
                 captured, first = {}, k + 1
-            if progress is not None:
-                progress(k)
 
         with without_graph(x0.device) as capture:
-            solution = march(method, _noting(segments, noted, starts), x0.detach(), run, done)
+            solution = march(method, _noting(segments, noted, starts), x0.detach(), run, progress, done)
         if solution.status is not Status.SUCCESS:
             return solution
         outputs = chain.end(found.all(chain.links[0]), [solution.x1])

@@ -5,6 +5,7 @@ A module that has lost names ends with `__getattr__ = old_names(__name__)`. A mo
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.abc
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 ALIASES: dict[str, str] = {
     "ctrans.fields.EndsLinear": "ctrans.fields.protocols.HasOutputProjection",
@@ -39,7 +40,7 @@ ALIASES: dict[str, str] = {
     "ctrans.walk.instrument.Passage": "ctrans.walk.instrument.StepContext",
     "ctrans.walk.instrument.PassageBack": "ctrans.walk.instrument.StepContextBack",
     "solvers.NORMS": "solvers.error_norm.ERROR_NORMS",
-    "solvers.check_heeded": "solvers.request.check_unused_options",
+    "solvers.check_heeded": "solvers.step_control.check_unused_options",
     "ctrans.interop.any_model.diagnose": "ctrans.analysis.diagnose",
     "ctrans.interop.any_model.screen": "ctrans.analysis.screen",
     "ctrans.interop.any_model.simulate": "ctrans.analysis.simulate",
@@ -95,6 +96,27 @@ def _warn_of_member(kind: type, old: str, new: str) -> None:
     warnings.warn(
         f"{kind.__name__}.{old} is now {new}; the old name works until the next version", DeprecationWarning, stacklevel=3
     )
+
+
+Options = TypeVar("Options")
+OLD_KEYWORDS = ("norm", "first_step", "min_step", "max_step", "max_steps")
+"""Keywords of `solve` and `solve_each` in the version before, which are fields of `StepControl` now."""
+
+
+def with_old_keywords(function: str, control: Options, old: Mapping[str, Any]) -> Options:
+    """The step control with the values of the old keywords, with a warning. Raises TypeError for a keyword that never was one."""
+    if not old:
+        return control
+    if unknown := sorted(set(old) - set(OLD_KEYWORDS)):
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown[0]!r}")
+    now = ", ".join(f"{name}=..." for name in old)
+    warnings.warn(
+        f"{function}({now}) is now {function}(step_control=StepControl({now})); the old keywords work until the next version",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    given = {name: value for name, value in old.items() if value is not None}
+    return dataclasses.replace(control, **given)  # type: ignore[type-var]  # a StepControl
 
 
 class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -9,21 +9,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from solvers.controller import StepSize
-from solvers.error_norm import Norm, get_norm
+from solvers.deprecated import with_old_keywords
 from solvers.errors import ConfigError, SolveError
 from solvers.method import Method
 from solvers.methods import get_method
-from solvers.request import check_bounds, check_segments, check_solver, check_state
+from solvers.request import check_segments, check_state
 from solvers.run import Run, as_tensors, check_like, representable
 from solvers.runge_kutta import RungeKutta, guessed_step, probe_step, too_short
 from solvers.segment import Segment
 from solvers.solution import ADVICE, Stats, Status
+from solvers.step_control import StepControl
 from solvers.transforms import batched, in_forward_mode
 
 
@@ -57,19 +58,16 @@ def solve_each(
     method: str | Method = "tsit5",
     rtol: float | None = None,
     atol: float | None = None,
-    norm: str | Norm = "rms",
-    first_step: float | None = None,
-    min_step: float | None = None,
-    max_step: float | None = None,
-    max_steps: int = 10_000,
+    step_control: StepControl | None = None,
     throw: bool = True,
+    **old: Any,
 ) -> EachSolution:
     """As `solve` for each row x0[i] alone, by an explicit adaptive method of the package: the rows take their steps side by side.
 
     A field gets the times as t of shape (rows, 1, .., 1), which broadcasts with x of (rows, ..), and must treat each row by itself; rows
     that are done are left out, so it meets any of them, in order (what a row has of its own belongs into the state, with derivative 0).
-    Projections are applied to rows likewise. All parameters are those of `solve`; tolerances and sizes of steps hold for every row
-    alike, `norm` is of a row, and `max_steps` counts each row's attempts in a segment.
+    Projections are applied to rows likewise. All parameters are those of `solve`. The step control holds for every row alike:
+    its norm is that of a row, and `max_steps` counts each row's attempts in a segment.
 
     Gradients are those of `backprop`: steps are first tried without a graph, and those accepted taken again with it, so that a row that
     breaks spoils no gradient; `stats` leave that out. A row that breaks keeps its last state. Steps are chosen row by row in Python,
@@ -83,13 +81,15 @@ def solve_each(
     chosen = get_method(method)
     if not (isinstance(chosen, RungeKutta) and chosen.adaptive and not chosen.implicit):
         raise ConfigError(f"method {method!r} has no steps by row: use an explicit adaptive method of the package, as tsit5")
-    _, relative, absolute = check_solver(method, 1, rtol, atol, x0.dtype, max_steps)
+    control = with_old_keywords("solve_each", step_control or StepControl(), old).with_tolerances(rtol, atol)
+    limits = control.limits(chosen, method, x0)
+    if isinstance(limits["rtol"], Tensor) or isinstance(limits["atol"], Tensor):
+        raise ConfigError("steps by row have one tolerance for all entries: give rtol and atol as numbers")
     if x0.dim() == 0 or any(segment.learned for segment in segments) or batched() or in_forward_mode():
         raise ConfigError(
             "steps by row need a state whose first axis are the rows, times that are not learned, and no vmap or forward mode: use `solve`"
         )
-    bounds = check_bounds(chosen, method, first_step, min_step, max_step)
-    run = Run(1, relative, absolute, norm=get_norm(norm), max_steps=int(max_steps), **bounds)
+    run = Run(1, **limits)
     rows = [_Row(i) for i in range(len(x0))]
     x = x0
     for k, segment in enumerate(segments):

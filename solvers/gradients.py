@@ -28,7 +28,7 @@ from torch import Tensor
 from solvers.adjoint import Adjoint
 from solvers.checkpoint import Checkpoint
 from solvers.errors import look_up
-from solvers.march import Progress, march, told
+from solvers.march import Progress, march
 from solvers.method import Method
 from solvers.reversible import Reversible
 from solvers.run import Run
@@ -62,17 +62,15 @@ class Gradient(Protocol):
 class Backprop:
     """Autograd through every operation of every step: exact, with memory proportional to the number of evaluations."""
 
+    detached = False
+    dense = True
+    integrate = staticmethod(march)
+
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         pass
 
-    detached = False
-    dense = True
-
     def scheme(self, method: Method) -> Method:
         return method
-
-    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
-        return march(method, segments, x0, run, told(progress))
 
 
 GRADIENTS: dict[str, Gradient] = {

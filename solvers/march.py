@@ -13,11 +13,21 @@ from solvers.solution import Solution, Status
 
 Progress = Callable[[int], None]
 Done = Callable[[int, Tensor], None]
-"""(k, x): told that segment k is done and ends in x."""
+"""(k, x): called when segment k is done and ends in x."""
 
 
-def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, done: Done | None = None) -> Solution:
-    """The solution over the segments, with the states that `run.save` asks for; a failure becomes its status."""
+def march(
+    method: Method,
+    segments: Sequence[Segment],
+    x0: Tensor,
+    run: Run,
+    progress: Progress | None = None,
+    done: Done | None = None,
+) -> Solution:
+    """The solution over the segments, with the states that `run.save` asks for; a failure becomes its status.
+
+    After segment k it calls `done(k, x)` and then `progress(k)`.
+    """
     x, t = x0, segments[0].start
     run.keep(t, x0)
     run.set_clock(segments, x0.dtype)
@@ -36,6 +46,8 @@ def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, don
                 run.keep(t, x)
             if done is not None:
                 done(k, x)
+            if progress is not None:
+                progress(k)
         where = None
     except Stopped as stopped:
         status = stopped.status
@@ -50,8 +62,3 @@ def march(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, don
     times, states = tuple(s.time for s in run.saved), tuple(s.x for s in run.saved)
     number, moment = (None, None) if run.event is None else run.event
     return Solution(x, times, states, status, run.stats, where, None if status is Status.SUCCESS else t, number, moment)
-
-
-def told(progress: Progress | None) -> Done | None:
-    """A caller's progress as what `march` calls."""
-    return None if progress is None else lambda k, x: progress(k)

@@ -28,8 +28,8 @@ from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Segment
 from solvers.solution import Solution
 from solvers.solve import solve
+from solvers.step_control import StepControl, Tolerance, spread
 from solvers.tableau import RK4_38
-from solvers.tolerance import Tolerance, spread
 from solvers.torchdiffeq_methods import NAMES
 from solvers.tree import Tree
 
@@ -187,14 +187,16 @@ def _request(
     rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
     if rule and isinstance(method, RungeKutta):
         method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
-    return method, {
-        "rtol": tolerances[0].clamp(min=resolved) if isinstance(tolerances[0], Tensor) else max(tolerances[0], resolved),
-        "atol": tolerances[1],
-        "norm": _norm(asked.get("norm"), tree),
-        "max_steps": int(asked.get("max_num_steps", 2**31 - 1)),
-        # its defaults, 0 and inf, are no bounds
-        **{name: float(asked[name]) for name in BOUNDS if asked.get(name) not in (None, 0, math.inf)},
-    }
+    # its defaults, 0 and inf, are no bounds
+    bounds = {name: float(asked[name]) for name in BOUNDS if asked.get(name) not in (None, 0, math.inf)}
+    control = StepControl(
+        tolerances[0].clamp(min=resolved) if isinstance(tolerances[0], Tensor) else max(tolerances[0], resolved),
+        tolerances[1],
+        _norm(asked.get("norm"), tree),
+        max_steps=int(asked.get("max_num_steps", 2**31 - 1)),
+        **bounds,
+    )
+    return method, {"step_control": control}
 
 
 def _inside(asked: dict[str, Any], start: float, end: float) -> list[float]:

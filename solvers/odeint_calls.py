@@ -14,7 +14,7 @@ from solvers.errors import ConfigError, SolveError, unknown
 from solvers.method import Method
 from solvers.methods import METHODS
 from solvers.odeint import ITS_METHODS, Func, curve, odeint
-from solvers.tolerance import Tolerance
+from solvers.step_control import Tolerance
 from solvers.torchdiffeq_methods import NAMES
 
 

@@ -88,11 +88,9 @@ class Reversible:
             with aside():
                 states = chain.add([saved.x for saved in inside], [x, run.partner], first, captured, back)
             found.put(states, chain.links[0])
-            if progress is not None:
-                progress(k)
 
         with without_graph(x0.device) as capture:
-            solution = march(scheme, segments, x0.detach(), run, done)
+            solution = march(scheme, segments, x0.detach(), run, progress, done)
         if solution.status is not Status.SUCCESS:
             return solution
         assert run.partner is not None, "every segment leaves a partner"

@@ -35,10 +35,10 @@ ADVICE: dict[Status, str] = {
     "the field's values there",
     Status.STEP_UNDERFLOW: "the field is singular, not smooth or too stiff there, or the tolerances are below what the dtype "
     "resolves: raise rtol and atol, use float64, or declare the switch as a segment's end",
-    Status.TOO_MANY_STEPS: "raise rtol and atol (or max_steps, of `solve` itself): a field that needs so many steps is stiff or not "
+    Status.TOO_MANY_STEPS: "raise rtol and atol (or max_steps of `StepControl`): a field that needs so many steps is stiff or not "
     "smooth there; a method of fixed steps always gets to the end",
-    Status.NOT_SOLVED: "the field is not smooth there, or the steps are too long for it: bound them by max_step, take more steps, declare "
-    "a switch as a segment's end, or use an explicit method",
+    Status.NOT_SOLVED: "the field is not smooth there, or the steps are too long for it: bound them by max_step of "
+    "`StepControl`, take more steps, declare a switch as a segment's end, or use an explicit method",
     Status.PAIR_APART: "the field damps faster than a reversible scheme can follow, or the steps are too coarse: use "
     "gradient='checkpoint', Reversible(coupling=0.9) or less, or smaller steps",
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 from solvers.errors import ConfigError
 from solvers.event import Event, Events, moved
 from solvers.gradients import Gradient
-from solvers.march import Progress, march, told
+from solvers.march import Progress, march
 from solvers.method import Method
 from solvers.request import check_callable
 from solvers.run import Accepted, Observer, Run, Stopped, as_tensor
@@ -78,13 +78,12 @@ def observers(events: Sequence[Event], steady: float | None, on_step: OnStep | N
     return wanted
 
 
-def differentiated(
-    method: Method, kind: Gradient, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
-) -> Solution:
-    """The solution by a kind of gradient; by its scheme alone where no gradient is taken, or in forward mode, which has no kinds."""
+def way_of(method: Method, kind: Gradient) -> tuple[Callable[..., Solution], Method]:
+    """The function that integrates and the method that it is given: `march` where no gradient is taken or in forward mode, else the
+    kind's own."""
     if torch.is_grad_enabled() and not in_forward_mode():
-        return kind.integrate(method, segments, x0, run, progress)
-    return march(kind.scheme(method), segments, x0, run, told(progress))
+        return kind.integrate, method
+    return march, kind.scheme(method)
 
 
 def again_to_there(
@@ -95,13 +94,14 @@ def again_to_there(
     The derivative of an event's state by its time is that of a midpoint step of length zero from there, right up to the second.
     """
     wanted = run.wanted
+    integrate, integrator = way_of(method, kind)
     with torch.no_grad():
         found = march(method, segments, x0, run)
     if not found.status.good:
         return found
     if found.segment is None or found.time is None:
         request = run.again(wanted=wanted)
-        solution = differentiated(method, kind, segments, x0, request, progress)
+        solution = integrate(integrator, segments, x0, request, progress)
         run.apart = request.apart
         return solution
     last, time = segments[found.segment], found.time
@@ -109,7 +109,7 @@ def again_to_there(
     # as many steps as were begun, where these are of one segment: it may be of a million, of which few were taken (`odeint_event`)
     begun = run.steps if found.segment else max(1, min(run.steps, math.ceil((time - last.start) / last.step(run.steps))))
     request = run.again(steps=begun)
-    solution = differentiated(method, kind, reached, x0, request, progress)
+    solution = integrate(integrator, reached, x0, request, progress)
     run.apart = request.apart
     if solution.status is not Status.SUCCESS:
         return solution

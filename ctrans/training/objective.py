@@ -110,7 +110,7 @@ class Objective(nn.Module):
             segments = [kinetic_segment(segment, width) for segment in segments]
             x = torch.cat([x, x.new_zeros(*x.shape[:-1], 1)], dim=-1)
         save: Save = "ends" if self.training and not self.has_terms else "segments"
-        states = solve(segments, x, **vars(self.scheme), save=save).states
+        states = solve(segments, x, **self.scheme.request(), save=save).states
         if not config.kinetic:
             return states, None
         return tuple(state[..., :width] for state in states), states[-1][..., width].mean()

@@ -7,7 +7,7 @@ import torch
 import torchdiffeq
 from scipy.integrate import solve_ivp
 
-from solvers import ERROR_NORMS, GRADIENTS, METHODS, Adjoint, Event, RungeKutta, Segment, odeint, solve, solve_each
+from solvers import ERROR_NORMS, GRADIENTS, METHODS, Adjoint, Event, RungeKutta, Segment, StepControl, odeint, solve, solve_each
 from solvers.torchdiffeq_methods import NAMES
 
 OWN = [name for name, method in METHODS.items() if isinstance(method, RungeKutta)]
@@ -103,7 +103,7 @@ def test_a_real_state_by_a_complex_parameter_loses_no_part_of_its_gradient(kind)
 @pytest.mark.parametrize("method", [name for name in OWN if METHODS[name].adaptive])
 def test_steps_do_not_depend_on_the_phase(method, norm):
     # errors are measured by |z|: exp(i p) x solves the same linear equation, in the same steps to rounding
-    request = {**request_for(method, 1e-4 if METHODS[method].order < 5 else 1e-7), "norm": norm}
+    request = {**request_for(method, 1e-4 if METHODS[method].order < 5 else 1e-7), "step_control": StepControl(norm=norm)}
     segments = [Segment(0, 1.5, lambda t, x: torch.cos(3 * t) * (A @ x))]
     plain = solve(segments, Z0, **request)
     turned = solve(segments, Z0 * complex(math.cos(0.7), math.sin(0.7)), **request)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from solvers import ERROR_NORMS, ConfigError, Segment, get_norm, solve
+from solvers import ERROR_NORMS, ConfigError, Segment, StepControl, get_norm, solve
 from tests.helpers import unchecked
 
 ADAPTIVE = ["dopri5", "tsit5", "torchdiffeq:dopri5"]
@@ -34,7 +34,7 @@ def test_one_token_that_moves_among_many_is_lost_by_rms_and_kept_by_the_others(m
     exact = float(np.exp(-3 * np.sin(15.0) / 5))
     errors = {}
     for norm in ERROR_NORMS:
-        x1 = solve([Segment(0, 3, one_of_many)], x0, method=method, rtol=1e-4, atol=1e-4, norm=norm).x1
+        x1 = solve([Segment(0, 3, one_of_many)], x0, method=method, rtol=1e-4, atol=1e-4, step_control=StepControl(norm=norm)).x1
         errors[norm] = float((x1[0] - exact).abs().max())
     for norm in ("token", "max"):
         assert errors[norm] < 10e-4 < errors["rms"]
@@ -46,7 +46,15 @@ def test_the_adjoint_measures_state_and_costate_by_the_same_norm(norm):
     found = []
     for gradient in ("backprop", "adjoint"):
         x = torch.ones(6, 4, dtype=torch.float64, requires_grad=True)
-        solution = solve([Segment(0, 3, one_of_many)], x, method="tsit5", rtol=1e-7, atol=1e-7, norm=norm, gradient=gradient)
+        solution = solve(
+            [Segment(0, 3, one_of_many)],
+            x,
+            method="tsit5",
+            rtol=1e-7,
+            atol=1e-7,
+            step_control=StepControl(norm=norm),
+            gradient=gradient,
+        )
         found.append(torch.autograd.grad(solution.x1.square().sum(), x)[0])
     assert torch.allclose(*found, rtol=1e-4, atol=1e-6)
 
@@ -58,7 +66,7 @@ def test_a_norm_may_be_any_function():
         seen.append(e.shape)
         return e.abs().mean()
 
-    solve([Segment(0, 1, lambda t, x: -x)], torch.ones(3, 2), method="tsit5", norm=norm)
+    solve([Segment(0, 1, lambda t, x: -x)], torch.ones(3, 2), method="tsit5", step_control=StepControl(norm=norm))
     assert set(seen) == {(3, 2)}
     for wrong in ("tokens", 3, None):
         with pytest.raises(ConfigError):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 
-from solvers import METHODS, ConfigError, Segment, SolveError, Status, solve
+from solvers import METHODS, ConfigError, Segment, SolveError, Status, StepControl, solve
 from solvers.esdirk import ESDIRK4
 from solvers.implicit import gmres
 from tests.helpers import unchecked
@@ -150,7 +150,12 @@ def test_newtons_failure_has_a_status_of_its_own():
     assert "Newton's method did not find a stage of an implicit step in segment 0" in solution.message
     with pytest.raises(SolveError, match="Newton's method"):
         # twenty attempts, each shorter, do not get below the tolerance
-        solve([Segment(0, 1, lambda t, x: 1e20 * jump(t, x))], double([0.0]), method="esdirk4", first_step=1.0)
+        solve(
+            [Segment(0, 1, lambda t, x: 1e20 * jump(t, x))],
+            double([0.0]),
+            method="esdirk4",
+            step_control=StepControl(first_step=1.0),
+        )
     broken = solve([Segment(0, 1, lambda t, x: x / 0)], double([1.0]), method="esdirk4", throw=False)
     assert broken.status is Status.NON_FINITE
 

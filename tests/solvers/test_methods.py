@@ -24,6 +24,7 @@ from solvers import (
     RungeKutta,
     Segment,
     Status,
+    StepControl,
     fixed_step,
     solve,
 )
@@ -228,13 +229,27 @@ def test_fixed_steps_are_asked_for_by_name_or_method():
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].adaptive and isinstance(METHODS[name], RungeKutta)])
 def test_steps_begin_with_the_first_and_stay_below_the_longest(method):
     solution = solve(
-        [Segment(0, 3, lambda t, x: -x)], X0, method=method, rtol=1e-3, atol=1e-3, first_step=0.01, max_step=0.25, save="steps"
+        [Segment(0, 3, lambda t, x: -x)],
+        X0,
+        method=method,
+        rtol=1e-3,
+        atol=1e-3,
+        step_control=StepControl(first_step=0.01, max_step=0.25),
+        save="steps",
     )
     steps = [b - a for a, b in pairwise(solution.times)]
     assert steps[0] == pytest.approx(0.01)
     assert max(steps) <= 0.25 * (1 + 1e-12)
     assert sum(step > 0.2 for step in steps) > 5 or method == "heun_euler"
-    backward = solve([Segment(0, -3, lambda t, x: -x)], X0, method=method, rtol=1e-3, atol=1e-3, max_step=0.25, save="steps")
+    backward = solve(
+        [Segment(0, -3, lambda t, x: -x)],
+        X0,
+        method=method,
+        rtol=1e-3,
+        atol=1e-3,
+        step_control=StepControl(max_step=0.25),
+        save="steps",
+    )
     assert max(a - b for a, b in pairwise(backward.times)) <= 0.25 * (1 + 1e-12)
 
 
@@ -248,7 +263,16 @@ def test_no_step_is_tried_below_the_shortest_and_forced_ones_are_told(method, gr
 
     def solved(**request):
         segment = Segment(0, 1, lambda t, x: torch.cos(40 * t) - x)
-        return solve([segment], X0, method=method, rtol=tolerance, atol=tolerance, gradient=gradient, save="steps", **request)
+        return solve(
+            [segment],
+            X0,
+            method=method,
+            rtol=tolerance,
+            atol=tolerance,
+            gradient=gradient,
+            save="steps",
+            step_control=StepControl(**request),
+        )
 
     free, bound = solved(), solved(min_step=0.06, first_step=0.06)
     assert free.stats.forced == 0
@@ -266,9 +290,7 @@ def test_no_step_is_tried_below_the_shortest_and_forced_ones_are_told(method, gr
         method=method,
         rtol=1e-9,
         atol=1e-9,
-        first_step=0.06,
-        min_step=0.06,
-        max_step=0.06,
+        step_control=StepControl(first_step=0.06, min_step=0.06, max_step=0.06),
     )
     assert ten.stats.accepted == 10
     assert torch.allclose(ten.x1, fixed, rtol=1e-13)
@@ -276,7 +298,7 @@ def test_no_step_is_tried_below_the_shortest_and_forced_ones_are_told(method, gr
 
 def test_a_field_that_is_not_finite_is_forced_by_nobody():
     segments = [Segment(0, 1, lambda t, x: x / 0 if t > 0.5 else x)]
-    solution = solve(segments, X0, method="tsit5", min_step=0.05, throw=False)
+    solution = solve(segments, X0, method="tsit5", step_control=StepControl(min_step=0.05), throw=False)
     assert solution.status is Status.NON_FINITE
     assert 0.4 < solution.time < 0.5
     assert solution.stats.rejected < 20
@@ -284,9 +306,9 @@ def test_a_field_that_is_not_finite_is_forced_by_nobody():
 
 def test_bounds_that_contradict_each_other_are_named():
     with pytest.raises(ConfigError, match=r"min_step = 0.2 is above max_step = 0.1"):
-        solve([Segment(0, 1, lambda t, x: -x)], X0, method="tsit5", min_step=0.2, max_step=0.1)
+        solve([Segment(0, 1, lambda t, x: -x)], X0, method="tsit5", step_control=StepControl(min_step=0.2, max_step=0.1))
     with pytest.raises(ConfigError, match=r"min_step = 0.2 is above first_step = 0.1"):
-        solve([Segment(0, 1, lambda t, x: -x)], X0, method="tsit5", min_step=0.2, first_step=0.1)
+        solve([Segment(0, 1, lambda t, x: -x)], X0, method="tsit5", step_control=StepControl(min_step=0.2, first_step=0.1))
 
 
 @pytest.mark.parametrize("name", ["first_step", "min_step", "max_step"])

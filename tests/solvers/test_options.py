@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from solvers import ERROR_NORMS, GRADIENTS, METHODS, ConfigError, Event, RungeKutta, Segment, Status, solve
+from solvers import ERROR_NORMS, GRADIENTS, METHODS, ConfigError, Event, RungeKutta, Segment, Status, StepControl, solve
+from solvers.deprecated import OLD_KEYWORDS
 from solvers.method import BOUNDED, options_of
 from tests.helpers import unchecked
 
@@ -29,13 +30,19 @@ def field(t, x):
     return torch.cos(20 * t) * x + torch.stack([x[0] * 0, x[0] ** 2])
 
 
+def asked(**options):
+    """The arguments of `solve` for these options."""
+    control = {name: options.pop(name) for name in OLD_KEYWORDS if name in options}
+    return {**options, **({"step_control": StepControl(**control)} if control else {})}
+
+
 def outcome(method, **request):
     """All that can be seen of a solve: its result, its cost, and how it ended."""
     seen = []
     if "norm" in request:
         norm = ERROR_NORMS[request["norm"]]
         request["norm"] = lambda e: seen.append(1) or norm(e)
-    solution = solve([Segment(0, 1, field)], X0, method=method, throw=False, **request)
+    solution = solve([Segment(0, 1, field)], X0, method=method, throw=False, **asked(**request))
     return solution.x1.tolist(), solution.stats, solution.status, bool(seen)
 
 
@@ -49,7 +56,7 @@ def test_an_option_is_heeded_or_refused(name, option):
         assert outcome(method, **plain, **{option: value}) != outcome(method, **plain)
         return
     with pytest.raises(ConfigError, match=option if option not in ("rtol", "atol") else "rtol or atol"):
-        unchecked(solve)([Segment(0, 1, field)], X0, method=method, **{option: value})
+        unchecked(solve)([Segment(0, 1, field)], X0, method=method, **asked(**{option: value}))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -77,9 +84,11 @@ def test_a_norm_of_fixed_steps_is_refused_unless_a_steady_state_is_looked_for():
         return -3 * (x - 1)
 
     with pytest.raises(ConfigError, match="method 'rk4' has fixed steps and takes no norm: give steps"):
-        unchecked(solve)([Segment(0, 1, still)], X0, method="rk4", norm="max")
+        unchecked(solve)([Segment(0, 1, still)], X0, method="rk4", step_control=StepControl(norm="max"))
     ends = [
-        solve([Segment(0, 4, still)], X0.repeat(50), method="rk4", steps=400, steady=1e-3, norm=norm).time
+        solve(
+            [Segment(0, 4, still)], X0.repeat(50), method="rk4", steps=400, steady=1e-3, step_control=StepControl(norm=norm)
+        ).time
         for norm in (None, "max")
     ]
     # |dx/dt| = 3 (1 - x) of every second entry, so that the largest is sqrt(2) times the RMS
@@ -100,10 +109,12 @@ def test_a_method_of_ones_own_heeds_what_its_kind_does_or_what_it_says():
         options = frozenset({"steps", "rtol", "norm"})
 
     with pytest.raises(ConfigError, match="takes no norm"):
-        unchecked(solve)([Segment(0, 1, field)], X0, method=Plain(), norm="max")
-    assert solve([Segment(0, 1, field)], X0, method=Said(), norm="max", rtol=1e-3).status is Status.SUCCESS
+        unchecked(solve)([Segment(0, 1, field)], X0, method=Plain(), step_control=StepControl(norm="max"))
+    assert (
+        solve([Segment(0, 1, field)], X0, method=Said(), step_control=StepControl(norm="max"), rtol=1e-3).status is Status.SUCCESS
+    )
     with pytest.raises(ConfigError, match="takes no max_steps"):
-        unchecked(solve)([Segment(0, 1, field)], X0, method=Said(), max_steps=3)
+        unchecked(solve)([Segment(0, 1, field)], X0, method=Said(), step_control=StepControl(max_steps=3))
 
 
 def decay(t, x):
@@ -186,3 +197,26 @@ def test_whatever_is_asked_of_whatever_method_and_gradient_is_given_or_refused(n
     assert torch.allclose(solution.x1, x * right, rtol=0.05)
     # an event at a given time, and a steady state, move with nothing
     assert torch.allclose(gradient, torch.full_like(x, right), rtol=0.05)
+
+
+@pytest.mark.parametrize("option", OLD_KEYWORDS)
+def test_an_option_of_step_control_is_still_a_keyword_for_a_version(option):
+    request = {"method": "tsit5", "rtol": 1e-2, "atol": 1e-2}
+    with pytest.warns(DeprecationWarning, match=rf"solve\({option}=...\) is now solve\(step_control="):
+        old = solve([Segment(0, 1, field)], X0, throw=False, **request, **{option: VALUES[option]})
+    new = solve([Segment(0, 1, field)], X0, throw=False, **request, step_control=StepControl(**{option: VALUES[option]}))
+    assert (old.x1.tolist(), old.stats, old.status) == (new.x1.tolist(), new.stats, new.status)
+
+
+def test_a_tolerance_is_given_once_and_a_keyword_that_never_was_is_none():
+    with pytest.raises(ConfigError, match="rtol is given twice"):
+        solve([Segment(0, 1, field)], X0, method="tsit5", rtol=1e-3, step_control=StepControl(rtol=1e-3))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tolerance'"):
+        solve([Segment(0, 1, field)], X0, tolerance=1e-3)
+
+
+def test_step_control_with_tolerances_is_the_shorthands():
+    short = solve([Segment(0, 1, field)], X0, method="tsit5", rtol=1e-4, atol=1e-5)
+    whole = solve([Segment(0, 1, field)], X0, method="tsit5", step_control=StepControl(1e-4, 1e-5))
+    assert torch.equal(short.x1, whole.x1)
+    assert short.stats == whole.stats

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from solvers import ConfigError, Segment, SolveError, Status, solve
+from solvers import ConfigError, Segment, SolveError, Status, StepControl, solve
 from tests.helpers import unchecked
 
 X0 = torch.ones(2)
@@ -19,12 +19,14 @@ X0 = torch.ones(2)
 @pytest.fixture(autouse=True)
 def as_users_call_it(monkeypatch):
     """Without the run-time check of annotations that the tests turn on."""
-    for name in ("solve", "request", "methods", "gradients", "segment", "march", "run", "learned_time", "errors"):
+    for name in ("solve", "request", "methods", "gradients", "segment", "march", "run", "learned_time", "errors", "step_control"):
         module = sys.modules[f"solvers.{name}"]
         for key, value in vars(module).items():
             if isinstance(value, types.FunctionType) and value.__module__.startswith("solvers."):
                 monkeypatch.setattr(module, key, unchecked(value))
     monkeypatch.setattr(Segment, "__init__", unchecked(Segment.__init__))
+    for key in ("__init__", "with_tolerances", "limits"):
+        monkeypatch.setattr(StepControl, key, unchecked(getattr(StepControl, key)))
 
 
 def decay(t, x):
@@ -32,6 +34,8 @@ def decay(t, x):
 
 
 def ask(x0=X0, segments=None, **request):
+    if "max_steps" in request:
+        request["step_control"] = StepControl(max_steps=request.pop("max_steps"))
     return unchecked(solve)([Segment(0, 1, decay)] if segments is None else segments, x0, **request)
 
 
@@ -237,5 +241,5 @@ def test_a_field_that_fails_is_the_callers_own_error():
 def test_a_message_about_the_step_limit_can_be_followed():
     stiff = [Segment(0, 10, lambda t, x: -1e4 * (x - torch.cos(t)))]
     with pytest.raises(SolveError, match=r"raise rtol and atol .* fixed steps") as caught:
-        ask(segments=stiff, method="tsit5", max_steps=50)
+        ask(segments=stiff, method="tsit5", step_control=StepControl(max_steps=50))
     assert caught.value.solution.status is Status.TOO_MANY_STEPS

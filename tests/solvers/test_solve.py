@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
-from solvers import METHODS, ConfigError, Segment, SolveError, Status, solve
+from solvers import METHODS, ConfigError, Segment, SolveError, Status, StepControl, solve
 from solvers.methods import get_method
 from solvers.request import check_segments
 from tests.helpers import DEVICES, unchecked
@@ -239,7 +239,9 @@ def test_a_singularity_ends_as_an_underflow_near_it(method):
 @pytest.mark.parametrize("method", ["dopri5", "tsit5", "torchdiffeq:dopri5"])
 def test_the_step_limit_is_a_status(method):
     stiff = [Segment(0, 10, lambda t, x: -1e5 * (x - torch.cos(t)))]
-    solution = solve(stiff, torch.ones(1, dtype=torch.float64), method=method, throw=False, max_steps=50)
+    solution = solve(
+        stiff, torch.ones(1, dtype=torch.float64), method=method, throw=False, step_control=StepControl(max_steps=50)
+    )
     assert solution.status is Status.TOO_MANY_STEPS
     assert 0 < solution.time < 10
 

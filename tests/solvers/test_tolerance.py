@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from solvers import GRADIENTS, METHODS, ConfigError, Segment, solve, solve_each
+from solvers import GRADIENTS, METHODS, ConfigError, Segment, StepControl, solve, solve_each
 from tests.helpers import unchecked
 
 X0 = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
@@ -38,7 +38,9 @@ def test_an_entrys_tolerance_is_kept_at_the_cost_of_its_own(method):
     for name, which in {"loose": [], "the fast one": [1], "the slow one": [2], "tight": [0, 1, 2]}.items():
         tolerance = torch.full((3,), 1e-3).double()
         tolerance[which] = 1e-8
-        found = solve([Segment(0, 1, swings)], X0, method=method, rtol=tolerance, atol=tolerance, norm="max")
+        found = solve(
+            [Segment(0, 1, swings)], X0, method=method, rtol=tolerance, atol=tolerance, step_control=StepControl(norm="max")
+        )
         work[name], errors[name] = found.stats.evaluations, (found.x1 - exact).abs()
     assert work["loose"] < work["the slow one"] < work["the fast one"] == pytest.approx(work["tight"], rel=0.1)
     assert float(errors["the fast one"][1]) < 1e-6
@@ -65,7 +67,7 @@ def test_a_state_of_several_tensors_has_one_each_in_its_structure():
         return Pair(torch.cos(12 * t) * y.position, {"a": -y.spins["a"]})
 
     def asked(rtol, norm="max"):
-        return solve([Segment(0, 1, field)], state, method="tsit5", rtol=rtol, atol=1e-9, norm=norm)
+        return solve([Segment(0, 1, field)], state, method="tsit5", rtol=rtol, atol=1e-9, step_control=StepControl(norm=norm))
 
     state = Pair(torch.ones(2, dtype=torch.float64), {"a": torch.ones(3, dtype=torch.float64)})
     one, same = asked(1e-6), asked(Pair(1e-6, {"a": torch.full((3,), 1e-6)}))

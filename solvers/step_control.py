@@ -1,0 +1,168 @@
+"""What an adaptive method is asked for: tolerances, the norm of its error, and bounds of its steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from solvers.error_norm import Norm, get_norm
+from solvers.errors import ConfigError
+from solvers.method import Method, options_of
+from solvers.tree import Tree
+
+RTOL, ATOL = 1e-6, 1e-8
+"""Tolerances of an adaptive method that is given none."""
+MAX_STEPS = 10_000
+"""Attempts of an adaptive method in a segment, where no other number is given."""
+Tolerance = float | Tensor | Sequence[Any] | Mapping[Any, Any]
+"""One number; a tensor that broadcasts with the state; or, for a state of several tensors, numbers and tensors in its structure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepControl:
+    """How an adaptive method chooses its steps: it keeps norm(error/(atol + rtol abs(x))) below 1 in every step.
+
+    - `rtol`, `atol`: the tolerances, 1e-6 and 1e-8 if None. Numbers, or tensors that broadcast with
+      the state for tolerances by entry
+    - `norm`: a name of `ERROR_NORMS`, or a function of a tensor; "rms" if None. "token" and "max" suit
+      states of which few entries move. For a state of several tensors a named norm is the largest
+      of its tensors' norms
+    - `first_step`: the size of the first step
+    - `min_step`: the method tries no shorter step. It accepts a step of this size whatever its error,
+      and counts it as `stats.forced`
+    - `max_step`: the method tries no longer step
+    - `max_steps`: the most attempts in a segment, 10,000 if None
+
+    Sizes are in units of time. Raises ConfigError for sizes that are not positive and finite or not in
+    order, a `max_steps` below 1, and an unknown norm.
+    """
+
+    rtol: Tolerance | None = None
+    atol: Tolerance | None = None
+    norm: str | Norm | None = None
+    first_step: float | None = None
+    min_step: float | None = None
+    max_step: float | None = None
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in self.bounds.items():
+            if isinstance(size, bool) or not isinstance(size, Real) or not 0 < size < math.inf:
+                raise ConfigError(f"{name} = {size!r}: give a positive finite number, in units of time")
+        for (less, low), (more, high) in pairwise(self.bounds.items()):
+            if low > high:
+                raise ConfigError(f"{less} = {low!r} is above {more} = {high!r}: exchange them")
+        if self.max_steps is not None:
+            check_whole("max_steps", self.max_steps)
+        if self.norm is not None:
+            get_norm(self.norm)
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The sizes that are given, in the order in which they must ascend."""
+        sizes = {"min_step": self.min_step, "first_step": self.first_step, "max_step": self.max_step}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    def with_tolerances(self, rtol: Tolerance | None, atol: Tolerance | None) -> StepControl:
+        """The same with the tolerances that are given here. Raises ConfigError for one that is given in both places."""
+        for name, value in {"rtol": rtol, "atol": atol}.items():
+            if value is not None and getattr(self, name) is not None:
+                raise ConfigError(f"{name} is given twice, by itself and in step_control: give one of them")
+        if rtol is None and atol is None:
+            return self
+        return dataclasses.replace(self, rtol=self.rtol if rtol is None else rtol, atol=self.atol if atol is None else atol)
+
+    def limits(
+        self, method: Method, name: object, x: Tensor, tree: Tree | None = None, *, norm_is_used: bool = False
+    ) -> dict[str, Any]:
+        """What a `Run` takes, for the state x, which is flat for a tree.
+
+        `name` is how the method was asked for. Raises ConfigError for tolerances that do not fit the
+        state or its type, and for what the method does not use (the norm may serve something else).
+        """
+        least_rtol, rtol = spread("rtol", self.rtol, x, tree)
+        least_atol, atol = spread("atol", self.atol, x, tree)
+        asked = {"rtol": least_rtol, "atol": least_atol, "max_steps": self.max_steps, **self.bounds}
+        check_unused_options(method, asked if norm_is_used else {**asked, "norm": self.norm}, name)
+        least_rtol, least_atol = check_tolerances(method, least_rtol, least_atol, x.dtype)
+        norm = get_norm("rms" if self.norm is None else self.norm)
+        return {
+            "rtol": rtol if isinstance(rtol, Tensor) else least_rtol,
+            "atol": atol if isinstance(atol, Tensor) else least_atol,
+            "norm": norm if tree is None else tree.norm(norm, named=not callable(self.norm)),
+            "max_steps": MAX_STEPS if self.max_steps is None else int(self.max_steps),
+            **{what: float(size) for what, size in self.bounds.items()},
+        }
+
+
+def check_whole(name: str, count: object) -> None:
+    """Raises ConfigError unless the count is a whole number of at least 1."""
+    if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+        raise ConfigError(f"{name} = {count!r}: give a whole number of at least 1")
+
+
+def check_unused_options(method: Method, given: Mapping[str, object], name: object) -> None:
+    """Raises ConfigError for an option that is given (not None) and that the method does not use; `name` is how it was asked for."""
+    called = f"method {name!r}" if isinstance(name, str) else f"a {type(method).__name__}"
+    for option, value in given.items():
+        if value is None or option in options_of(method):
+            continue
+        what = "rtol or atol" if option in ("rtol", "atol") else option
+        raise ConfigError(
+            f"{called} takes no {what}: use an adaptive method of the package, as tsit5"
+            if method.adaptive
+            else f"{called} has fixed steps and takes no {what}: give steps, or use an adaptive method, as tsit5"
+        )
+
+
+def check_tolerances(method: Method, rtol: float | None, atol: float | None, dtype: torch.dtype) -> tuple[float, float]:
+    """Both tolerances (defaults where None). Raises ConfigError for what is not positive, finite and resolved by the type."""
+    rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
+    for what, value in (("rtol", rtol), ("atol", atol)):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+            raise ConfigError(f"{what} = {value!r}: give a positive finite number")
+    resolution = 4 * torch.finfo(dtype).eps
+    if "rtol" in options_of(method) and rtol < resolution:
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"rtol = {rtol:g} is below what {name} resolves ({resolution:.1g}): raise it or use float64")
+    compared = tolerance_type(dtype)
+    if "atol" in options_of(method) and atol < torch.finfo(compared).tiny:
+        # rounded to 0, it leaves 0/0 of an entry that is 0
+        name, least = str(compared).removeprefix("torch."), torch.finfo(compared).tiny
+        raise ConfigError(f"atol = {atol:g} vanishes in {name}, whose least number is {least:.1e}: raise it or use float64")
+    return float(rtol), float(atol)
+
+
+def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = None) -> tuple[Any, Any]:
+    """The smallest of the tolerances, and what a run has: one number as it is, or a tensor in x's shape, where x is flat for a tree.
+
+    Raises ConfigError for tensors that fit no state, depend on something that learns, or hold anything but positive finite numbers.
+    """
+    if given is None or isinstance(given, str) or not isinstance(given, (Tensor, Sequence, Mapping)):
+        return given, given
+    try:
+        whole = torch.as_tensor(given).expand(x.shape) if tree is None else tree.spread(given)
+    except (RuntimeError, TypeError, ValueError):
+        state = f"shape {tuple(x.shape)}" if tree is None else f"{len(tree.shapes)} tensors"
+        raise ConfigError(
+            f"{name} = {given!r} does not fit a state of {state}: give one number, a tensor that broadcasts with it, or one of these for "
+            "each of its tensors"
+        ) from None
+    if whole.requires_grad:
+        raise ConfigError(f"{name} depends on what is learned, and a tolerance has no gradient: give it as .detach()")
+    low, high = (float(whole.min()), float(whole.max())) if not whole.is_complex() else (float("nan"),) * 2
+    if not (low > 0 and high < float("inf")):
+        raise ConfigError(f"{name} is from {low:g} to {high:g}: give positive finite numbers")
+    return low, whole.to(dtype=tolerance_type(x.dtype), device=x.device)
+
+
+def tolerance_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which errors of a state of that type are held against tolerances: the real one, and no half precision."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
