@@ -95,7 +95,7 @@ def command(request: ControlRequest) -> None:
     ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
-        findings={"placements": readings, "attained": trained, "instead": instead},
+        result={"placements": readings, "attained": trained, "instead": instead},
         files={"control.png": lambda: png(control_figure(readings))},
         page=page,
     )

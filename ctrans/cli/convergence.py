@@ -92,7 +92,7 @@ def command(request: ConvergenceRequest) -> None:
             results.append(job())
     ending = CommandEnding(
         options={"norm": request.norm, "seed": request.seed},
-        findings={"results": [{**vars(r), "order": r.order} for r in results]},
+        result={"results": [{**vars(r), "order": r.order} for r in results]},
         files={"convergence.png": lambda: png(convergence_figure(results))},
         page=[convergence_table(results)],
     )

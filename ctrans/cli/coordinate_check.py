@@ -98,7 +98,7 @@ def command(request: CoordinateRequest) -> None:
     places = place_names(model)
     verdict = coordinate_words(found, places, widths)
     ending = CommandEnding(
-        findings={
+        result={
             "widths": widths,
             "places": places,
             "coordinates": found,

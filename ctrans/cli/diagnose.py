@@ -99,7 +99,7 @@ def command(request: DiagnoseRequest) -> None:
     ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
-        findings={"ailments": AILMENTS, "placements": results},
+        result={"ailments": AILMENTS, "placements": results},
         files={"diagnose.png": lambda: png(diagnosis_figure(results, _title(found)))},
         page=[part for name, diagnosis in results.items() for part in _page(name, diagnosis)],
     )

@@ -19,10 +19,13 @@ from ctrans.cli.plugins import LOADED
 from ctrans.cli.reading import LookedAt
 from ctrans.cli.request import Request, WrittenRequest
 from ctrans.cli.subjects import resolved
+from ctrans.report.contents import page_of
 from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.report.fit import fitted
-from ctrans.report.page import page_of, render
-from ctrans.report.page.html import check_libraries
+from ctrans.report.html import check_libraries, render
+from ctrans.report.picture import pictures
+from ctrans.report.sections import Page
+from ctrans.report.terminal import show
 from solvers import ConfigError
 
 CPU = torch.device("cpu")
@@ -32,24 +35,24 @@ CPU = torch.device("cpu")
 class CommandEnding:
     """What a command found.
 
-    - `findings`: the result's own keys, after `command`, `options`, `environment` and `model`
-    - `page`: tables and texts in rich's markup, printed below each other
+    - `result`: the result's own keys, after `command`, `options`, `environment` and `model`. `SECTIONS` makes what is shown of it.
     - `options`: what became of options, and options that are shown last
     - `looked_at`: models and text, for commands that look at models
     - `device`: what it was computed on
-    - `files`: what the directory gets beside the JSON: names, and what makes their content
-    - `said`: a sentence before the names of the files
+    - `files`: further files of the directory, besides JSON and charts: names, and what makes their content
+    - `report`: the page to show, where it is not that of the result alone
     - `failures`: what went wrong, a line each; the exit code is then 1
     """
 
-    findings: Mapping[str, Any]
-    page: Sequence[str | Table | Group]
+    result: Mapping[str, Any]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     looked_at: LookedAt | None = None
     device: torch.device = CPU
     files: Mapping[str, Callable[[], bytes]] = dataclasses.field(default_factory=dict)
-    said: str = ""
+    report: Page | None = None
     failures: Sequence[str] = ()
+    page: Sequence[str | Table | Group] | None = None
+    said: str = ""
 
 
 def directory_of(request: WrittenRequest) -> Path | None:
@@ -65,9 +68,9 @@ def directory_of(request: WrittenRequest) -> Path | None:
 
 
 def check_json(request: Request, made: Path | None = None) -> None:
-    """Raises ConfigError unless JSON and page can be written where they were asked for: files, in directories that are there.
+    """Raises ConfigError unless JSON and page can be written where they were asked for.
 
-    Only the directory of --out, which is the command's own, is `made` where it is missing.
+    The directory of a page is created, like the directory of --out, which is `made`. That of the JSON has to exist.
     """
     if request.json_path is not None and not request.quiet:
         _check_file("json", Path(request.json_path), request.command, made)
@@ -81,25 +84,34 @@ def _check_file(kind: str, path: Path, command: str, made: Path | None) -> None:
         raise ConfigError(f"--{kind} {str(path)!r} is a directory: give a file in it, as {str(path / f'{command}.{kind}')!r}")
     if made is not None and path.parent.absolute() == made.absolute():
         return
-    if not path.parent.is_dir():
+    if kind == "json" and not path.parent.is_dir():
         raise ConfigError(f"--{kind} {str(path)!r}: there is no directory {str(path.parent)!r}; make it, or choose another place")
     check_writable(path.parent)
 
 
 def end(request: Request, directory: Path | None, ending: CommandEnding) -> None:
-    """Writes JSON and files, prints page and places unless stdout is for the JSON, and exits with 1 where something failed.
+    """Writes JSON and files, prints what was found unless stdout is for the JSON, and exits with 1 where something failed.
 
-    The JSON comes first: a picture that cannot be drawn must not take with it what hours of computing found.
+    The JSON comes first: a picture that cannot be drawn must not lose what hours of computing found.
     """
     models = ending.looked_at
     shown = request.shown(**({} if models is None else resolved(models.found)), **ending.options)
     about = {} if models is None else {"model": models.summary}
-    write_json(request, directory, {**result_of(request, shown, ending.device), **about, **ending.findings})
+    result = {**result_of(request, shown, ending.device), **about, **ending.result}
+    text = write_json(request, directory, result, ending.report)
+    page = ending.report or page_of({request.command: json.loads(text)})
+    files = {**(pictures(page) if ending.page is None else {}), **ending.files}
     if directory is not None:
-        for name, make in ending.files.items():
+        for name, make in files.items():
             write_atomic(directory / name, make())
     if not request.quiet:
-        _show(request, directory, ending)
+        console = Console()
+        if ending.page is None:
+            looked_at = None if models is None else models.words
+            show(page, console, looked_at=looked_at, verbose=request.verbose)
+        else:
+            _show_parts(ending, ending.page, console)
+        _show_files(request, directory, [f"{request.command}.json", *files], ending.said, console)
     for failure in ending.failures:
         click.echo(f"ctrans: {failure}", err=True)
     if ending.failures:
@@ -114,14 +126,15 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
     return {"command": request.command, "options": options, "environment": environment}
 
 
-def write_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> None:
-    """Writes the result object into the directory, and wherever it was asked for; after that its page."""
+def write_json(request: Request, directory: Path | None, result: Mapping[str, Any], report: Page | None = None) -> str:
+    """Writes the result object into the directory, and wherever it was asked for; after that its page. Gives the JSON's text."""
     text = save_json(request, directory, result)
     if request.quiet:
         click.echo(text, nl=False)
     if request.html_path is not None:
-        page = page_of({request.command: json.loads(text)})
+        page = report or page_of({request.command: json.loads(text)})
         write_atomic(Path(request.html_path), render(page).encode())
+    return text
 
 
 def save_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> str:
@@ -134,14 +147,17 @@ def save_json(request: Request, directory: Path | None, result: Mapping[str, Any
     return text
 
 
-def _show(request: Request, directory: Path | None, ending: CommandEnding) -> None:
-    console = Console()
+def _show_files(request: Request, directory: Path | None, names: Sequence[str], said: str, console: Console) -> None:
+    """Where the files are."""
+    written = [] if directory is None else [f"{directory}/{name}" for name in names]
+    written += [] if request.html_path is None else [request.html_path]
+    if written:
+        console.print(escape(said + "Written: " + ", ".join(written)), soft_wrap=True, highlight=False)
+
+
+def _show_parts(ending: CommandEnding, parts: Sequence[str | Table | Group], console: Console) -> None:
     if ending.looked_at is not None and ending.looked_at.words is not None:
         console.print(ending.looked_at.words, highlight=False, markup=False, soft_wrap=True)
-    for part in ending.page:
+    for part in parts:
         for piece in fitted(part, console.width) if isinstance(part, Table) else [part]:
             console.print(piece, highlight=False)
-    if directory is not None:
-        names = [f"{directory}/{name}" for name in (f"{request.command}.json", *ending.files)]
-        names += [] if request.html_path is None else [request.html_path]
-        console.print(escape(ending.said + "Written: " + ", ".join(names)), soft_wrap=True)

@@ -90,7 +90,7 @@ def command(request: ExportRequest) -> None:
     files = sorted(path.name for path in request.out.iterdir() if path.name in ("config.json", "model.safetensors", CHECKPOINT))
     ending = CommandEnding(
         options={"out": str(request.out)},
-        findings={"family": family, "directory": str(request.out), "files": files},
+        result={"family": family, "directory": str(request.out), "files": files},
         page=[escape(f"{family}, of {request.checkpoint}. Written: {', '.join(f'{request.out}/{name}' for name in files)}")],
     )
     end(request, None, ending)

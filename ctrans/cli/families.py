@@ -61,7 +61,7 @@ def command(request: FamiliesRequest) -> None:
     told = [each for each in found if request.names or not each.supported]
     ending = CommandEnding(
         options={"names": list(request.names)},
-        findings={"families": {each.family: each for each in found}},
+        result={"families": {each.family: each for each in found}},
         page=[families_table(found), *(line for each in told for line in family_words(each))],
     )
     end(request, None, ending)

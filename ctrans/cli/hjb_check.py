@@ -141,7 +141,7 @@ def command(request: HJBCheckRequest) -> None:
     ending = CommandEnding(
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
-        findings={
+        result={
             "checks": {norm: {check.placement: _summary(check) for check in row} for norm, row in checks.items()},
             "not_applicable": refused,
             "pde": None if study is None else study.summary(),

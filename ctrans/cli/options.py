@@ -220,18 +220,21 @@ device_options = stack(
     device_option,
 )
 
-json_alone = click.option(
-    "--json", "json_path", metavar="PATH", help="Write the result as one JSON object there; - is stdout, with nothing else on it."
-)
 json_option = stack(
-    json_alone,
+    click.option(
+        "--json",
+        "json_path",
+        metavar="PATH",
+        help="Write the result as one JSON object there; - is stdout, with nothing else on it.",
+    ),
     click.option(
         "--html",
         "html_path",
         metavar="PATH",
-        help="Write the result as a page too: one file with pictures that can be asked and tables that sort, which needs no network "
+        help="Write the result as a page too: one file with interactive charts and tables that sort, which needs no network "
         "(pip install 'ctrans[report]').",
     ),
+    click.option("--verbose", is_flag=True, help="Also print formulas, more columns and further tables."),
 )
 
 

@@ -14,8 +14,8 @@ from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import WrittenRequest, takes
 from ctrans.cli.subjects import labels
 from ctrans.given_files import read_json
-from ctrans.report.page import page_of, render
-from ctrans.report.page.html import check_libraries
+from ctrans.report.contents import page_of
+from ctrans.report.html import check_libraries, render
 from solvers import ConfigError
 
 
@@ -29,14 +29,14 @@ class ReportRequest(WrittenRequest):
 @click.command("report")
 @click.argument("results", metavar="RESULT.json...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Directory for report.html and report.json.  [default: out/report]")
-@options.json_alone
+@options.json_option
 @takes(ReportRequest)
 def command(request: ReportRequest) -> None:
     """Put results side by side on one page, from the JSON that commands keep.
 
-    Results of one command, such as screenings of two architectures or of one model before and after a change, share their tables and
-    pictures; those of different commands follow each other. The page is one file that needs no network: pictures can be asked,
-    hidden and put on another scale, tables sort, and the JSON is inside. Needs plotly and jinja2 (pip install 'ctrans[report]').
+    Results of one command share their tables and charts: for example screenings of two architectures, or of one model before and
+    after a change. Results of different commands follow each other. The page is one file that needs no network: charts are
+    interactive, tables sort, and the JSON is inside. Needs plotly and jinja2 (pip install 'ctrans[report]').
 
     \b
     ctrans report out/screen/screen.json
@@ -47,15 +47,9 @@ def command(request: ReportRequest) -> None:
     kept = _read(request.results)
     page = page_of(kept)
     directory = directory_of(request)
-    ending = CommandEnding(
-        findings={
-            "results": {name: _about(result) for name, result in kept.items()},
-            "chapters": [c.title for c in page.chapters],
-        },
-        files={"report.html": lambda: render(page).encode()},
-        page=[f"{len(kept)} result{'s' * (len(kept) > 1)} on one page."],
-    )
-    end(request, directory, ending)
+    about = {"results": {name: _about(result) for name, result in kept.items()}, "chapters": [c.title for c in page.chapters]}
+    files = {} if request.html_path else {"report.html": lambda: render(page).encode()}
+    end(request, directory, CommandEnding(result=about, report=page, files=files))
 
 
 def _read(paths: Sequence[Path]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Request:
     - `typed`: the names of the options that the user typed, and did not leave at their defaults
     - `json_path`: where the result goes as one JSON object; "-" is stdout
     - `html_path`: where it goes as a page
+    - `verbose`: whether formulas and folded chapters are printed too
     """
 
     command: str
@@ -38,8 +39,9 @@ class Request:
     typed: frozenset[str]
     json_path: str | None
     html_path: str | None = None
+    verbose: bool = False
 
-    unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path"})
+    unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path", "verbose"})
     """Options that no result shows."""
 
     @classmethod

@@ -199,7 +199,7 @@ def command(request: ScreenRequest) -> None:
         options={"placements": _placements(found), "compare": request.compare, "quick": request.quick},
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
-        findings={
+        result={
             "quantities": {name: dataclasses.asdict(quantity) for name, quantity in QUANTITIES.items()},
             "models": {name: _summary(screening) for name, screening in results.items()},
         },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,16 +18,7 @@ from ctrans.cli.subjects import find, settle_threads
 from ctrans.depth import check_count
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.model.gpt import GPT
-from ctrans.report.files import png
-from ctrans.report.parts_report import (
-    contributions_figure,
-    contributions_table,
-    exponents_text,
-    spectra_figure,
-    spectra_table,
-)
 from ctrans.report.progress import progress_bar
-from ctrans.report.simulate_report import simulation_figure, simulation_table
 from ctrans.scheme import Scheme
 from ctrans.stability.backward.token_exponents import TokenExponents, token_exponents
 from ctrans.stability.forward.contributions import ContributionsByDepth, contributions_by_depth
@@ -122,7 +112,7 @@ def command(request: SimulateRequest) -> None:
     text = read(request, found)
     tokens = text.sequences(request.batch, found[0].context).to(device)
     settle_threads(found, tokens, get_dtype(request.dtype))
-    beside = _Beside(request, text, tokens)
+    analyses = _OptionalAnalyses(request, text, tokens)
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
     results: list[Simulation] = []
@@ -143,23 +133,19 @@ def command(request: SimulateRequest) -> None:
                     progress=word,
                 )
             )
-            beside.look(results[-1].placement, model)
-    title = found[0].title
+            analyses.add(results[-1].placement, model)
     ending = CommandEnding(
         options={"reference": request.reference},
         looked_at=LookedAt(request, found, text, tokens),
         device=device,
-        findings={"placements": {s.placement: {**vars(s), **beside.of(s.placement)} for s in results}},
-        files={"simulate.png": lambda: png(simulation_figure(results, title)), **beside.files(title)},
-        page=[part for s in results for part in (simulation_table(s), "", *beside.page(s.placement))],
-        said=f"{title}. ",
+        result={"placements": {s.placement: {**vars(s), **analyses.of(s.placement)} for s in results}},
         failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
     )
     end(request, directory, ending)
 
 
-class _Beside:
-    """What is looked at beside the trajectory, where it was asked for, by the name of each model."""
+class _OptionalAnalyses:
+    """Analyses that the user asked for besides the trajectory, by the name of each model."""
 
     def __init__(self, request: SimulateRequest, text: Text | Pictures | Batch, tokens: Tensor):
         if request.lyapunov:
@@ -172,8 +158,8 @@ class _Beside:
         self.spectra: dict[str, list[SpectrumFigures]] = {}
         self.contributions: dict[str, ContributionsByDepth] = {}
 
-    def look(self, name: str, model: AnyModel | ModelWithLoss) -> None:
-        """Looks at the model."""
+    def add(self, name: str, model: AnyModel | ModelWithLoss) -> None:
+        """Analyses the model."""
         if self.request.lyapunov and isinstance(self.text, Text):
             sequence = self.tokens[0, : self.request.lyapunov]
             self.exponents[name] = token_exponents(model, sequence)
@@ -194,26 +180,6 @@ class _Beside:
             "spectra": self.spectra.get(name),
             "contributions": self.contributions.get(name),
         }
-
-    def page(self, name: str) -> list[Any]:
-        """What is printed of that model."""
-        parts: list[Any] = []
-        if name in self.exponents:
-            parts.append(exponents_text(name, self.exponents[name], self.words))
-        if name in self.spectra:
-            parts += [spectra_table(name, self.spectra[name]), ""]
-        if name in self.contributions:
-            parts += [contributions_table(name, self.contributions[name]), ""]
-        return parts
-
-    def files(self, title: str) -> dict[str, Callable[[], bytes]]:
-        """Pictures by name, and what makes them."""
-        made: dict[str, Callable[[], bytes]] = {}
-        if any(self.spectra.values()):
-            made["spectra.png"] = lambda: png(spectra_figure(self.spectra, title))
-        if self.contributions:
-            made["contributions.png"] = lambda: png(contributions_figure(self.contributions, title))
-        return made
 
 
 def _scheme(request: SimulateRequest, dtype: torch.dtype) -> Scheme:

@@ -164,7 +164,7 @@ def _end(request: StudyRequest, directory: Path, study: Study, store: Store, pla
         "verdict": verdict,
     }
     ending = CommandEnding(
-        findings=findings,
+        result=findings,
         page=[*_page(runs, outcomes, frequencies, verdict)],
         options=options_of(request),
         files=files,

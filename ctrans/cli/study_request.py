@@ -73,7 +73,7 @@ def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
     whole, left = cost(plan)
     findings = {**begins(plan), "cost": as_object(left, processes(request.workers))}
     page = [cost_table(whole, left, processes(request.workers))]
-    end(request, None, CommandEnding(findings=findings, page=page, options=options_of(request)))
+    end(request, None, CommandEnding(result=findings, page=page, options=options_of(request)))
 
 
 def carry_out(plan: Prospect, store: Store, engine: Engine) -> None:

@@ -83,7 +83,7 @@ def command(request: VerifyRequest) -> None:
     sections = dict.fromkeys(r.section for r in results)
     ending = CommandEnding(
         options={"only": list(request.only), "cases": request.cases, "seed": request.seed},
-        findings={
+        result={
             "holds": not violated,
             "seconds": seconds,
             "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},

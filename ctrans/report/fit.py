@@ -61,9 +61,10 @@ def _part(table: Table, chosen: Sequence[int]) -> Table:
 
 def _need(column: Column) -> int:
     """Cells that the column cannot do without."""
-    texts = [Text.from_markup(str(cell)) for cell in (column.header, *column.cells)]
+    every = (column.header, *column.cells)
+    texts = [each if isinstance(each, Text) else Text.from_markup(str(each)) for each in every]
     if column.no_wrap:
-        return max(text.cell_len for text in texts)
+        return max(line.cell_len for text in texts for line in text.split(allow_blank=True))
     return max([column.min_width or 0, *(len(word) for text in texts for word in text.plain.split())])
 
 

@@ -1,11 +1,44 @@
-"""How a placement is drawn and written, wherever one is shown: all of it from its entry in `PLACEMENTS`."""
+"""How models are drawn and written: a model by its placement's entry in `PLACEMENTS`, anything else by colours of its own."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 
 from ctrans.placement import PLACEMENTS
 
 MIXED_COLOUR, MIXED_MARKER = "0.4", "*"
 """Grey and a star, for a model whose sublayers differ in their placement."""
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#b8a400", "#66ccee", "#aa3377", "#777777")
+MARKERS = "osD^vPX"
+"""For lines that are no models, such as places: colours that all eyes tell apart (after Paul Tol's "bright"), and marks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """Colour and mark. The `repeat`-th model of one look is told apart by its dashes."""
+
+    colour: str
+    marker: str
+    repeat: int
+
+
+def looks_of(models: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
+    """Each model's look, by its name, from pairs of name and placement; a name keeps its first look."""
+    looks: dict[str, Look] = {}
+    used: Counter[str] = Counter()
+    others = 0
+    for name, placement in models:
+        if name in looks:
+            continue
+        if placement is None:
+            looks[name] = Look(COLOURS[others % len(COLOURS)], MARKERS[others % len(MARKERS)], others // len(COLOURS))
+            others += 1
+        else:
+            looks[name] = Look(colour(placement), marker(placement), used[placement])
+            used[placement] += 1
+    return looks
 
 
 def colour(placement: str) -> str:

@@ -69,4 +69,4 @@ def test_every_field_of_a_request_is_an_option_of_its_command(name):
     context = click.Context(module.command)
     context.params = {parameter.name: None for parameter in module.command.params}
     fields = {field.name for field in dataclasses.fields(kind)} - {"command", "options", "typed"}
-    assert fields - {"norms", "several", "html_path"} <= context.params.keys()
+    assert fields - {"norms", "several"} <= context.params.keys()

@@ -12,7 +12,8 @@ from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.monitor import Monitor
-from ctrans.report.page import page_of, render
+from ctrans.report.contents import page_of
+from ctrans.report.html import render
 from ctrans.report.schema import schema_of
 from ctrans.stability.screening.screen import STEPS
 from tests.cli.test_commands import run, strict

@@ -15,9 +15,11 @@ from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import LogWriter
 from ctrans.monitor.log_lines import Header, Report
 from ctrans.placement import PLACEMENTS
-from ctrans.report.page import CONTENTS, html, page_of, render
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Page, Sheet, Words, cell
-from ctrans.report.page.screen import APART
+from ctrans.report import html
+from ctrans.report.contents import SECTIONS, page_of
+from ctrans.report.html import render
+from ctrans.report.pages.screen_page import APART
+from ctrans.report.sections import Cell, Chapter, Column, Line, Page, Plot, Table, Words, cell
 from ctrans.report.words import OUTSIDE, TERMS, terms_in, verdicts, verdicts_table
 from ctrans.stability.diagnosis.quantities import QUANTITIES
 from ctrans.stability.diagnosis.remedies import REMEDIES
@@ -134,6 +136,12 @@ def test_a_pages_figures_are_the_jsons():
         "times": [0.0, 1.0],
         "mean_abs": [0.5, 2.0],
         "variance": [1.0, 3.0],
+        "rms": [1.0, 1.7],
+        "discrete": True,
+        "evaluations": 1,
+        "accepted": 1,
+        "rejected": 0,
+        "seconds": 0.1,
     }
     rest = {
         "bounds": {"mean_abs": [0.5, 4.0], "variance": [1.0, 9.0]},
@@ -142,10 +150,11 @@ def test_a_pages_figures_are_the_jsons():
         "discrete_distance": [0.0, 0.25],
     }
     page = page_of({"a": {"command": "simulate", "placements": {"pre": measured | rest}}})
-    charts = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Diagram)]
+    charts = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Plot)]
     assert [(line.bound, list(line.y)) for line in charts[0].lines] == [(False, [0.5, 2.0]), (True, [0.5, 4.0])]
-    (sheet,) = page.chapters[0].parts
-    assert [each.text for each in sheet.rows[0]] == ["pre", "at the end", "2", "50%", "–", "0.25"]
+    answer, table = page.chapters[0].parts
+    assert answer.text.startswith("Through the depth the hidden states change in size by a factor of 4, within")
+    assert [each.text for each in table.rows[0]] == ["pre", "yes", "0.5", "2", "50%", "–", "0.25"]
 
 
 def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
@@ -154,7 +163,7 @@ def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
     model = found["models"]["peri"]
     broken = {**model, "flags": {"added by depth": "does nothing"}}
     chapter = page_of({"screen": {**found, "models": {"a": model, "b": broken}}}).chapters[0]
-    sheets = [part for part in chapter.parts if isinstance(part, Sheet)]
+    sheets = [part for part in chapter.parts if isinstance(part, Table)]
     assert [column.meaning for column in sheets[0].columns[2:-1]] == [STEPS[step].question for step in model["findings"]]
     (row,) = sheets[1].rows
     assert [each.text for each in row][:2] == ["b", "added by depth"]
@@ -192,7 +201,7 @@ def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results
     peri = found["models"]["peri"]
     for flags, mark in (({"|x| in weights": "outruns weights"}, "note"), ({"condition": "explodes"}, "bad"), ({}, "")):
         page = page_of({"screen": {**found, "models": {"a": {**peri, "flags": flags}}}})
-        sheet = next(part for part in page.chapters[0].parts if isinstance(part, Sheet))
+        sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
         assert sheet.rows[0][-1].mark == mark
 
 
@@ -219,7 +228,7 @@ def test_findings_stand_beside_the_verdicts(severities, text, mark, results):
     symptom = {"ailment": "a", "readings": [reading], "limit": "", "source": "", "does": "", "helps": ""}
     symptoms = [{**symptom, "severity": severity} for severity in severities]
     page = page_of({"screen": {**found, "models": {"a": {**peri, "diagnosis": {**peri["diagnosis"], "symptoms": symptoms}}}}})
-    sheet = next(part for part in page.chapters[0].parts if isinstance(part, Sheet))
+    sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
     assert (sheet.rows[0][1].text, sheet.rows[0][1].mark) == (text, mark)
 
 
@@ -244,7 +253,7 @@ def test_results_of_one_command_share_a_page_and_others_follow(results):
     page = page_of({"before": found, "after": found, "b": other})
     sheet = page.chapters[0].parts[0]
     assert [row[0].text for row in sheet.rows] == ["before: peri", "after: peri"]
-    assert {"Verdicts", "What was found"} <= {chapter.title for chapter in page.chapters}
+    assert {"Verdicts", "Summary"} <= {chapter.title for chapter in page.chapters}
 
 
 NAMES = ["<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "<b>&amp;\"quoted'", "{{ 7 * 7 }}", "a\u2028b"]
@@ -273,8 +282,8 @@ def test_every_result_has_a_page_known_or_not():
         ({}, "at least one"),
         ({"a": {"no": "command"}}, "no result of a ctrans command"),
         ({"a": []}, "no result of a ctrans command"),
-        ({"a": {"command": "screen"}}, "not what ctrans screen writes"),
-        ({"a": {"command": "simulate", "placements": {"pre": 3}}}, "not what ctrans simulate writes"),
+        ({"a": {"command": "screen"}}, "ctrans screen does not write this"),
+        ({"a": {"command": "simulate", "placements": {"pre": 3}}}, "ctrans simulate does not write this"),
     ],
 )
 def test_what_is_no_result_is_refused(kept, words):
@@ -282,7 +291,7 @@ def test_what_is_no_result_is_refused(kept, words):
         page_of(kept)
 
 
-@pytest.mark.parametrize("name", sorted(CONTENTS))
+@pytest.mark.parametrize("name", sorted(SECTIONS))
 def test_contents_are_of_commands(name):
     assert name in COMMANDS
 
@@ -318,13 +327,16 @@ def test_a_file_that_is_no_result_gets_a_line(args, words, tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("place", "words"), [("no/page.html", "there is no directory"), (".", "is a directory: give a file in it")]
-)
-def test_a_page_that_cannot_be_written_is_said_before_anything_is_computed(place, words, tmp_path):
-    result = run("simulate", *TINY, "--html", tmp_path / place, "--json", "-")
+def test_a_page_that_cannot_be_written_is_said_before_anything_is_computed(tmp_path):
+    result = run("simulate", *TINY, "--html", tmp_path, "--json", "-")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert words in result.stderr
+    assert "is a directory: give a file in it" in result.stderr
+
+
+def test_the_directory_of_a_page_is_made(tmp_path):
+    result = run("simulate", *TINY, "--html", tmp_path / "new" / "page.html", "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "new" / "page.html").exists()
 
 
 def test_without_its_libraries_a_page_is_refused_by_name(monkeypatch, tmp_path):
@@ -366,8 +378,8 @@ def test_forty_models_make_a_page_that_is_small_enough(results):
 
 def test_a_chart_of_moments_has_a_slider():
     frames = {str(step): [[1.0, float(step)]] for step in (0, 50, 100)}
-    chart = Diagram("rms", "segment", "rms", [Line("run", [0.0, 1.0], [1.0, 100.0])], frames=frames, over="Step")
-    page = Page("t", "a", [Chapter("c", [Words("w"), chart, Sheet("s", [Column("x")], [[Cell("1", 1.0)]])])], {})
+    chart = Plot("rms", "segment", "rms", [Line("run", [0.0, 1.0], [1.0, 100.0])], frames=frames, over="Step")
+    page = Page("t", "a", [Chapter("c", [Words("w"), chart, Table("s", [Column("x")], [[Cell("1", 1.0)]])])], {})
     sliders = [attributes for tag, attributes in Reader(render(page)).tags if attributes.get("class") == "moment"]
     assert [(slider["max"], slider["value"]) for slider in sliders] == [("2", "2")]
 
@@ -382,7 +394,7 @@ def logged(steps, value, names=2):
 def test_runs_side_by_side_share_a_slider():
     """At a moment each run shows its last report until then, and none before its first."""
     page = page_of({"early": logged([1, 5], 2.0), "late": logged([4], 3.0)})
-    (chart,) = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Diagram) and part.frames]
+    (chart,) = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Plot) and part.frames]
     assert {moment: [figures[0] for figures in each] for moment, each in chart.frames.items()} == {
         "1": [2.0, None],
         "4": [2.0, 3.0],
@@ -415,9 +427,19 @@ def test_cases_of_a_study_have_the_colours_of_their_placements(results):
         for name in ("pre", "peri")
     }
     page = page_of({"study": {**found, "losses": losses}})
-    (chart,) = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Diagram)]
+    (chart,) = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Plot)]
     assert chart.log_x
     assert [(line.model, line.placement, list(line.y)) for line in chart.lines] == [
         ("placement pre", "pre", [2.0, 3.0]),
         ("placement peri", "peri", [2.0, 3.0]),
     ]
+
+
+def test_a_report_goes_where_html_says_alone(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text(json.dumps(results("simulate")[0]))
+    result = run("report", "a.json", "--html", "pages/a.html")
+    assert result.exit_code == 0, result.output
+    assert Path("pages/a.html").read_text() == render(page_of({"a.json": results("simulate")[0]}))
+    assert sorted(path.name for path in Path("out/report").iterdir()) == ["report.json"]
+    assert result.stdout.startswith("Through the depth"), "the terminal shows what the page shows"

@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 
-from ctrans.report.page import page_of, render
-from ctrans.report.page.parts import Chapter, Diagram, Line, Page
+from ctrans.report.contents import page_of
+from ctrans.report.html import render
+from ctrans.report.sections import Chapter, Line, Page, Plot
 from tests.report.test_page import CALLS, NAMES, call
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -159,7 +160,7 @@ def test_the_json_comes_back_out(kept, opened):
 def test_a_slider_moves_between_moments(opened):
     frames = {str(step): [[1.0, 1.0, float(step)]] for step in (10, 20, 30)}
     line = Line("run", [0.0, 1.0, 2.0], [1.0, 1.0, 30.0])
-    chart = Diagram("rms by depth", "segment", "rms of the state", [line], frames=frames, log=False)
+    chart = Plot("rms by depth", "segment", "rms of the state", [line], frames=frames, log=False)
     page = opened(Page("watch", "a run", [Chapter("By depth", [chart])], {"watch": {}}))
     scale = "document.querySelector('.plot').layout.yaxis.range"
     assert page.evaluate("document.querySelector('.plot').data[0].y[2]") == 30
@@ -215,7 +216,7 @@ def test_a_table_that_is_wider_than_the_paper_loses_no_column(kept, opened):
 
 
 def test_a_zero_is_a_hollow_mark_at_the_foot_of_a_logarithmic_axis_and_in_its_place_on_a_linear_one(opened):
-    picture = Diagram("With a zero", "segment", "gain", [Line("one", [0.0, 1.0, 2.0], [0.0, 1.0, 10.0], "pre")])
+    picture = Plot("With a zero", "segment", "gain", [Line("one", [0.0, 1.0, 2.0], [0.0, 1.0, 10.0], "pre")])
     page = opened(Page("A page", "of one picture", [Chapter("Pictures", [picture])], {"one": {"command": "screen"}}))
     data = "document.querySelector('.plot').data.map((each) => [each.mode, [...each.x], [...each.y], each.marker.symbol])"
     (mode, x, y, symbol), line = page.evaluate(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.page.parts import Cell, Chapter, Column, Sheet, Words, cell
+from ctrans.report.sections import Cell, Chapter, Column, Table, Words, cell
 
 COLUMNS = (
     Column("family", "the name in a config's model_type"),
@@ -28,8 +28,8 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     supported = sum(bool(each["supported"]) for each in models.values())
     said = Words(f"{supported} of {len(models)} families are opened; the others are refused by name.")
     why = [[Cell(name), Cell(text)] for name, each in models.items() for text in _why(each)]
-    unknown = Sheet("", [Column("family"), Column("why")], why)
-    table = Sheet("", COLUMNS, [_row(name, each) for name, each in models.items()])
+    unknown = Table("", [Column("family"), Column("why")], why)
+    table = Table("", COLUMNS, [_row(name, each) for name, each in models.items()])
     return [
         Chapter("What is known", [said, table]),
         *([Chapter("What is not known, and why", [unknown], folded=True)] if why else []),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.history import kept_reports
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, numbers
+from ctrans.report.sections import Cell, Chapter, Column, Line, Plot, Table, Words, cell, numbers
 from ctrans.report.words import ALONG, WATCHED
 
 OVER_TIME = {
@@ -52,7 +52,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     ]
 
 
-def _runs(runs: Mapping[str, Any]) -> Sheet:
+def _runs(runs: Mapping[str, Any]) -> Table:
     columns = [
         Column("run"),
         Column("model"),
@@ -81,10 +81,10 @@ def _runs(runs: Mapping[str, Any]) -> Sheet:
             cell(grades.count("danger"), "bad" if "danger" in grades else ""),
             cell(grades.count("notice"), "note" if "notice" in grades else ""),
         ])  # fmt: skip
-    return Sheet("", columns, rows)
+    return Table("", columns, rows)
 
 
-def _alarms(runs: Mapping[str, Any]) -> Sheet | Words:
+def _alarms(runs: Mapping[str, Any]) -> Table | Words:
     rows = [
         [
             Cell(name),
@@ -100,20 +100,20 @@ def _alarms(runs: Mapping[str, Any]) -> Sheet | Words:
         for name, run in runs.items()
         for alarm in run["alarms"]
     ]
-    return Sheet("", ALARM, rows) if rows else Words("None were raised.")
+    return Table("", ALARM, rows) if rows else Words("None were raised.")
 
 
-def _over_time(runs: Mapping[str, Any], gauge: str) -> Diagram:
+def _over_time(runs: Mapping[str, Any], gauge: str) -> Plot:
     title, unit = OVER_TIME[gauge]
     lines = [
         Line(name, [float(step) for step in run["steps"]], numbers(values))
         for name, run in runs.items()
         if len(values := run["history"]["over_time"].get(gauge, ())) > 1
     ]
-    return Diagram(title, "training step", unit, lines, GAUGES[gauge].says, log=gauge not in ("loss", "highest_loss"))
+    return Plot(title, "training step", unit, lines, GAUGES[gauge].says, log=gauge not in ("loss", "highest_loss"))
 
 
-def _by_depth(runs: Mapping[str, Any], gauge: str) -> Diagram:
+def _by_depth(runs: Mapping[str, Any], gauge: str) -> Plot:
     """Each run's figures along the depth; at a moment, those of its last report until then."""
     title, unit = WATCHED[gauge]
     shown = {name: run for name, run in runs.items() if gauge in run["history"]["by_depth"]}
@@ -124,7 +124,7 @@ def _by_depth(runs: Mapping[str, Any], gauge: str) -> Diagram:
     last = list(frames.values())[-1] if frames else []
     lines = [Line(name, [float(k) for k in range(len(y))], y) for name, y in zip(shown, last, strict=True)]
     scope = ALONG[GAUGES[gauge].scope]
-    return Diagram(title.capitalize(), scope, unit, lines, GAUGES[gauge].says, frames=frames, over="Training step")
+    return Plot(title.capitalize(), scope, unit, lines, GAUGES[gauge].says, frames=frames, over="Training step")
 
 
 def _until(history: Mapping[str, Any], gauge: str, step: int, places: int) -> Sequence[float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, number, numbers
+from ctrans.report.sections import Cell, Chapter, Column, Line, Plot, Table, Words, cell, number, numbers
 
 COLUMNS = (
     Column("model"),
@@ -33,7 +33,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
         Chapter(
             "Verdicts",
             [
-                Sheet("", COLUMNS, [_row(name, model) for name, model in models.items()]),
+                Table("", COLUMNS, [_row(name, model) for name, model in models.items()]),
                 Words(
                     "A finite H says that the best velocity exists at one text's costates, not that training succeeds; an infinite one, "
                     "that the best velocity runs away unless something bounds the weights. It does not say that the model is bad."
@@ -42,7 +42,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
             ],
         ),
         Chapter("By depth", [chart for chart in _charts(models) if chart.lines]),
-        Chapter("Segment by segment", [Sheet("", columns, sets)], folded=True),
+        Chapter("Segment by segment", [Table("", columns, sets)], folded=True),
     ]
 
 
@@ -70,7 +70,7 @@ def _set(segment: Mapping[str, Any]) -> list[Cell]:
     return [where, cell(certificate["words"]), cell(certificate["verdict"]), cell(certificate.get("hamiltonian"))]
 
 
-def _charts(models: Mapping[str, Any]) -> list[Diagram]:
+def _charts(models: Mapping[str, Any]) -> list[Plot]:
     def lines(value: str, certificate: bool) -> list[Line]:
         found = []
         for name, model in models.items():
@@ -80,8 +80,8 @@ def _charts(models: Mapping[str, Any]) -> list[Diagram]:
         return found
 
     return [
-        Diagram("Costate", "depth-time t", "|P| = |dL/dX|", lines("costate_norm", False), "The loss's gradient by the state."),
-        Diagram(
+        Plot("Costate", "depth-time t", "|P| = |dL/dX|", lines("costate_norm", False), "The loss's gradient by the state."),
+        Plot(
             "Hamiltonian",
             "depth-time t",
             "H(P) = sup of −<P, f>",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, cell, number
+from ctrans.report.sections import Cell, Chapter, Column, Line, Plot, Table, cell, number
 
 FIGURES = {
     "ending": "how it ended",
@@ -36,11 +36,11 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
                     (each.get("model") or {}).get("placement"),
                 )
             )
-    found = [Chapter("How it ended", [Sheet("", columns, rows)])]
+    found = [Chapter("How it ended", [Table("", columns, rows)])]
     curves = _curves(models, names)
     if curves:
         found.append(Chapter("Losses by step", curves))
-    chart = Diagram("The same weights in other numbers of blocks", "blocks", "validation loss, nats a token", lines, log=False)
+    chart = Plot("The same weights in other numbers of blocks", "blocks", "validation loss, nats a token", lines, log=False)
     return [*found, Chapter("Other depths", [chart])] if lines else found
 
 
@@ -50,7 +50,7 @@ CURVES = {
 }
 
 
-def _curves(models: Mapping[str, Any], names: Mapping[str, str]) -> list[Diagram]:
+def _curves(models: Mapping[str, Any], names: Mapping[str, str]) -> list[Plot]:
     """A picture for each kind of loss, with a line for each run."""
     found = []
     for kind, (title, meaning) in CURVES.items():
@@ -61,7 +61,7 @@ def _curves(models: Mapping[str, Any], names: Mapping[str, str]) -> list[Diagram
                 x, y = [number(step) or 0.0 for step, _ in known], [number(loss) for _, loss in known]
                 lines.append(Line(names[name], x, y, (each.get("model") or {}).get("placement")))
         if lines:
-            found.append(Diagram(title, "iteration", "cross-entropy, nats a token", lines, meaning, log=False))
+            found.append(Plot(title, "iteration", "cross-entropy, nats a token", lines, meaning, log=False))
     return found
 
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ctrans.report.page import diagnose
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, digits, number, numbers
+from ctrans.report.pages import diagnose_page
+from ctrans.report.sections import Cell, Chapter, Column, Line, Mark, Plot, Table, Words, cell, digits, number, numbers
 from ctrans.report.words import SCREENED, Drawn, terms_in, verdicts
 from ctrans.stability.diagnosis.remedies import remedy
 from ctrans.stability.diagnosis.words import OF_PARTS
@@ -37,7 +37,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
                 ),
             ],
         ),
-        *diagnose.findings(found, beside=f" {APART}" if any(models[name]["flags"] for name in found) else ""),
+        *diagnose_page.findings(found, beside=f" {APART}" if any(models[name]["flags"] for name in found) else ""),
         Chapter("Quantities", [_quantities(models, quantities)]),
         Chapter("What the quantities mean, and their limits", [_limits(models, quantities)], folded=True),
         Chapter("By depth", [chart for chart in _charts(models) if chart.lines]),
@@ -46,7 +46,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     ]
 
 
-def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet:
+def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
     steps = list(dict.fromkeys(step for model in models.values() for step in model["findings"]))
     rows = []
     for name, model in models.items():
@@ -62,7 +62,7 @@ def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet
         *(Column(step, STEPS[step].question if step in STEPS else "") for step in steps),
         Column("outside", "how many quantities are outside of their limits"),
     ]
-    return Sheet("", columns, rows)
+    return Table("", columns, rows)
 
 
 def _found(model: Mapping[str, Any]) -> Cell:
@@ -75,12 +75,12 @@ def _found(model: Mapping[str, Any]) -> Cell:
         return Cell("nothing found", 0.0)
     known = sorted(
         dict.fromkeys(each),
-        key=lambda severity: list(diagnose.MARKS).index(severity) if severity in diagnose.MARKS else len(each),
+        key=lambda severity: list(diagnose_page.MARKS).index(severity) if severity in diagnose_page.MARKS else len(each),
     )
-    return Cell(", ".join(f"{each.count(s)} {s}" for s in known), float(len(each)), diagnose.MARKS.get(known[0], ""))
+    return Cell(", ".join(f"{each.count(s)} {s}" for s in known), float(len(each)), diagnose_page.MARKS.get(known[0], ""))
 
 
-def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[Sheet]:
+def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[Table]:
     """A row for each quantity outside of its limits, with what helps."""
     rows = []
     for name, model in models.items():
@@ -97,7 +97,7 @@ def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[S
                 ]
             )
     columns = [Column(name) for name in ("model", "quantity", "value", "limits", "what helps")]
-    return [Sheet("Outside of their limits", columns, rows)] if rows else []
+    return [Table("Outside of their limits", columns, rows)] if rows else []
 
 
 def _words_used(models: Mapping[str, Any]) -> Words:
@@ -139,10 +139,10 @@ def _rates(models: Mapping[str, Any]) -> list[Chapter]:
         f"rate. {CAVEAT}"
     )
     columns = [Column(name) for name in ("model", "rate", "from", "to", "outside of what was studied")]
-    return [Chapter("Largest stable learning rate of AdamW, predicted", [Sheet("", columns, rows), Words(words)], folded=True)]
+    return [Chapter("Largest stable learning rate of AdamW, predicted", [Table("", columns, rows), Words(words)], folded=True)]
 
 
-def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet:
+def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
     named = _measured(models, quantities)
     rows = []
     for name, model in models.items():
@@ -155,16 +155,16 @@ def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> She
                 Cell(f"{shown.text} ({word})" if word else shown.text, shown.value, _mark([quantity] if word else [], quantities))
             )
         rows.append(row)
-    return Sheet("", [Column("model"), *(Column(q, quantities[q]["says"]) for q in named)], rows)
+    return Table("", [Column("model"), *(Column(q, quantities[q]["says"]) for q in named)], rows)
 
 
-def _limits(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Sheet:
+def _limits(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
     rows = []
     for name in _measured(models, quantities):
         quantity = quantities[name]
         rows.append([cell(name), cell(quantity["says"]), Cell(_sides(quantity)), cell(quantity["gauge"])])
     columns = [Column("quantity"), Column("what it is"), Column("limits"), Column("why equal functions may differ in it")]
-    return Sheet("", columns, rows)
+    return Table("", columns, rows)
 
 
 def _sides(quantity: Mapping[str, Any]) -> str:
@@ -273,7 +273,7 @@ PANELS = (
 )
 
 
-def _charts(models: Mapping[str, Any]) -> list[Diagram]:
+def _charts(models: Mapping[str, Any]) -> list[Plot]:
     charts = []
     for panel in PANELS:
         lines = []
@@ -282,7 +282,7 @@ def _charts(models: Mapping[str, Any]) -> list[Diagram]:
                 at, values = ((), ()) if series is None else series(model)
                 if len(values):
                     lines.append(Line(name, [float(k) for k in at], numbers(values), model["placement"], is_bound))
-        charts.append(Diagram(_titled(panel.words.title), panel.words.x, panel.words.y, lines, panel.meaning))
+        charts.append(Plot(_titled(panel.words.title), panel.words.x, panel.words.y, lines, panel.meaning))
     return charts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.page.parts import Cell, Chapter, Column, Mark, Sheet, Words, cell
+from ctrans.report.sections import Cell, Chapter, Column, Mark, Table, Words, cell
 
 MARKS: dict[str, Mark] = {"violated": "bad", "corrected": "note"}
 COLUMNS = (
@@ -41,4 +41,4 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
             ])  # fmt: skip
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     words = "Checked on random cases in float64: a statement that holds here was not refuted, which is no proof of it."
-    return [Chapter("Statements", [Words(f"{len(rows)} statements: {said}. {words}"), Sheet("", COLUMNS, rows)])]
+    return [Chapter("Statements", [Words(f"{len(rows)} statements: {said}. {words}"), Table("", COLUMNS, rows)])]

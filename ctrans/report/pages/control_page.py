@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, Words, cell, number, numbers
+from ctrans.report.sections import Cell, Chapter, Column, Line, Plot, Table, Words, cell, number, numbers
 
 COLUMNS = (
     Column("model"),
@@ -31,7 +31,7 @@ def models(result: Mapping[str, Any]) -> dict[str, Any]:
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
     """Figures, charts by depth-time, what training attains."""
     return [
-        Chapter("What was found", [Sheet("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
+        Chapter("What was found", [Table("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
         Chapter("By depth", [chart for chart in _charts(models) if chart.lines]),
         Chapter("What training attains", _attained(models), folded=True),
     ]
@@ -58,7 +58,7 @@ def _mean(values: Sequence[Any]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _charts(models: Mapping[str, Any]) -> list[Diagram]:
+def _charts(models: Mapping[str, Any]) -> list[Plot]:
     def lines(key: str) -> list[Line]:
         return [
             Line(name, [number(t) or 0.0 for t in model["times"]], numbers(model[key]), _placement(model))
@@ -68,8 +68,8 @@ def _charts(models: Mapping[str, Any]) -> list[Diagram]:
 
     time = "depth-time t"
     return [
-        Diagram("Costate", time, "|P| = |dL/dX|", lines("costate_norm"), "The loss's gradient by the state."),
-        Diagram(
+        Plot("Costate", time, "|P| = |dL/dX|", lines("costate_norm"), "The loss's gradient by the state."),
+        Plot(
             "Gap",
             time,
             "H(P) + <P, v>",
@@ -77,12 +77,10 @@ def _charts(models: Mapping[str, Any]) -> list[Diagram]:
             "To velocities that were free at each token; none where H is infinite.",
             log=False,
         ),
-        Diagram(
+        Plot(
             "Alignment", time, "cosine", lines("alignment"), "With the best velocity, or with −P where H is infinite.", log=False
         ),
-        Diagram(
-            "Drift", time, "change of <P, v> on a segment", lines("drift"), "The ODE conserves it: this is the solver's error."
-        ),
+        Plot("Drift", time, "change of <P, v> on a segment", lines("drift"), "The ODE conserves it: this is the solver's error."),
     ]
 
 
@@ -91,8 +89,8 @@ def _placement(model: Mapping[str, Any]) -> str:
     return str(next(iter(names))) if len(names) == 1 else "mixed"
 
 
-def _attained(models: Mapping[str, Any]) -> list[Words | Sheet]:
-    parts: list[Words | Sheet] = []
+def _attained(models: Mapping[str, Any]) -> list[Words | Table]:
+    parts: list[Words | Table] = []
     for name, model in models.items():
         found = model["attained"]
         if not isinstance(found, Mapping):
@@ -100,5 +98,5 @@ def _attained(models: Mapping[str, Any]) -> list[Words | Sheet]:
             continue
         keys = [key for key, value in found.items() if isinstance(value, list) and len(value) == len(found["times"])]
         rows = [[cell(k), *(cell(found[key][k]) for key in keys)] for k in range(len(found["times"]))]
-        parts.append(Sheet(name, [Column("segment"), *(Column(key.replace("_", " ")) for key in keys)], rows))
+        parts.append(Table(name, [Column("segment"), *(Column(key.replace("_", " ")) for key in keys)], rows))
     return parts

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrans.report.page import anything
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, number, numbers
+from ctrans.report.pages import other_page
+from ctrans.report.sections import Cell, Chapter, Column, Line, Mark, Plot, Table, Words, cell, number, numbers
 from ctrans.report.study_report import case_name
 from ctrans.report.verdict_report import WORDS
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, Effect
@@ -38,7 +38,7 @@ def _study(prefix: str, study: Mapping[str, Any]) -> list[Chapter]:
         Chapter(f"{prefix}Verdict" if verdict else f"{prefix}How far it is", [*verdict, done]),
         Chapter(f"{prefix}By case", [_outcomes(study["outcomes"])] if study["outcomes"] else []),
         Chapter(f"{prefix}Learning rates", [chart] if chart.lines else []),
-        *(Chapter(f"{prefix}{title}", [anything.table(study[key])] if study[key] else []) for key, title in MORE.items()),
+        *(Chapter(f"{prefix}{title}", [other_page.table(study[key])] if study[key] else []) for key, title in MORE.items()),
     ]
     return [chapter for chapter in found if chapter.parts]
 
@@ -46,7 +46,7 @@ def _study(prefix: str, study: Mapping[str, Any]) -> list[Chapter]:
 MORE = {"cost": "What is left to do costs", "prediction": "Prediction from initial weights"}
 
 
-def _verdict(verdict: Mapping[str, Any]) -> list[Words | Sheet]:
+def _verdict(verdict: Mapping[str, Any]) -> list[Words | Table]:
     """The claim, what was measured of it, and the verdict."""
     rows = []
     for each in verdict["effects"]:
@@ -67,24 +67,24 @@ def _verdict(verdict: Mapping[str, Any]) -> list[Words | Sheet]:
         Column("it", "holds: the interval lies above 0; refuted: below; open: neither"),
     ]
     colour = VERDICTS.get(verdict["verdict"], "note")
-    ruled = Sheet(
+    ruled = Table(
         "", [Column("the claim"), Column("verdict here")], [[cell(verdict["claim"]), Cell(verdict["verdict"], mark=colour)]]
     )
     notes = [Words(f"Note: {verdict['notes']}.")] if verdict["notes"] else []
-    return [ruled, Words(f"Source: {verdict['source']}."), *notes, Sheet("", columns, rows)]
+    return [ruled, Words(f"Source: {verdict['source']}."), *notes, Table("", columns, rows)]
 
 
 def _word(holds: bool | None) -> Cell:
     return Cell(WORDS[holds], mark=MARKS[holds])
 
 
-def _outcomes(outcomes: Mapping[str, Mapping[str, Any]]) -> Sheet:
+def _outcomes(outcomes: Mapping[str, Mapping[str, Any]]) -> Table:
     shown = [name for name in OUTCOMES if any(name in each for each in outcomes.values())]
     rows = [[Cell(case_name(json.loads(case))), *(cell(each.get(name)) for name in shown)] for case, each in outcomes.items()]
-    return Sheet("", [Column("case"), *(Column(name, OUTCOMES[name]) for name in shown)], rows)
+    return Table("", [Column("case"), *(Column(name, OUTCOMES[name]) for name in shown)], rows)
 
 
-def _rates(losses: Mapping[str, Mapping[str, Sequence[Any]]]) -> Diagram:
+def _rates(losses: Mapping[str, Mapping[str, Sequence[Any]]]) -> Plot:
     """Loss by learning rate where there are several rates."""
     lines = []
     for case, each in losses.items():
@@ -94,6 +94,6 @@ def _rates(losses: Mapping[str, Mapping[str, Sequence[Any]]]) -> Diagram:
                 Line(case_name(varied), [float(r) for r in each["rates"]], numbers(each["mean"]), varied.get("placement"))
             )
     says = "Mean over seeds; a run that diverged counts as its loss before the first step."
-    return Diagram(
+    return Plot(
         "Loss by learning rate", "learning rate", "validation loss at the end, nats a token", lines, says, log=False, log_x=True
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Mark, Sheet, Words, cell, number
+from ctrans.report.sections import Cell, Chapter, Column, Line, Mark, Plot, Table, Words, cell, number
 
 MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
 OTHERS = "what others there are, and what each takes, ctrans diagnose says at its end"
@@ -44,7 +44,7 @@ def findings(models: Mapping[str, Any], beside: str = "") -> list[Chapter]:
         else []
     )
     return [
-        Chapter("Diagnosis, the most severe first", [*said, *([Sheet("", [Column("model"), *COLUMNS], rows)] if rows else [])])
+        Chapter("Diagnosis, the most severe first", [*said, *([Table("", [Column("model"), *COLUMNS], rows)] if rows else [])])
     ]
 
 
@@ -64,7 +64,7 @@ def _row(name: str, symptom: Mapping[str, Any]) -> list[Cell]:
     ]
 
 
-def _charts(models: Mapping[str, Any], ailments: Mapping[str, Any]) -> list[Diagram]:
+def _charts(models: Mapping[str, Any], ailments: Mapping[str, Any]) -> list[Plot]:
     says = {each["quantity"]: each["says"] for each in ailments.values()}
     quantities = dict.fromkeys(quantity for model in models.values() for quantity in model["readings"])
     charts = []
@@ -77,5 +77,5 @@ def _charts(models: Mapping[str, Any], ailments: Mapping[str, Any]) -> list[Diag
                 at = sorted(worst)
                 lines.append(Line(name, [float(k) for k in at], [worst[k] for k in at], name))
         if lines:
-            charts.append(Diagram(quantity, "segment", quantity, lines, says.get(quantity, "")))
+            charts.append(Plot(quantity, "segment", quantity, lines, says.get(quantity, "")))
     return charts

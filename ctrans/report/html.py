@@ -7,15 +7,21 @@ import dataclasses
 import functools
 import gzip
 import json
+import re
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ctrans.placement import PLACEMENTS
 from ctrans.report.files import plain
-from ctrans.report.page.parts import Diagram, Page
-from ctrans.report.placement_style import MIXED_COLOUR, MIXED_MARKER
+from ctrans.report.placement_style import looks_of
+from ctrans.report.sections import SEVERITIES, Page, Plot, digits, finding_rows
 from solvers import ConfigError
 
+if TYPE_CHECKING:
+    import markupsafe
+
+MOST_LINES = 7
+"""So many lines of a chart are described in words."""
 MISSING = "a page needs plotly and jinja2: pip install 'ctrans[report]'"
 
 
@@ -24,13 +30,16 @@ def render(page: Page) -> str:
 
     Raises ConfigError where the libraries of the extra `report` are not installed.
     """
-    charts = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Diagram)]
+    charts = [chart for chapter in page.chapters for chart in chapter.charts]
     text: str = _template().render(
         page=page,
         number={id(chart): i for i, chart in enumerate(charts)},
-        charts=_data([_of(chart) for chart in charts]),
+        described=_described,
+        finding_rows=finding_rows,
+        severities=SEVERITIES,
+        charts=_data([dataclasses.asdict(chart) for chart in charts]),
         results=_data(plain(page.results)),
-        looks=_data(_looks()),
+        looks=_data(_looks(charts)),
         library=_library(),
         style=_file("page.css"),
         script=_file("page.js"),
@@ -53,6 +62,7 @@ def _template() -> Any:
     except ImportError:
         raise ConfigError(MISSING) from None
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters["coded"] = _coded
     return environment.from_string(_file("page.html.j2"))
 
 
@@ -70,11 +80,26 @@ def _library() -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text("utf-8")
+    return resources.files("ctrans.report").joinpath(name).read_text("utf-8")
 
 
-def _of(chart: Diagram) -> dict[str, Any]:
-    return {**dataclasses.asdict(chart), "id": None}
+def _coded(text: str) -> markupsafe.Markup:
+    """The text, escaped, with `code` between backticks as an element."""
+    import markupsafe
+
+    return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(text))))
+
+
+def _described(chart: Plot) -> str:
+    """The chart in words, for those who cannot see it: each line's first and last figure."""
+    lines = []
+    for line in chart.lines[:MOST_LINES]:
+        known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
+        if known and chart.kind != "points":
+            (first, start), (last, end) = known[0], known[-1]
+            name = f"{line.model}{', bound' * line.bound}"
+            lines.append(f"{name}: {digits(start)} at {digits(first)}, {digits(end)} at {digits(last)}")
+    return f"{chart.title}: {chart.y} against {chart.x}. {'; '.join(lines)}"
 
 
 def _data(value: Any) -> str:
@@ -108,9 +133,9 @@ SYMBOLS = {
 """Matplotlib's names of marks in Plotly's words."""
 
 
-def _looks() -> dict[str, Any]:
-    """Every placement's colour and mark, as pictures everywhere have them, and those of models that mix placements."""
+def _looks(charts: Sequence[Plot]) -> list[Any]:
+    """Name, colour, mark and number of repeats of every model, as pictures have them."""
     from matplotlib.colors import to_hex
 
-    known = {name: [to_hex(placement.colour), SYMBOLS.get(placement.marker, "circle")] for name, placement in PLACEMENTS.items()}
-    return {**known, "": [to_hex(MIXED_COLOUR), SYMBOLS.get(MIXED_MARKER, "circle")]}
+    looks = looks_of((line.model, line.placement) for chart in charts for line in chart.lines)
+    return [[name, to_hex(look.colour), SYMBOLS.get(look.marker, "circle"), look.repeat] for name, look in looks.items()]

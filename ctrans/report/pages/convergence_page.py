@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.page.parts import Cell, Chapter, Column, Diagram, Line, Sheet, cell, digits, number, numbers
+from ctrans.report.sections import Cell, Chapter, Column, Line, Plot, Table, cell, digits, number, numbers
 
 FAR = 0.3
 """An order so far below the formal one is marked."""
@@ -44,5 +44,5 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
             Line(each["placement"], [float(n) for n in each["sizes"]], numbers(each["errors"]), each["placement"])
             for each in mine.values()
         ]
-        charts.append(Diagram(f"{limit}: {method}", x, "relative error", lines, log_x=True))
-    return [Chapter("Orders", [Sheet("", columns, rows)]), Chapter("Errors", charts)]
+        charts.append(Plot(f"{limit}: {method}", x, "relative error", lines, log_x=True))
+    return [Chapter("Orders", [Table("", columns, rows)]), Chapter("Errors", charts)]

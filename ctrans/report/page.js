@@ -14,18 +14,8 @@
   const text = (value) => String(value).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const root = document.documentElement;
 
-  // a model's look: its placement's colour and mark; models of one placement are told apart by their dashes
-  const models = new Map();
-  const seen = new Map();
-  for (const chart of charts) {
-    for (const line of chart.lines) {
-      if (models.has(line.model)) continue;
-      const key = Object.hasOwn(looks, line.placement ?? "") ? line.placement ?? "" : "";
-      const count = seen.get(key) ?? 0;
-      seen.set(key, count + 1);
-      models.set(line.model, { colour: looks[key][0], symbol: looks[key][1], dash: DASHES[count % DASHES.length], shown: true });
-    }
-  }
+  // a model's look: its placement's colour and mark; models of one colour are told apart by their dashes
+  const models = new Map(looks.map(([name, colour, symbol, repeat]) => [name, { colour, symbol, dash: DASHES[repeat % DASHES.length], shown: true }]));
 
   const theme = () => getComputedStyle(root);
   const printing = () => root.classList.contains("printing");
@@ -57,6 +47,7 @@
         type: "scatter", mode: line.bound ? "lines" : "lines+markers", name: text(line.model), x: line.x, y: log ? line.y.map((v) => (v > 0 ? v : null)) : line.y,
         line: { color: look.colour, dash: line.bound ? "5px 3px" : look.dash === "solid" ? "solid" : look.dash, width: line.bound ? 1 : 2 },
         opacity: line.bound ? 0.75 : 1, marker: { symbol: look.symbol, size: line.x.length > 30 ? 4 : 7 },
+        ...(line.low.length && !line.bound ? { error_y: { type: "data", symmetric: false, array: line.high.map((v, i) => v - line.y[i]), arrayminus: line.low.map((v, i) => line.y[i] - v), color: look.colour, thickness: 1 } } : {}),
         hovertemplate: `${text(line.model)}${line.bound ? ", bound" : ""}<br>${text(chart.x)} %{x}<br>%{y:.4g}<extra></extra>`,
       };
     }));
@@ -75,14 +66,30 @@
     }];
   }
 
-  // the same vertical axis at every moment, so that what moves is the line
-  function ofAllMoments(moments, log) {
-    const known = moments.flatMap(([, lines]) => lines.flat()).filter((v) => v !== null && (!log || v > 0)).map((v) => (log ? Math.log10(v) : v));
+  function barTraces(chart, lines) {
+    return lines.filter((line) => models.get(line.model).shown).map((line) => ({
+      type: "bar", name: text(line.model), x: line.x, y: line.y, marker: { color: models.get(line.model).colour },
+      hovertemplate: `${text(line.model)}<br>${text(chart.x)} %{x}<br>%{y:.4g}<extra></extra>`,
+    }));
+  }
+
+  function pointTraces(chart, lines) {
+    return lines.filter((line) => models.get(line.model).shown).map((line, i) => ({
+      type: "scatter", mode: "markers", name: text(line.model), x: line.x, y: line.y,
+      marker: { color: [...line.shade], colorscale: "Viridis", cmin: 0, size: 5, showscale: i === 0, colorbar: { title: { text: "segment", side: "right" }, thickness: 12 } },
+      hovertemplate: `${text(line.model)}, segment %{marker.color}<br>%{x:.4g}, %{y:.4g}<extra></extra>`,
+    }));
+  }
+
+  // an axis spans a decade, or half of its largest figure, so that a change of a few percent does not fill it; the same at every moment
+  function range(all, log) {
+    const known = all.flat().filter((v) => v !== null && (!log || v > 0)).map((v) => (log ? Math.log10(v) : v));
     if (!known.length) return {};
     let [low, high] = [Infinity, -Infinity];
     for (const value of known) { low = Math.min(low, value); high = Math.max(high, value); }
-    const space = 0.05 * (high - low) || (log ? 0.5 : Math.abs(high) || 1);
-    const foot = log && moments.some(([, lines]) => lines.flat().includes(0)) ? 0.5 : 0;
+    const least = log ? 1 : Math.max(Math.abs(low), Math.abs(high)) / 2 || 1;
+    const space = Math.max(0.05 * (high - low), (least - (high - low)) / 2);
+    const foot = log && all.flat().includes(0) ? 0.5 : 0;
     return { range: [low - space - foot, high + space] };
   }
 
@@ -93,23 +100,27 @@
     const [name, figures] = slider ? moments[Number(slider.value)] : ["", null];
     const lines = figures ? chart.lines.map((line, i) => ({ ...line, y: figures[i] })) : chart.lines;
     if (slider) figure.querySelector("output").textContent = name;
-    const log = figure.querySelector(".scale").getAttribute("aria-pressed") === "true";
+    const log = figure.querySelector(".scale")?.getAttribute("aria-pressed") === "true";
     const measured = new Set(lines.filter((line) => !line.bound && models.get(line.model).shown).map((line) => line.model));
     const style = theme(), ink = style.getPropertyValue("--ink").trim();
-    const asMap = measured.size > MOST_LINES;
+    const asMap = chart.kind === "lines" && measured.size > MOST_LINES;
+    const all = moments.length ? moments.map(([, frame]) => frame.flat()) : lines.filter((line) => models.get(line.model).shown).map((line) => line.y);
     const plot = figure.querySelector(".plot");
     figure.classList.toggle("map", asMap);
     const at = lines.flatMap((line) => line.x), span = Math.max(...at) - Math.min(...at);
-    const counted = !chart.log_x && at.every(Number.isInteger) ? { tick0: 0, dtick: Math.max(1, Math.ceil(span / 8)) } : {};
+    const counted = chart.kind !== "points" && !chart.log_x && at.every(Number.isInteger) ? { tick0: 0, dtick: Math.max(1, Math.ceil(span / 8)) } : {};
     plot.style.height = asMap ? `${Math.max(22, 6 + 1.3 * measured.size)}rem` : "";
     const layout = {
       margin: { l: 8, r: 8, t: 8, b: 8 }, showlegend: false, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13 },
       ...(printing() ? { width: plot.clientWidth, height: plot.clientHeight, font: { color: ink, size: 9 } } : {}),
       xaxis: { ...axis(text(chart.x), chart.log_x), ...counted },
-      yaxis: asMap ? { automargin: true, autorange: "reversed" } : { ...axis(text(chart.y), log), ...ofAllMoments(moments, log) },
+      yaxis: asMap ? { automargin: true, autorange: "reversed" } : { ...axis(text(chart.y), log), ...(chart.kind === "lines" ? range(all, log) : {}) },
+      shapes: chart.events.map(([at]) => ({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: ink, dash: "dash", width: 1 } })),
+      annotations: chart.events.map(([at, word]) => ({ x: at, yref: "paper", y: 1, text: text(word), textangle: -90, showarrow: false, xanchor: "right", yanchor: "top" })),
     };
-    return Plotly.react(plot, asMap ? mapTraces(chart, lines, log) : lineTraces(chart, lines, log), layout, { responsive: true, displaylogo: false, displayModeBar: "hover" });
+    const traces = asMap ? mapTraces : chart.kind === "bars" ? barTraces : chart.kind === "points" ? pointTraces : lineTraces;
+    return Plotly.react(plot, traces(chart, lines, log), layout, { responsive: true, displayModeBar: false });
   }
   let drawable = true;
   try {
@@ -117,7 +128,7 @@
   } catch (error) {
     drawable = false;
     const trouble = document.getElementById("trouble");
-    trouble.textContent = `No picture can be drawn in this browser (${error.message}); the tables are whole.`;
+    trouble.textContent = `No chart can be drawn in this browser (${error.message}); the tables are complete.`;
     trouble.hidden = false;
   }
   const figures = [...document.querySelectorAll("figure.chart")];
@@ -155,30 +166,38 @@
   document.getElementById("none").addEventListener("click", setAll(false));
 
   for (const figure of figures) {
-    figure.querySelector(".scale").addEventListener("click", (event) => {
+    figure.querySelector(".scale")?.addEventListener("click", (event) => {
       event.target.setAttribute("aria-pressed", String(event.target.getAttribute("aria-pressed") !== "true"));
       if (drawable) draw(figure);
     });
     figure.querySelector(".moment")?.addEventListener("input", () => drawable && draw(figure));
   }
-  for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", redraw);
+  for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", () => { fit(); redraw(); });
 
-  // sorting: numbers by value, empty cells last
-  for (const table of document.querySelectorAll("table")) {
-    const body = table.tBodies[0];
-    table.querySelectorAll("th").forEach((head, column) => head.firstElementChild.addEventListener("click", () => {
-      const up = head.getAttribute("aria-sort") !== "ascending";
-      for (const other of table.querySelectorAll("th")) other.setAttribute("aria-sort", "none");
-      head.setAttribute("aria-sort", up ? "ascending" : "descending");
-      const rank = (row) => {
-        const cell = row.cells[column];
-        if (cell.dataset.v !== undefined) return [0, cell.dataset.v === "inf" ? Infinity : cell.dataset.v === "-inf" ? -Infinity : Number(cell.dataset.v)];
-        return cell.textContent === "–" ? [2, ""] : [1, cell.textContent];
-      };
-      const rows = [...body.rows].map((row) => [rank(row), row]);
-      rows.sort(([[a, x]], [[b, y]]) => a - b || (x === y ? 0 : typeof x === "number" ? (x < y ? -1 : 1) * (up ? 1 : -1) : x.localeCompare(y, undefined, { numeric: true }) * (up ? 1 : -1)));
-      body.append(...rows.map(([, row]) => row));
-    }));
+  // sorting: numbers by value, empty cells last; the parts of a table that was split are sorted alike
+  const rank = (cell) => {
+    if (cell.dataset.v !== undefined) return [0, cell.dataset.v === "inf" ? Infinity : cell.dataset.v === "-inf" ? -Infinity : Number(cell.dataset.v)];
+    return cell.textContent === "–" ? [2, ""] : [1, cell.textContent];
+  };
+  function sort(table, column, up) {
+    for (const head of table.tHead.rows[0].cells) head.setAttribute("aria-sort", head.cellIndex === column ? (up ? "ascending" : "descending") : "none");
+    const rows = [...table.tBodies[0].rows].map((row) => [rank(row.cells[column]), row]);
+    rows.sort(([[a, x]], [[b, y]]) => a - b || (x === y ? 0 : typeof x === "number" ? (x < y ? -1 : 1) * (up ? 1 : -1) : x.localeCompare(y, undefined, { numeric: true }) * (up ? 1 : -1)));
+    table.tBodies[0].append(...rows.map(([, row]) => row));
+  }
+  const originals = [...document.querySelectorAll("table")];
+  for (const table of originals) {
+    [...table.tHead.rows[0].cells].forEach((head, column) => { head.dataset.column = column; });
+    table.closest(".sheet").addEventListener("click", (event) => {
+      const head = event.target.closest("th");
+      if (!head) return;
+      const column = Number(head.dataset.column), split = table.hidden;
+      sort(table, column, head.getAttribute("aria-sort") !== "ascending");
+      if (!split) return;
+      whole(table);
+      const parts = continued(table);
+      parts.flatMap((part) => [...part.querySelectorAll("th")]).find((each) => Number(each.dataset.column) === column).firstElementChild.focus();
+    });
   }
 
   document.getElementById("download").addEventListener("click", () => {
@@ -200,10 +219,15 @@
   }
   theming.addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));
 
-  // a table that is wider than the paper goes on below with its first column again; gives what puts it back
+  // a table that is wider than its room goes on below with its first column again
+  function whole(table) {
+    table.hidden = false;
+    for (const part of table.parentElement.querySelectorAll("table[data-part]")) part.remove();
+  }
   function continued(table) {
-    const room = document.body.clientWidth, widths = [...table.tHead.rows[0].cells].map((cell) => cell.offsetWidth);
-    if (table.offsetWidth <= room) return [];
+    const room = table.parentElement.clientWidth;
+    if (table.scrollWidth <= room && table.offsetWidth <= room) return [];
+    const widths = [...table.tHead.rows[0].cells].map((cell) => cell.offsetWidth);
     const parts = [];
     let used = Infinity;
     widths.forEach((width, column) => {
@@ -215,16 +239,26 @@
       parts.at(-1).push(column);
       used += width;
     });
+    if (parts.length < 2) return [];
     const copies = parts.map((columns) => {
       const copy = table.cloneNode(true);
+      copy.dataset.part = "";
       for (const row of copy.rows) [...row.cells].forEach((cell, column) => { if (!columns.includes(column)) cell.remove(); });
       return copy;
     });
     copies.slice(1).forEach((copy) => copy.caption?.remove());
     table.after(...copies);
     table.hidden = true;
-    return [() => { table.hidden = false; copies.forEach((copy) => copy.remove()); }];
+    return copies;
   }
+  function fit() {
+    for (const table of originals.filter((each) => each.closest("details:not([open])") === null)) {
+      whole(table);
+      continued(table);
+    }
+  }
+  let waiting = 0;
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(fit, 100); });
 
   // on paper: light, nothing folded, each picture as wide as there is room
   let undo = [];
@@ -233,13 +267,15 @@
     root.classList.add("printing");
     for (const details of folded) details.open = true;
     setTheme(false);
-    undo = [...document.querySelectorAll("table")].flatMap(continued);
-    undo.push(() => {
+    fit();
+    undo = [() => {
       root.classList.remove("printing");
       for (const details of folded) details.open = false;
+      fit();
       setTheme(dark).then(() => { for (const figure of figures.filter(ready)) Plotly.Plots.resize(figure.querySelector(".plot")); });
-    });
+    }];
   });
   addEventListener("afterprint", () => { for (const each of undo.splice(0)) each(); });
+  fit();
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
 })();

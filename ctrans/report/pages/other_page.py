@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrans.report.page.parts import Chapter, Column, Sheet, cell
+from ctrans.report.sections import Chapter, Column, Table, cell
 
 ABOUT = ("command", "options", "environment", "model")
 """What every result has, and is told elsewhere."""
@@ -19,7 +19,7 @@ def chapters(name: str, result: Mapping[str, Any]) -> list[Chapter]:
     single = {key: value for key, value in own.items() if not isinstance(value, Mapping) and not _is_of_objects(value)}
     title = f"{name}: result" if name else "Result"
     parts = (
-        [Sheet("", [Column("figure"), Column("value")], [[cell(key), cell(value)] for key, value in single.items()])]
+        [Table("", [Column("figure"), Column("value")], [[cell(key), cell(value)] for key, value in single.items()])]
         if single
         else []
     )
@@ -28,16 +28,16 @@ def chapters(name: str, result: Mapping[str, Any]) -> list[Chapter]:
     ]
 
 
-def table(value: Mapping[str, Any] | Sequence[Any]) -> Sheet:
+def table(value: Mapping[str, Any] | Sequence[Any]) -> Table:
     """A map or list of objects as rows."""
     rows = list(value.items()) if isinstance(value, Mapping) else list(enumerate(value))
     rows = rows[:LONGEST]
     if rows and all(isinstance(row, Mapping) for _, row in rows):
         keys = list(dict.fromkeys(key for _, row in rows for key in row))
-        return Sheet(
+        return Table(
             "", [Column(""), *map(Column, keys)], [[cell(name), *(cell(row.get(key)) for key in keys)] for name, row in rows]
         )
-    return Sheet("", [Column(""), Column("value")], [[cell(name), cell(row)] for name, row in rows])
+    return Table("", [Column(""), Column("value")], [[cell(name), cell(row)] for name, row in rows])
 
 
 def _is_of_objects(value: Any) -> bool:

@@ -1,0 +1,142 @@
+"""How a command's result is shown: `SECTIONS` has one entry for each command, which reads the command's JSON alone.
+
+So the page of a stored result equals the page that the command made. Several results of one command, of models or of commits,
+become one page that shows all of their models together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ctrans.report.pages import (
+    control_page,
+    convergence_page,
+    diagnose_page,
+    families_page,
+    hjb_check_page,
+    other_page,
+    screen_page,
+    simulate_page,
+    study_page,
+    train_page,
+    verify_page,
+    watch_page,
+)
+from ctrans.report.sections import Cell, Chapter, Column, Page, Table, Words, cell
+from solvers import ConfigError
+
+CommandResult = Mapping[str, Any]
+Chapters = Callable[[Mapping[str, Any], CommandResult], Sequence[Chapter]]
+"""From models by name, of one or several results, and the first result, which has what all have in common."""
+
+
+def _whole(result: CommandResult) -> Mapping[str, Any]:
+    """The result itself, where it is of one thing."""
+    return {"": result}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sections:
+    """The chapters of a command's results. `models` finds the models in a result: a key of it, or a function."""
+
+    chapters: Chapters
+    models: str | Callable[[CommandResult], Mapping[str, Any]] = _whole
+
+    def models_in(self, result: CommandResult) -> Mapping[str, Any]:
+        """The models of a result, by name."""
+        found: Mapping[str, Any] = result[self.models] if isinstance(self.models, str) else self.models(result)
+        return found
+
+
+SECTIONS: dict[str, Sections] = {
+    "screen": Sections(screen_page.chapters, "models"),
+    "diagnose": Sections(diagnose_page.chapters, "placements"),
+    "simulate": Sections(simulate_page.chapters, "placements"),
+    "hjb-check": Sections(hjb_check_page.chapters, hjb_check_page.models),
+    "control": Sections(control_page.chapters, control_page.models),
+    "convergence": Sections(convergence_page.chapters, convergence_page.models),
+    "verify": Sections(verify_page.chapters),
+    "train": Sections(train_page.chapters),
+    "watch": Sections(watch_page.chapters),
+    "study": Sections(study_page.chapters),
+    "families": Sections(families_page.chapters, "families"),
+}
+"""A command that has no entry is shown as tables of all that its result holds (`other_page`)."""
+
+
+def page_of(results: Mapping[str, Any]) -> Page:
+    """The page of one or several results, by a name for each. Results of one command share their tables and charts.
+
+    Raises ConfigError for what no ctrans command has written.
+    """
+    if not results:
+        raise ConfigError("there are no results: give at least one")
+    groups: dict[str, dict[str, Any]] = {}
+    for name, result in results.items():
+        command = result.get("command") if isinstance(result, Mapping) else None
+        if not isinstance(command, str):
+            raise ConfigError(
+                f"{name}: this is no result of a ctrans command: give a file that one has written by --json or --out"
+            )
+        groups.setdefault(command, {})[name] = result
+    chapters: list[Chapter] = []
+    for command, group in groups.items():
+        chapters += [*_chapters(command, group), _options(command, group)]
+    title = " and ".join(f"ctrans {command}" for command in groups)
+    asked = "; ".join(_line(command, name, result) for command, group in groups.items() for name, result in group.items())
+    return Page(title, asked, chapters, dict(results))
+
+
+def _chapters(command: str, group: Mapping[str, CommandResult]) -> Sequence[Chapter]:
+    sections = SECTIONS.get(command)
+    several = len(group) > 1
+    if sections is None:
+        return [each for name, result in group.items() for each in other_page.chapters(name if several else "", result)]
+    try:
+        models: dict[str, Any] = {}
+        for label, result in group.items():
+            for name, model in sections.models_in(result).items():
+                models[(f"{label}: {name}" if name else label) if several else name] = model
+        chapters = sections.chapters(models, next(iter(group.values())))
+        return [each.shown for each in chapters if each.shown.parts]
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"{', '.join(group)}: ctrans {command} does not write this ({type(error).__name__}: {error}): make the result anew"
+        ) from None
+
+
+def _options(command: str, group: Mapping[str, CommandResult]) -> Chapter:
+    """Options and environment of each result; what differs is marked."""
+    rows = []
+    for part in ("options", "environment"):
+        keys = dict.fromkeys(key for result in group.values() for key in result.get(part) or {})
+        for key in keys:
+            values = [cell((result.get(part) or {}).get(key)) for result in group.values()]
+            differs = len({value.text for value in values}) > 1
+            rows.append([Cell(key), *(Cell(v.text, v.value, "note" if differs else "") for v in values)])
+    several = len(group) > 1
+    columns = [Column("option"), *(Column(name if several else "value") for name in group)]
+    models = [Words(f"{name}: {words}" if several else words) for name, result in group.items() if (words := _model(result))]
+    return Chapter(f"Options and versions of {command}", [*models, Table("", columns, rows)], folded=True)
+
+
+def _model(result: CommandResult) -> str:
+    """What was recognised in an imported model."""
+    model = result.get("model")
+    if not isinstance(model, Mapping):
+        return ""
+    several = model.get("several")
+    if isinstance(several, Mapping):
+        return "; ".join(f"{name}: {each['described']}" for name, each in several.items() if isinstance(each, Mapping))
+    return str(model.get("described", ""))
+
+
+def _line(command: str, name: str, result: CommandResult) -> str:
+    """A result in a line: which model it is about, and its size."""
+    options = result.get("options") or {}
+    words = {"depth": "{} blocks", "width": "width {}", "heads": "{} heads", "dt": "step dt = {}", "seed": "seed {}"}
+    known = [form.format(options[key]) for key, form in words.items() if options.get(key) is not None]
+    described = _model(result) or ", ".join(known)
+    return described if name == command else f"{name}: {described or command}"

@@ -1,0 +1,1 @@
+"""What each command shows: one module for each, which makes chapters from the command's JSON."""

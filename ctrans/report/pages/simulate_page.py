@@ -1,0 +1,289 @@
+"""What `ctrans simulate` shows: how hidden states move through depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctrans.report.placement_style import equation
+from ctrans.report.sections import (
+    Answer,
+    Cell,
+    Chapter,
+    ColouredText,
+    Column,
+    Line,
+    Plot,
+    Table,
+    Token,
+    Words,
+    cell,
+    digits,
+    finite,
+    number,
+    numbers,
+    percent,
+)
+from ctrans.report.token_colours import colours, visible
+
+ROUNDING = 1e-9
+LARGE = 10.0
+COLUMNS = (
+    Column("model"),
+    Column("solved to the end", "whether the solution reached the end of the depth"),
+    Column("size at the start", "mean absolute value of the hidden state's entries, before the first layer", "mean |X_0|"),
+    Column("size at the end", "the same behind the last layer", "mean |X_T|"),
+    Column(
+        "share of the bound",
+        "largest share of what theory allows that the state reached behind any segment. Above 100% the method takes too few steps",
+    ),
+    Column("conservation error", "largest departure from the quantity that this placement conserves"),
+    Column(
+        "distance to the ODE",
+        "largest relative distance between the Transformer (one Euler step a sublayer) and the ODE that it discretises",
+        "|X_discrete − X_ODE| / |X_ODE|",
+    ),
+)
+BY_SEGMENT = (
+    Column("segment", "sublayers done"),
+    Column("depth-time", "the sum of the sublayers' lengths dt", "t"),
+    Column("size", "mean absolute value of the hidden state's entries", "mean |x|"),
+    Column("variance", "variance of a token's entries, mean over tokens"),
+    Column("root mean square", "of all entries", "rms", detail=True),
+    Column("paper's bound", "bound on the size as the paper prints it"),
+    Column("bound", "what the placement's theorem allows the size to be"),
+    Column("share of the bound", "size over bound"),
+    Column("conservation error", "departure from the quantity that this placement conserves, on the segment before"),
+    Column("distance to the ODE", "of the Transformer, relative"),
+    Column("method's error", "relative distance of the chosen method's solution from the ODE's"),
+)
+
+
+def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+    """The answer with a row for each model, then figures by depth, tokens, matrices, contributions and remarks."""
+    remarks = [Words(f"{name}: {text}") for name, model in models.items() for text in _remarks(model)]
+    theory = [Words(f"{name}: {text}") for name, model in models.items() for text in _theory(model)]
+    by_depth = [_by_segment(name, model) for name, model in models.items()]
+    return [
+        Chapter("Summary", [_answer(models), Table("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
+        Chapter("Remarks", remarks),
+        Chapter("By depth", _charts(models), picture="simulate"),
+        *_analyses(models),
+        Chapter("Figures by depth", by_depth, folded=True),
+        Chapter("What theory says of each placement", theory, folded=True),
+    ]
+
+
+def _answer(models: Mapping[str, Any]) -> Answer:
+    """How far the states grow, and whether the solution can be trusted."""
+    failed = [name for name, model in models.items() if model["status"] != "success"]
+    if failed:
+        return Answer(f"The solution broke off before the end of the depth: {', '.join(failed)}.", "bad")
+    growth = {name: finite(model["mean_abs"]) for name, model in models.items()}
+    factors = {name: sizes[-1] / sizes[0] for name, sizes in growth.items() if sizes and sizes[0] > 0}
+    if not factors:
+        return Answer("The hidden states could not be measured.", "note")
+    above = [name for name, model in models.items() if max(finite(model["used"]), default=0.0) > 1 + ROUNDING]
+    low, high = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
+    many = f"{digits(factors[low])} ({low}) to {digits(factors[high])} ({high})"
+    change = digits(factors[low]) if len(factors) == 1 else many
+    text = f"Through the depth the hidden states change in size by a factor of {change}"
+    if above:
+        too_coarse = ", ".join(above)
+        return Answer(f"{text}; {too_coarse} exceed what theory allows, so that the method takes too few steps.", "bad")
+    if any(model["bounds"] for model in models.values()):
+        text += ", within what theory allows"
+    large = not all(1 / LARGE <= factor <= LARGE for factor in factors.values())
+    return Answer(f"{text}.", "note" if large else "good")
+
+
+def _row(name: str, model: Mapping[str, Any]) -> list[Cell]:
+    good = model["status"] == "success"
+    used = finite(model["used"])[1:]  # before the first segment it is 100% by definition
+    share = max(used, default=None)
+    return [
+        cell(name),
+        Cell("yes" if good else str(model["message"]), mark="" if good else "bad"),
+        cell(model["mean_abs"][0]),
+        cell(model["mean_abs"][-1]),
+        Cell(percent(share), share, "bad" if share is not None and share > 1 + ROUNDING else ""),
+        cell(max(finite(model["drift"]), default=None)),
+        cell(max(finite(model["discrete_distance"]), default=None)),
+    ]
+
+
+def _by_segment(name: str, model: Mapping[str, Any]) -> Table:
+    bounds = model["bounds"] or {}
+    lists = {
+        "times": model["times"],
+        "mean_abs": model["mean_abs"],
+        "variance": model["variance"],
+        "rms": model["rms"],
+        "paper": bounds.get("seed_mean_abs"),
+        "bound": bounds.get("mean_abs"),
+        "used": model["used"],
+        "drift": [None, *(model["drift"] or [])],
+        "discrete": model["discrete_distance"],
+        "method": None if model["discrete"] else model["distance"],
+    }
+
+    def at(key: str, k: int) -> Cell:
+        values: Sequence[Any] = lists[key] or []
+        value = values[k] if k < len(values) else None
+        return Cell(percent(number(value)), number(value)) if key == "used" else cell(value)
+
+    rows = [[cell(k), *(at(key, k) for key in lists)] for k in range(len(model["times"]))]
+    step = equation(model["placement"]).partition(", v = ")[0]
+    cost = f"{model['evaluations']} evaluations, {model['accepted']} steps, {model['rejected']} rejected"
+    return Table(f"{name}: {step}", BY_SEGMENT, rows, f"{cost}, {model['seconds']:.2f} s")
+
+
+def _charts(models: Mapping[str, Any]) -> list[Plot]:
+    return [
+        Plot(
+            "Hidden states",
+            "depth-time t",
+            "mean |x| over their entries",
+            [*_lines(models, "mean_abs"), *_lines(models, "mean_abs", bound=True)],
+            "Mean absolute value of the state's entries. Dashed: the most that the placement's theorem allows.",
+        ),
+        Plot(
+            "Their variance",
+            "depth-time t",
+            "variance of a token's entries",
+            [*_lines(models, "variance"), *_lines(models, "variance", bound=True)],
+            "Variance of a token's entries, mean over tokens.",
+        ),
+        Plot(
+            "The discrete model and its ODE",
+            "depth-time t",
+            "|X_discrete − X_ODE| / |X_ODE|",
+            _lines(models, "discrete_distance"),
+            "How far the Transformer, one Euler step a sublayer, is from the flow that it discretises. This is no error of the model: "
+            "it measures how well a continuous depth describes it.",
+        ),
+    ]
+
+
+def _lines(models: Mapping[str, Any], key: str, *, bound: bool = False) -> list[Line]:
+    lines = []
+    for name, model in models.items():
+        values = (model["bounds"] or {}).get(key) if bound else model[key]
+        if values:
+            times = [number(time) or 0.0 for time in model["times"]][: len(values)]
+            lines.append(Line(name, times, numbers(values), model["placement"], bound))
+    return lines
+
+
+def _remarks(model: Mapping[str, Any]) -> list[str]:
+    """What could not be computed, and warnings."""
+    unbounded = [str(model["unbounded"])] if model.get("unbounded") else []
+    reference = (
+        [f"the ODE to compare with could not be solved to the end, so that distances end early: {model['unreferenced']}"]
+        if model.get("unreferenced")
+        else []
+    )
+    return [*unbounded, *reference, *map(str, model.get("warnings") or [])]
+
+
+def _theory(model: Mapping[str, Any]) -> list[str]:
+    """What the placement conserves, and why the paper's bound differs."""
+    law = [f"conserved: {model['law']}"] if model.get("law") else []
+    note = (model.get("bounds") or {}).get("seed_note")
+    return [*law, *([f"the paper's bound: {note}"] if note else [])]
+
+
+def _analyses(models: Mapping[str, Any]) -> list[Chapter]:
+    """Chapters of the analyses that the user asked for."""
+    tokens = [_tokens(name, model["lyapunov"]) for name, model in models.items() if model.get("lyapunov")]
+    spectra = {name: model["spectra"] for name, model in models.items() if model.get("spectra")}
+    without = [Words(f"{name}: {NO_SPECTRA}") for name, model in models.items() if model.get("spectra") == []]
+    parts = {name: model["contributions"] for name, model in models.items() if model.get("contributions")}
+    return [
+        Chapter("Exponents by input token", tokens),
+        Chapter("Spectra of matrix products", [*(_spectra(spectra) if spectra else []), *without], picture="spectra"),
+        Chapter("Contributions", _contributions(parts) if parts else [], picture="contributions"),
+    ]
+
+
+NO_SPECTRA = "no map of this model gives access to its heads or its matrices, so that there are no spectra"
+
+
+def _tokens(name: str, found: Mapping[str, Any]) -> ColouredText:
+    values = [number(each) for each in found["exponents"]]
+    known = [-math.inf if value is None else value for value in values]
+    ends = sorted(value for value in known if math.isfinite(value))
+    scale = f"{digits(ends[0])} to {digits(ends[-1])}" if ends else "no token reaches it"
+    tokens = [
+        Token(visible(word), colour, f"{digits(value)} (token {token})")
+        for word, colour, value, token in zip(found["words"], colours(known), known, found["tokens"], strict=True)
+    ]
+    return ColouredText(
+        f"{name}: growth rate of a small change of each input token j, log|dX_T[{found['reader']}]/dX_0[j]|/T, {scale}",
+        tokens,
+        "Red: the change grows on its way to the last token's state. Blue: it decays. Grey: it does not get there.",
+    )
+
+
+PRODUCTS = {"QK": "Q'K of a head", "OV": "O V of a head", "W_2 W_1": "W_2 W_1 of an FFN or expert"}
+
+
+def _spectra(spectra: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Table | Plot]:
+    """Largest over heads and experts in a table; every head in the JSON; eigenvalues in the complex plane."""
+    columns = (
+        Column("model"),
+        Column("segment"),
+        Column("product", "; ".join(PRODUCTS.values())),
+        Column("largest singular value", "over heads or experts", "sigma_max"),
+        Column("largest eigenvalue", "in absolute value, over heads or experts", "|lambda|_max"),
+        Column("positive share", "share of the eigenvalues' sizes that those with positive real part have, mean over heads"),
+    )
+    rows, charts = [], []
+    for name, every in spectra.items():
+        groups: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+        for each in every:
+            groups.setdefault((each["segment"], each["product"]), []).append(each)
+        for (segment, product), own in groups.items():
+            positive = sum(each["positive"] for each in own) / len(own)
+            sizes = max(each["singular"][0] for each in own), max(each["radius"] for each in own)
+            rows.append([cell(name), cell(segment), cell(product), *map(cell, sizes), Cell(f"{positive:.0%}", positive)])
+        for product in PRODUCTS:
+            own = [each for each in every if each["product"] == product]
+            real = [value for each in own for value in each["real"]]
+            imaginary = [value for each in own for value in each["imaginary"]]
+            shade = [float(each["segment"]) for each in own for _ in each["real"]]
+            line = Line(name, real, imaginary, name, shade=shade)
+            charts.append(
+                Plot(f"{name}: eigenvalues of {product}", "real part", "imaginary part", [line], log=False, kind="points")
+            )
+    return [Table("", columns, rows, rows_shown=7 * len(spectra), alternate=True), *charts]
+
+
+def _contributions(found: Mapping[str, Mapping[str, Any]]) -> list[Table | Plot]:
+    columns = (
+        Column("part", "embedding, sublayers in order, offsets"),
+        Column("share of the last state", "mean over tokens: the shares sum to 1", "<part, X>/|X|^2"),
+        Column("size", "relative to the last state", "|part|/|X|"),
+        Column("added to the logit", "of the target, less the mean logit: the parts sum to it"),
+    )
+    tables = []
+    for name, each in found.items():
+        logit = each["logit"] or [None] * len(each["names"])
+        rows = [[cell(value) for value in row] for row in zip(each["names"], each["state"], each["size"], logit, strict=True)]
+        total = cell(sum(each["logit"]) if each["logit"] else None)
+        rows.append([Cell("sum of all"), cell(sum(each["state"])), cell(None), total])
+        tables.append(Table(name, columns, rows, str(each.get("note") or ""), rows_shown=13))
+    charts = [
+        Plot(title, "embedding, sublayers in order, offsets", title, _bars(found, key), log=False, kind="bars")
+        for key, title in (("state", "share of the last state"), ("logit", "added to the target's logit"))
+    ]
+    return [*tables, *charts]
+
+
+def _bars(found: Mapping[str, Mapping[str, Any]], key: str) -> list[Line]:
+    return [
+        Line(name, [float(k) for k in range(len(each[key]))], numbers(each[key]), name)
+        for name, each in found.items()
+        if each[key]
+    ]

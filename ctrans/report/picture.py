@@ -1,0 +1,209 @@
+"""Charts as a picture: the same figures as on a page, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ctrans.report.axes import (
+    MOST_LINES,
+    PLAIN,
+    bound_style,
+    bound_styles,
+    count_in_whole_numbers,
+    legend_below,
+    mark_places,
+    show_at_least_a_decade,
+    title_above,
+)
+from ctrans.report.files import png
+from ctrans.report.placement_style import Look, looks_of
+from ctrans.report.sections import Line, Page, Plot
+
+DASHES = ("-", "--", ":", "-.")
+"""Models of one colour are told apart by these."""
+BEYOND = (("v", 0.03, "0, below the axis (hollow)"), ("^", 0.97, "infinite, above the axis (hollow)"))
+"""How a logarithmic axis shows 0 and infinity: mark, height in the panel, and words."""
+COLUMNS = 3
+WIDTH, HEIGHT = 4.5, 4.2
+"""Inches of a panel."""
+
+
+def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
+    """What makes each PNG file of the page, by its name: one for each chapter that has a `picture`."""
+    named = [chapter for chapter in page.chapters if chapter.picture and chapter.charts]
+    title = f"{page.title}: {page.asked}"
+    return {f"{each.picture}.png": partial(_png, each.charts, title) for each in named}
+
+
+def _png(charts: Sequence[Plot], title: str) -> bytes:
+    return png(draw(charts, title))
+
+
+def draw(charts: Sequence[Plot], title: str) -> Figure:
+    """A panel for each chart, with one legend below. More than `MOST_LINES` models are rows of a map."""
+    columns = min(COLUMNS, len(charts))
+    rows = math.ceil(len(charts) / columns)
+    maps = [len(_measured(chart)) > MOST_LINES and chart.kind == "lines" for chart in charts]
+    tallest = max(HEIGHT, *(2 + 0.2 * len(_measured(chart)) * is_map for chart, is_map in zip(charts, maps, strict=True)))
+    figure = Figure(figsize=(max(7.5, WIDTH * columns), tallest * rows + 0.5), layout="constrained")
+    every = figure.subplots(rows, columns, squeeze=False).flatten()
+    looks = looks_of([(line.model, line.placement) for chart in charts for line in chart.lines])
+    handles: dict[str, Artist] = {}
+    for axes, chart, is_map in zip(every, charts, maps, strict=False):
+        axes.set(title=chart.title, xlabel=chart.x)
+        if is_map:
+            _rows(figure, axes, chart, looks)
+        elif chart.frames and len(chart.lines) == 1:
+            _moments(figure, axes, chart)
+        else:
+            _panel(figure, axes, chart, looks, handles)
+    for axes in every[len(charts) :]:
+        axes.set_visible(False)
+    if len(handles) > 1:
+        legend_below(figure, list(handles.values()), list(handles), most=MOST_LINES)
+    title_above(figure, title)
+    return figure
+
+
+def _measured(chart: Plot) -> list[Line]:
+    return [line for line in chart.lines if not line.bound]
+
+
+def _panel(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look], handles: dict[str, Artist]) -> None:
+    """Lines, bars or points of one chart; what the legend needs is added to `handles`."""
+    measured = _measured(chart)
+    bounds = [line for line in chart.lines if line.bound]
+    if chart.kind == "points":
+        _points(figure, axes, measured)
+    elif chart.kind == "bars":
+        width = 0.8 / max(1, len(measured))
+        for i, line in enumerate(measured):
+            at = [x + i * width for x in line.x]
+            bars = axes.bar(at, [y or 0.0 for y in line.y], width, color=looks[line.model].colour)
+            handles.setdefault(line.model, bars.patches[0])
+        axes.axhline(0, color="0.5", linewidth=0.8)
+    else:
+        axes.set(xscale="log" if chart.log_x else "linear", yscale="log" if chart.log else "linear")
+        for i, line in enumerate(measured):
+            _line(axes, line, chart, looks[line.model], i, handles)
+        dashes = bound_styles([[y for y in line.y if y is not None] for line in bounds])
+        for line, style in zip(bounds, dashes, strict=True):
+            look = looks[line.model]
+            axes.plot(line.x, _drawn(line.y, log=chart.log), linestyle=style, color=look.colour, linewidth=1.2)
+            handles.setdefault("bound (dashes without marks)", Line2D([], [], color="black", linestyle=bound_style(0, 2)))
+        _scale(axes, log=chart.log)
+        if not chart.log_x and all(float(x).is_integer() for line in chart.lines for x in line.x):
+            count_in_whole_numbers(axes)
+    _events(axes, chart)
+    axes.set_ylabel(chart.y)
+    axes.grid(alpha=0.25)
+
+
+def _line(axes: Axes, line: Line, chart: Plot, look: Look, i: int, handles: dict[str, Artist]) -> None:
+    """Measured figures with marks, intervals, and marks at the ends of a logarithmic axis for 0 and infinity."""
+    style: dict[str, Any] = {"color": look.colour, "linestyle": DASHES[look.repeat % len(DASHES)], "marker": look.marker}
+    y = _drawn(line.y, log=chart.log)
+    (drawn,) = axes.plot(line.x, y, **style, linewidth=1.4, markersize=4, markevery=mark_places(i, len(y)))
+    handles.setdefault(line.model, drawn)
+    if len(line.low) and len(line.high):
+        axes.fill_between(
+            line.x, _drawn(line.low, log=chart.log), _drawn(line.high, log=chart.log), color=look.colour, alpha=0.15
+        )
+    for (mark, height, words), beyond in zip(BEYOND, (0.0, math.inf), strict=True):
+        places = [x for x, value in zip(line.x, line.y, strict=True) if value == beyond and (chart.log or beyond)]
+        if places:
+            hollow: dict[str, Any] = {"marker": mark, "fillstyle": "none", "linestyle": ""}
+            axes.plot(places, [height] * len(places), color=look.colour, **hollow, transform=axes.get_xaxis_transform())
+            handles.setdefault(words, Line2D([], [], color="black", **hollow))
+
+
+def _drawn(values: Sequence[float | None], *, log: bool) -> list[float]:
+    """What the axis has a place for; nan elsewhere."""
+    return [math.nan if v is None or not math.isfinite(v) or (log and v <= 0) else v for v in values]
+
+
+def _scale(axes: Axes, *, log: bool) -> None:
+    """No axis is so short that a change of a few percent fills it."""
+    if log:
+        show_at_least_a_decade(axes)
+        return
+    low, high = axes.get_ylim()
+    wanted = max(abs(low), abs(high)) / 2
+    if high - low < wanted:
+        centre = (low + high) / 2
+        axes.set_ylim(centre - wanted / 2, centre + wanted / 2)
+
+
+def _events(axes: Axes, chart: Plot) -> None:
+    for i, (place, word) in enumerate(chart.events):
+        axes.axvline(place, color=PLAIN[1], linestyle=("--", ":", "-.")[i % 3], linewidth=1.2)
+        axes.annotate(word, (place, 1.0), xycoords=axes.get_xaxis_transform(), rotation=90, va="top", ha="right", fontsize=7)
+
+
+def _points(figure: Figure, axes: Axes, lines: Sequence[Line]) -> None:
+    """Points whose colour is their `shade`."""
+    x, y, shade = (
+        [value for line in lines for value in part] for part in zip(*((e.x, e.y, e.shade) for e in lines), strict=True)
+    )
+    drawn = axes.scatter(x, y, c=shade, s=6, vmin=0, cmap="viridis")
+    figure.colorbar(drawn, ax=axes, label="segment")
+    axes.axvline(0, color="0.7", linewidth=0.8)
+
+
+def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) -> None:
+    """A row for each model, its name in its colour; along the axis the logarithm as a colour.
+
+    The twentieth of the values at either end share the end's colour. Grey is not measured.
+    """
+    lines = _measured(chart)
+    at = sorted({x for line in lines for x in line.x})
+    values = np.full((len(lines), len(at)), np.nan)
+    for i, line in enumerate(lines):
+        for k, x in enumerate(at):
+            nearest = min(range(len(line.x)), key=lambda j: abs(line.x[j] - x), default=None)
+            values[i, k] = np.nan if nearest is None else _shade(line.y[nearest], log=chart.log)
+    known = values[np.isfinite(values)]
+    low, high = np.quantile(known, (0.05, 0.95)) if known.size else (0.0, 1.0)
+    shown = np.clip(values, low, max(high, low + 0.1))
+    image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap="cividis", vmin=low, vmax=max(high, low + 0.1))
+    axes.set_facecolor("0.85")
+    figure.colorbar(
+        image, ax=axes, orientation="horizontal", aspect=30, label=f"{'log10 of ' * chart.log}{chart.y}", extend="both"
+    )
+    ticks = range(0, len(at), max(1, math.ceil(len(at) / 8)))
+    axes.set_xticks(list(ticks), [f"{at[k]:.3g}" for k in ticks])
+    axes.set_yticks(range(len(lines)), [line.model for line in lines], fontsize=7)
+    for label, line in zip(axes.get_yticklabels(), lines, strict=True):
+        label.set_color(looks[line.model].colour)
+
+
+def _shade(value: float | None, *, log: bool) -> float:
+    """nan of what is not known; the logarithm of 0 is -inf, which is drawn as the least."""
+    if value is None or math.isnan(value):
+        return math.nan
+    if not log:
+        return value
+    return math.log10(value) if value > 0 else -math.inf
+
+
+def _moments(figure: Figure, axes: Axes, chart: Plot) -> None:
+    """Moments along the axis, depth upwards, the figure as a colour."""
+    values = np.array([_drawn(frame[0], log=chart.log) for frame in chart.frames.values()], dtype=float)
+    known = values[np.isfinite(values)]
+    scale = LogNorm(known.min(), max(known.max(), known.min() * 1.01)) if chart.log and known.size else None
+    names = list(chart.frames)
+    at = [float(name) for name in names] if all(name.replace(".", "", 1).isdigit() for name in names) else range(len(names))
+    shown = np.ma.masked_invalid(values.T)
+    image = axes.pcolormesh(at, chart.lines[0].x, shown, norm=scale, shading="nearest", cmap="cividis")
+    figure.colorbar(image, ax=axes, label=chart.y)
+    axes.set(xlabel=chart.over, ylabel=chart.x)

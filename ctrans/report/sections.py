@@ -1,0 +1,252 @@
+"""How a command's result is shown: an answer, then chapters of words, tables, charts and findings.
+
+A command describes its result once, as these values. `terminal`, `picture` and `html` render them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+Mark = Literal["", "bad", "note", "good"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the command found, in one sentence that a reader understands who does not know the theory."""
+
+    text: str
+    mark: Mark = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A table's cell. `value` is what it is sorted by; without one it is sorted by its text."""
+
+    text: str
+    value: float | None = None
+    mark: Mark = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column's heading in words, what its figures mean, and their formula.
+
+    A terminal shows the formula, and a column that is a `detail`, with --verbose only.
+    """
+
+    name: str
+    meaning: str = ""
+    symbol: str = ""
+    detail: bool = False
+
+    @property
+    def legend(self) -> str:
+        """Meaning and formula."""
+        return "; ".join(filter(None, (self.meaning, self.symbol)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table. Without --verbose a terminal shows about `rows_shown` of its rows, evenly spread; 0 is all of them.
+
+    With `alternate` it shows rows of two kinds that take turns, such as attention and FFN.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    meaning: str = ""
+    rows_shown: int = 0
+    alternate: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A model's figures along a chart's axis. A `bound` is what theory allows, not what was measured.
+
+    `low` and `high` are the ends of an interval around each figure. `shade` gives each point of a chart of points its colour.
+    A `placement` that is None means that the line is no model: it gets a colour of its own.
+    """
+
+    model: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    placement: str | None = None
+    bound: bool = False
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    shade: Sequence[float] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Figures against depth, or against what `x` says in words with its unit. `log` is how the vertical axis starts.
+
+    - `kind`: "lines", "bars" or "points"
+    - `frames`: the lines' figures y at other moments by name, such as training steps. On a page a slider called `over` moves
+      between them, and a picture shows moment against x as a map. `lines` is the last moment.
+    - `events`: vertical lines, each with its place and a word, such as an alarm
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    meaning: str = ""
+    log: bool = True
+    log_x: bool = False
+    kind: Literal["lines", "bars", "points"] = "lines"
+    frames: Mapping[str, Sequence[Sequence[float | None]]] = dataclasses.field(default_factory=dict)
+    over: str = "Moment"
+    events: Sequence[tuple[float, str]] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """A paragraph, and a list of `lines` below it."""
+
+    text: str
+    lines: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """A token's text on a colour, and its figure in words."""
+
+    text: str
+    colour: str
+    figure: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ColouredText:
+    """Tokens in their order."""
+
+    title: str
+    tokens: Sequence[Token]
+    meaning: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """Findings of a model as JSON objects, the most severe first; `title` names the model where there are several."""
+
+    found: Sequence[Mapping[str, Any]]
+    title: str = ""
+
+
+Section = Answer | Words | Table | Plot | ColouredText | Findings
+
+
+@dataclasses.dataclass(frozen=True)
+class Chapter:
+    """A heading and its parts. A `folded` chapter is closed on a page, and a terminal shows it with --verbose only.
+
+    `picture` names the PNG file, without its suffix, that holds the chapter's charts.
+    """
+
+    title: str
+    parts: Sequence[Section]
+    folded: bool = False
+    picture: str = ""
+
+    @property
+    def charts(self) -> list[Plot]:
+        """The charts among its parts."""
+        return [part for part in self.parts if isinstance(part, Plot)]
+
+    @property
+    def shown(self) -> Chapter:
+        """The chapter without charts that have nothing to draw."""
+        parts = [part for part in self.parts if not isinstance(part, Plot) or any(line.y for line in part.lines)]
+        return dataclasses.replace(self, parts=parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A title, a line on what was looked at, chapters with the answer first, and the results that they were made of."""
+
+    title: str
+    asked: str
+    chapters: Sequence[Chapter]
+    results: Mapping[str, Any]
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The answer of each command, in the order of the chapters."""
+        return [part for chapter in self.chapters for part in chapter.parts if isinstance(part, Answer)]
+
+
+def number(value: Any) -> float | None:
+    """A JSON value as a number, where JSON writes "inf", "-inf" and "nan" as texts; None for what is no number."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def numbers(values: Sequence[Any]) -> list[float | None]:
+    """`number` of each value."""
+    return [number(value) for value in values]
+
+
+def finite(values: Sequence[Any] | None) -> list[float]:
+    """The values that are finite numbers."""
+    return [value for value in numbers(values or []) if value is not None and math.isfinite(value)]
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage, as a multiple where it is large, or a dash."""
+    return "–" if value is None else f"{value:.0%}" if value < 10 else f"{value:.1g}x"
+
+
+def cell(value: Any, mark: Mark = "") -> Cell:
+    """A JSON value as a cell: numbers in three digits, truths as yes and no, lists with commas, nothing as a dash."""
+    if isinstance(value, bool):
+        return Cell("yes" if value else "no", float(value), mark)
+    known = number(value)
+    if known is not None and not isinstance(value, str):
+        return Cell(digits(known), known, mark)
+    if known is not None and value in ("inf", "-inf", "nan"):
+        return Cell({"inf": "∞", "-inf": "−∞"}.get(value, "not a number"), known if value != "nan" else None, mark)
+    if value is None or value == "":
+        return Cell("–", None, mark)
+    if isinstance(value, (list, tuple)):
+        return Cell(", ".join(cell(each).text for each in value), None, mark)
+    if isinstance(value, Mapping):
+        return Cell(", ".join(f"{name}: {cell(each).text}" for name, each in value.items()), None, mark)
+    return Cell(str(value), None, mark)
+
+
+def digits(value: float) -> str:
+    """Three significant digits; whole numbers whole."""
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if math.isnan(value):
+        return "not a number"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    text = f"{value:.3g}"
+    return f"{value:.1e}" if "e" in text else text
+
+
+SEVERITIES: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
+
+
+def finding_rows(finding: Mapping[str, Any]) -> dict[str, str]:
+    """A finding in words, by what each line says."""
+    more = len(finding.get("places") or []) - 1
+    also = f" (and at {more} more place{'s' * (more > 1)})" if more > 0 else ""
+    rows = {
+        "where": f"{finding['place']}{also}" if finding["place"] else "",
+        "found": finding["figure"],
+        "limit": f"{finding['limit']} ({finding['source']})" if finding["source"] else finding["limit"],
+        "impact": finding["impact"],
+        "what helps": finding["remediation"],
+    }
+    return {name: text for name, text in rows.items() if text}

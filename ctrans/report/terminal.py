@@ -1,0 +1,130 @@
+"""A page on a terminal: the answer, tables, then how to read them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from ctrans.report.fit import fitted, shown_rows
+from ctrans.report.sections import (
+    SEVERITIES,
+    Answer,
+    ColouredText,
+    Column,
+    Findings,
+    Mark,
+    Page,
+    Plot,
+    Section,
+    Table,
+    Words,
+    finding_rows,
+)
+
+STYLES: dict[Mark, str] = {"": "", "bad": "bold red", "note": "yellow", "good": "green"}
+EMPTY = ("–", "")
+HEADING, LONGEST_NAME = 10, 24
+"""Letters of a heading's line at least, and of a row's name that is never broken."""
+
+
+def show(page: Page, console: Console, *, looked_at: str | None = None, verbose: bool = False) -> None:
+    """Prints the page. `looked_at` is printed below the answers: which models were recognised, and what they read.
+
+    Folded chapters, formulas and columns of detail need `verbose`.
+    """
+    for answer in page.answers:
+        console.print(Text(answer.text, STYLES[answer.mark] or "bold"), highlight=False)
+    if looked_at is not None:
+        console.print(looked_at, highlight=False, markup=False, soft_wrap=True)
+    legend: dict[str, str] = {}
+    for i, chapter in enumerate(page.chapters):
+        parts = [part for part in chapter.parts if not isinstance(part, Answer | Plot)]
+        if not parts or (chapter.folded and not verbose):
+            continue
+        console.print()
+        if i:
+            console.print(Text(chapter.title, "bold"))
+        for part in parts:
+            _show(part, console, legend, verbose=verbose)
+    if legend:
+        console.print(Text("\nHow to read it", "bold"))
+        for name, meaning in legend.items():
+            console.print(Text.assemble((name, "italic"), ": ", meaning), highlight=False)
+    folded = [each.title for each in page.chapters if each.folded and any(not isinstance(part, Plot) for part in each.parts)]
+    if folded and not verbose:
+        console.print(Text(f"\n--verbose also shows: {', '.join(folded)}."), highlight=False)
+    console.print(Text(page.asked), highlight=False)
+
+
+def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: bool) -> None:
+    if isinstance(part, Words):
+        for line in filter(None, (part.text, *(f"- {line}" for line in part.lines))):
+            console.print(Text(line), highlight=False)
+    elif isinstance(part, Table):
+        columns = _shown(part, verbose=verbose)
+        for piece in fitted(_table(part, columns, verbose=verbose), console.width):
+            console.print(piece, highlight=False)
+        if part.meaning:
+            console.print(Text(part.meaning), highlight=False)
+        described = [part.columns[k] for k in columns]
+        legend |= {column.name: meaning for column in described if (meaning := _meaning(column, verbose=verbose))}
+    elif isinstance(part, ColouredText):
+        console.print(Text(part.title, "bold"))
+        tokens = Text(no_wrap=False)
+        for token in part.tokens:
+            tokens.append(token.text, style=f"black on {token.colour}")
+        console.print(tokens)
+        console.print(Text(part.meaning), highlight=False)
+    elif isinstance(part, Findings):
+        console.print(_findings(part), highlight=False)
+
+
+def _meaning(column: Column, *, verbose: bool) -> str:
+    return column.legend if verbose else column.meaning
+
+
+def _shown(table: Table, *, verbose: bool) -> list[int]:
+    """The columns that say something."""
+    return [
+        k
+        for k, column in enumerate(table.columns)
+        if (verbose or not column.detail) and any(row[k].text not in EMPTY for row in table.rows)
+    ]
+
+
+def _table(table: Table, columns: Sequence[int], *, verbose: bool) -> RichTable:
+    made = RichTable(title=Text(table.title) if table.title else None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    made.title_style, made.title_justify = "bold", "left"
+    for k in columns:
+        known = [row[k] for row in table.rows if row[k].text not in EMPTY]
+        widest = max(len(cell.text) for cell in known)
+        heading = Text("\n".join(textwrap.wrap(table.columns[k].name, max(HEADING, widest), break_long_words=False)))
+        if k > 0 and all(cell.value is not None for cell in known):
+            made.add_column(heading, justify="right", no_wrap=True)
+        else:
+            made.add_column(heading, overflow="fold", no_wrap=k == 0 and widest <= LONGEST_NAME)
+    rows = [row for row in table.rows if len(columns) == 1 or any(row[k].text not in EMPTY for k in columns if k > 0)]
+    wanted = table.rows_shown if table.rows_shown and not verbose else len(rows)
+    for i in shown_rows(len(rows), wanted, alternate=table.alternate) if rows else []:
+        made.add_row(*(Text(rows[i][k].text, STYLES[rows[i][k].mark]) for k in columns))
+    return made
+
+
+def _findings(part: Findings) -> RichTable:
+    """A paragraph for each finding, which any width holds."""
+    made = RichTable.grid(padding=(0, 1, 0, 0))
+    made.title, made.title_justify = Text(part.title) if part.title else None, "left"
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for i, finding in enumerate(part.found, 1):
+        style = STYLES[SEVERITIES.get(finding["severity"], "")]
+        made.add_row(f"{i}.", Text.assemble((finding["check"], "bold"), " (", (finding["severity"], style), ")"))
+        for name, text in finding_rows(finding).items():
+            made.add_row(name, Text(text))
+        made.add_row("", "")
+    return made
