@@ -100,7 +100,7 @@ def end(request: Request, directory: Path | None, ending: CommandEnding) -> None
     result = {**result_of(request, shown, ending.device), **about, **ending.result}
     text = write_json(request, directory, result, ending.report)
     page = ending.report or page_of({request.command: json.loads(text)})
-    files = {**(pictures(page) if ending.page is None else {}), **ending.files}
+    files = {**(pictures(page) if ending.page is None and ending.report is None else {}), **ending.files}
     if directory is not None:
         for name, make in files.items():
             write_atomic(directory / name, make())
