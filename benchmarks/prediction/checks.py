@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.prediction.architectures import RATES, SEEDS, families, sealed
 from benchmarks.prediction.evaluation import FACTOR, spearman
-from benchmarks.prediction.protocol import KEPT, LEARNED_IN, NEVER, PLATEAU, cases, unpack
+from benchmarks.prediction.protocol import KEPT, LEARNED_IN, NEVER, PLATEAU, cases, kept_predictors, unpack
 from benchmarks.record import keep
 from ctrans.stability.screening.predicted_rate import read_predictor
 from ctrans.study.database import Finished, open_store
@@ -85,7 +85,7 @@ def architectures(directory: Path) -> Iterator[Architecture]:
     """All that are done in that store."""
     predictor, known = read_predictor(), cases()
     with open_store(directory, write=False) as store:
-        figures, runs = store.predictors(), store.runs()
+        figures, runs = kept_predictors(store), store.runs()
     for case, mine in itertools.groupby(sorted(runs, key=lambda run: run.run.case), lambda run: run.run.case):
         each = [run for run in mine if run.run.training.warmup == 20 and run.run.training.optimiser == "adamw"]
         fields, have = json.loads(case), figures.get(case, {})

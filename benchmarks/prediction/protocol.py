@@ -25,7 +25,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.stability.screening.predicted_rate import FILE, Predictor, read_predictor
 from ctrans.study.carry_out import prospect
 from ctrans.study.database import FILE as STORE
-from ctrans.study.database import Finished, Store
+from ctrans.study.database import Finished, Store, finite
 from ctrans.study.description import Study
 from ctrans.study.outcomes import LEARNED, by_case, case_outcomes
 from ctrans.training.data import Data
@@ -53,21 +53,45 @@ def case_text(fields: Mapping[str, Any]) -> str:
     return json.dumps(dict(fields), sort_keys=True)
 
 
+TABLE = """
+CREATE TABLE IF NOT EXISTS predictors (
+    "case" TEXT NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY ("case", name)
+) WITHOUT ROWID;
+"""
+
+
+def put_predictors(store: Store, case: str, figures: Mapping[str, float]) -> None:
+    """Keeps figures of one case's initial weights in the study file."""
+    rows = [(case, name, finite(value)) for name, value in figures.items()]
+    with store.connection:
+        store.connection.execute(TABLE)
+        store.connection.executemany('INSERT OR REPLACE INTO predictors ("case", name, value) VALUES (?, ?, ?)', rows)
+
+
+def kept_predictors(store: Store) -> dict[str, dict[str, float | None]]:
+    """Figures of initial weights by case and name; none of a study file without them."""
+    found: dict[str, dict[str, float | None]] = {}
+    if store.connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'predictors'").fetchone():
+        for case, name, value in store.connection.execute('SELECT "case", name, value FROM predictors ORDER BY "case", name'):
+            found.setdefault(case, {})[name] = value
+    return found
+
+
 def add_predictors(store: Store, data: Data, observe: Callable[[str], None] = lambda _: None) -> None:
     """Figures of every architecture that has none yet, sealed or not, each kept at once."""
-    done = store.predictors()
+    done = kept_predictors(store)
     for family, each in families().items():
         for fields in each:
             if case_text(fields) not in done:
                 settings = {**BASE, **fields}
                 model = GPTConfig(**{name: value for name, value in settings.items() if name in GPTConfig.__dataclass_fields__})
-                store.put_predictors(case_text(fields), predictors(model, data))
+                put_predictors(store, case_text(fields), predictors(model, data))
                 observe(family)
 
 
 def missing(store: Store) -> int:
     """How many architectures have no figures yet."""
-    return len(cases().keys() - store.predictors().keys())
+    return len(cases().keys() - kept_predictors(store).keys())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +140,7 @@ def known(store: Store, study: Study, *, sealed_third: bool) -> list[Known]:
             "the sealed third may not be looked at before the predictor is committed: --stage sealed records its commit"
         )
     wanted = {case: family for case, family in cases().items() if sealed(family) == sealed_third}
-    figures, rates = store.predictors(), sorted(study.learning_rates)
+    figures, rates = kept_predictors(store), sorted(study.learning_rates)
     kept = prospect(study, store, as_begun=True).kept(store)  # by their keys: no run of other data, lengths or settings
     found = []
     for case, runs in by_case([run for run in kept if run.run.case in wanted]).items():

@@ -1,9 +1,8 @@
 """A study's SQLite file: one row a run, written by one process, whole after a kill at any moment.
 
-    about      name, value                what the study is: its description, the fingerprint of its data, predictors' commits
-    runs       one row a finished run     key, case, configuration, seed, curve, outcome, environment, commit
-    predictors one row a case and figure  what its initial weights say (see `benchmarks/prediction`)
-    outcomes   one row a case and figure  what its runs give together (see `ctrans.study.outcomes`)
+    about     name, value                what the study is: its description, the fingerprint of its data
+    runs      one row a finished run     key, case, configuration, seed, curve, outcome, environment, commit
+    outcomes  one row a case and figure  what its runs give together (see `ctrans.study.outcomes`)
 
 A run's row is one transaction, made when the run is done (WAL, flushed): what is in flight at a kill is run again, and nothing that is
 here is. The key is a hash of all that decides a run, so that the same command goes on where it stopped.
@@ -38,9 +37,6 @@ CREATE TABLE IF NOT EXISTS runs (
     first_loss REAL, last_loss REAL, best_loss REAL, steps INTEGER NOT NULL, seconds REAL NOT NULL,
     curve TEXT NOT NULL, trained TEXT NOT NULL, environment TEXT NOT NULL, "commit" TEXT NOT NULL, finished TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS predictors (
-    "case" TEXT NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY ("case", name)
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outcomes (
     "case" TEXT NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY ("case", name)
 ) WITHOUT ROWID;
@@ -100,10 +96,6 @@ class Store:
         with self.connection:
             self.connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, json.dumps(value)))
 
-    def keys(self) -> set[str]:
-        """The keys of all runs that are done."""
-        return {row[0] for row in self.connection.execute("SELECT key FROM runs")}
-
     def known(self, fingerprints: Mapping[int, str]) -> dict[str, str]:
         """The keys of all runs by those that they have today, for data with these fingerprints, by context.
 
@@ -154,23 +146,10 @@ class Store:
             self.connection.execute("DELETE FROM outcomes")
             self.connection.executemany('INSERT INTO outcomes ("case", name, value) VALUES (?, ?, ?)', rows)
 
-    def put_predictors(self, case: str, figures: dict[str, float]) -> None:
-        """Keeps figures of one case."""
-        rows = [(case, name, finite(value)) for name, value in figures.items()]
-        with self.connection:
-            self.connection.executemany('INSERT OR REPLACE INTO predictors ("case", name, value) VALUES (?, ?, ?)', rows)
-
-    def predictors(self) -> dict[str, dict[str, float | None]]:
-        """By case, figures by name."""
-        return self._figures("predictors")
-
     def outcomes(self) -> dict[str, dict[str, float | None]]:
         """By case, figures by name."""
-        return self._figures("outcomes")
-
-    def _figures(self, table: str) -> dict[str, dict[str, float | None]]:
         found: dict[str, dict[str, float | None]] = {}
-        for case, name, value in self.connection.execute(f'SELECT "case", name, value FROM "{table}" ORDER BY "case", name'):
+        for case, name, value in self.connection.execute('SELECT "case", name, value FROM outcomes ORDER BY "case", name'):
             found.setdefault(case, {})[name] = value
         return found
 

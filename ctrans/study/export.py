@@ -12,7 +12,7 @@ from ctrans.study.database import Store
 from solvers import ConfigError
 from solvers.errors import look_up
 
-TABLES = ("runs", "predictors", "outcomes")
+TABLES = ("runs", "outcomes")
 
 
 Columns = Sequence[str]

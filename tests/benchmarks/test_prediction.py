@@ -259,7 +259,7 @@ def with_runs(store, study):
     store.begin_on({64: "made up"})
     generator = np.random.default_rng(0)
     for case in {run.case for run in study.runs()}:
-        store.put_predictors(case, figures_of(generator))
+        protocol.put_predictors(store, case, figures_of(generator))
 
 
 def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(tmp_path, monkeypatch):
@@ -325,7 +325,7 @@ def test_what_the_screening_says_of_its_prediction_is_what_the_kept_study_found(
     protocol.unpack(tmp_path)
     with open_store(tmp_path, write=False) as store:
         found, predictor = protocol.kept_evaluation(store, "adamw"), protocol.Predictor(**store.about("predictor"))
-        figures = store.predictors()
+        figures = protocol.kept_predictors(store)
         build, fitted = protocol.built(store, prediction_study("adamw", seal=False))
     assert predictor == read_predictor()
     assert len(found.points) == SEALED["architectures"]
@@ -351,7 +351,7 @@ def test_the_command_shows_the_two_thirds_and_keeps_the_third_sealed(tmp_path, m
     kept(tmp_path, study, loss)
     with open_store(tmp_path) as store:
         for case, each in figures.items():
-            store.put_predictors(case, each)
+            protocol.put_predictors(store, case, each)
     result = CliRunner().invoke(main, ["--report", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "The third is sealed" in result.output
