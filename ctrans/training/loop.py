@@ -22,6 +22,7 @@ from ctrans.training.digits import Labelled
 from ctrans.training.evaluation import evaluate
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
+from ctrans.training.run_checkpoint import full
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.settings import PRECISIONS, TrainConfig
@@ -150,7 +151,7 @@ class TrainingRun:
             loads = [a + b for a, b in zip(loads, losses.loads, strict=True)] if loads else list(losses.loads)
         weights = list(self.module.parameters())
         total = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
-        norm = self.parallel.whole(total)
+        norm = full(total)
         advice = self.watch.before_step(loss, norm, self.optimiser, tokens)  # gradients as they are, before they are clipped
         row = {
             "step": step + 1,

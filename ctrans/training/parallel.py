@@ -6,22 +6,25 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ctrans.model.gpt import GPT
 from ctrans.training.objective import Objective
 from ctrans.training.processes import Processes
+from ctrans.training.run_checkpoint import save_checkpoint
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import TrainConfig, attached_gradients
-from ctrans.training.sharded_checkpoint import save_shards
 from ctrans.training.training_state import State
-from ctrans.training.unsharded_checkpoint import save_whole
 from ctrans.weights.functions_of_depth import coefficients_of
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import look_up
+
+
+SAVE_WHOLE = partial(save_checkpoint, sharded=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +35,7 @@ class Parallel:
     """What processes share the work of."""
     micro_batch: Callable[[nn.Module, bool], contextlib.AbstractContextManager[None]]
     """Stands around a micro-batch's passes; told whether it is the last, after which gradients are exchanged."""
-    whole: Callable[[Tensor], Tensor]
-    """A tensor of the module's kind as a plain one."""
-    save: Callable[[RunDirectory, State, GPT, torch.optim.Optimizer, Processes], None]
+    save: Callable[[RunDirectory, State, GPT, torch.optim.Optimizer, Processes], None] = SAVE_WHOLE
     sharded: bool = False
     """Whether a process has all weights only while they are used."""
 
@@ -80,19 +81,10 @@ def _scatter_after_last(module: nn.Module, last: bool) -> contextlib.AbstractCon
     return contextlib.nullcontext()
 
 
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _gather(tensor: Tensor) -> Tensor:
-    gathered: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]  # a DTensor
-    return gathered
-
-
 PARALLEL: dict[str, Parallel] = {
-    "none": Parallel(_alone, _nothing, _itself, save_whole),
-    "ddp": Parallel(_replicate, _reduce_after_last, _itself, save_whole),
-    "fsdp": Parallel(_shard, _scatter_after_last, _gather, save_shards, sharded=True),
+    "none": Parallel(_alone, _nothing),
+    "ddp": Parallel(_replicate, _reduce_after_last),
+    "fsdp": Parallel(_shard, _scatter_after_last, partial(save_checkpoint, sharded=True), sharded=True),
 }
 
 

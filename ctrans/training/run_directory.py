@@ -116,23 +116,26 @@ class RunDirectory:
         """Where that checkpoint is written before it is renamed."""
         return self.checkpoints / f".step-{step:08d}"
 
-    def save(self, step: int, write: Callable[[Path], None], *, best: int | None, good: int) -> None:
-        """Makes a checkpoint of what `write(directory)` puts into a fresh directory, and the link `best` lead to step `best`.
-        The newest one up to step `good` stays.
+    @contextlib.contextmanager
+    def saving(
+        self, step: int, *, best: int | None, good: int, first: bool = True, wait: Callable[[], None] = lambda: None
+    ) -> Iterator[Path]:
+        """Inside, a fresh directory is there to write a checkpoint into. After that it is the checkpoint of that step, `best` leads to
+        step `best`, and the newest checkpoint up to step `good` stays.
 
-        Raises ConfigError where it cannot be written, as on a full disk; the checkpoints before it are then untouched.
+        Of several processes that write, the `first` makes and commits it, and they `wait` for each other. Raises ConfigError where it
+        cannot be written, as on a full disk; the checkpoints before it are then untouched.
         """
-        with self.unharmed(step):
-            temporary = self.prepare(step)
-            write(temporary)
-            self.commit(step, best=best, good=good)
-
-    def prepare(self, step: int) -> Path:
-        """A fresh directory to write that checkpoint into."""
         temporary = self.temporary(step)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        return temporary
+        with self.unharmed(step):
+            if first:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            wait()
+            yield temporary
+            if first:
+                self.commit(step, best=best, good=good)
+        wait()
 
     def commit(self, step: int, *, best: int | None, good: int) -> None:
         """Hashes, flushes and renames what was written for that step; replaces the links; removes what nothing needs any more."""

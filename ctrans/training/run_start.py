@@ -18,9 +18,9 @@ from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
+from ctrans.training.run_checkpoint import restore
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import MAY_CHANGE, OF_EXPERTS, TrainConfig
-from ctrans.training.sharded_checkpoint import restore
 from ctrans.training.training_state import Progress, State, read_state
 from solvers import ConfigError
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides the model: how far the run is, its settings, and the optimiser's tensors."""
+"""What a checkpoint's train.json holds: how far the run is, its settings, and where its data come from."""
 
 from __future__ import annotations
 
@@ -8,20 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor, nn
-
 from ctrans.given_files import read_json
 from ctrans.model.sums import STATE
 from ctrans.training.settings import TrainConfig, from_saved
 from solvers import ConfigError
 from solvers.errors import unknown
-
-OPTIMISER = "optimiser.safetensors"
-NAME_END = ":"
-"""Stands between a parameter's name and what the optimiser keeps for it, as in depth.sublayers.0.field.qkv.weight:exp_avg."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,48 +83,3 @@ def read_state(directory: Path) -> State:
         if key not in names:
             raise unknown(f"key in {STATE}", key, names)
     return State(Progress(**progress), from_saved(settings), source, fingerprint)
-
-
-def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimiser keeps, by parameter and quantity."""
-    named = dict(model.named_parameters())
-    assert optimiser.state.keys() <= set(named.values()), "what the optimiser keeps for other parameters would be lost"
-    return {
-        f"{name}{NAME_END}{key}": value
-        for name, parameter in named.items()
-        for key, value in optimiser.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)  # momentum that there is none of yet is None
-    }
-
-
-def parameter_of(full_name: str) -> str:
-    """The name of the parameter that the optimiser keeps that for."""
-    return full_name.rpartition(NAME_END)[0]
-
-
-def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Gives the optimiser what it kept. ConfigError where that belongs to another model."""
-    parameters = dict(model.named_parameters())
-    order = {parameter: i for i, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"])}
-    state: dict[int, dict[str, Tensor]] = {}
-    for full_name, value in tensors.items():
-        name, key = parameter_of(full_name), full_name.rpartition(NAME_END)[2]
-        if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
-            raise ConfigError(f"the optimiser's {full_name} has shape {tuple(value.shape)}, which this model has nothing of")
-        state.setdefault(order[parameters[name]], {})[key] = value
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
-
-
-def write_optimiser(directory: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes the tensors there."""
-    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    safetensors.torch.save_file(whole, directory / OPTIMISER)
-
-
-def read_optimiser(directory: Path) -> dict[str, Tensor]:
-    """The tensors written there. ConfigError for a file that is missing or no safetensors file."""
-    path = directory / OPTIMISER
-    try:
-        return safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ConfigError(f"{str(path)!r} is no whole safetensors file: {error}") from None

@@ -29,10 +29,15 @@ def write(directory):
         (directory / name).write_bytes(content)
 
 
+def save(store, step, write, *, best, good):
+    with store.saving(step, best=best, good=good) as directory:
+        write(directory)
+
+
 def filled(directory, *steps, best=None, good=0):
     store = RunDirectory(directory)
     for step in steps:
-        store.save(step, write, best=best, good=good)
+        save(store, step, write, best=best, good=good)
     return store
 
 
@@ -72,7 +77,7 @@ def operations(monkeypatch, directory, step):
         nonlocal count, limit
         count, limit = 0, n
         try:
-            store.save(step, write, best=step, good=0)
+            save(store, step, write, best=step, good=0)
         except Killed:
             pass
         finally:
@@ -92,7 +97,7 @@ def test_killed_before_any_operation_a_save_leaves_a_whole_last_and_can_be_repea
         seen.add(last)
         store.settle(last, best=last if last == 4 else 2, good=0)
         if last == 3:
-            store.save(4, write, best=4, good=0)
+            save(store, 4, write, best=4, good=0)
         assert damage(tmp_path / str(n) / "last") is None
         assert damage(tmp_path / str(n) / "best") is None
         assert store.steps() == [3, 4]
@@ -130,7 +135,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(ConfigError, match=r"cannot save step 8 .*No space left on device; the checkpoint of step 7 is intact"):
-        store.save(8, full, best=None, good=0)
+        save(store, 8, full, best=None, good=0)
     assert store.verified_last().resolve() == store.step_directory(7)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000007"]
 
@@ -140,7 +145,7 @@ def test_what_a_user_keeps_beside_the_checkpoints_is_left_alone(tmp_path):
     old = filled(tmp_path, 1, 2, 3, 4)
     new = old.beside()
     assert (new.exists, old.exists) == (False, True)
-    new.save(7, write, best=7, good=7)
+    save(new, 7, write, best=7, good=7)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-by-step"]
     assert RunDirectory(tmp_path).steps() == [7]
 
@@ -196,7 +201,7 @@ def test_overwriting_removes_copies_of_checkpoints_and_nothing_that_a_user_made(
     assert (store.steps(), (tmp_path / "best").read_text()) == ([1, 2], "mine")
     (tmp_path / "best").unlink()
     shutil.copytree(store.step_directory(1), tmp_path / "best")
-    store.beside().save(5, write, best=5, good=5)
+    save(store.beside(), 5, write, best=5, good=5)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints-2", "last", "best"}
     assert (tmp_path / "best").is_symlink()
 
@@ -215,7 +220,7 @@ def test_killed_before_any_operation_a_run_that_overwrites_leaves_one_that_is_wh
         assert store.steps() == {0: [0], 3: [2, 3]}[last]
         assert len(list(store.directory.glob("checkpoints*"))) == 1
         if last == 3:
-            store.beside().save(0, write, best=0, good=0)
+            save(store.beside(), 0, write, best=0, good=0)
             assert RunDirectory(store.directory).steps() == [0]
     assert seen == {0, 3}
 
