@@ -5,7 +5,7 @@ Its coefficients are checked when it is made: change one and read the message. F
 python examples/new_method.py
 """
 
-from ctrans.verify.convergence import substep_convergence
+from ctrans.model.orders import substep_convergence
 from solvers import METHODS, ConfigError, RungeKutta, tableau
 
 METHODS["ralston3"] = RungeKutta(tableau(order=3, a=[[], ["1/2"], [0, "3/4"]], b=["2/9", "1/3", "4/9"]))

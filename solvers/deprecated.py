@@ -64,6 +64,10 @@ ALIASES: dict[str, str] = {
     "ctrans.interop.any_model.diagnose": "ctrans.analysis.diagnose",
     "ctrans.interop.any_model.screen": "ctrans.analysis.screen",
     "ctrans.interop.any_model.simulate": "ctrans.analysis.simulate",
+    "ctrans.verify.convergence.Convergence": "ctrans.model.orders.Convergence",
+    "ctrans.verify.convergence.depth_convergence": "ctrans.model.orders.depth_convergence",
+    "ctrans.verify.convergence.own_methods": "ctrans.model.orders.own_methods",
+    "ctrans.verify.convergence.substep_convergence": "ctrans.model.orders.substep_convergence",
 }
 """Old dotted path of a name to the new one, such as "solvers.NORMS": "solvers.ERROR_NORMS"."""
 

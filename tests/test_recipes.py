@@ -20,6 +20,7 @@ from torch import nn
 from ctrans import GPT, GPTConfig
 from ctrans.cli import main
 from ctrans.fields import ATTENTIONS, FFNS, Matrix, reference_kernels
+from ctrans.model.orders import substep_convergence
 from ctrans.norm import NORMS, SphereNorm, SquashNorm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.residual import RESIDUALS, Residual, ResidualEntry
@@ -30,7 +31,6 @@ from ctrans.stability.diagnosis.quantities import QUANTITIES, Quantity
 from ctrans.stability.diagnosis.reading import Reading
 from ctrans.stability.screening.case import Finding, StepPlan
 from ctrans.stability.screening.screen import STEPS, ScreeningStep, screen
-from ctrans.verify.convergence import substep_convergence
 from ctrans.walk import Instrument, walk
 from solvers import METHODS, RungeKutta, solve, tableau
 

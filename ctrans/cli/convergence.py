@@ -12,13 +12,13 @@ import click
 from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import WrittenRequest, takes
+from ctrans.model.orders import Convergence, depth_convergence, own_methods, substep_convergence
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.report.convergence_report import convergence_figure, convergence_table
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads
-from ctrans.verify.convergence import Convergence, depth_convergence, own_methods, substep_convergence
 from solvers import METHODS, ConfigError, fixed_step
 from solvers.errors import look_up
 

@@ -17,6 +17,7 @@ from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.control.model_check import ModelCheck
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
+from ctrans.model.orders import Convergence
 from ctrans.monitor.alarms import Alarm
 from ctrans.monitor.log_lines import Header
 from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
@@ -36,8 +37,7 @@ from ctrans.stability.screening.updates import UpdateStep
 from ctrans.study.presets.claim import Verdict
 from ctrans.training.coordinate_check import Coordinates, Power
 from ctrans.training.settings import TrainConfig
-from ctrans.verify.convergence import Convergence
-from ctrans.verify.statement import Result
+from ctrans.verify.run import Result
 
 WORD, TRUTH, WHOLE = schema_of(str), schema_of(bool), schema_of(int)
 WORDS = schema_of(list[str])

@@ -18,7 +18,7 @@ from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
 from ctrans.threads import choose_threads
-from ctrans.verify.statement import Result
+from ctrans.verify.run import Result
 from ctrans.verify.table import SECTIONS, select, verify_all
 from solvers import ConfigError
 

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
+from ctrans.model.orders import Convergence
 from ctrans.report.axes import legend_below
 from ctrans.report.placement_style import colour, marker
-from ctrans.verify.convergence import Convergence
 
 
 def convergence_table(results: Sequence[Convergence]) -> Table:

@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.verify.statement import Result
+from ctrans.verify.run import Result
 from ctrans.verify.table import SECTIONS
 
 START, END = "<!-- ctrans verify: start -->", "<!-- ctrans verify: end -->"

@@ -1,1 +1,1 @@
-"""The theory under test: every lemma, theorem, proposition and corollary as an executable check, errata included."""
+"""Runs every statement of theory on random cases; the statements stand in the rooms that they are about."""

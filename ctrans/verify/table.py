@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib
 from collections.abc import Iterator, Sequence
 
-from ctrans.verify import (
-    adjoint,
-    costates,
-    critical,
-    dynamics,
-    experts,
-    geometry,
-    growth,
-    hamiltonian,
-    initial,
-    kinetic,
-    last_map,
-    lipschitz,
-    norms,
-    projection,
-    residuals,
-    sensitivity,
-    theta,
-    trained,
-    uncertainty,
-    value_function,
-    variants,
-)
-from ctrans.verify.statement import Result, Statement, verify
+from ctrans.statement import STATEMENTS, Statement
+from ctrans.verify.run import Result, verify
 from solvers import ConfigError
 
 SECTIONS: dict[int, str] = {
@@ -45,59 +25,65 @@ SECTIONS: dict[int, str] = {
 }
 
 MODULES = (
-    dynamics,
-    geometry,
-    projection,
-    hamiltonian,
-    kinetic,
-    last_map,
-    trained,
-    variants,
-    experts,
-    norms,
-    value_function,
-    costates,
-    critical,
-    growth,
-    sensitivity,
-    adjoint,
-    uncertainty,
-    theta,
-    lipschitz,
-    initial,
-    residuals,
+    "model.dynamics_statements",
+    "norm.image_statements",
+    "norm.tangent_statements",
+    "stability.forward.conservation_statements",
+    "norm.table_statements",
+    "control.statements.hamiltonians",
+    "control.statements.kinetic_cost",
+    "control.statements.last_maps",
+    "control.statements.trained_weights",
+    "control.statements.architectures",
+    "control.statements.norm_images",
+    "control.statements.values",
+    "control.statements.costates",
+    "control.statements.critical_points",
+    "control.statements.residual_gains",
+    "fields.expert_statements",
+    "stability.forward.growth_statements",
+    "stability.backward.sensitivity_statements",
+    "stability.backward.adjoint_statements",
+    "stability.transport.transport_statements",
+    "stability.attention.theta_statements",
+    "stability.attention.lipschitz_statements",
+    "stability.initialisation.initial_statements",
 )
+"""Where statements are registered, in the order in which a section lists them."""
 
-STATEMENTS: dict[str, Statement] = {
-    statement.name: statement
-    for statement in sorted((each for module in MODULES for each in module.STATEMENTS), key=lambda each: each.section)
-}
+
+@functools.cache
+def all_statements() -> dict[str, Statement]:
+    """Every statement by name, in the order of sections, then of `MODULES`, then of definition."""
+    modules = [importlib.import_module(f"ctrans.{module}").__name__ for module in MODULES]
+    found = [each for each in STATEMENTS.values() if each.module in modules]
+    return {each.name: each for each in sorted(found, key=lambda each: (each.section, modules.index(each.module)))}
 
 
 def select(only: Sequence[str] = ()) -> list[Statement]:
-    """The statements that the words ask for, in the table's order; all of them for none.
+    """The statements that the words select, in the table's order; all of them for none.
 
-    A word is a section's number, a name, or how names begin: "theorem-4" (or "theorem 4") asks for every "theorem-4-...". Raises
-    ConfigError for one that asks for nothing.
+    A word is a section's number, a name, or how names begin: "theorem-4" (or "theorem 4") selects every "theorem-4-...". Raises
+    ConfigError for one that selects nothing.
     """
-    wanted = {statement.name for word in only for statement in _asked(word)}
-    return [s for s in STATEMENTS.values() if not only or s.name in wanted]
+    wanted = {name for word in only for name in _selected(word)}
+    return [each for each in all_statements().values() if not only or each.name in wanted]
 
 
-def _asked(word: str) -> list[Statement]:
-    name = word.strip().lower().replace(" ", "-")
-    if name in STATEMENTS:
-        return [STATEMENTS[name]]
-    found = [s for s in STATEMENTS.values() if name == str(s.section) or s.name.startswith(f"{name}-")]
+def _selected(word: str) -> list[str]:
+    name, table = word.strip().lower().replace(" ", "-"), all_statements()
+    if name in table:
+        return [name]
+    found = [each.name for each in table.values() if name == str(each.section) or each.name.startswith(f"{name}-")]
     if not found:
-        near = difflib.get_close_matches(name, STATEMENTS, n=5, cutoff=0.3)
+        near = difflib.get_close_matches(name, table, n=5, cutoff=0.3)
         raise ConfigError(
             f"no statement or section is called {word!r}: give a section, {min(SECTIONS)} to {max(SECTIONS)}, or a name such as "
-            f"{', '.join(near or list(STATEMENTS)[:3])}; THEORY.md lists all"
+            f"{', '.join(near or list(table)[:3])}; THEORY.md lists all"
         )
     return found
 
 
 def verify_all(statements: Sequence[Statement], cases: int = 200, seed: int = 0) -> Iterator[Result]:
     """The results of the statements, one after the other. Raises ConfigError for a number of cases below 1."""
-    return (verify(statement, cases, seed) for statement in statements)
+    return (verify(each, cases, seed) for each in statements)

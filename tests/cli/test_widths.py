@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from ctrans.model.orders import Convergence
 from ctrans.placement import PLACEMENTS
 from ctrans.report.convergence_report import convergence_table
 from ctrans.report.fit import FURTHER, fitted, shown_rows
-from ctrans.verify.convergence import Convergence
 from tests.cli.test_commands import run
 
 SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ctrans.control.costate import costate
 from ctrans.depth import Depth
 from ctrans.model.gpt import GPT
+from ctrans.model.orders import own_methods
 from ctrans.placement import PLACEMENTS
 from ctrans.sublayer import Sublayer
-from ctrans.verify.convergence import own_methods
 from solvers import METHODS, ConfigError, SolveError, solve
 from tests.cases import PAPERS
 from tests.helpers import small_model

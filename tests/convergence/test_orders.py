@@ -6,8 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ctrans.norm import NORMS
-from ctrans.verify.convergence import (
+from ctrans.model.orders import (
     Convergence,
     averaged_segments,
     depth_convergence,
@@ -15,6 +14,7 @@ from ctrans.verify.convergence import (
     own_methods,
     substep_convergence,
 )
+from ctrans.norm import NORMS
 from solvers import METHODS, ConfigError, Segment, solve
 from tests.helpers import NAMES, small_model
 

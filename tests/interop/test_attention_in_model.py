@@ -16,8 +16,8 @@ from ctrans.interop.families import small_model
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.stability.attention.bounds import attention_bound, attention_theta
 from ctrans.stability.attention.by_depth import attention_layers
+from ctrans.stability.attention.local_bound import local_attention_bound
 from ctrans.stability.backward.parameter_gradients import gradient_norms
-from ctrans.verify.local_bound import local_attention_bound
 from solvers import ConfigError
 from tests.helpers import learned
 from tests.interop.models import FAMILIES, TEXT, inputs, made

@@ -15,12 +15,12 @@ from ctrans.control.regularization import Regularization
 from ctrans.fields import reference_kernels
 from ctrans.model.checkpoint import load, save
 from ctrans.residual import ALIASES, RESIDUALS, sinkhorn
+from ctrans.stability.attention.block_norm import block_gain
 from ctrans.stability.attention.bounds import step_bound
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.forward.conservation import conservation_drift
 from ctrans.stability.forward.mixing import mixing_gains, product_gains
-from ctrans.verify.attention_cases import block_gain
 from ctrans.walk import states_of, walk
 from solvers import GRADIENTS, ConfigError, solve
 from tests.cases import RESIDUAL_CASES

@@ -12,9 +12,9 @@ import torch
 from ctrans import GPT, GPTConfig
 from ctrans.fields import AttentionOptions, ExposesHeads, HasDiscontinuities, check_map, reference_kernels
 from ctrans.model.checkpoint import load, save
+from ctrans.stability.attention.block_norm import block_gain
+from ctrans.stability.attention.local_bound import local_attention_bound
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
-from ctrans.verify.attention_cases import block_gain
-from ctrans.verify.local_bound import local_attention_bound
 from solvers import GRADIENTS, ConfigError, solve
 from tests.cases import VARIANTS
 from tests.helpers import learned, small_config, tokens

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from ctrans.control import LastMapDecay, StepImage
+from ctrans.control.statements import critical_points, trained_weights
 from ctrans.control.tangent import TangentSpace
-from ctrans.verify import adjoint, critical, trained
-from ctrans.verify.statement import verify
-from ctrans.verify.table import STATEMENTS
+from ctrans.stability.backward import adjoint_statements
+from ctrans.stability.transport import transport_statements
+from ctrans.verify.run import verify
+from ctrans.verify.table import all_statements
 
 
 def times(factor, function):
@@ -31,7 +33,7 @@ def without_first_factor(c, s, b, steps):
 
 
 MUTATIONS = {
-    "a proven gap times 3": ("rank-gap", trained, "gap_of_rank", times(3, trained.gap_of_rank)),
+    "a proven gap times 3": ("rank-gap", trained_weights, "gap_of_rank", times(3, trained_weights.gap_of_rank)),
     "H of the step times 3": ("discrete-hamiltonian-limit", StepImage, "support", times(3, StepImage.support)),
     "H of the step over 3": ("discrete-hamiltonian-limit", StepImage, "support", times(1 / 3, StepImage.support)),
     "H of the tangent space is infinite": (
@@ -42,9 +44,9 @@ MUTATIONS = {
     ),
     "H of the tangent space is 0": ("discrete-hamiltonian-limit", TangentSpace, "support", lambda space, P: torch.tensor(0.0)),
     "H of the last map times 7": ("weight-decay-features", LastMapDecay, "support", times(7, LastMapDecay.support)),
-    "random costates": ("shared-principle", critical, "costate", with_random_costates(critical.costate)),
-    "a power law without the first factor": ("adjoint-power-law", adjoint, "_power_law", without_first_factor),
-    "a rate of 1/(k + 1)": ("intrinsic-rate", adjoint, "_slope", times(0.75, adjoint._slope)),
+    "random costates": ("shared-principle", critical_points, "costate", with_random_costates(critical_points.costate)),
+    "a power law without the first factor": ("adjoint-power-law", adjoint_statements, "_power_law", without_first_factor),
+    "a rate of 1/(k + 1)": ("intrinsic-rate", transport_statements, "_slope", times(0.75, transport_statements._slope)),
 }
 
 
@@ -52,4 +54,4 @@ MUTATIONS = {
 def test_a_statement_about_something_else_is_violated(name):
     statement, owner, attribute, wrong = MUTATIONS[name]
     with patch.object(owner, attribute, wrong):
-        assert not verify(dataclasses.replace(STATEMENTS[statement], seed=None), cases=40).corrected.holds
+        assert not verify(dataclasses.replace(all_statements()[statement], seed=None), cases=40).corrected.holds

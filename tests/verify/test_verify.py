@@ -1,5 +1,7 @@
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,14 @@ import torch
 
 from ctrans.norm import SphereNorm
 from ctrans.report.verify_report import END, START, between_markers, markdown_table, summary
-from ctrans.stability.transport import bounds
-from ctrans.verify import lipschitz, uncertainty
-from ctrans.verify.statement import Check, Statement, Trial, as_printed, at_most, equal, find, generator_of, verify, worst
-from ctrans.verify.table import SECTIONS, STATEMENTS, select, verify_all
+from ctrans.stability.attention import lipschitz_statements
+from ctrans.stability.transport import bounds, transport_statements
+from ctrans.statement import CaseTest, Printed, Statement, Trial, at_most, equal, statement, worst
+from ctrans.verify.run import draw_of, find, verify
+from ctrans.verify.table import SECTIONS, all_statements, select, verify_all
 from solvers import ConfigError, SolveError
 
+STATEMENTS = all_statements()
 THEORY = Path(__file__).parents[2] / "THEORY.md"
 SLOW = {name for name in STATEMENTS if "depth-limit" in name or "switches" in name or "substeps" in name} | {"independent-blocks"}
 """Orders and limits, most of which tests/convergence measures too."""
@@ -21,7 +25,11 @@ LOOSE = {"theorem-4-mean", "theorem-5", "eq-81"}
 
 
 def excess(value, tolerance=0.0, **settings):
-    return Statement("x", 3, "nobody", "something", Check(lambda g: Trial(value, "words"), tolerance), **settings)
+    return Statement("x", 3, "nobody", "something", CaseTest(lambda draw: Trial(value, "words"), tolerance), **settings)
+
+
+def right_as_printed(test):
+    return Statement("x", 1, "nobody", "something", test, test)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in STATEMENTS])
@@ -48,12 +56,32 @@ def test_every_section_of_the_theory_has_statements():
     assert [s.section for s in STATEMENTS.values()] == sorted(s.section for s in STATEMENTS.values())
 
 
-def test_names_are_unique_and_every_statement_says_what_differs():
-    assert len(STATEMENTS) == len(select())
-    for statement in STATEMENTS.values():
-        assert bool(statement.printed) is (statement.seed is not None and statement.seed is not statement.corrected), (
-            statement.name
-        )
+def test_a_name_is_given_once():
+    with pytest.raises(ConfigError, match=r"'lemma-1' is registered by ctrans\.norm"):
+        statement("lemma-1", 3, "nobody", "something")(lambda draw: Trial(0.0, ""))
+
+
+def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
+    monkeypatch.setattr("ctrans.statement.STATEMENTS", (table := {}))
+
+    @statement("x", 3, "nobody", "something", 0.5, 0.1, printed=Printed("more", 0.25, 0.2))
+    def form(draw, printed):
+        return Trial(1.0 if printed else 0.0, "")
+
+    found = verify(table["x"], 100)
+    assert (found.verdict, found.printed, found.corrected.cases, found.seed.cases) == ("corrected", "more", 10, 20)
+    assert (found.corrected.tolerance, found.seed.tolerance) == (0.5, 0.25)
+
+
+def test_nothing_else_imports_statements():
+    code = "import sys, ctrans, ctrans.cli, ctrans.cli.verify; print([m for m in sys.modules if 'statements' in m])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_every_statement_says_what_differs():
+    assert list(STATEMENTS.values()) == select()
+    for each in STATEMENTS.values():
+        assert bool(each.printed) is (each.seed is not None and each.seed is not each.corrected), each.name
 
 
 def test_the_theory_page_has_every_statement_in_the_tables_order_and_none_is_violated():
@@ -69,10 +97,10 @@ def test_the_theory_page_has_every_statement_in_the_tables_order_and_none_is_vio
         (excess(0.5), "violated"),
         (excess(math.nan), "violated"),
         (excess(0.5, 0.6), "new"),
-        (as_printed("x", 1, "nobody", "something", Check(lambda g: Trial(0.0, ""), 0.0)), "as printed"),
-        (excess(0.0, seed=Check(lambda g: Trial(1.0, "no"), 0.5), printed="more"), "corrected"),
-        (excess(0.0, seed=Check(lambda g: Trial(0.1, "yes"), 0.5), printed="more"), "sharpened"),
-        (excess(1.0, seed=Check(lambda g: Trial(0.1, "yes"), 0.5), printed="more"), "violated"),
+        (right_as_printed(CaseTest(lambda draw: Trial(0.0, ""), 0.0)), "as printed"),
+        (excess(0.0, seed=CaseTest(lambda draw: Trial(1.0, "no"), 0.5), printed="more"), "corrected"),
+        (excess(0.0, seed=CaseTest(lambda draw: Trial(0.1, "yes"), 0.5), printed="more"), "sharpened"),
+        (excess(1.0, seed=CaseTest(lambda draw: Trial(0.1, "yes"), 0.5), printed="more"), "violated"),
     ],
 )
 def test_the_verdict_follows_from_what_is_found(statement, verdict):
@@ -80,12 +108,12 @@ def test_the_verdict_follows_from_what_is_found(statement, verdict):
 
 
 def test_the_worst_case_is_kept_with_its_number_and_words():
-    def draw(generator):
-        value = float(torch.rand((), generator=generator))
+    def draw(numbers):
+        value = float(numbers.unit())
         return Trial(value, f"{value:.6f}")
 
-    found = find(Check(draw, 2.0), "x", 50, seed=1)
-    values = [draw(generator_of("x", 1, k)).excess for k in range(50)]
+    found = find(CaseTest(draw, 2.0), "x", 50, seed=1)
+    values = [draw(draw_of("x", 1, k)).excess for k in range(50)]
     assert found.excess == max(values)
     assert values[found.case] == found.excess
     assert found.words == f"{found.excess:.6f}"
@@ -94,7 +122,7 @@ def test_the_worst_case_is_kept_with_its_number_and_words():
 
 def test_a_case_that_is_not_a_number_is_the_worst():
     values = iter([0.1, math.nan, 0.9])
-    found = find(Check(lambda g: Trial(next(values), ""), 1.0), "x", 3, seed=0)
+    found = find(CaseTest(lambda draw: Trial(next(values), ""), 1.0), "x", 3, seed=0)
     assert not found.holds
     assert found.case == 1
     assert math.isnan(worst(Trial(5.0, ""), Trial(math.nan, "")).excess)
@@ -102,24 +130,24 @@ def test_a_case_that_is_not_a_number_is_the_worst():
 
 @pytest.mark.parametrize("error", [SolveError("it diverged"), ConfigError("it diverged")])
 def test_a_case_that_cannot_be_computed_is_a_violation_and_not_the_end(error):
-    def draw(generator):
+    def draw(numbers):
         raise error
 
-    result = verify(Statement("x", 3, "nobody", "something", Check(draw)), 2)
+    result = verify(Statement("x", 3, "nobody", "something", CaseTest(draw)), 2)
     assert result.verdict == "violated"
     assert result.corrected.words == "cannot be computed: it diverged"
 
 
 def test_cases_are_repeatable_and_differ_by_seed_and_name():
     def first(name, seed, case):
-        return float(torch.rand((), generator=generator_of(name, seed, case)))
+        return float(draw_of(name, seed, case).unit())
 
     assert first("a", 0, 3) == first("a", 0, 3)
     assert len({first(*key) for key in [("a", 0, 3), ("a", 0, 4), ("a", 1, 3), ("b", 0, 3)]}) == 4
 
 
 def test_a_check_draws_its_share_of_the_cases_at_least_one():
-    assert [Check(lambda g: Trial(0, ""), share=share).count(200) for share in (1.0, 0.5, 0.02, 0.0)] == [200, 100, 4, 1]
+    assert [CaseTest(lambda draw: Trial(0, ""), share=share).count(200) for share in (1.0, 0.5, 0.02, 0.0)] == [200, 100, 4, 1]
     with pytest.raises(ConfigError, match="cases = 0"):
         verify(excess(0.0), cases=0)
 
@@ -159,13 +187,15 @@ def test_a_wrong_jacobian_of_the_norm_is_seen(monkeypatch):
 
 
 def test_a_transport_bound_without_its_factor_is_seen(monkeypatch):
-    monkeypatch.setattr(uncertainty, "transport_bound", lambda depth, tokens, w, p=2: bounds.transport_bound(depth, tokens, w, 2))
+    monkeypatch.setattr(
+        transport_statements, "transport_bound", lambda depth, tokens, w, p=2: bounds.transport_bound(depth, tokens, w, 2)
+    )
     assert verify(STATEMENTS["theorem-6-attained"], 20).verdict == "violated"
 
 
 def test_an_attention_bound_without_the_querys_bias_is_seen(monkeypatch):
-    sound = lipschitz.attention_bound
-    monkeypatch.setattr(lipschitz, "attention_bound", lambda *args, biases=True: sound(*args, biases=False))
+    sound = lipschitz_statements.attention_bound
+    monkeypatch.setattr(lipschitz_statements, "attention_bound", lambda *args, biases=True: sound(*args, biases=False))
     assert verify(STATEMENTS["theorem-5.1"], 60).verdict == "violated"
 
 
@@ -186,7 +216,7 @@ def test_a_wrong_geometry_is_seen(monkeypatch, name, target, broken):
 
 
 def test_the_markdown_table_shows_verdicts_and_keeps_bars_and_stars_literal():
-    statement = excess(0.5, 1.0, seed=Check(lambda g: Trial(2.0, "|x| = 3 * 4"), 0.5), printed="|x| <= p_j*q")
+    statement = excess(0.5, 1.0, seed=CaseTest(lambda draw: Trial(2.0, "|x| = 3 * 4"), 0.5), printed="|x| <= p_j*q")
     table = markdown_table([verify(statement, 1), verify(excess(7.0), 1)])
     lines = table.splitlines()
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 9 for line in lines[:4])

@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 from ctrans.control.costate import costate
 from ctrans.model.gpt import GPT, number_of_weights
+from ctrans.model.orders import Convergence
 from ctrans.stability.forward.simulation import simulate
-from ctrans.verify.convergence import Convergence
 from ctrans.weights.functions_of_depth import BASES, InDepth, blocks_through, coefficients_of
 from solvers import ConfigError, Segment, solve
 from tests.helpers import NAMES, learned, small_config, small_model, tokens, unchecked

@@ -11,12 +11,30 @@ from torch import Tensor, nn
 from ctrans.fields import Kind, SupportsTokenSubset, mixes_tokens
 from ctrans.stability.backward.singular_values import Linearisation, linearise
 from ctrans.sublayer import Sublayer
+from solvers.segment import Map
 
 
 def block_norm(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
     """|X|_{inf,rms} = max_i |x_i|_2 / sqrt(d), the root mean square of the largest token."""
     lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return lengths.amax(-1) / math.sqrt(x.shape[-1])
+
+
+def block_gain(
+    function: Map,
+    x: Float[Tensor, "tokens width"],
+    *,
+    rows: Int[Tensor, " rows"] | None = None,
+    iterations: int = 8,
+    generator: torch.Generator | None = None,
+) -> float:
+    """`gain_of_rows` of a function that maps (batch, tokens, width) to the same shape, sequence by sequence, at the state x.
+
+    `rows` are the output tokens to look at, by default all. The function must have second derivatives.
+    """
+    rows = torch.arange(x.shape[0], device=x.device) if rows is None else rows
+    linear = linearise(lambda x: chosen(function(x), rows), one_for_each(rows, x))
+    return gain_of_rows(linear, iterations=iterations, generator=generator)
 
 
 def map_gain(

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrans.stability.attention.balanced_mass import EXACT, balanced_mass, smallest_difference
-from ctrans.verify.attention_cases import peaked_bound, softmax_jacobian
-from ctrans.verify.theta import greedy_prefix
+from ctrans.stability.attention.theta_statements import greedy_prefix, peaked_bound, softmax_jacobian
 from solvers import ConfigError
 
 

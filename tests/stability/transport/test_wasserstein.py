@@ -15,8 +15,9 @@ from ctrans.stability.transport.bounds import printed_transport_bound, token_spr
 from ctrans.stability.transport.generalisation import generalisation_radius
 from ctrans.stability.transport.perturbations import PERTURBATIONS, adversarial_direction, perturbed
 from ctrans.stability.transport.transport import distances, transport
+from ctrans.stability.transport.transport_statements import diverging
 from ctrans.stability.transport.wasserstein import wasserstein
-from ctrans.verify.uncertainty import diverging
+from ctrans.statement import Draw
 from solvers import ConfigError, SolveError
 from tests.helpers import NAMES, small_model, tokens, unchecked
 
@@ -90,7 +91,7 @@ def test_no_distance_exceeds_its_bound(placement, norm, dt, scale, size, seed):
 
 def test_theorem_6_as_printed_is_false_at_p_1_and_the_corrected_form_is_attained():
     d = 8
-    depth, x, y = diverging(torch.Generator().manual_seed(0), d)
+    depth, x, y = diverging(Draw(0), d)
     out = {p: wasserstein(depth(x), depth(y), p) for p in (1, 2)}
     before = {p: wasserstein(x, y, p) for p in (1, 2)}
     assert out[1] == pytest.approx(32.0, abs=1e-3)

@@ -1,5 +1,6 @@
-"""What is measured over seeds beside what theory says of freshly drawn weights (section 10): growth of the hidden state (Xiong,
-lemma 2) and the gradient of the last layer by depth (Xiong, theorem 1), in confidence intervals.
+"""Measurements over seeds of freshly drawn weights, as confidence intervals, with the ranges of theory (section 10).
+
+Growth of the hidden state (Xiong, lemma 2) and the gradient of the last layer by depth (Xiong, theorem 1).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.initialisation.theory import SLOPES, gains
-from ctrans.walk import Instrument, StepContext, states_of, walk_depth
+from ctrans.stability.initialisation.theory import gains
+from ctrans.walk import states_of
 from solvers import ConfigError
 
 CONFIDENCE = 0.95
@@ -36,9 +37,9 @@ class Interval:
     low: float
     high: float
 
-    def meets(self, low: float, high: float) -> bool:
-        """Whether the interval contains a point of [low, high]: the measurement does not contradict that range."""
-        return self.low <= high and self.high >= low
+    def outside(self, low: float, high: float) -> float:
+        """By how much the interval lies outside [low, high], relative to `high`; at most 0 where it contains a point of that range."""
+        return max(low - self.high, self.low - high) / high
 
 
 def interval(samples: Sequence[float], together: int = 1) -> Interval:
@@ -102,16 +103,10 @@ XIONG = Setting()
 class HiddenGrowth:
     """E|x|^2/d by block 1 .. depth, and the range that theory gives it; `where` says of which x."""
 
-    placement: str
     where: str
     measured: list[Interval]
     low: list[float]
     high: list[float]
-
-    @property
-    def holds(self) -> bool:
-        """Whether no block's interval lies outside its range."""
-        return all(m.meets(low, high) for m, low, high in zip(self.measured, self.low, self.high, strict=True))
 
 
 @torch.no_grad()
@@ -129,43 +124,32 @@ def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIO
         squares = [[float(x.square().mean()) for x in states_of(model.depth, x)[2::2]] for model, x in models]
         blocks = range(1, depth + 1)
         low, high = [1 + k * ffn for k in blocks], [1 + k * (attention + ffn) for k in blocks]
-        return [HiddenGrowth(placement, "after the block", _over_seeds(squares), low, high)]
+        return [HiddenGrowth("after the block", _over_seeds(squares), low, high)]
     if placement != "post":
-        raise ConfigError(f"lemma 2 is about pre and post, not {placement!r}: choose one of these")
-    sums = [walk_depth(model.depth, x, [SquaredSums()])[0] for model, x in models]
+        raise ConfigError(f"lemma 2 is about pre and post, not {placement!r}: choose one of them")
+    sums = [_before_norms(model.depth, x) for model, x in models]
     ranges = {"before the attention's norm": (1.0, 1 + attention), "before the FFN's norm": (1 + ffn, 1 + ffn)}
     return [
-        HiddenGrowth(placement, where, _over_seeds([each[first::2] for each in sums]), [low] * depth, [high] * depth)
+        HiddenGrowth(where, _over_seeds([each[first::2] for each in sums]), [low] * depth, [high] * depth)
         for first, (where, (low, high)) in enumerate(ranges.items())
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientScaling:
-    """|dL/dW_2| of the last FFN by depth, and the slope of its logarithm against log depth, fitted for each seed.
-
-    `predicted` is theory's slope, None where there is none.
-    """
-
-    placement: str
-    depths: list[int]
-    gradients: list[Interval]
-    slope: Interval
-    predicted: float | None
+def _before_norms(depth: Depth, x0: Tensor) -> list[float]:
+    """mean((X + h r(X))^2) of every segment: the input of the norm around the state."""
+    steps = zip(depth.sublayers, depth.lengths, states_of(depth, x0), strict=False)
+    return [float((x + h * sublayer(x)).square().mean()) for sublayer, h, x in steps]
 
 
-def gradient_scaling(
-    placement: str, depths: Sequence[int] = (16, 32, 64), seeds: int = 16, setting: Setting = XIONG
-) -> GradientScaling:
-    """Xiong, theorem 1: the last layer's gradient is independent of depth under `post` and ~ depth^(-1/2) under `pre`.
+def gradient_slope(placement: str, depths: Sequence[int] = (16, 32, 64), seeds: int = 16, setting: Setting = XIONG) -> Interval:
+    """The slope of log |dL/dW_2| of the last FFN against log depth, fitted for each seed.
 
-    Raises ConfigError for fewer than two different depths.
+    Xiong, theorem 1: 0 under `post` and -1/2 under `pre`. Raises ConfigError for fewer than two different depths.
     """
     if len(set(depths)) < 2:
         raise ConfigError(f"depths = {list(depths)}: a slope needs at least two different depths")
     norms = [[last_gradient(placement, depth, seed, setting) for depth in depths] for seed in range(seeds)]
-    slopes = [float(np.polyfit(np.log(depths), np.log(each), 1)[0]) for each in norms]
-    return GradientScaling(placement, list(depths), _over_seeds(norms), interval(slopes), SLOPES.get(placement))
+    return interval([float(np.polyfit(np.log(depths), np.log(each), 1)[0]) for each in norms])
 
 
 def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XIONG) -> float:
@@ -175,19 +159,6 @@ def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XION
     loss = F.cross_entropy(model.head(model.depth(x)).flatten(0, -2), targets)
     (gradient,) = torch.autograd.grad(loss, model.depth.sublayers[-1].field.output_projection.weight)
     return float(torch.linalg.vector_norm(gradient))
-
-
-class SquaredSums(Instrument):
-    """mean((X + h r(X))^2) of every segment: what the norm around the state is applied to."""
-
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._squares: list[float] = []
-
-    def forward(self, at: StepContext) -> None:
-        self._squares.append(float((at.x + at.h * at.sublayer(at.x)).square().mean()))
-
-    def figures(self) -> list[float]:
-        return self._squares
 
 
 def _over_seeds(samples: Sequence[Sequence[float]]) -> list[Interval]:

@@ -1,0 +1,1 @@
+"""Statements about the control problem, as tests on random cases."""

@@ -1,0 +1,219 @@
+"""Section 5: the costate, what it conserves, the maximum principle's gap and alignment."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctrans.control.costate import Costate, costate
+from ctrans.control.maximum_principle import maximum_principle
+from ctrans.depth import Depth
+from ctrans.fields import reference_kernels
+from ctrans.model.gpt import GPT
+from ctrans.model.random_models import described, random_model, random_text
+from ctrans.norm import SphereNorm
+from ctrans.norm.random_norms import random_norm
+from ctrans.placement import PLACEMENTS
+from ctrans.statement import Draw, Printed, Trial, equal, statement, worst
+from ctrans.sublayer import Sublayer
+from solvers import Stats, fixed_step, solve
+
+TOLERANCE = 1e-9
+DRIFT = 1e-6
+"""What <P, v> may change by on a segment at that tolerance."""
+
+
+def _trained(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
+    """A smooth model, since a solver meets its tolerance on no other, a text and its targets."""
+    made = random_model(draw, draw.choice(PLACEMENTS), activation="gelu", dt=draw.uniform(0.1, 0.5), depth=1, eps=1e-2)
+    return made, random_text(draw, 1, 4), random_text(draw, 1, 4)
+
+
+def _loss(made: GPT, x: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(made.head(x).flatten(0, -2), targets.flatten())
+
+
+def _continuous(made: GPT, tokens: Tensor, targets: Tensor) -> Costate:
+    return costate(made, tokens, targets, form="continuous", rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@statement(
+    "discrete-costate",
+    5,
+    "ctrans, on Kan, eq. 15-16",
+    "on the discrete model the costate is the gradient with respect to the hidden state",
+    1e-11,
+    0.25,
+)
+def discrete_costate(draw: Draw) -> Trial:
+    """P_k = dL/dX_k at every state: `costate` of the discrete model against autograd through its steps, any placement."""
+    made, tokens, targets = _trained(draw)
+    with torch.enable_grad():
+        # the oracle keeps the graph of all steps at once, which a walk never does
+        states = [made.embed(tokens).requires_grad_()]
+        for sublayer in made.depth.sublayers:
+            states.append(sublayer.step(states[-1], made.config.dt))
+        gradients = torch.autograd.grad(_loss(made, states[-1], targets), states)
+    found = costate(made, tokens, targets).costates
+    words = f"P_k against dL/dX_k, {described(made)}"
+    return worst(*(equal(p, gradient, words) for p, gradient in zip(found, gradients, strict=True)))
+
+
+@statement(
+    "adjoint-equation",
+    5,
+    "ctrans, on Kan, eq. 58",
+    "dP/dt = -(dv/dX)' P backward from dL/dX(T) gives P(t) = dL/dX(t)",
+    1e-5,
+    0.02,
+)
+def continuous_costate(draw: Draw) -> Trial:
+    """Against the derivative through a fine fixed-step solution."""
+    made, tokens, targets = _trained(draw)
+    with torch.enable_grad(), reference_kernels(made):
+        x0 = made.embed(tokens).requires_grad_()
+        end = solve(made.depth.segments(continuous=True), x0, method=fixed_step("dopri5"), steps=12).x1
+        (exact,) = torch.autograd.grad(_loss(made, end, targets), x0)
+    found = _continuous(made, tokens, targets)
+    return equal(found.costates[0], exact, f"P(0) against dL/dX(0) of the ODE, {described(made)}")
+
+
+@statement("conserved-product", 5, "ctrans", "<P(t), v(X(t))> is constant on each segment", DRIFT, 0.02)
+def conserved_product(draw: Draw) -> Trial:
+    """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, solved to a tolerance of 1e-9."""
+    made, tokens, targets = _trained(draw)
+    drift = max(_continuous(made, tokens, targets).drift)
+    return Trial(drift, f"drift {drift:.1g}, {described(made)}")
+
+
+@statement(
+    "drift",
+    5,
+    "ctrans",
+    "drift of <P, v> is error, but not all error drifts: a wrong P(T) conserves it too",
+    DRIFT,
+    0.01,
+    printed=Printed("a costate that conserves <P, v> is right", 0.01, 0.01),
+)
+def drift_is_error(draw: Draw, printed: bool) -> Trial:
+    """A costate that solves the adjoint equation conserves the product, right or wrong.
+
+    Printed: |P(0) - P_right(0)|/|P_right(0)| of the costate of wrong targets where its drift is at most 1e-6, else 0.
+    """
+    made, tokens, targets = _trained(draw)
+    right, wrong = (_continuous(made, tokens, each) for each in (targets, (targets + 1) % 11))
+    error, drift = float((wrong.costates[0] - right.costates[0]).norm() / right.costates[0].norm()), max(wrong.drift)
+    if printed:
+        return Trial(error if drift <= DRIFT else 0.0, f"drift {drift:.1g}, and the costate is wrong by {error:.0%}")
+    return Trial(drift, f"a costate wrong by {error:.0%} drifts by {drift:.1g}")
+
+
+class GivenVelocity(nn.Module):
+    """f(X) = raw, whatever X: puts a sublayer's velocity where a check wants it."""
+
+    def __init__(self, raw: Tensor):
+        super().__init__()
+        self.raw = raw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.raw
+
+
+def _figures(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[float, ...]:
+    """H, gap, alignment and product of one sublayer with velocity N(raw) at the costate P; nan for one that is None."""
+    depth = Depth([Sublayer(GivenVelocity(raw), "ffn", output_norm=chosen)], 1.0, per_block=1)
+    x = torch.zeros_like(p)
+    found = maximum_principle(depth, Costate("discrete", 0.0, (0.0, 1.0), (x, x), (p, p), ((x, p),), (0.0,), Stats()))
+    figures = (found.hamiltonian, found.gap, found.alignment, found.product)
+    return tuple(math.nan if value is None else value for (value,) in figures)
+
+
+def _alignment(chosen: SphereNorm, raw: Tensor, p: Tensor) -> float:
+    return _figures(chosen, raw, p)[2]
+
+
+def _problem(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
+    """A norm, what it is applied to, and a costate."""
+    chosen = random_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)) if tokens > 1 else 0.0, width=3 + draw.integer(8))
+    raw, p = draw.normal(2, tokens, chosen.width)
+    return chosen, raw, draw.log_uniform(-6, 6) * p
+
+
+@statement("pmp-gap", 5, "ctrans, on Kan, eq. 58 and 99", "g = H(P) + <P, v> >= 0, and g = (1 - a)(H + <P, beta>)", 1e-12)
+def gap(draw: Draw) -> Trial:
+    """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random costate and v = N(raw)."""
+    chosen, raw, p = _problem(draw, 1 + draw.integer(4))
+    H, g, a, product = _figures(chosen, raw, p)
+    scale = abs(H) + abs(product)
+    steepest = H + float((p @ chosen.beta).sum())
+    return worst(
+        Trial(-g / scale, f"-g/(|H| + |<P, v>|), {p.shape[0]} tokens of width {p.shape[1]}"),
+        equal(g, (1 - a) * steepest, "g against (1 - a)(H + <P, beta>)", scale),
+    )
+
+
+@statement(
+    "alignment-range",
+    5,
+    "ctrans",
+    "a = (<P, beta> - <P, v>)/(<P, beta> + H) is in [-1, 1]: 1 at the maximiser, -1 opposite",
+    1e-9,
+)
+def alignment_range(draw: Draw) -> Trial:
+    """Within [-1, 1], and at the ends at the maximiser and opposite."""
+    chosen, raw, p = _problem(draw, 1 + draw.integer(4))
+    sharp = random_norm(draw, "layernorm" if chosen.centred else "rmsnorm", width=chosen.width)
+    a = _alignment(chosen, raw, p)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    ends = torch.tensor([_alignment(sharp, -sign * sharp.gamma * p, p) for sign in signs], dtype=torch.float64)
+    return worst(Trial(abs(a) - 1, f"a = {a:.6f}"), equal(ends, signs, "a at the maximiser and opposite"))
+
+
+def _cosines(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Points u and u* of the norm's sphere: what the layer does, and the optimal control."""
+    return chosen.coordinates(chosen(raw)), chosen.coordinates(chosen.maximizer(-p))
+
+
+@statement(
+    "alignment-one-token",
+    5,
+    "ctrans",
+    "for one token a is the cosine between what the layer does and the optimal control, on the norm's sphere",
+    1e-10,
+)
+def one_token(draw: Draw) -> Trial:
+    """a = cos(u, u*) for one token: u and u* are the velocity and the maximiser as points of the norm's sphere."""
+    chosen, raw, p = _problem(draw, 1)
+    cosine = F.cosine_similarity(*_cosines(chosen, raw, p))[0]
+    return equal(_alignment(chosen, raw, p), cosine, "a against cos(u, u*), one token", 1.0)
+
+
+@statement(
+    "alignment-tokens",
+    5,
+    "ctrans",
+    "for several tokens a is the mean of their cosines, weighted with |C(gamma*p_j)|",
+    1e-10,
+    printed=Printed("a is the cosine between what the layer does and the optimal control", 1e-6),
+)
+def several_tokens(draw: Draw, printed: bool) -> Trial:
+    """a = sum_j w_j cos(u_j, u*_j)/sum_j w_j, w_j = |C(gamma*p_j)|, for four tokens with costates of different sizes.
+
+    Printed: a against cos(u, u*) with four tokens flattened into one vector; three of the costates are made 20 times smaller.
+    """
+    if printed:
+        chosen, raw, p = _problem(draw, 4)
+        p = p * torch.tensor([1.0, 0.05, 0.05, 0.05], dtype=p.dtype).unsqueeze(-1)
+        u, best = _cosines(chosen, raw, p)
+        expected, words = F.cosine_similarity(u.flatten(), best.flatten(), dim=0), "a against cos(u, u*), four tokens"
+    else:
+        chosen = random_norm(draw, width=3 + draw.integer(8))
+        raw, p = draw.normal(2, 4, chosen.width)
+        p = p * draw.normal(4, 1)
+        weights = chosen.centre(chosen.gamma * p).norm(dim=-1)
+        expected = (weights * F.cosine_similarity(*_cosines(chosen, raw, p))).sum() / weights.sum()
+        words = "a against the mean of cos(u_j, u*_j)"
+    return equal(_alignment(chosen, raw, p), expected, words, 1.0)

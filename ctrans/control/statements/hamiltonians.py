@@ -1,0 +1,237 @@
+"""Section 4: the Hamiltonian H(P) = sup -<P, f> over the velocities that each placement allows, and its maximisers."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ctrans.control import EllipsoidSlice, TangentSpace, WholeSpace, certify, ellipsoid_value
+from ctrans.control.sets_by_norm import image_of
+from ctrans.control.statements.payoffs import largest_payoff, none_better, payoff
+from ctrans.norm import SphereNorm
+from ctrans.norm.random_norms import random_norm
+from ctrans.statement import Draw, Printed, Trial, at_most, equal, holds_if, known, statement, worst
+
+
+def _named(P: Tensor) -> str:
+    return f"{P.shape[0]} tokens of width {P.shape[1]}"
+
+
+def _problem(draw: Draw, name: str | None = None, eps: float = 0.0) -> tuple[SphereNorm, Tensor]:
+    chosen = random_norm(draw, name, eps=eps)
+    return chosen, draw.log_uniform(-2, 2) * draw.normal(1 + draw.integer(4), chosen.width)
+
+
+@statement(
+    "theorem-2", 4, "Kan, theorem 2", "none and pre: H(P) = +inf for P other than 0, along f = -R P/|P|", 1e-12, as_printed=True
+)
+def unbounded(draw: Draw) -> Trial:
+    """-<P, f> = R|P| along f = -R P/|P|."""
+    P, radius, space = draw.normal(3, 5), draw.log_uniform(0, 8), WholeSpace()
+    gained = equal(payoff(P, space.witness(P, radius)), radius * P.norm(), f"-<P, f> against R|P|, R = {radius:.3g}")
+    return worst(gained, holds_if(float(space.support(P)) == math.inf, "H(P) = +inf"))
+
+
+@statement(
+    "theorem-2-weights",
+    4,
+    "Kan, theorem 2",
+    "the same through the model's own last map: the best value grows like |W|^1",
+    0.01,
+    0.01,
+    as_printed=True,
+)
+def unbounded_weights(draw: Draw) -> Trial:
+    """The best value over last maps with |W| = R grows like R^1: an ascent through actual weights shows it."""
+    P, h = draw.normal(4, 6), draw.normal(4, 8)
+    found = known(certify(WholeSpace(), P, features=h).growth)
+    return Trial(abs(found.exponent - 1), f"value ~ R^{found.exponent:.4f} by weights of norm R")
+
+
+@statement(
+    "appendix-j",
+    4,
+    "ctrans, on Kan, appendix J",
+    "post and pre_post: H(P) = 0 where P is normal to the image (orthogonally), else +inf",
+    1e-12,
+    printed=Printed("H(P) = 0 where the tangent part of P (eq. 132) is 0", 1e-12),
+)
+def projection_decides(draw: Draw, printed: bool) -> Trial:
+    """H = 0 at p_j = u_j/gamma, normal to the image; H = +inf at a random P; <u/gamma, v> = 0 for the tangent part v of P.
+
+    Printed: at P = gamma * u the tangent part of eq. 132 is 0, yet unit tangent velocities gain something.
+    """
+    chosen = random_norm(draw, width=3 + draw.integer(8))
+    X = chosen(draw.normal(3, chosen.width))
+    space, u = TangentSpace(chosen, X), chosen.coordinates(X)
+    if printed:
+        P = chosen.gamma * u
+        part, gained = float(chosen.tangent(X, P).abs().max()), float(payoff(P, space.witness(P, 1.0)) / P.norm())
+        return Trial(gained, f"P = gamma*u: tangent part {part:.1g}, yet a unit tangent velocity gains {gained:.3g} |P|")
+    P, normal = draw.normal(*X.shape), u / chosen.gamma
+    part = float(chosen.tangent(X, normal).abs().max())
+    return worst(
+        holds_if(float(space.support(normal)) == 0, f"P normal to the image: H = 0, though eq. 132 leaves {part:.2g} of it"),
+        holds_if(float(space.support(P)) == math.inf, "P not normal: H = +inf"),
+        equal((normal * chosen.tangent(X, P)).sum() / normal.norm() / P.norm(), 0.0, "tangent velocities against the normal"),
+    )
+
+
+@statement(
+    "eq-99",
+    4,
+    "Kan, eq. 99-100",
+    "RMSNorm at the output: H = sum_j sqrt(d)|gamma*p_j|, attained at -sqrt(d) gamma^2 p_j/|gamma*p_j|",
+    1e-12,
+    as_printed=True,
+)
+def ellipsoid(draw: Draw) -> Trial:
+    """Eq. 99: the printed maximiser attains the value, and no point of the image exceeds it."""
+    return _attained(draw, *_problem(draw, "rmsnorm"))
+
+
+@statement(
+    "eq-99-layernorm",
+    4,
+    "Kan, eq. 99-100",
+    "LayerNorm at the output: H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>, attained on the slice",
+    1e-10,
+    printed=Printed("H = sum_j sqrt(d)|gamma*p_j| - <p_j, beta>, attained", 1e-7, 0.05),
+)
+def layernorm_slice(draw: Draw, printed: bool) -> Trial:
+    """H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>: its f* in the image attains it, none of 30 random outputs exceeds it.
+
+    Printed: eq. 99 against the best that ascents through the module find.
+    """
+    if not printed:
+        return _attained(draw, *_problem(draw, "layernorm"))
+    chosen, P = _problem(draw, "layernorm", eps=1e-5)
+    best = known(certify(EllipsoidSlice(chosen), P).velocities)
+    value = float(ellipsoid_value(chosen, P))
+    words = f"{_named(P)}: eq. 99 says {value:.6g}, the best found through LayerNorm is {best.best:.6g}"
+    return Trial((value - best.best) / abs(value), words)
+
+
+def _attained(draw: Draw, chosen: SphereNorm, P: Tensor) -> Trial:
+    w = chosen.gamma * P
+    w = w - w.mean(-1, keepdim=True) if chosen.centred else w
+    best = -math.sqrt(chosen.width) * chosen.gamma * w / w.norm(dim=-1, keepdim=True)
+    value = math.sqrt(chosen.width) * w.norm(dim=-1).sum()
+    if chosen.centred:
+        best, value = chosen.beta + best, value - (P @ chosen.beta).sum()
+    image, scale, words = image_of(chosen), largest_payoff(P, best), _named(P)
+    return worst(
+        equal(image.support(P), value, f"H against the formula, {words}", scale),
+        equal(payoff(P, best), value, f"-<P, f*> against H, {words}", scale),
+        Trial(float(image.residual(best)), f"f* is in the image, {words}"),
+        none_better(P, chosen(draw.normal(30, *P.shape)), value, scale, f"the best of 30 image points against H, {words}"),
+    )
+
+
+@statement(
+    "eq-99-ascent",
+    4,
+    "ctrans",
+    "ascents through the norm's module, which know no closed form, reach H and no more, for both norms",
+    1e-7,
+    0.05,
+)
+def climbed(draw: Draw) -> Trial:
+    """The closed form against ascents through the module, for both norms."""
+    chosen, P = _problem(draw, eps=1e-5)
+    best = known(certify(image_of(chosen), P).velocities)
+    return Trial(abs(best.gap), f"{_named(P)}: the best found through the norm misses H by {best.gap:.2g}")
+
+
+@statement(
+    "eq-99-bound", 4, "ctrans", "for LayerNorm the ellipsoid's value is an upper bound, equal where 1'(gamma*p_j) = 0", 1e-11
+)
+def printed_value_is_a_bound(draw: Draw) -> Trial:
+    """H <= eq. 99's value under LayerNorm at a random P, and H = that value at the same P made to have 1'(gamma*p_j) = 0."""
+    chosen, P = _problem(draw, "layernorm")
+    image, cases = EllipsoidSlice(chosen), []
+    for at in (P, chosen.centre(chosen.gamma * P) / chosen.gamma):
+        value, H = ellipsoid_value(chosen, at), image.support(at)
+        scale = value.abs() + (at @ chosen.beta).abs().sum()
+        above = Trial(float((H - value) / scale), f"H against eq. 99, {_named(P)}")
+        cases.append(above if at is P else equal(H, value, "the two where 1'(gamma*p) = 0", scale))
+    return worst(*cases)
+
+
+@statement(
+    "unique-maximiser",
+    4,
+    "Kan, eq. 99-100",
+    "the maximiser is unique except where C(gamma*p_j) = 0, where every point of the image attains H",
+    1e-11,
+    printed=Printed("the optimal velocity is unique", 1e-6, 0.25),
+)
+def unique_maximiser(draw: Draw, printed: bool) -> Trial:
+    """H - value = |w| |du|^2/(2 sqrt d) off the ties; at a tie all points attain H.
+
+    Printed: how far apart two maximisers are; P may be anything, a token may have none.
+    """
+    if printed:
+        chosen, P, best, other = _tie(draw)
+        lost, apart = (
+            float((P * (other - best)).sum()) / float(largest_payoff(P, best)),
+            float((other - best).norm() / best.norm()),
+        )
+        name = "gamma*p constant" if chosen.centred else "p = 0"
+        words = f"{name}: two maximisers {apart:.2f} |f| apart, values differ by {abs(lost):.1g}"
+        return Trial(apart if lost < 1e-12 else 0.0, words)
+    second = _second_best(draw)
+    chosen, P, best, other = _tie(draw)
+    value = image_of(chosen).support(P)
+    return worst(second, equal(payoff(P, other), value, "at a tie, another image point", largest_payoff(P, best)))
+
+
+def _tie(draw: Draw) -> tuple[SphereNorm, Tensor, Tensor, Tensor]:
+    """A costate whose first token ties, a maximiser, and the same with that token's velocity another point of the image."""
+    chosen = random_norm(draw, width=3 + draw.integer(8))
+    P = draw.normal(2, chosen.width)
+    P[0] = 2 / chosen.gamma if chosen.centred else 0.0
+    best = image_of(chosen).maximizer(P)
+    other = best.clone()
+    other[0] = chosen(draw.normal(chosen.width))
+    return chosen, P, best, other
+
+
+def _second_best(draw: Draw) -> Trial:
+    chosen = random_norm(draw)
+    P, root = draw.normal(1, chosen.width), math.sqrt(chosen.width)
+    image, w = image_of(chosen), chosen.centre(chosen.gamma * P)
+    other = chosen(draw.normal(20, 1, chosen.width))
+    apart = (chosen.coordinates(other) - chosen.coordinates(image.maximizer(P))).square().sum((-2, -1))
+    scale = root * w.norm() + P.norm() * chosen.beta.norm()
+    lost = image.support(P) - payoff(P, other)
+    return equal(lost, w.norm() * apart / (2 * root), "H - value against |w||du|^2/(2 sqrt d)", scale)
+
+
+@statement(
+    "sampling",
+    4,
+    "ctrans",
+    "sampling the supremum falls short in high dimension: 50,000 samples at d = 16 stay 3% below, at least",
+    0.0,
+    0.01,
+    printed=Printed("the supremum can be estimated by sampling", 0.01, 0.01),
+)
+def sampling(draw: Draw, printed: bool) -> Trial:
+    """max -<P, f - beta> over 50,000 random f <= 0.97 of its supremum, one token under LayerNorm at d = 16. Printed: equals it."""
+    chosen, P = random_norm(draw, "layernorm", width=16), draw.normal(1, 16)
+    points = chosen(draw.normal(50_000, 16)) - chosen.beta
+    best, exact = float((-(P * points).sum(-1)).max()), float(EllipsoidSlice(chosen).support(P) + (P @ chosen.beta).sum())
+    words = "the best of 50,000 samples at d = 16"
+    if printed:
+        return Trial(1 - best / exact, f"{words} is {best:.4g}, H is {exact:.4g}")
+    return at_most(best, 0.97 * exact, f"{words} against 0.97 H")
+
+
+@statement("kkt", 4, "ctrans", "the maximisers satisfy the KKT conditions of their image", 1e-10)
+def stationarity(draw: Draw) -> Trial:
+    """The larger of feasibility and gamma*p_j + eta u_j + mu 1 = 0 (mu for LayerNorm only) at the maximiser, best multipliers."""
+    chosen, P = _problem(draw)
+    image = image_of(chosen)
+    return Trial(float(image.kkt(P, image.maximizer(P))), f"KKT residual at the maximiser, {_named(P)}")

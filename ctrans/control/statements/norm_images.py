@@ -1,0 +1,231 @@
+"""Section 4: the support function of each norm of the table NORMS, and H behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ctrans.control import GainDecay, certify
+from ctrans.control.ascent import ascend
+from ctrans.control.gains import has_offset
+from ctrans.control.sets_by_norm import image_of
+from ctrans.norm import NORMS, Norm, SquashNorm
+from ctrans.norm.random_norms import SQUASHING, any_norm, norm_words
+from ctrans.statement import Draw, Trial, at_most, equal, holds_if, known, statement, worst
+
+DECAYING = ["derf", "dyt", "group_rmsnorm", "rmsnorm", "scalenorm"]
+"""Norms with gains whose decay has one maximum; LayerNorm's local ones are `gain-decay`'s."""
+IMPROVED, STILL = 20_000, 1e-7
+"""Steps at most of gains that improve, and the change below which they stand still: slow where a best gain is nearly 0."""
+
+
+@statement(
+    "norm-supports",
+    4,
+    "ctrans, on Kan, eq. 99",
+    "no input of a norm exceeds its support function, whatever the gains' signs, eps and what an ascent finds",
+)
+def support_is_a_bound(draw: Draw) -> Trial:
+    """<p, N(x)> at 500 inputs of sizes 1e-3 to 1e3 and at the ends of ascents from 4 of them, against sup <p, z>."""
+    norm = any_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
+    p = draw.normal(norm.width)
+    x = torch.logspace(-3, 3, 500, dtype=torch.float64).unsqueeze(-1) * draw.normal(500, norm.width)
+    climbed = ascend(lambda z: norm(z) @ p, x[::125], (-1,)).best
+    found = torch.cat([norm(x) @ p, climbed]).max() - p @ norm.beta
+    return at_most(found, norm.support(p) - p @ norm.beta, f"best <p, N(x) - beta>, {norm_words(norm)}")
+
+
+@statement(
+    "norm-closed-forms",
+    4,
+    "ctrans, on Kan, eq. 99",
+    "sqrt(d)|C(gamma*p)|, of groups the sum of theirs, of a box sum_i abs(gamma_i p_i), of a ball c sqrt(d)|p|; each plus <p, beta>",
+    1e-12,
+)
+def closed_forms(draw: Draw) -> Trial:
+    """sup <p, z> against the formula of each norm, written out anew."""
+    norm = any_norm(draw)
+    p, d = draw.normal(norm.width), norm.width
+    q, drift = norm.gamma * p, p @ norm.beta
+    parts = q.split(q.shape[0] // getattr(norm, "groups", 1))
+    forms: dict[str, Callable[[], Tensor]] = {
+        "ellipsoid": lambda: math.sqrt(d) * q.norm() + drift,
+        "slice": lambda: math.sqrt(d) * (q - q.mean()).norm() + drift,
+        "ellipsoids": lambda: torch.stack([math.sqrt(len(part)) * part.norm() for part in parts]).sum(),
+        "box": lambda: q.abs().sum() + drift,
+        "ball": lambda: norm.gamma[0] * math.sqrt(d) * p.norm(),
+    }
+    return equal(norm.support(p), forms[norm.image](), f"support, {norm_words(norm)}")
+
+
+@statement(
+    "norm-maximisers",
+    4,
+    "ctrans, on Kan, eq. 100",
+    "each norm's maximiser is on the closure of its image and has its support",
+    1e-9,
+)
+def maximiser_has_it(draw: Draw) -> Trial:
+    """<p, z*> = sup <p, z> and the residual of z*, the maximiser, which is on the image's closure."""
+    norm = any_norm(draw)
+    p = draw.normal(5, norm.width)
+    best = norm.maximizer(p)
+    value = equal((p * best).sum(-1), norm.support(p), f"<p, z*> against the support, {norm_words(norm)}")
+    return worst(value, Trial(float(norm.constraint_violation(best).max()), f"residual of z*, {norm_words(norm)}"))
+
+
+@statement(
+    "norm-approach",
+    4,
+    "ctrans",
+    "inputs within r come as near to the support as each norm says: eps d/(2 r^2) of it, 2 exp(-2 alpha "
+    "r/sqrt(d)) under DyT, 0 clipped",
+    1e-9,
+)
+def approached(draw: Draw) -> Trial:
+    """sup <p, z> less the best <p, N(x)> within |x - c| <= r, by ascent projected there, r from 1/10 to 30, against the rate stated."""
+    norm = any_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
+    p, radius = draw.normal(norm.width), draw.log_uniform(-1, 1.5)
+    c = -norm.shift / norm.alpha if isinstance(norm, SquashNorm) else torch.zeros(1, dtype=torch.float64)
+
+    def within(x: Tensor) -> Tensor:
+        inside: Tensor = c + (x - c) / ((x - c).norm(dim=-1, keepdim=True) / radius).clamp_min(1)
+        return inside
+
+    starts = torch.cat([radius * draw.normal(3, norm.width), radius * _way(norm, p)])
+    best = ascend(lambda x: norm(x) @ p, starts + c, (-1,), within).best.max()
+    top = norm.support(p)
+    scale = top - p @ norm.beta
+    late = Trial(
+        float((top - best - norm.shortfall(p, radius)) / scale), f"sup less the best within {radius:.3g}, {norm_words(norm)}"
+    )
+    return worst(late, Trial(float((best - top) / scale), f"the best within {radius:.3g} against sup, {norm_words(norm)}"))
+
+
+def _way(norm: Norm, p: Tensor) -> Tensor:
+    """The unit direction in which a norm's output goes to its maximiser."""
+    q = norm.gamma * p
+    if norm.image == "box":
+        q = q.sign() * (norm.alpha.sign() if isinstance(norm, SquashNorm) else 1.0)
+    elif norm.image == "slice":
+        q = q - q.mean()
+    elif norm.image == "ellipsoids":
+        parts = q.split(len(q) // getattr(norm, "groups", 1))
+        q = torch.cat([part / part.norm() for part in parts])
+    way: Tensor = (q / q.norm()).unsqueeze(0)
+    return way
+
+
+@statement(
+    "squashing-not-attained",
+    4,
+    "ctrans, on Zhu et al. 2025",
+    "behind DyT and Derf H is finite and no velocity has it: the image is an open box",
+    0.0,
+)
+def squashing_has_no_maximiser(draw: Draw) -> Trial:
+    """<p, N(x)> < sup <p, z> strictly, at inputs as large as arithmetic tells apart: abs(alpha x + s) up to 4 (1 - erf(4) = 1.5e-8)."""
+    norm = any_norm(draw, SQUASHING)
+    assert isinstance(norm, SquashNorm), "those are drawn"
+    p = draw.normal(norm.width)
+    y = 4 * (norm.gamma * p).sign()
+    short = norm.support(p) - p @ norm((y - norm.shift) / norm.alpha)
+    return holds_if(float(short) > 0, f"H less the value at abs(alpha x + s) = 4: {float(short):.3g}, {norm_words(norm)}")
+
+
+@statement(
+    "norm-verdicts",
+    4,
+    "ctrans, on Kan, appendix E",
+    "behind every norm H is finite and certified; whatever is trained, just where the norm has no gains or offsets",
+    0.0,
+    0.2,
+)
+def verdicts(draw: Draw) -> Trial:
+    """H behind each norm: finite, its certificate's findings agree, well-posed without bounds just where nothing is trained."""
+    norm = any_norm(draw, eps=draw.choice((0.0, 1e-5)))
+    P = draw.normal(1 + draw.integer(4), norm.width)
+    found = certify(image_of(norm), P)
+    verdict = "well-posed for bounded gains" if list(norm.parameters()) else "well-posed"
+    failed = [words for words, holds in found.findings.items() if not holds]
+    return holds_if(
+        found.verdict == verdict and not failed, f"{norm_words(norm)}: {found.verdict}, {'; '.join(failed) or 'agrees'}"
+    )
+
+
+@statement(
+    "norm-gain-slopes",
+    4,
+    "ctrans",
+    "trained gains and offsets: H grows like |(a, sum_j p_j)|, a_i = sum_j abs(p_ji), behind a box, like sum_j |p_j| with one gain",
+    1e-9,
+    0.5,
+)
+def gain_slopes(draw: Draw) -> Trial:
+    """H at 200 random gains and offsets with |gamma|^2 + |beta|^2 = 1, against the largest slope proven, and that the latter is met.
+
+    It is met at gamma in proportion to a_i = sum_j abs(p_ji), beta to -sum_j p_j for a box; at g = 1 where one gain is shared.
+    """
+    norm = any_norm(draw, sorted(name for name in NORMS if NORMS[name](2).linear_parameters() and name != "layernorm"))
+    P = draw.normal(1 + draw.integer(4), norm.width)
+    slope = known(image_of(norm).slope_in_gains(P))
+    own = [norm.get_parameter(name) for name in norm.linear_parameters()]
+    best = -math.inf
+    for k in range(200):
+        parts = [draw.normal(*parameter.shape) for parameter in own]
+        if k == 0 and isinstance(norm, SquashNorm):
+            parts = [P.abs().sum(0), -P.sum(0)]
+        length = math.sqrt(sum(float(part.square().sum()) for part in parts))
+        for parameter, part in zip(own, parts, strict=True):
+            parameter.copy_(part / length)
+        best = max(best, float(norm.support(-P).sum()))
+    words = f"H at gains and offsets of length 1, {norm_words(norm)}"
+    met = equal(best, slope.lower, words) if isinstance(norm, SquashNorm) or norm.gains == "one" else Trial(-1.0, words)
+    assert has_offset(norm) == (slope.offset > 0), "offsets count where there are any"
+    return worst(at_most(best, slope.upper, words), met)
+
+
+@statement(
+    "gain-decay-norms",
+    4,
+    "ctrans",
+    "cost lam/2 (|gamma|^2 + |beta|^2): 2 lam H = |a|^2 + |sum_j p_j|^2 behind a box, (sum_j |p_j|)^2 for one gain, over groups "
+    "sum_g kappa_g^2",
+    1e-8,
+    0.25,
+)
+def decayed_gains(draw: Draw) -> Trial:
+    """(kappa^2 + |sum_j p_j|^2)/(2 lam) written out anew, and what gains that improve step by step reach by the norm's own support."""
+    norm = any_norm(draw, DECAYING)
+    P, lam = draw.normal(1 + draw.integer(4), norm.width), draw.log_uniform(-1, 1)
+    H = float(GainDecay(norm, lam).support(P))
+    own = [norm.get_parameter(name) for name in norm.linear_parameters()]
+    best = max(_improved(norm, P, lam, own, draw) for _ in range(2))
+    drift = float(P.sum(0).square().sum()) if has_offset(norm) else 0.0
+    words = f"{norm_words(norm)}, {len(P)} tokens, lam = {lam:.3g}"
+    found = [at_most(best, H, f"{words}: gains that improve step by step against H")]
+    if norm.image == "box":
+        found.append(equal(H, (float(P.abs().sum(0).square().sum()) + drift) / (2 * lam), f"{words}: H"))
+    if norm.gains == "one":
+        found.append(equal(H, float(P.norm(dim=-1).sum()) ** 2 / (2 * lam), f"{words}: H"))
+    return worst(*found, equal(best, H, f"{words}: the best gains against H"))
+
+
+def _improved(norm: Norm, P: Tensor, lam: float, own: list[torch.nn.Parameter], draw: Draw) -> float:
+    """The value of gains and offsets that improve step by step from random ones: each step takes the best for the linearised H."""
+    for parameter in own:
+        parameter.copy_(draw.normal(*parameter.shape))
+    for _ in range(IMPROVED):
+        with torch.enable_grad():
+            wanted = [parameter.requires_grad_() for parameter in own]
+            slopes = torch.autograd.grad(norm.support(-P).sum(), wanted)
+        moved = 0.0
+        for parameter, slope in zip(own, slopes, strict=True):
+            moved = max(moved, float((slope / lam - parameter).abs().max()))
+            parameter.requires_grad_(False).copy_(slope / lam)
+        if moved < STILL:
+            break
+    return float(norm.support(-P).sum()) - lam / 2 * sum(float(each.square().sum()) for each in own)

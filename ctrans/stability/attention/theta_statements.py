@@ -1,0 +1,214 @@
+"""Section 9: the softmax Jacobian's norm theta/tau, and theta as number partitioning (Emadi)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.stability.attention.balanced_mass import balanced_mass, smallest_difference
+from ctrans.statement import Draw, Printed, Trial, at_most, equal, statement, worst
+
+ROUNDING = 1e-14
+"""Of 1 - delta^2, absolutely."""
+
+
+def within(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
+    """The case of measured <= bound, up to the rounding of theta."""
+    return at_most(max(float(measured) - ROUNDING, 0.0), bound, words)
+
+
+def all_subsets(entries: int) -> Float[Tensor, "subsets entries"]:
+    """Every subset as a row of zeros and ones."""
+    return ((torch.arange(2**entries).unsqueeze(-1) >> torch.arange(entries)) & 1).double()
+
+
+def theta_of_subsets(p: Float[Tensor, " entries"]) -> Tensor:
+    """theta = 4 max_S p(S)(1 - p(S)), over every subset S."""
+    masses = all_subsets(len(p)) @ p
+    return (4 * masses * (1 - masses)).max()
+
+
+def random_row(draw: Draw, longest: int, shortest: int = 1) -> Float[Tensor, " entries"]:
+    """A softmax row: logits of any spread, some of them equal."""
+    entries = shortest + draw.integer(longest - shortest + 1)
+    logits = draw.log_uniform(-3.0, 1.0) * draw.normal(entries)
+    return (logits.round(decimals=1) if draw.flag() else logits).softmax(-1)
+
+
+def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> Float[Tensor, "*rows entries entries"]:
+    """J = (diag(p) - p p')/tau, the derivative of softmax(u/tau); |J|_{inf->1} = theta(p)/tau (Emadi, theorem 4.2)."""
+    return (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)) / temperature
+
+
+@statement(
+    "theorem-4.2",
+    9,
+    "Emadi, theorem 4.2",
+    "|J_softmax|_{inf->1} = theta/tau exactly, theta(p) = 4 max_S p(S)(1 - p(S))",
+    1e-12,
+    as_printed=True,
+)
+def softmax_norm(draw: Draw) -> Trial:
+    """max over sign vectors s of |J s|_1 = theta(p)/tau, for rows of up to 10 entries, absolutely."""
+    p, tau = random_row(draw, 10), draw.uniform(0.2, 3.0)
+    measured = ((2 * all_subsets(len(p)) - 1) @ softmax_jacobian(p, tau)).abs().sum(-1).amax()
+    return equal(measured, float(balanced_mass(p).upper) / tau, "|J|_{inf->1} over all sign vectors against theta/tau", 1.0)
+
+
+@statement(
+    "theta-partition",
+    9,
+    "ctrans, on Emadi, definition 4.1",
+    "theta = 1 - delta^2, delta the smallest difference between two halves: meeting in the middle finds it",
+    ROUNDING,
+)
+def partition(draw: Draw) -> Trial:
+    """theta = 1 - delta^2 by search, against every subset."""
+    entries, spread = 1 + draw.integer(12), draw.log_uniform(-2, 1)
+    p = (spread * draw.normal(entries)).softmax(-1)
+    return equal(balanced_mass(p).lower, theta_of_subsets(p), f"theta against all subsets, L = {len(p)}", 1.0)
+
+
+@statement(
+    "theta-bracket",
+    9,
+    "ctrans",
+    "beyond 30 entries theta is bracketed: any partition from below, mass that cannot be balanced from above",
+    share=0.5,
+)
+def bracket(draw: Draw) -> Trial:
+    """By how much theta, which meeting in the middle of the whole row finds, lies outside its bracket, as a ratio against 1."""
+    p = random_row(draw, 36, 31)
+    mass, theta = balanced_mass(p, tolerance=1e-6), 1 - float(smallest_difference(p.unsqueeze(0))) ** 2
+    outside = max(float(mass.lower) / theta, theta / float(mass.upper)) if theta else 1 + float(mass.upper)
+    return within(outside, 1.0, "theta bracket")
+
+
+@statement(
+    "theta-long-rows",
+    9,
+    "ctrans",
+    "softmax rows of N(0, 1) logits: 1 - theta < 2e-9 at L = 32, < 5e-13 at 64, in the median row",
+    0.0,
+    0.02,
+    printed=Printed("the same in every row", 0.0, 0.02),
+)
+def long_rows(draw: Draw, printed: bool) -> Trial:
+    """The median of 33 rows. Printed: the row with the largest entry, of 5000."""
+    cases = []
+    for entries, claimed in {32: 2e-9, 64: 5e-13}.items():
+        words, tolerance = f"1 - theta of N(0, 1) logits, L = {entries}", claimed / 10
+        p = draw.normal(5000 if printed else 33, entries).softmax(-1)
+        if printed:
+            heaviest = p[p.amax(-1).argmax()]
+            left = 1 - balanced_mass(heaviest, tolerance=tolerance).upper
+            words = f"{words}, a row with largest mass {float(heaviest.max()):.2f}"
+        else:
+            left, words = (1 - balanced_mass(p, tolerance=tolerance).lower).median(), f"{words}, the median row"
+        cases.append(at_most(left, claimed, words))
+    return worst(*cases)
+
+
+def greedy_prefix(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
+    """4 c (1 - c), c the sum of the largest entries that is nearest to 1/2 (Emadi, E.2).
+
+    Said there to equal theta for up to 16 entries; it is only a lower bound.
+    """
+    sums = p.sort(-1, descending=True).values.cumsum(-1)
+    return (4 * sums * (1 - sums)).amax(-1)
+
+
+@statement(
+    "greedy-prefix",
+    9,
+    "Emadi, E.2",
+    "greedy prefixes bound theta from below, and miss it in most rows of 16",
+    0.0,
+    0.02,
+    printed=Printed("for L <= 16 the greedy prefix gives theta exactly", 1e-12),
+)
+def greedy(draw: Draw, printed: bool) -> Trial:
+    """theta(p) - 4 c (1 - c) >= 0, c the greedy prefix's mass, and > 0 in most rows of 16. Printed: 0, for 4, 8 or 16 entries."""
+    entries = draw.choice((4, 8, 16)) if printed else 16
+    rows = torch.stack([draw.normal(entries).softmax(-1) for _ in range(1 if printed else 100)])
+    gap = balanced_mass(rows).lower - greedy_prefix(rows)
+    if printed:
+        return Trial(float(gap), f"L = {entries}: greedy prefix misses theta by {float(gap):.3g}")
+    missed = float((gap > 1e-12).double().mean())
+    return worst(
+        Trial(float(-gap.min()) - ROUNDING, "greedy against theta"),
+        Trial(0.8 - missed, f"L = 16: missed in {missed:.0%} of rows"),
+    )
+
+
+@statement(
+    "corollary-4.3-uniform",
+    9,
+    "Emadi, corollary 4.3(1)",
+    "the uniform row has theta = 1 for even L, 1 - 1/L^2 for odd L",
+    ROUNDING,
+    0.25,
+    printed=Printed("the uniform row has theta = 1", ROUNDING, 0.25),
+)
+def uniform(draw: Draw, printed: bool) -> Trial:
+    """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd. Printed: theta = 1."""
+    first, cases = 2 + draw.integer(40), []
+    for length in (first, first + 1):
+        theta = balanced_mass(torch.full((length,), 1 / length, dtype=torch.float64)).lower
+        expected = 1.0 if printed else 1 - (length % 2) / length**2
+        cases.append(equal(theta, expected, f"theta of the uniform row, L = {length}", 1.0))
+    return worst(*cases)
+
+
+@statement("corollary-4.3-one-hot", 9, "Emadi, corollary 4.3(2)", "a one-hot row has theta = 0", 0.0, 0.1, as_printed=True)
+def one_hot(draw: Draw) -> Trial:
+    """theta = 0 for every one-hot row of a length from 1 to 40."""
+    p = torch.eye(1 + draw.integer(40), dtype=torch.float64)
+    return equal(balanced_mass(p).upper.max(), 0.0, f"theta of one-hot rows, L = {len(p)}", 1.0)
+
+
+def peaked_bound(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
+    """4 kappa (1 - kappa) where the largest entry 1 - kappa is at least 1/2, otherwise 1: never below theta.
+
+    Corollary 4.3(3) of Emadi states the first form for every kappa, which is false for kappa > 1/2.
+    """
+    top = p.amax(-1)
+    return torch.where(top >= 0.5, 4 * top * (1 - top), torch.ones_like(top))
+
+
+@statement(
+    "corollary-4.3-peaked",
+    9,
+    "Emadi, corollary 4.3(3)",
+    "a row with top mass 1 - kappa has theta <= 4 kappa (1 - kappa) for kappa <= 1/2",
+    printed=Printed("the same for every kappa"),
+)
+def peaked(draw: Draw, printed: bool) -> Trial:
+    """theta over every subset against 4 kappa (1 - kappa), kappa <= 1/2. Printed: any kappa, rows of 2 to 11 entries."""
+    if printed:
+        entries, spread = 2 + draw.integer(10), draw.uniform(0.1, 3)
+        p = (spread * draw.normal(entries)).softmax(-1)
+        kappa = 1 - float(p.max())
+        return at_most(balanced_mass(p).lower, 4 * kappa * (1 - kappa), f"kappa = {kappa:.3g}: theta against 4 kappa (1 - kappa)")
+    p = random_row(draw, 12)
+    p[p.argmax()] += 1  # at least half of the mass
+    p = p / p.sum()
+    return within(theta_of_subsets(p), peaked_bound(p), "peaked rows")
+
+
+@statement(
+    "corollary-4.3-top-k",
+    9,
+    "Emadi, corollary 4.3(4)",
+    "mass 1/k on k tokens has theta = 1 - (1 - 2 floor(k/2)/k)^2",
+    ROUNDING,
+    0.25,
+    as_printed=True,
+)
+def top_k(draw: Draw) -> Trial:
+    """theta = 1 - (1 - 2 floor(k/2)/k)^2 for mass 1/k on the first k of up to 30 entries."""
+    entries = 1 + draw.integer(30)
+    k = 1 + draw.integer(entries)
+    p = (torch.arange(entries) < k).double() / k
+    return equal(balanced_mass(p).lower, 1 - (1 - 2 * (k // 2) / k) ** 2, f"mass 1/{k} on {k} of {entries} tokens", 1.0)

@@ -1,0 +1,190 @@
+"""Section 8: how far uncertainty in the inputs travels, in Wasserstein distance, and rates in the data's dimension."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment, linprog
+from torch import Tensor, nn
+
+from ctrans.depth import Depth
+from ctrans.model.random_models import described, random_model
+from ctrans.norm import RMSNorm
+from ctrans.placement import PLACEMENTS
+from ctrans.stability.transport.bounds import printed_transport_bound, transport_bound
+from ctrans.stability.transport.generalisation import generalisation_radius
+from ctrans.stability.transport.wasserstein import wasserstein
+from ctrans.statement import Draw, Printed, Trial, at_most, equal, holds_if, known, statement, worst
+from ctrans.sublayer import Sublayer
+
+
+@statement(
+    "dyadic-wasserstein",
+    8,
+    "Weed and Bach 2019, proposition 1",
+    "W_1 of two samples is at most the sum over dyadic levels of diameter times the mass that cells differ by, in k dimensions",
+    1e-9,
+    0.5,
+)
+def dyadic(draw: Draw) -> Trial:
+    """W_1 of two samples of N points in a cube of k dimensions of R^m against the sum over its dyadic cells."""
+    dimensions, count = 1 + draw.integer(3), 8 + draw.integer(40)
+    ambient = dimensions + draw.integer(30)
+    x, y = (draw.unit(count, dimensions) for _ in range(2))
+    frame = torch.linalg.qr(draw.normal(ambient, dimensions)).Q
+    # in the Euclidean distance, in which a cell's diameter is total/2^level
+    cost = torch.cdist(x @ frame.mT, y @ frame.mT, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    measured = float(cost[linear_sum_assignment(cost)].mean())
+    bound, levels, total = 0.0, 6, math.sqrt(dimensions)
+    for level in range(1, levels + 1):
+        places = (2**level) ** torch.arange(dimensions)
+        cells = [((2**level * points).floor().clamp(max=2**level - 1).long() * places).sum(-1) for points in (x, y)]
+        first, second = (torch.bincount(codes, minlength=2 ** (level * dimensions)) for codes in cells)
+        # the difference between sibling cells moves within their parent
+        bound += 2.0 ** (1 - level) * total * float((first - second).abs().sum()) / count
+    bound += total * 2.0**-levels
+    return at_most(measured, bound, f"{count} points of a {dimensions}-cube in {ambient} dimensions: W_1")
+
+
+@statement(
+    "intrinsic-rate",
+    8,
+    "Weed and Bach 2019; Kan, eq. 128",
+    "r(N) ~ N^(-1/k) for data of intrinsic dimension k > 2, whatever nd is: slopes from N = 32 to 512",
+    0.15,
+    0.04,
+    printed=Printed("r(N) ~ N^(-1/(nd))", 0.25, 0.01),
+)
+def intrinsic_rate(draw: Draw, printed: bool) -> Trial:
+    """The slope of log W_1 against log N of points of a k-cube in m dimensions: how far from -1/k, and from that of m = k.
+
+    Printed: the same slope of a 3-cube in 64 dimensions against -1/64.
+    """
+    if printed:
+        slope = _slope(draw, 3, 64)
+        return Trial(abs(slope + 1 / 64) / (1 / 64), f"a 3-cube in 64 dimensions: W_1 ~ N^{slope:.3f}, not N^-0.016")
+    k, ambient = 3 + draw.integer(2), draw.choice((8, 16, 64, 128))
+    seed, words = draw.seed(), f"a {k}-cube in {ambient} dimensions"
+    inside, outside = (_slope(Draw(seed), k, m, pairs=6) for m in (k, ambient))
+    return worst(
+        Trial(abs(outside + 1 / k) * k, f"{words}: W_1 ~ N^{outside:.3f}"),
+        Trial(abs(outside - inside) * k, f"{words}: W_1 ~ N^{outside:.3f}, and N^{inside:.3f} in {k}"),
+    )
+
+
+def _slope(draw: Draw, dimensions: int, ambient: int, pairs: int = 2) -> float:
+    """Between 32 and 512 points, from the mean of so many pairs of 512, and 16 times as many of 32; the same points for any ambient."""
+    frame, means = torch.linalg.qr(Draw(ambient).normal(ambient, dimensions)).Q, {}
+    for count in (32, 512):
+        points = [draw.unit(2, count, dimensions) for _ in range(512 // count * pairs)]
+        means[count] = sum(wasserstein(x @ frame.mT, y @ frame.mT, 1) for x, y in points) / len(points)
+    return math.log(means[512] / means[32]) / math.log(512 / 32)
+
+
+class Sign(nn.Module):
+    """X -> s (w . X) on each token."""
+
+    def __init__(self, s: Tensor, w: Tensor):
+        super().__init__()
+        self.s, self.w = s, w
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.w).unsqueeze(-1) * self.s
+
+
+def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
+    """Two fields X -> s (w.X) behind RMSNorm, s = (1, -1, 1, ...), and inputs on either side of w.X = 0: they part at full speed."""
+    s = torch.tensor([1.0, -1.0] * (d // 2), dtype=torch.float64)
+    w = draw.normal(d)
+    w = w / w.norm()
+    w = w - s * (w @ s) / d + s / d  # so that the fields push on in the direction they have begun
+    first, second = (RMSNorm(d, 0.0).double().requires_grad_(False) for _ in range(2))
+    parts = [Sublayer(Sign(s, w), "attention", output_norm=first), Sublayer(Sign(s, w), "ffn", output_norm=second)]
+    x = (1e-5 * w / w.norm()).reshape(1, 1, d)
+    return Depth(parts, 1.0), x, -x
+
+
+@statement(
+    "theorem-6",
+    8,
+    "Kan, theorem 6, eq. 17",
+    "W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + 2 dt sqrt(nd) m_p sum_k g_k, m_p = (nd)^max(0, 1/p - 1/2)",
+    printed=Printed("W_p(mu_D, nu_D) <= 2^((p-1)/p) (C W_p(mu_0, nu_0) + 4 dt D sqrt(nd) g_max), at p = 1 too", share=0.05),
+)
+def theorem_6(draw: Draw, printed: bool) -> Trial:
+    """Never exceeded, for any placement with a bound, any samples, p = 1 and 2.
+
+    Printed: W_1 of the ends <= W_1 of the inputs + 4 dt D sqrt(nd) g_max, for the diverging fields at n = 1, d = 8, D = 1.
+    """
+    if printed:
+        depth, x, y = diverging(draw)
+        bound = known(printed_transport_bound(depth, 1, wasserstein(x, y, 1), 1))
+        return at_most(wasserstein(depth(x), depth(y), 1), bound, "n = 1, d = 8, D = 1: W_1 of the ends")
+    made = random_model(draw, draw.choice([name for name in PLACEMENTS if name != "none"]), width=4)
+    samples, tokens = 1 + draw.integer(5), 1 + draw.integer(3)
+    x = draw.log_uniform(-1, 1) * draw.normal(samples, tokens, 4)
+    y = x + draw.log_uniform(-3, 1) * draw.normal(samples, tokens, 4)
+    ends, cases = (made.depth(x), made.depth(y)), []
+    for p in (1, 2):
+        bound = known(transport_bound(made.depth, tokens, wasserstein(x, y, p), p))
+        cases.append(at_most(wasserstein(*ends, p), bound, f"W_{p} of the ends, {described(made)}"))
+    return worst(*cases)
+
+
+@statement(
+    "theorem-6-attained",
+    8,
+    "ctrans",
+    "for fields s(w.X) on either side of w.X = 0 it is attained, at p = 1 (32 = 4 D n d) and p = 2 (4 D sqrt(nd))",
+    1e-3,
+    0.05,
+)
+def theorem_6_attained(draw: Draw) -> Trial:
+    """W_1 = 32 and W_2 = 4 sqrt(8) of the ends, and both equal the bound, for the diverging fields at n = 1, d = 8, D = 1."""
+    depth, x, y = diverging(draw)
+    cases = []
+    for p, exact in ((1, 32.0), (2, 4 * math.sqrt(8))):
+        found, bound = wasserstein(depth(x), depth(y), p), transport_bound(depth, 1, wasserstein(x, y, p), p)
+        cases += [equal(found, exact, f"W_{p} of the ends"), equal(found, bound or math.nan, f"W_{p} against its bound")]
+    return worst(*cases)
+
+
+@statement(
+    "wasserstein",
+    8,
+    "ctrans",
+    "between equally many samples W_p is an assignment problem: the linear programme over all plans does no better",
+    1e-9,
+    0.25,
+)
+def assignment(draw: Draw) -> Trial:
+    """Against the linear programme over all plans."""
+    count, p = 1 + draw.integer(7), 1 + draw.integer(2)
+    a, b = draw.normal(2, count, 3)
+    cost = ((a.unsqueeze(1) - b.unsqueeze(0)).abs() ** p).sum(-1).numpy()
+    rows, columns = np.kron(np.eye(count), np.ones(count)), np.kron(np.ones(count), np.eye(count))
+    plan = linprog(cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.full(2 * count, 1 / count), method="highs")
+    return equal(wasserstein(a, b, p), float(plan.fun) ** (1 / p), f"W_{p} of {count} samples against the linear programme")
+
+
+@statement(
+    "generalisation-radius",
+    8,
+    "Kan, eq. 128",
+    "r(N, delta) ~ N^(-1/(nd)) is vacuous at real nd: 10^12 samples leave over 99% of it",
+    0.0,
+    0,
+    printed=Printed("the radius tells how well N samples represent the data (halving it, to say the least)", 0.0, 0),
+)
+def radius_at_real_size(draw: Draw, printed: bool) -> Trial:
+    """N^(-1/(nd)) for 10^12 samples of 64 tokens of width 128: what is left of the radius of one.
+
+    Printed: at most 1/2 of it.
+    """
+    found, words = generalisation_radius(10**12, 64, 128), "10^12 samples in 8192 dimensions leave of the radius"
+    if printed:
+        return at_most(found.shrinkage, 0.5, f"{words} of one")
+    vacuous = found.vacuous and not generalisation_radius(1000, 1, 2).vacuous
+    return worst(at_most(0.99, found.shrinkage, words), holds_if(vacuous, "said to be vacuous there, not in 2 dimensions"))

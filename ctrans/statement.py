@@ -1,0 +1,197 @@
+"""A statement of theory as a test on random cases: what a case draws, and how far it is from the statement.
+
+Each room states its theory in modules named `..._statements` or in a package `statements`. `ctrans verify` gathers and runs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from solvers import ConfigError
+
+Item = TypeVar("Item")
+BOUND = 1e-9
+"""By how much a measurement may exceed its bound, relatively: the rounding of float64 in what is compared."""
+
+
+class Draw:
+    """The random numbers of one case, all from one generator. Tensors are float64."""
+
+    def __init__(self, seed: int):
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> Float[Tensor, "*shape"]:
+        """Entries N(0, 1)."""
+        return torch.randn(shape, dtype=torch.float64, generator=self.generator)
+
+    def unit(self, *shape: int) -> Float[Tensor, "*shape"]:
+        """Entries uniform in [0, 1)."""
+        return torch.rand(shape, dtype=torch.float64, generator=self.generator)
+
+    def signs(self, *shape: int) -> Float[Tensor, "*shape"]:
+        """Entries -1 with probability 1/4, else 1."""
+        return torch.where(torch.rand(shape, generator=self.generator) < 0.25, -1.0, 1.0)
+
+    def integer(self, end: int) -> int:
+        """A whole number from 0 to end - 1."""
+        return int(torch.randint(end, (), generator=self.generator))
+
+    def seed(self) -> int:
+        """The seed of another generator."""
+        return self.integer(2**31)
+
+    def flag(self) -> bool:
+        """True or False, equally likely."""
+        return bool(self.integer(2))
+
+    def uniform(self, low: float, high: float) -> float:
+        """Uniform in [low, high]."""
+        return low + (high - low) * float(self.unit())
+
+    def log_uniform(self, low: float, high: float) -> float:
+        """10 to the power of a number uniform in [low, high]."""
+        return 10 ** self.uniform(low, high)
+
+    def choice(self, items: Iterable[Item]) -> Item:
+        """One of the items, equally likely; of a table, one of its names."""
+        known = list(items)
+        return known[self.integer(len(known))]
+
+
+class Trial(NamedTuple):
+    """How far one case is from the statement, and the case in words and numbers.
+
+    `excess` is measured/bound - 1 for a bound and a relative difference for an equality. Where the statement holds it is at most the
+    test's tolerance; it is negative by the slack where a case does not attain a bound.
+    """
+
+    excess: float
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseTest:
+    """The test of one form of a statement: a drawn case must not exceed it by more than the tolerance.
+
+    `share` is the part of the requested cases that the test draws, at least one case: less for slow tests, 0 for a demonstration.
+    """
+
+    draw: Callable[[Draw], Trial]
+    tolerance: float = BOUND
+    share: float = 1.0
+
+    def count(self, cases: int) -> int:
+        """How many cases the test draws when `cases` are requested."""
+        return max(1, round(self.share * cases))
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """A lemma, theorem, proposition, corollary or line of theory with its source and section.
+
+    `says` is the form that holds, which `corrected` tests. `printed` is what the source says where that differs, which `seed` tests.
+    A statement that is right as printed has the same test twice; one that no source has, has no `seed`.
+    """
+
+    name: str
+    section: int
+    source: str
+    says: str
+    corrected: CaseTest
+    seed: CaseTest | None = None
+    printed: str = ""
+    module: str = ""
+
+
+class Printed(NamedTuple):
+    """The form that a source prints, where it is not the form that holds, with its test's tolerance and share."""
+
+    words: str
+    tolerance: float = BOUND
+    share: float = 1.0
+
+
+STATEMENTS: dict[str, Statement] = {}
+"""All statements of the modules imported so far, by name."""
+
+Form = TypeVar("Form", bound=Callable[..., Trial])
+
+
+def statement(
+    name: str,
+    section: int,
+    source: str,
+    says: str,
+    tolerance: float = BOUND,
+    share: float = 1.0,
+    *,
+    as_printed: bool = False,
+    printed: Printed | None = None,
+) -> Callable[[Form], Form]:
+    """Registers the decorated function, which maps a Draw to a Trial, as the test of a statement.
+
+    `as_printed`: the source states the same. `printed`: the source states something else; then the function takes a second argument,
+    `printed`, and with True it tests the source's form. Raises ConfigError for a name that another statement has.
+    """
+
+    def register(function: Form) -> Form:
+        if name in STATEMENTS:
+            raise ConfigError(f"a statement called {name!r} is registered by {STATEMENTS[name].module}: choose another name")
+        form: Callable[[Draw], Trial] = function if printed is None else partial(function, printed=False)
+        corrected, seed, words = CaseTest(form, tolerance, share), None, ""
+        if as_printed:
+            seed = corrected
+        if printed is not None:
+            words = printed.words
+            seed = CaseTest(partial(function, printed=True), printed.tolerance, printed.share)
+        STATEMENTS[name] = Statement(name, section, source, says, corrected, seed, words, function.__module__)
+        return function
+
+    return register
+
+
+def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
+    """The case of measured <= bound: excess measured/bound - 1, or the measured value where the bound is 0."""
+    value, limit = float(measured), float(bound)
+    if math.isinf(limit):
+        return Trial(math.nan if math.isnan(value) else -1.0, words)
+    return Trial(value / limit - 1 if limit else value, f"{words}: {value:.6g} against {limit:.6g}")
+
+
+def equal(found: float | Tensor, expected: float | Tensor, words: str, scale: float | Tensor | None = None) -> Trial:
+    """The case of found = expected: the largest difference over `scale`, by default the largest entry expected (1 if that is 0)."""
+    a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (found, expected))
+    size = float(b.abs().max() if scale is None else scale) or 1.0
+    gap = float((a - b).abs().max()) / size
+    numbers = f": {float(a):.6g} against {float(b):.6g}" if a.numel() == 1 else f": differ by {gap:.2g}"
+    return Trial(gap, words + numbers)
+
+
+def holds_if(condition: bool, words: str) -> Trial:
+    """The case of a yes-or-no statement: excess 0 or 1."""
+    return Trial(0.0 if condition else 1.0, words)
+
+
+def worst(*cases: Trial) -> Trial:
+    """The case furthest from its statement: a form that says several things holds where all of them do."""
+    return max(cases, key=lambda case: math.inf if math.isnan(case.excess) else case.excess)
+
+
+def known(value: Item | None) -> Item:
+    """The value, which the statement's objects have, though others of their type may not."""
+    assert value is not None
+    return value
+
+
+def dense_jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The function's Jacobian at x by autograd, (*shape of the result, *shape of x)."""
+    dense: Tensor = torch.autograd.functional.jacobian(function, x)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
+    return dense

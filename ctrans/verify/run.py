@@ -1,0 +1,86 @@
+"""Runs the test of a statement on its cases."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import zlib
+
+import torch
+
+from ctrans.depth import check_count
+from ctrans.statement import CaseTest, Draw, Statement, Trial
+from solvers import ConfigError, SolveError
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one test: whether the form holds, its worst case with its number, and the distance reached there."""
+
+    holds: bool
+    excess: float
+    tolerance: float
+    cases: int
+    case: int
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A statement with the outcome of its tests: `seed` None where no source states it, `seconds` for both forms together."""
+
+    name: str
+    section: int
+    source: str
+    says: str
+    printed: str
+    seed: CheckResult | None
+    corrected: CheckResult
+    seconds: float
+
+    @property
+    def verdict(self) -> str:
+        """new, as printed, corrected (the printed form fails), sharpened (it holds too), or violated."""
+        if not self.corrected.holds:
+            return "violated"
+        if self.seed is None:
+            return "new"
+        if not self.printed:
+            return "as printed"
+        return "sharpened" if self.seed.holds else "corrected"
+
+
+def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
+    """Both forms of the statement on `cases` cases each, less by their shares. Raises ConfigError for a number below 1."""
+    check_count("cases", cases)
+    start = time.perf_counter()
+    corrected = find(statement.corrected, statement.name, cases, seed)
+    printed = corrected if statement.seed is statement.corrected else None
+    if printed is None and statement.seed is not None:
+        printed = find(statement.seed, statement.name, cases, seed)
+    seconds = time.perf_counter() - start
+    return Result(
+        statement.name, statement.section, statement.source, statement.says, statement.printed, printed, corrected, seconds
+    )
+
+
+@torch.no_grad()
+def find(test: CaseTest, name: str, cases: int, seed: int) -> CheckResult:
+    """The worst of the test's cases. A case that cannot be computed, or whose distance is not a number, counts as worst."""
+    drawn = [_trial(test, draw_of(name, seed, k)) for k in range(test.count(cases))]
+    worst = max(range(len(drawn)), key=lambda k: math.inf if math.isnan(drawn[k].excess) else drawn[k].excess)
+    excess, words = drawn[worst]
+    return CheckResult(excess <= test.tolerance, excess, test.tolerance, len(drawn), worst, words)
+
+
+def _trial(test: CaseTest, draw: Draw) -> Trial:
+    try:
+        return test.draw(draw)
+    except (ConfigError, SolveError) as error:
+        return Trial(math.nan, f"cannot be computed: {error}")
+
+
+def draw_of(name: str, seed: int, case: int) -> Draw:
+    """The numbers of one case of one statement: each case can be repeated alone, independently of the others."""
+    return Draw(zlib.crc32(f"{name}/{seed}/{case}".encode()))
