@@ -6,9 +6,9 @@ estimate is O(h^q), so h err^(-1/q) is the step whose error would have been just
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from solvers.errors import ConfigError
@@ -36,8 +36,25 @@ class Controller(Protocol):
         """The size of the next attempt after a rejected one; its error is above 1 or not finite."""
 
 
+class _ByFactors:
+    """A rule whose fields are checked when it is made: each within its limits, and not at one where the rule could not work."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            low, high = LIMITS[name]
+            inside = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+            useless = (value == 0 and name in NOT_ZERO) or (value == 1 and name in NOT_ONE)
+            if not inside or useless:
+                raise ConfigError(f"{type(self).__name__} has {name} = {value!r}: give a number between {low} and {high}")
+
+
+LIMITS: dict[str, tuple[float, float]] = dict.fromkeys(("safety", "retry", "damping", "shrink", "beta", "d"), (0, 1))
+LIMITS |= {"alpha": (0, 2), "p": (0, 2), "i": (0, 2), "grow": (1, math.inf)}
+NOT_ZERO, NOT_ONE = ("safety", "retry", "shrink", "i"), ("shrink", "grow")
+
+
 @dataclasses.dataclass(frozen=True)
-class Cautious:
+class Cautious(_ByFactors):
     """h_next = h * clip(safety err^(-1/q) * min(1, err_prev/err)^(damping/q), 1, grow); rejected: h * max(shrink, retry err^(-1/q)).
 
     A proportional part that holds back while errors grow, and no accepted step makes the next one smaller: on switched
@@ -50,9 +67,6 @@ class Cautious:
     shrink: float = 0.2
     grow: float = 10.0
 
-    def __post_init__(self) -> None:
-        _check(self, {"safety": (0, 1), "retry": (0, 1), "damping": (0, 1), "shrink": (0, 1), "grow": (1, math.inf)})
-
     def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
         error, before, _ = errors
         factor = float(self.safety * error ** (-1 / q) * min(1.0, before / error) ** (self.damping / q))
@@ -62,8 +76,29 @@ class Cautious:
         return size * (max(self.shrink, self.retry * error ** (-1 / q)) if math.isfinite(error) else self.shrink)
 
 
+class _ByPowers(_ByFactors):
+    """h_next = h * clip(safety prod_i err_i^(powers_i/q), shrink, grow) over the last three errors, the nearest first."""
+
+    safety: float
+    shrink: float
+    grow: float
+
+    @property
+    @abc.abstractmethod
+    def powers(self) -> tuple[float, float, float]: ...
+
+    def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
+        factor: float = math.prod(error ** (power / q) for error, power in zip(errors, self.powers, strict=True))
+        following = size * min(self.grow, max(self.shrink, self.safety * factor))
+        # a step cut short by its segment's end says nothing against the longer one that was proposed
+        return following if size >= proposed else max(proposed, following)
+
+    def rejected(self, size: float, error: float, q: int) -> float:
+        return size * (max(self.shrink, self.safety * error ** (-1 / q)) if math.isfinite(error) else self.shrink)
+
+
 @dataclasses.dataclass(frozen=True)
-class PI:
+class PI(_ByPowers):
     """h_next = h * clip(safety err^(-alpha/q) err_prev^(beta/q), shrink, grow); rejected: h * clip(safety err^(-1/q), shrink, 1).
 
     The proportional-integral control of Gustafsson (1991), with the exponents of Hairer and Wanner, IV.2. beta = 0 and alpha = 1
@@ -77,20 +112,13 @@ class PI:
     shrink: float = 0.2
     grow: float = 10.0
 
-    def __post_init__(self) -> None:
-        _check(self, {"safety": (0, 1), "alpha": (0, 2), "beta": (0, 1), "shrink": (0, 1), "grow": (1, math.inf)})
-
-    def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
-        error, before, _ = errors
-        factor = float(error ** (-self.alpha / q) * before ** (self.beta / q))
-        return _next(self, size, proposed, factor)
-
-    def rejected(self, size: float, error: float, q: int) -> float:
-        return _again(self, size, error, q)
+    @property
+    def powers(self) -> tuple[float, float, float]:
+        return -self.alpha, self.beta, 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class PID:
+class PID(_ByPowers):
     """h_next = h * clip(safety err^(-(i+p+d)/q) err_prev^((p+2d)/q) err_before^(-d/q), shrink, grow); rejected as by PI.
 
     Integral, proportional and differential control of log err (Soederlind 2003), in the gains that diffrax and torchode call icoeff,
@@ -106,39 +134,9 @@ class PID:
     shrink: float = 0.2
     grow: float = 10.0
 
-    def __post_init__(self) -> None:
-        _check(self, {"safety": (0, 1), "p": (0, 2), "i": (0, 2), "d": (0, 1), "shrink": (0, 1), "grow": (1, math.inf)})
-
-    def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
-        powers = -(self.i + self.p + self.d), self.p + 2 * self.d, -self.d
-        return _next(self, size, proposed, math.prod(error ** (power / q) for error, power in zip(errors, powers, strict=True)))
-
-    def rejected(self, size: float, error: float, q: int) -> float:
-        return _again(self, size, error, q)
-
-
-def _next(rule: PI | PID, size: float, proposed: float, factor: float) -> float:
-    """The size after an accepted step, by a factor without its safety and bounds."""
-    following = size * min(rule.grow, max(rule.shrink, rule.safety * factor))
-    # a step cut short by its segment's end says nothing against the longer one that was proposed
-    return following if size >= proposed else max(proposed, following)
-
-
-def _again(rule: PI | PID, size: float, error: float, q: int) -> float:
-    """The size after a rejected step."""
-    return size * (max(rule.shrink, rule.safety * error ** (-1 / q)) if math.isfinite(error) else rule.shrink)
-
-
-def _check(rule: Cautious | PI | PID, limits: Mapping[str, tuple[float, float]]) -> None:
-    for name, (low, high) in limits.items():
-        value = getattr(rule, name)
-        inside = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-        if (
-            not inside
-            or (value == 0 and name in ("safety", "retry", "shrink", "i"))
-            or (value == 1 and name in ("shrink", "grow"))
-        ):
-            raise ConfigError(f"{type(rule).__name__} has {name} = {value!r}: give a number between {low} and {high}")
+    @property
+    def powers(self) -> tuple[float, float, float]:
+        return -(self.i + self.p + self.d), self.p + 2 * self.d, -self.d
 
 
 CONTROLLERS: dict[str, Controller] = {"cautious": Cautious(), "pi": PI(), "pid": PID()}

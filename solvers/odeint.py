@@ -16,7 +16,7 @@ import torchdiffeq
 from torch import Tensor
 
 from solvers.controller import PI
-from solvers.error_norm import Norm, rms
+from solvers.error_norm import rms
 from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.event import Event
 from solvers.gradients import Gradient, get_gradient
@@ -91,75 +91,42 @@ def odeint(
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
         raise ConfigError(f"event_fn = {event_fn!r} with {len(t)} times: give a function of t and y, and two times")
     if method in NAMES and method not in ITS_METHODS:
-        return _theirs(func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn, gradient=gradient)
+        calls = {"backprop": torchdiffeq.odeint, "adjoint": torchdiffeq.odeint_adjoint}
+        call = calls.get(gradient) if isinstance(gradient, str) else None
+        if call is None:
+            raise ConfigError(
+                f"method {method!r} is torchdiffeq's and has the gradients {', '.join(calls)} only, not {gradient!r}"
+            )
+        return their_result(call, func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn)
     chosen = ITS_METHODS.get("dopri5" if method is None else method)
     if chosen is None:
         raise unknown("method", method, {*ITS_METHODS, *NAMES})
-    asked = dict(options or {})
-    tree, field, first = _flattened(func, y0, chosen, asked)
-    start = first
-    tolerances = [_by_entry(*given, start, tree) for given in (("rtol", rtol), ("atol", atol))]
+    problem = Problem.of(func, y0, chosen, (rtol, atol), options, gradient)
+    first = problem.start
     # as the field is told it
-    moments = t.to(time_type(start.dtype))
+    moments = t.to(time_type(first.dtype))
     if t.requires_grad:
-        start = start - field(moments[0], start) * (moments[0] - moments[0].detach())
+        problem = dataclasses.replace(
+            problem, start=first - problem.field(moments[0], first) * (moments[0] - moments[0].detach())
+        )
     if event_fn is not None:
-        told = event_fn if tree is None else lambda t, y: event_fn(t, tree.parts(y))
-        event_t, states = _until(told, chosen, field, start, t, tolerances, asked, tree, gradient)
-        states = torch.stack([first, states])
-        return event_t, states if tree is None else tree.parts(states)
-    if len(t) == 1:
-        states = start[None]
-    elif chosen.adaptive:
-        chosen, request = _request(chosen, start, tolerances, asked, tree)
-        states = _adaptive(chosen, field, start, t, request, asked, gradient)
-    else:
-        states = _fixed(chosen, field, start, t, asked, gradient)
+        event_t, states = problem.until(event_fn, t)
+        return event_t, problem.parts(torch.stack([first, states]))
+    states = problem.start[None] if len(t) == 1 else problem.adaptive(t) if chosen.adaptive else problem.fixed(t)
     if t.requires_grad:
         later = zip(moments[1:], states[1:], strict=True)
-        states = torch.stack([first, *(y + field(time, y) * (time - time.detach()) for time, y in later)])
-    return states if tree is None else tree.parts(states)
+        states = torch.stack([first, *(y + problem.field(time, y) * (time - time.detach()) for time, y in later)])
+    return problem.parts(states)
 
 
-def curve(
-    func: Func, y0: Any, t0: float, t1: float, method: Method, tolerances: Sequence[Tolerance], asked: dict[str, Any]
-) -> Callable[[Tensor], Any]:
-    """t -> y(t) between two times, of one adaptive solve."""
-    tree, field, start = _flattened(func, y0, method, asked)
-    known = [_by_entry(*given, start, tree) for given in zip(("rtol", "atol"), tolerances, strict=True)]
-    method, request = _request(method, start, known, asked, tree)
-    ends = sorted({t0, t1, *_inside(asked, t0, t1)}, reverse=t0 > t1)
-    found = _solved([Segment(a, b, field) for a, b in pairwise(ends)], start, method=method, save="curve", **request).curve
-    assert found is not None, "asked for"
-    return found if tree is None else lambda t: tree.parts(found(t))
-
-
-def _flattened(func: Func, y0: Any, method: Method, asked: Mapping[str, Any]) -> tuple[Tree | None, Field, Tensor]:
-    """The structure of y0 if it is none, and the field and start of the flat state; what goes unheard is warned of."""
-    known = ADAPTIVE if method.adaptive else FIXED
-    if strange := sorted(set(asked) - set(known)):
-        warnings.warn(f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}", stacklevel=3)
-    if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
-        warnings.warn(
-            f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
-            stacklevel=3,
-        )
-    if isinstance(y0, Tensor):
-        return None, func, y0
-    tree = Tree(y0, "y0")
-    return tree, partial(_flat, tree, func), tree.flat("y0", y0)
-
-
-def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **request: Any) -> Any:
-    """torchdiffeq's own result, with its bare assertions turned into errors."""
-    calls = {"backprop": torchdiffeq.odeint, "adjoint": torchdiffeq.odeint_adjoint}
-    call = calls.get(gradient) if isinstance(gradient, str) else None
-    if call is None:
-        raise ConfigError(
-            f"method {request['method']!r} is torchdiffeq's and has the gradients {', '.join(calls)} only, not {gradient!r}"
-        )
+def their_result(call: Callable[..., Any], func: Func, y0: Any, t: Tensor, **request: Any) -> Any:
+    """The result of a call of torchdiffeq's, for states of any structure, with its bare assertions turned into errors."""
     if not isinstance(y0, Tensor) and type(y0) is not tuple:  # it knows no other structure
-        return _their_tree(Tree(y0, "y0"), func, y0, t, gradient=gradient, **request)
+        tree, event_fn = Tree(y0, "y0"), request["event_fn"]
+        if event_fn is not None:
+            request["event_fn"] = lambda t, y: event_fn(t, tree.parts(y))
+        found = their_result(call, partial(_flat, tree, func), tree.flat("y0", y0), t, **request)
+        return tree.parts(found) if event_fn is None else (found[0], tree.parts(found[1]))
     options = None if request["options"] is None else dict(request["options"])
     try:
         return call(func, y0, t, **{**request, "options": options})
@@ -167,144 +134,171 @@ def _theirs(func: Func, y0: Any, t: Tensor, *, gradient: str | Gradient, **reque
         raise SolveError(f"torchdiffeq's {request['method']}: {error or 'it stopped without a word'}") from None
 
 
-def _their_tree(tree: Tree, func: Func, y0: Any, t: Tensor, event_fn: Any, **request: Any) -> Any:
-    """The same of the flat state, in its structure."""
-    field = partial(_flat, tree, func)
-    told = None if event_fn is None else lambda t, y: event_fn(t, tree.parts(y))
-    found = _theirs(field, tree.flat("y0", y0), t, event_fn=told, **request)
-    return tree.parts(found) if event_fn is None else (found[0], tree.parts(found[1]))
-
-
 def _flat(tree: Tree, func: Func, t: Tensor, y: Tensor) -> Tensor:
     return tree.flat("func", func(t, tree.parts(y)))
 
 
-def _request(
-    method: Method, y0: Tensor, tolerances: Sequence[float | Tensor], asked: dict[str, Any], tree: Tree | None
-) -> tuple[Method, dict[str, Any]]:
-    """An adaptive method with the rule asked for, and what else is asked of `solve`."""
-    resolved = 4 * torch.finfo(y0.dtype).eps if y0.dtype in TYPES else 0.0
-    rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
-    if rule and isinstance(method, RungeKutta):
-        method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
-    # its defaults, 0 and inf, are no bounds
-    bounds = {name: float(asked[name]) for name in BOUNDS if asked.get(name) not in (None, 0, math.inf)}
-    control = StepControl(
-        tolerances[0].clamp(min=resolved) if isinstance(tolerances[0], Tensor) else max(tolerances[0], resolved),
-        tolerances[1],
-        _norm(asked.get("norm"), tree),
-        max_steps=int(asked.get("max_num_steps", 2**31 - 1)),
-        **bounds,
-    )
-    return method, {"step_control": control}
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """dy/dt = field(t, y) from y = start, flat for a tree, by one of our methods, with the options that are asked for."""
 
+    field: Field
+    start: Tensor
+    tree: Tree | None
+    method: Method
+    rtol: float | Tensor
+    atol: float | Tensor
+    asked: Mapping[str, Any]
+    gradient: str | Gradient
 
-def _inside(asked: dict[str, Any], start: float, end: float) -> list[float]:
-    """The switches that were declared between two times."""
-    switches = [float(s) for name in ("step_t", "jump_t") if asked.get(name) is not None for s in asked[name]]
-    return [s for s in switches if min(start, end) < s < max(start, end)]
-
-
-def _until(
-    event_fn: Func,
-    method: Method,
-    field: Field,
-    y0: Tensor,
-    t: Tensor,
-    tolerances: Sequence[float | Tensor],
-    asked: dict[str, Any],
-    tree: Tree | None,
-    gradient: str | Gradient,
-) -> tuple[Tensor, Tensor]:
-    """The event's time and state."""
-    start, other = t.detach().tolist()
-    with torch.no_grad():
-        signs = torch.sign(event_fn(t[0].to(time_type(y0.dtype)), y0))
-    event = Event(lambda t, y: (event_fn(t, y) * signs).min(), direction=-1)
-    if method.adaptive:
-        method, request = _request(method, y0, tolerances, asked, tree)
-        end = start + 1e9 * (other - start)
-        ends = sorted({start, end, *_inside(asked, start, end)}, reverse=start > other)
-    else:
-        if asked.get("grid_constructor") is not None:
-            raise ConfigError("a grid ends where it ends, and an event's time is not known: give step_size instead")
-        size = float(asked["step_size"]) if asked.get("step_size") is not None else abs(other - start)
-        request = {"steps": 2**20}
-        ends = [start, start + math.copysign(2**20 * size, other - start)]
-    segments = [Segment(a, b, field) for a, b in pairwise(ends)]
-    solution = _solved(segments, y0, method=method, gradient=gradient, events=event, **request)
-    if solution.event_time is None:
-        raise SolveError(
-            f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or the direction of t", solution
-        )
-    return solution.event_time.to(t), solution.x1
-
-
-def _adaptive(
-    method: Method, field: Field, y0: Tensor, t: Tensor, request: dict[str, Any], asked: dict[str, Any], gradient: str | Gradient
-) -> Tensor:
-    request = {**request, "method": method, "gradient": gradient}
-    times: list[float] = t.detach().tolist()
-    inside = _inside(asked, times[0], times[-1])
-    dense = getattr(method, "dense", False) and getattr(get_gradient(gradient), "dense", False)
-    ends = sorted({times[0], times[-1], *inside, *([] if dense else times)}, reverse=times[0] > times[-1])
-    segments = [Segment(a, b, field) for a, b in pairwise(ends)]
-    if dense:
-        return torch.stack(_solved(segments, y0, times=times, **request).states)
-    found = _solved(segments, y0, save="segments", **request)
-    states = dict(zip(found.times, found.states, strict=True))
-    return torch.stack([states[time] for time in times])
-
-
-def _solved(segments: Sequence[Segment], y0: Tensor, **request: Any) -> Solution:
-    """The solution, whose warnings are Python's."""
-    solution = solve(segments, y0, **request)
-    for words in solution.warnings:
-        warnings.warn(f"odeint: {words}", stacklevel=4)
-    return solution
-
-
-def _fixed(method: Method, field: Field, y0: Tensor, t: Tensor, asked: dict[str, Any], gradient: str | Gradient) -> Tensor:
-    times: list[float] = t.detach().tolist()
-    grid = _grid(field, y0, t, asked)
-    states = solve(
-        [Segment(a, b, field) for a, b in pairwise(grid)], y0, method=method, save="segments", gradient=gradient
-    ).states
-    if grid == times:
-        return torch.stack(states)
-    interpolate = look_up("interp", asked.get("interp", "linear"), INTERPOLATIONS)
-    sign = math.copysign(1.0, times[-1] - times[0])
-    ascending = [sign * g for g in grid]
-    found = [states[0]]
-    for time in times[1:]:
-        k = max(1, bisect_left(ascending, sign * time))
-        found.append(
-            states[k] if time == grid[k] else interpolate(field, (grid[k - 1], grid[k]), (states[k - 1], states[k]), time)
-        )
-    return torch.stack(found)
-
-
-def _grid(field: Field, y0: Tensor, t: Tensor, asked: dict[str, Any]) -> list[float]:
-    """The times between which one step is taken."""
-    times: list[float] = t.detach().tolist()
-    if asked.get("grid_constructor") is not None:
-        if asked.get("step_size") is not None:
-            raise ConfigError("step_size and grid_constructor both say where the steps end: give one of them")
-        grid: list[float] = asked["grid_constructor"](field, y0, t.detach()).tolist()
-        if grid[0] != times[0] or grid[-1] != times[-1]:
-            raise ConfigError(
-                f"the grid goes from {grid[0]:g} to {grid[-1]:g}, the times from {times[0]:g} to {times[-1]:g}: make them agree"
+    @classmethod
+    def of(
+        cls,
+        func: Func,
+        y0: Any,
+        method: Method,
+        tolerances: tuple[Tolerance, Tolerance],
+        options: Mapping[str, Any] | None,
+        gradient: str | Gradient = "backprop",
+    ) -> Problem:
+        """The problem of a call, with a warning of what is not used."""
+        asked = options or {}
+        known = ADAPTIVE if method.adaptive else FIXED
+        if strange := sorted(set(asked) - set(known)):
+            warnings.warn(f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}", stacklevel=3)
+        if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
+            warnings.warn(
+                f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
+                stacklevel=3,
             )
-        return grid
-    if asked.get("step_size") is None:
-        return times
-    size = float(asked["step_size"])
-    if not 0 < size < math.inf:
-        raise ConfigError(f"step_size = {size!r}: give a positive finite number, in units of time")
-    span = times[-1] - times[0]
-    # a step that rounding alone would leave is none
-    count = max(1, math.ceil(abs(span) / size * (1 - 1e-12)))
-    return [times[0] + math.copysign(k * size, span) for k in range(count)] + [times[-1]]
+        rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
+        if rule and method.adaptive and isinstance(method, RungeKutta):
+            method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
+        tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
+        field, start = (func, y0) if tree is None else (partial(_flat, tree, func), tree.flat("y0", y0))
+        rtol, atol = (_by_entry(*given, start, tree) for given in zip(("rtol", "atol"), tolerances, strict=True))
+        return cls(field, start, tree, method, rtol, atol, asked, gradient)
+
+    def parts(self, y: Tensor) -> Any:
+        """y in the structure of y0; axes in front of a state's stay there."""
+        return y if self.tree is None else self.tree.parts(y)
+
+    def option(self, name: str) -> Any:
+        """An option's value, or None."""
+        return self.asked.get(name)
+
+    @property
+    def control(self) -> StepControl:
+        """The step control of an adaptive method. A relative tolerance below what the type resolves is raised to that."""
+        resolved = 4 * torch.finfo(self.start.dtype).eps if self.start.dtype in TYPES else 0.0
+        norm = self.option("norm")
+        chosen = rms if norm is None else norm
+        return StepControl(
+            self.rtol.clamp(min=resolved) if isinstance(self.rtol, Tensor) else max(self.rtol, resolved),
+            self.atol,
+            chosen if self.tree is None else self.tree.norm(chosen, named=norm is None),
+            max_steps=int(self.asked.get("max_num_steps", 2**31 - 1)),
+            # its defaults, 0 and inf, are no bounds
+            **{name: float(self.asked[name]) for name in BOUNDS if self.option(name) not in (None, 0, math.inf)},
+        )
+
+    def solved(self, ends: Sequence[float], **request: Any) -> Solution:
+        """The solution over a segment from each end to the next; its warnings are Python's."""
+        segments = [Segment(a, b, self.field) for a, b in pairwise(ends)]
+        solution = solve(segments, self.start, method=self.method, gradient=self.gradient, **request)
+        for words in solution.warnings:
+            warnings.warn(f"odeint: {words}", stacklevel=4)
+        return solution
+
+    def ends(self, times: Sequence[float]) -> list[float]:
+        """The times and the switches between the first and the last of them that the options declare, in order."""
+        start, end = times[0], times[-1]
+        switches = [float(s) for name in ("step_t", "jump_t") if self.option(name) is not None for s in self.asked[name]]
+        inside = [s for s in switches if min(start, end) < s < max(start, end)]
+        return sorted({*times, *inside}, reverse=start > end)
+
+    def curve(self, t0: float, t1: float) -> Callable[[Tensor], Any]:
+        """t -> y(t) between two times, of one adaptive solve."""
+        found = self.solved(self.ends([t0, t1]), save="curve", step_control=self.control).curve
+        assert found is not None, "asked for"
+        return lambda t: self.parts(found(t))
+
+    def until(self, event_fn: Func, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The event's time and state."""
+        start, other = t.detach().tolist()
+
+        def values(t: Tensor, y: Tensor) -> Tensor:
+            g: Tensor = event_fn(t, self.parts(y))
+            return g
+
+        with torch.no_grad():
+            signs = torch.sign(values(t[0].to(time_type(self.start.dtype)), self.start))
+        event = Event(lambda t, y: (values(t, y) * signs).min(), direction=-1)
+        if self.method.adaptive:
+            ends = self.ends([start, start + 1e9 * (other - start)])
+            solution = self.solved(ends, events=event, step_control=self.control)
+        else:
+            if self.option("grid_constructor") is not None:
+                raise ConfigError("a grid ends where it ends, and an event's time is not known: give step_size instead")
+            size = abs(other - start) if self.option("step_size") is None else float(self.asked["step_size"])
+            ends = [start, start + math.copysign(2**20 * size, other - start)]
+            solution = self.solved(ends, events=event, steps=2**20)
+        if solution.event_time is None:
+            raise SolveError(
+                f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or the direction of t", solution
+            )
+        return solution.event_time.to(t), solution.x1
+
+    def adaptive(self, t: Tensor) -> Tensor:
+        """The states at the times t, by steps of the method's own choice."""
+        times: list[float] = t.detach().tolist()
+        if getattr(self.method, "dense", False) and getattr(get_gradient(self.gradient), "dense", False):
+            ends = self.ends([times[0], times[-1]])
+            return torch.stack(self.solved(ends, times=times, step_control=self.control).states)
+        found = self.solved(self.ends(times), save="segments", step_control=self.control)
+        states = dict(zip(found.times, found.states, strict=True))
+        return torch.stack([states[time] for time in times])
+
+    def fixed(self, t: Tensor) -> Tensor:
+        """The states at the times t, by one step between each two ends of a grid."""
+        times: list[float] = t.detach().tolist()
+        grid = self.grid(t, times)
+        states = self.solved(grid, save="segments").states
+        if grid == times:
+            return torch.stack(states)
+        interpolate = look_up("interp", self.asked.get("interp", "linear"), INTERPOLATIONS)
+        sign = math.copysign(1.0, times[-1] - times[0])
+        ascending = [sign * g for g in grid]
+        found = [states[0]]
+        for time in times[1:]:
+            k = max(1, bisect_left(ascending, sign * time))
+            if time == grid[k]:
+                found.append(states[k])
+            else:
+                found.append(interpolate(self.field, (grid[k - 1], grid[k]), (states[k - 1], states[k]), time))
+        return torch.stack(found)
+
+    def grid(self, t: Tensor, times: list[float]) -> list[float]:
+        """The times between which one step is taken."""
+        constructor, size = self.option("grid_constructor"), self.option("step_size")
+        if constructor is not None:
+            if size is not None:
+                raise ConfigError("step_size and grid_constructor both say where the steps end: give one of them")
+            grid: list[float] = constructor(self.field, self.start, t.detach()).tolist()
+            if grid[0] != times[0] or grid[-1] != times[-1]:
+                raise ConfigError(
+                    f"the grid goes from {grid[0]:g} to {grid[-1]:g}, the times from {times[0]:g} to {times[-1]:g}: make them agree"
+                )
+            return grid
+        if size is None:
+            return times
+        size = float(size)
+        if not 0 < size < math.inf:
+            raise ConfigError(f"step_size = {size!r}: give a positive finite number, in units of time")
+        span = times[-1] - times[0]
+        # a step that rounding alone would leave is none
+        count = max(1, math.ceil(abs(span) / size * (1 - 1e-12)))
+        return [times[0] + math.copysign(k * size, span) for k in range(count)] + [times[-1]]
 
 
 def _linear(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor], t: float) -> Tensor:
@@ -321,12 +315,6 @@ def _cubic(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor
 
 
 INTERPOLATIONS = {"linear": _linear, "cubic": _cubic}
-
-
-def _norm(norm: Callable[[Any], Tensor] | None, tree: Tree | None) -> Norm:
-    """The norm of a flat state from that of the user's; by default RMS, of a tuple the largest RMS of its tensors."""
-    chosen = rms if norm is None else norm
-    return chosen if tree is None else tree.norm(chosen, named=norm is None)
 
 
 def _by_entry(name: str, given: Tolerance, y0: Tensor, tree: Tree | None) -> float | Tensor:

@@ -10,10 +10,10 @@ import torchdiffeq
 from torch import Tensor
 
 from solvers.adjoint import Adjoint
-from solvers.errors import ConfigError, SolveError, unknown
+from solvers.errors import ConfigError, unknown
 from solvers.method import Method
 from solvers.methods import METHODS
-from solvers.odeint import ITS_METHODS, Func, curve, odeint
+from solvers.odeint import ITS_METHODS, Func, Problem, odeint, their_result
 from solvers.step_control import Tolerance
 from solvers.torchdiffeq_methods import NAMES
 
@@ -46,12 +46,8 @@ def odeint_adjoint(
     """
     if method in NAMES and method not in ITS_METHODS:
         own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
-        try:
-            return torchdiffeq.odeint_adjoint(
-                func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn, **own
-            )
-        except AssertionError as error:
-            raise SolveError(f"torchdiffeq's {method}: {error or 'it stopped without a word'}") from None
+        request = {"rtol": rtol, "atol": atol, "method": method, "options": options, "event_fn": event_fn, **own}
+        return their_result(torchdiffeq.odeint_adjoint, func, y0, t, **request)
     same = dict(options or {})
     for name, value in (adjoint_options or {}).items():
         allowed = (None, "seminorm") if name == "norm" else (same.get(name),)
@@ -116,4 +112,4 @@ def odeint_dense(
     for name, end in (("t0", t0), ("t1", t1)):
         if isinstance(end, Tensor) and end.requires_grad:
             raise ConfigError(f"{name} requires a gradient, which y(t) does not have: give {name}.detach(), or use odeint")
-    return curve(func, y0, float(t0), float(t1), chosen, (rtol, atol), dict(options or {}))
+    return Problem.of(func, y0, chosen, (rtol, atol), options).curve(float(t0), float(t1))

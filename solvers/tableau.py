@@ -219,27 +219,42 @@ def tableau(
     - `inner`: rows of stages that only `dense` has
     - `gamma`: a_ii of every stage but the first, for an implicit method
     """
-    rows = [[Fraction(value) for value in row] for row in a]
-    diagonal = [Fraction(0), *[Fraction(gamma)] * (len(rows) - 1)]
+    diagonal = Fraction(gamma)
 
-    def floats(values: Sequence[Coefficient]) -> tuple[float, ...]:
-        return tuple(float(Fraction(value)) for value in values)
+    def floats(values: Sequence[Coefficient] | None) -> tuple[float, ...] | None:
+        return None if values is None else tuple(float(Fraction(value)) for value in values)
+
+    def table(of: Sequence[Sequence[Coefficient]]) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(float(Fraction(value)) for value in row) for row in of)
+
+    def node(row: Sequence[Coefficient], own: Fraction) -> float:
+        # rounded to 15 digits, so that decimals whose sum misses 1 in the last place still name the step's end exactly
+        return round(float(sum((Fraction(value) for value in row), own)), 15)
 
     return Tableau(
         order=order,
-        a=tuple(tuple(float(value) for value in row) for row in rows),
-        b=floats(b),
-        # rounded to 15 digits, so that decimals whose sum misses 1 in the last place still name the step's end exactly
-        c=tuple(round(float(sum(row) + own), 15) for row, own in zip(rows, diagonal, strict=True)),
-        embedded=None if embedded is None else floats(embedded),
+        a=table(a),
+        b=table([b])[0],
+        c=tuple(node(row, diagonal if i else Fraction(0)) for i, row in enumerate(a)),
+        embedded=floats(embedded),
         embedded_order=embedded_order,
-        dense=tuple(floats(row) for row in dense),
-        coarse=None if coarse is None else floats(coarse),
+        dense=table(dense),
+        coarse=floats(coarse),
         coarse_order=coarse_order,
-        gamma=float(Fraction(gamma)),
-        inner=tuple(floats(row) for row in inner),
-        inner_c=tuple(round(float(sum((Fraction(value) for value in row), Fraction(0))), 15) for row in inner),
+        gamma=float(diagonal),
+        inner=table(inner),
+        inner_c=tuple(node(row, Fraction(0)) for row in inner),
     )
+
+
+def rows(text: str) -> list[list[str]]:
+    """Coefficients written as text: rows end with a semicolon, spaces part the numbers of a row."""
+    return [row.split() for row in text.split(";")]
+
+
+def numbers(text: str) -> list[str]:
+    """One row of coefficients."""
+    return text.split()
 
 
 @functools.cache
@@ -275,93 +290,89 @@ MIDPOINT = tableau(2, [[], ["1/2"]], [0, 1], dense=[[1, -1], [0, 1]])
 HEUN = tableau(2, [[], [1]], ["1/2", "1/2"], [1, 0], 1, dense=[[1, "-1/2"], [0, "1/2"]])
 RK4 = tableau(
     4,
-    [[], ["1/2"], [0, "1/2"], [0, 0, 1]],
-    ["1/6", "1/3", "1/3", "1/6"],
-    dense=[[1, "-3/2", "2/3"], [0, 1, "-2/3"], [0, 1, "-2/3"], [0, "-1/2", "2/3"]],
+    [[], *rows("1/2; 0 1/2; 0 0 1")],
+    numbers("1/6 1/3 1/3 1/6"),
+    dense=rows("1 -3/2 2/3; 0 1 -2/3; 0 1 -2/3; 0 -1/2 2/3"),
 )
 # Kutta (1901), the 3/8 rule.
 RK4_38 = tableau(
     4,
-    [[], ["1/3"], ["-1/3", 1], [1, -1, 1]],
-    ["1/8", "3/8", "3/8", "1/8"],
-    dense=[[1, "-15/8", 1], [0, "15/8", "-3/2"], [0, "3/8", 0], [0, "-3/8", "1/2"]],
+    [[], *rows("1/3; -1/3 1; 1 -1 1")],
+    numbers("1/8 3/8 3/8 1/8"),
+    dense=rows("1 -15/8 1; 0 15/8 -3/2; 0 3/8 0; 0 -3/8 1/2"),
 )
-HEUN3 = tableau(3, [[], ["1/3"], [0, "2/3"]], ["1/4", 0, "3/4"], dense=[[1, "-3/4"], [0, 0], [0, "3/4"]])
+HEUN3 = tableau(3, [[], ["1/3"], [0, "2/3"]], numbers("1/4 0 3/4"), dense=rows("1 -3/4; 0 0; 0 3/4"))
 # Bogacki and Shampine (1989), the 3(2) pair; inside a step the cubic through both ends and their slopes.
 BOSH3 = tableau(
     3,
-    [[], ["1/2"], [0, "3/4"], ["2/9", "1/3", "4/9"]],
-    ["2/9", "1/3", "4/9", 0],
-    ["7/24", "1/4", "1/3", "1/8"],
+    [[], *rows("1/2; 0 3/4; 2/9 1/3 4/9")],
+    numbers("2/9 1/3 4/9 0"),
+    numbers("7/24 1/4 1/3 1/8"),
     2,
-    [[1, "-4/3", "5/9"], [0, 1, "-2/3"], [0, "4/3", "-8/9"], [0, -1, 1]],
+    rows("1 -4/3 5/9; 0 1 -2/3; 0 4/3 -8/9; 0 -1 1"),
 )
 # Dormand and Prince (1980), the 5(4) pair.
 DOPRI5 = tableau(
     5,
     [
         [],
-        ["1/5"],
-        ["3/40", "9/40"],
-        ["44/45", "-56/15", "32/9"],
-        ["19372/6561", "-25360/2187", "64448/6561", "-212/729"],
-        ["9017/3168", "-355/33", "46732/5247", "49/176", "-5103/18656"],
-        ["35/384", 0, "500/1113", "125/192", "-2187/6784", "11/84"],
+        *rows("""
+        1/5;
+        3/40 9/40;
+        44/45 -56/15 32/9;
+        19372/6561 -25360/2187 64448/6561 -212/729;
+        9017/3168 -355/33 46732/5247 49/176 -5103/18656;
+        35/384 0 500/1113 125/192 -2187/6784 11/84
+    """),
     ],
-    ["35/384", 0, "500/1113", "125/192", "-2187/6784", "11/84", 0],
-    ["5179/57600", 0, "7571/16695", "393/640", "-92097/339200", "187/2100", "1/40"],
+    numbers("35/384 0 500/1113 125/192 -2187/6784 11/84 0"),
+    numbers("5179/57600 0 7571/16695 393/640 -92097/339200 187/2100 1/40"),
     4,
     # Shampine (1986)
-    [
-        [1, "-8048581381/2820520608", "8663915743/2820520608", "-12715105075/11282082432"],
-        [0],
-        [0, "131558114200/32700410799", "-68118460800/10900136933", "87487479700/32700410799"],
-        [0, "-1754552775/470086768", "14199869525/1410260304", "-10690763975/1880347072"],
-        [0, "127303824393/49829197408", "-318862633887/49829197408", "701980252875/199316789632"],
-        [0, "-282668133/205662961", "2019193451/616988883", "-1453857185/822651844"],
-        [0, "40617522/29380423", "-110615467/29380423", "69997945/29380423"],
-    ],
+    rows("""
+        1 -8048581381/2820520608 8663915743/2820520608 -12715105075/11282082432;
+        0;
+        0 131558114200/32700410799 -68118460800/10900136933 87487479700/32700410799;
+        0 -1754552775/470086768 14199869525/1410260304 -10690763975/1880347072;
+        0 127303824393/49829197408 -318862633887/49829197408 701980252875/199316789632;
+        0 -282668133/205662961 2019193451/616988883 -1453857185/822651844;
+        0 40617522/29380423 -110615467/29380423 69997945/29380423
+    """),
 )
 # Tsitouras (2011), the 5(4) pair; coefficients as published, to 16 digits.
-_TSIT5_B = [
-    0.09646076681806523,
-    0.01,
-    0.4798896504144996,
-    1.379008574103742,
-    -3.290069515436081,
-    2.324710524099774,
-]
-_TSIT5_ERROR = [
-    -0.00178001105222577714,
-    -0.0008164344596567469,
-    0.007880878010261995,
-    -0.1447110071732629,
-    0.5823571654525552,
-    -0.45808210592918697,
-    1 / 66,
-]
+_TSIT5_B = numbers("""
+    0.09646076681806523 0.01 0.4798896504144996 1.379008574103742 -3.290069515436081
+    2.324710524099774 0
+""")
+_TSIT5_ERROR = numbers("""
+    -0.00178001105222577714 -0.0008164344596567469 0.007880878010261995 -0.1447110071732629
+    0.5823571654525552 -0.45808210592918697 1/66
+""")
 TSIT5 = tableau(
     5,
     [
         [],
-        [0.161],
-        [-0.008480655492356989, 0.335480655492357],
-        [2.8971530571054935, -6.359448489975075, 4.3622954328695815],
-        [5.325864828439257, -11.748883564062828, 7.4955393428898365, -0.09249506636175525],
-        [5.86145544294642, -12.92096931784711, 8.159367898576159, -0.071584973281401, -0.028269050394068383],
-        _TSIT5_B,
+        *rows("""
+            0.161;
+            -0.008480655492356989 0.335480655492357;
+            2.8971530571054935 -6.359448489975075 4.3622954328695815;
+            5.325864828439257 -11.748883564062828 7.4955393428898365 -0.09249506636175525;
+            5.86145544294642 -12.92096931784711 8.159367898576159 -0.071584973281401
+                -0.028269050394068383
+        """),
+        _TSIT5_B[:-1],
     ],
-    [*_TSIT5_B, 0],
-    [b - error for b, error in zip([*_TSIT5_B, 0.0], _TSIT5_ERROR, strict=True)],
+    _TSIT5_B,
+    [float(b) - float(Fraction(error)) for b, error in zip(_TSIT5_B, _TSIT5_ERROR, strict=True)],
     4,
     # his own interpolant, its factors multiplied out
-    [
-        [1.0, -2.763706197274826, 2.9132554618219126, -1.0530884977290216],
-        [0.0, 0.1317, -0.2234, 0.1017],
-        [0.0, 3.9302962368947516, -5.941033872131505, 2.490627285651253],
-        [0.0, -12.411077166933676, 30.33818863028232, -16.548102889244902],
-        [0.0, 37.50931341651104, -88.1789048947664, 47.37952196281928],
-        [0.0, -27.896526289197286, 65.09189467479366, -34.87065786149661],
-        [0.0, 1.5, -4.0, 2.5],
-    ],
+    rows("""
+        1.0 -2.763706197274826 2.9132554618219126 -1.0530884977290216;
+        0.0 0.1317 -0.2234 0.1017;
+        0.0 3.9302962368947516 -5.941033872131505 2.490627285651253;
+        0.0 -12.411077166933676 30.33818863028232 -16.548102889244902;
+        0.0 37.50931341651104 -88.1789048947664 47.37952196281928;
+        0.0 -27.896526289197286 65.09189467479366 -34.87065786149661;
+        0.0 1.5 -4.0 2.5
+    """),
 )
