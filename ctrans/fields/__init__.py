@@ -8,8 +8,7 @@ from ctrans.fields.branch import Branch, BranchGains, OwnGains
 from ctrans.fields.check_map import check_map, check_shape
 from ctrans.fields.differential_attention import DifferentialAttention
 from ctrans.fields.experts import MixtureOfExperts
-from ctrans.fields.feed_forward import FeedForward
-from ctrans.fields.gated_feed_forward import GatedLinearUnits
+from ctrans.fields.feed_forward import FeedForward, GatedLinearUnits
 from ctrans.fields.linear_attention import GatedLinearAttention, KernelAttention, LinearAttention
 from ctrans.fields.parallel_maps import ParallelMaps
 from ctrans.fields.positions import POSITIONS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -13,13 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.fields.attention_options import AttentionOptions
+from ctrans.fields.joined_heads import JoinedHeads
 from ctrans.fields.positions import falling_scores, turn, turned_entries, turns
 from ctrans.fields.protocols import HasReferenceKernel, HeadMatrices, Matrix, TokenBound
 from ctrans.fields.query_key_norm import QK_NORMS
-from ctrans.fields.scale import SCALINGS_OF_ATTENTION, scaled_attention
 from ctrans.fields.spectral_norm import norm_of_product, spectral_norm
 from solvers import ConfigError
-from solvers.deprecated import old_names
+from solvers.deprecated import old_member, old_names
 from solvers.errors import look_up
 
 TEMPERATURES = (1e-12, 1e30)
@@ -35,7 +35,7 @@ def check_temperature(value: float) -> float:
     return value
 
 
-class SoftmaxAttention(nn.Module):
+class SoftmaxAttention(JoinedHeads):
     """f(x)_i = W_O [G_hi sum_j a_hij (V_g x_j + b_v,g)]_h + b_O, heads side by side, over the tokens of each sequence.
 
     x is (*batch, tokens, width), and a_hij = exp(s_hij)/(e_h + sum_l exp(s_hil)) over the tokens l that token i reads, with
@@ -50,6 +50,9 @@ class SoftmaxAttention(nn.Module):
     Where rows sum to less than 1 or a gate multiplies the heads, it does not show its heads: `why_not`. `Attention` does.
     """
 
+    shows_heads: ClassVar[bool] = False
+    plain = old_member("plain", "use_reference_kernel")
+
     def __init__(
         self,
         width: int,
@@ -62,21 +65,15 @@ class SoftmaxAttention(nn.Module):
         eps: float = 1e-5,
         options: AttentionOptions = PLAIN,
     ):
-        super().__init__()
+        if self.shows_heads and (options.sinks or options.gated_output):
+            raise ConfigError("sinks and gated_output leave no heads to show: make a SoftmaxAttention")
         options.check_heads(width, heads)
-        self.width, self.heads, self.causal, self.temperature = width, heads, causal, check_temperature(temperature)
-        self.options, self.groups = options, options.kv_heads or heads
-        self.qkv = nn.Linear(width, width + 2 * self.groups * self.head, bias=bias)
-        self.out = nn.Linear(width, width, bias=bias)
+        super().__init__(width, heads, groups=options.kv_heads, causal=causal, bias=bias)
+        self.options, self.temperature = options, check_temperature(temperature)
         self.query_norm, self.key_norm = norms_of(qk_norm, heads, self.head, eps)
         self.gate = nn.Linear(width, width, bias=bias) if options.gated_output else None
         self.sinks = nn.Parameter(torch.zeros(heads)) if options.sinks else None
         self.use_reference_kernel = False
-
-    @property
-    def head(self) -> int:
-        """d_h, the width of a head."""
-        return self.width // self.heads
 
     @property
     def why_not(self) -> str:
@@ -85,18 +82,9 @@ class SoftmaxAttention(nn.Module):
             return "a sink takes part of each row, so that what is left does not sum to 1"
         return "" if self.gate is None else "a gate that depends on the input multiplies what its heads average"
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        y: Tensor = self.out(self.pre_projection(x))
-        return y
-
-    @property
-    def output_projection(self) -> nn.Linear:
-        """The last linear map: f(x) = output_projection(pre_projection(x))."""
-        return self.out
-
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """What the last linear map is applied to: the heads' averages, side by side, times the gate."""
-        q, k, v = self._queries_keys_values(x)
+        q, k, v = self.queries_keys_values(x)
         if self.use_reference_kernel or self.sinks is not None or self.options.softcap is not None:
             mixed = self._rows(q, k) @ self._for_each_head(v)
         else:
@@ -113,9 +101,10 @@ class SoftmaxAttention(nn.Module):
 
     def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h of each head; row i weighs the tokens that token i reads. They sum to 1, with a sink to less."""
-        query, key, _ = self._split(self.qkv.weight)
-        b_q, b_k, _ = self._offsets()
-        return self._rows(*self._queries_keys(F.linear(x, query, b_q), F.linear(x, key, b_k)))
+        query, key, _ = self.split(self.qkv.weight)
+        b_q, b_k, _ = self.offsets()
+        q, k = (self.by_head(F.linear(x, rows, b)) for rows, b in ((query, b_q), (key, b_k)))
+        return self._rows(*self._normed_and_turned(q, k))
 
     def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
         """f(x[b]) at the token i = chosen[b], from <K_g' q_hi, x_j> in place of <q_hi, K_g x_j>, and V_g sum_j a_hij x_j in place of
@@ -126,10 +115,10 @@ class SoftmaxAttention(nn.Module):
             whole: Tensor = self(x)[each, chosen]
             return whole
         own = x[each, chosen].unsqueeze(-2)
-        query, key, value = self._split(self.qkv.weight)
-        b_q, b_k, b_v = self._offsets()
+        query, key, value = self.split(self.qkv.weight)
+        b_q, b_k, b_v = self.offsets()
         key, value = (self._for_each_head(part.unflatten(0, (-1, self.head))) for part in (key, value))
-        q = self._by_head(F.linear(own, query, b_q)) * self._scale
+        q = self.by_head(F.linear(own, query, b_q)) * self._scale
         scores = (q @ key) @ x.unsqueeze(-3).transpose(-1, -2)
         if b_k is not None:
             scores = scores + q @ self._for_each_head(b_k.view(-1, self.head, 1))
@@ -143,11 +132,7 @@ class SoftmaxAttention(nn.Module):
 
     def matrices(self) -> Iterator[Matrix]:
         """W_Q, W_K, W_V, the latter two smaller where heads share them, W_O, and W_G where there is a gate."""
-        query, key, value = self._split(self.qkv.weight)
-        yield Matrix(query, "query")
-        yield Matrix(key, "key")
-        yield Matrix(value, "value")
-        yield Matrix(self.out.weight, "out")
+        yield from super().matrices()
         if self.gate is not None:
             yield Matrix(self.gate.weight, "gate")
 
@@ -159,7 +144,7 @@ class SoftmaxAttention(nn.Module):
         offset is sum_h |W_O,h b_v,g| + |b_O|. A gate's entries lie between 0 and 1 and shorten the heads, side by side, at most:
         gain |W_O|_2 (sum_h |V_g|_2^2)^(1/2) or sum_h |W_O,h|_2 |V_g|_2, the smaller, and offset |W_O|_2 |b_V| + |b_O|.
         """
-        value, out = self._split(self.qkv.weight.detach())[2], self.out.weight.detach()
+        value, out = self.split(self.qkv.weight.detach())[2], self.out.weight.detach()
         values = [part for part in value.chunk(self.groups) for _ in range(self.heads // self.groups)]
         outs = out.chunk(self.heads, dim=1)
         if self.gate is None:
@@ -171,7 +156,7 @@ class SoftmaxAttention(nn.Module):
         if self.qkv.bias is None:
             return TokenBound(gain, 0.0)
         last = self.out.bias.detach().double()
-        offsets = self._split(self.qkv.bias.detach())[2].double().chunk(self.groups)
+        offsets = self.split(self.qkv.bias.detach())[2].double().chunk(self.groups)
         own = [part for part in offsets for _ in range(self.heads // self.groups)]
         if self.gate is not None:
             return TokenBound(gain, spectral_norm(out) * _length(torch.cat(own)) + _length(last))
@@ -179,44 +164,22 @@ class SoftmaxAttention(nn.Module):
             return TokenBound(gain, sum(_length(part.double() @ b) for part, b in zip(outs, own, strict=True)) + _length(last))
         return TokenBound(gain, _length(out.double() @ torch.cat(own) + last))
 
-    scalings: ClassVar[Mapping[str, bool]] = SCALINGS_OF_ATTENTION
-
-    def scaled(self, name: str, c: float) -> SoftmaxAttention:
-        """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them: c f(x)."""
-        return scaled_attention(self, name, c, lambda rows: self._split(rows)[2])
-
     @property
     def _scale(self) -> float:
         return 1 / (self.temperature * math.sqrt(self.head))
 
-    def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """The rows of W_Q, W_K and W_V."""
-        shared = self.groups * self.head
-        parts: tuple[Tensor, ...] = rows.split([self.width, shared, shared])
-        return parts
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """By head, queries and keys normed and turned."""
+        q, k, v = super().queries_keys_values(x)
+        return *self._normed_and_turned(q, k), v
 
-    def _offsets(self) -> tuple[Tensor | None, ...]:
-        """b_Q, b_K and b_V; None where there are none."""
-        return (None, None, None) if self.qkv.bias is None else self._split(self.qkv.bias)
-
-    def _queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shared = self.groups * self.head
-        q, k, v = self.qkv(x).split([self.width, shared, shared], dim=-1)
-        return *self._queries_keys(q, k), self._by_head(v)
-
-    def _queries_keys(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """By head, normed and turned."""
-        q, k = self.query_norm(self._by_head(q)), self.key_norm(self._by_head(k))
+    def _normed_and_turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = self.query_norm(q), self.key_norm(k)
         if self.options.places.turned:
             entries = turned_entries(self.head, self.options.rotary_fraction)
             by = turns(q.shape[-2], entries, self.options.rotary_base, q)
             q, k = turn(q, by), turn(k, by)
         return q, k
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        """(*batch, heads, tokens, head) of what stands side by side."""
-        y: Tensor = x.unflatten(-1, (-1, self.head)).transpose(-3, -2)
-        return y
 
     def _for_each_head(self, shared: Tensor) -> Tensor:
         """Keys or values of every head's group."""
@@ -273,23 +236,7 @@ class SoftmaxAttention(nn.Module):
 class Attention(SoftmaxAttention):
     """`SoftmaxAttention` whose rows sum to 1 and whose heads nothing multiplies: it shows them, for theta and Emadi's bounds."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        *,
-        causal: bool = True,
-        temperature: float = 1.0,
-        qk_norm: bool | str = False,
-        bias: bool = True,
-        eps: float = 1e-5,
-        options: AttentionOptions = PLAIN,
-    ):
-        if options.sinks or options.gated_output:
-            raise ConfigError("sinks and gated_output leave no heads to show: make a SoftmaxAttention")
-        super().__init__(
-            width, heads, causal=causal, temperature=temperature, qk_norm=qk_norm, bias=bias, eps=eps, options=options
-        )
+    shows_heads = True
 
     def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head; row i weighs the tokens that token i reads."""
@@ -302,9 +249,9 @@ class Attention(SoftmaxAttention):
 
     def head_matrices(self) -> Iterator[HeadMatrices]:
         """Q_h, K_g, V_g, the columns of W_O for each head, and its part of b_Q; of b_K where positions turn keys or a cap acts."""
-        query, key, value = self._split(self.qkv.weight)
+        query, key, value = self.split(self.qkv.weight)
         counts = self.options.places.turned or self.options.softcap is not None
-        b_q, b_k = (None, key.new_zeros(len(key))) if self.qkv.bias is None else self._split(self.qkv.bias)[:2]
+        b_q, b_k = (None, key.new_zeros(len(key))) if self.qkv.bias is None else self.split(self.qkv.bias)[:2]
         query_offsets = [None] * self.heads if b_q is None else b_q.chunk(self.heads)
         key_offsets = b_k.chunk(self.groups) if counts else [None] * self.groups
         keys, values = key.chunk(self.groups), value.chunk(self.groups)

@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.attention import check_temperature
+from ctrans.fields.joined_heads import SquareHeads
 from ctrans.fields.protocols import TokenBound
-from ctrans.fields.square_heads import SquareHeads
 from solvers import ConfigError
+from solvers.deprecated import old_member
 
 FIRST_SHARE = 0.8
 """lambda at first, as in the paper's deeper layers."""
@@ -26,6 +27,7 @@ class DifferentialAttention(SquareHeads):
     The fused kernel is used unless `use_reference_kernel` is set (see `reference_kernels`).
     """
 
+    plain = old_member("plain", "use_reference_kernel")
     why_not = "its rows are differences of two softmaxes and sum to 1 - lambda"
 
     def __init__(self, width: int, heads: int, *, causal: bool = True, temperature: float = 1.0, bias: bool = True):

@@ -12,16 +12,18 @@ from torch import Tensor, nn
 
 from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, length, plain_bound, plain_lipschitz
+from ctrans.fields.projected_map import ProjectedMap
 from ctrans.fields.protocols import Matrix, TokenBound
 from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions, Routing
 from ctrans.fields.spectral_norm import spectral_norm
+from solvers.deprecated import old_member
 from solvers.errors import look_up
 
 SCORES_SLOPE = math.sqrt(0.5)
 """abs(d(s_e - s_e')) <= sqrt(1/2) |dz|: softmax is 1/2-Lipschitz in the Euclidean norm, the sigmoid 1/4."""
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(ProjectedMap):
     """f(x) = sum_{e in S(x)} g_e(x) W_2,e h_e(x) + sum_{shared e} W_2,e h_e(x) + b_2, on each token alone.
 
     h_e(x) = phi(W_1,e x + b_1,e), or phi(W_g,e x + b_g,e) * (W_u,e x + b_u,e) where experts are gated; S(x) are the k routed experts
@@ -42,6 +44,8 @@ class MixtureOfExperts(nn.Module):
     switch adds when it is crossed (theory, "Experts switch").
     """
 
+    projection = "down"
+    plain = old_member("plain", "use_reference_kernel")
     why_not = "its gates choose between experts, so that it is no sum of units"
 
     def __init__(
@@ -65,14 +69,8 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         if self.use_reference_kernel or not x.numel() or torch.compiler.is_compiling():
-            y: Tensor = self.down(self.pre_projection(x))
-            return y
+            return super().forward(x)
         return self._sorted(x.reshape(-1, x.shape[-1])).view_as(x)
-
-    @property
-    def output_projection(self) -> nn.Linear:
-        """The last linear map: f(x) = output_projection(pre_projection(x))."""
-        return self.down
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
         """What the last linear map is applied to: the features of every expert times its gate, which is 0 for most."""

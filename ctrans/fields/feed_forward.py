@@ -1,4 +1,4 @@
-"""The FFN: W_2 phi(W_1 x + b_1) + b_2 on each token alone."""
+"""FFNs on each token alone: W_2 phi(W_1 x + b_1) + b_2, and the gated W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d."""
 
 from __future__ import annotations
 
@@ -10,55 +10,87 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.activations import ACTIVATIONS
-from ctrans.fields.ffn_bounds import Affine, plain_bound, plain_lipschitz
-from ctrans.fields.protocols import Matrix, TokenBound, Units
+from ctrans.fields.activations import ACTIVATIONS, Activation
+from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, plain_bound, plain_lipschitz
+from ctrans.fields.projected_map import ProjectedMap
+from ctrans.fields.protocols import Matrix, Role, TokenBound, Units
 from ctrans.fields.scale import scale_linear
+from solvers import ConfigError
 from solvers.errors import look_up
 
+MULTIPLE = 8
+"""What the usual hidden width is a multiple of."""
+GATES = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+"""Gated FFNs by their names, and the activations of their gates."""
 
-class FeedForward(nn.Module):
-    """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi one of `ACTIVATIONS`."""
 
-    def __init__(self, width: int, hidden: int, *, activation: str = "gelu", bias: bool = True):
+def gated_hidden_width(width: int) -> int:
+    """The least multiple of `MULTIPLE` from 8 d/3 on: three matrices of that width have as many entries as two of 4 d.
+
+    As Llama's, but that it rounds up to multiples of 256.
+    """
+    return MULTIPLE * math.ceil(8 * width / 3 / MULTIPLE)
+
+
+class HiddenLayer(ProjectedMap):
+    """An FFN of one hidden layer, whose linear maps are the modules that `roles` name."""
+
+    projection = "down"
+    roles: ClassVar[tuple[Role, ...]]
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+
+    def __init__(self, width: int, hidden: int, activation: str, bias: bool):
         super().__init__()
         look_up("activation", activation, ACTIVATIONS)
         self.activation = activation
-        self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
-
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        y: Tensor = self.down(self.pre_projection(x))
-        return y
+        for role in self.roles:
+            self.add_module(role, nn.Linear(hidden, width, bias=bias) if role == "down" else nn.Linear(width, hidden, bias=bias))
 
     @property
-    def output_projection(self) -> nn.Linear:
-        """The last linear map: f(x) = output_projection(pre_projection(x))."""
-        return self.down
+    def phi(self) -> Activation:
+        """The activation."""
+        return ACTIVATIONS[self.activation]
+
+    def matrices(self) -> Iterator[Matrix]:
+        """The weights by their roles, the last map's last."""
+        for role in self.roles:
+            yield Matrix(getattr(self, role).weight, role)
+
+    def affine(self) -> list[Affine]:
+        """The linear maps with their offsets, in the order of `roles`."""
+        parts = [getattr(self, role) for role in self.roles]
+        return [Affine(part.weight, part.bias) for part in parts]
+
+
+class FeedForward(HiddenLayer):
+    """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi one of `ACTIVATIONS`."""
+
+    roles = ("up", "down")
+    scalings: ClassVar[Mapping[str, bool]] = {"W1": False}
+    """Kan's W_1; phi is not homogeneous, so that f does not become c f."""
+
+    def __init__(self, width: int, hidden: int, *, activation: str = "gelu", bias: bool = True):
+        super().__init__(width, hidden, activation, bias)
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
         """What the last linear map is applied to: phi(W_1 x + b_1)."""
-        return ACTIVATIONS[self.activation](self.up(x))
-
-    def matrices(self) -> Iterator[Matrix]:
-        """W_1 and W_2."""
-        yield Matrix(self.up.weight, "up")
-        yield Matrix(self.down.weight, "down")
+        return self.phi(self.up(x))
 
     def units(self) -> Units:
         """phi(<w, x> + b) for every row w of W_1."""
-        return Units(ACTIVATIONS[self.activation], self.up.out_features)
+        return Units(self.phi, self.up.out_features)
 
     def bound(self) -> TokenBound:
         """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z); `plain_bound` where phi grows faster."""
-        return plain_bound(*self._affine(), ACTIVATIONS[self.activation])
+        up, down = self.affine()
+        return plain_bound(up, down, self.phi)
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
         """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius; `plain_lipschitz` where phi has no Lip(phi)."""
-        return plain_lipschitz(*self._affine(), ACTIVATIONS[self.activation], radius, printed=printed)
-
-    scalings: ClassVar[Mapping[str, bool]] = {"W1": False}
-    """Kan's W_1; phi is not homogeneous, so that f does not become c f."""
+        up, down = self.affine()
+        return plain_lipschitz(up, down, self.phi, radius, printed=printed)
 
     def scaled(self, name: str, c: float) -> FeedForward:
         """A copy with W_1 and b_1 times c."""
@@ -67,5 +99,32 @@ class FeedForward(nn.Module):
         scale_linear(twin.up, c)
         return twin
 
-    def _affine(self) -> tuple[Affine, Affine]:
-        return Affine(self.up.weight, self.up.bias), Affine(self.down.weight, self.down.bias)
+
+class GatedLinearUnits(HiddenLayer):
+    """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `ACTIVATIONS` (Shazeer 2020).
+
+    With SiLU it is SwiGLU, with GELU GEGLU, with ReLU ReGLU. It grows with the square of x: no affine function of |x| bounds it, and
+    it has no Lipschitz constant but in a ball.
+    """
+
+    roles = ("gate", "up", "down")
+    why_not = "its gate makes three factors of its matrices"
+
+    def __init__(self, width: int, hidden: int, *, activation: str = "silu", bias: bool = True):
+        super().__init__(width, hidden, activation, bias)
+        if self.phi.degree != 1:
+            raise ConfigError(f"activation {activation!r} grows with the square of its argument: a gate takes one that does not")
+
+    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+        """What the last linear map is applied to: phi(W_g x + b_g) * (W_u x + b_u)."""
+        gated: Tensor = self.phi(self.gate(x)) * self.up(x)
+        return gated
+
+    def bound(self) -> TokenBound:
+        """`gated_bound`: gain r + offset + curvature r^2."""
+        return gated_bound(*self.affine())
+
+    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """`gated_lipschitz`, of tokens no longer than `radius`; `printed` takes slope 1."""
+        gate, up, down = self.affine()
+        return gated_lipschitz(gate, up, down, 1.0 if printed else self.phi.slope, radius)

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.fields.joined_heads import SquareHeads
 from ctrans.fields.protocols import HeadMatrices, Matrix, TokenBound
 from ctrans.fields.spectral_norm import spectral_norm
-from ctrans.fields.square_heads import SquareHeads
 
 CHUNK = 64
 """Tokens whose weights are multiplied out; what came before them is one matrix of d_h x (d_h + 1) entries."""

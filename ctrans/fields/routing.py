@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.fields.gated_feed_forward import GATES
+from ctrans.fields.feed_forward import GATES
 from solvers import ConfigError
 from solvers.errors import look_up
 

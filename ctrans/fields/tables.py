@@ -13,8 +13,7 @@ from ctrans.fields.attention import Attention, SoftmaxAttention, qk_norm_name
 from ctrans.fields.attention_options import ROTARY_BASE, AttentionOptions
 from ctrans.fields.differential_attention import DifferentialAttention
 from ctrans.fields.experts import MixtureOfExperts
-from ctrans.fields.feed_forward import FeedForward
-from ctrans.fields.gated_feed_forward import GATES, MULTIPLE, GatedLinearUnits, gated_hidden_width
+from ctrans.fields.feed_forward import GATES, MULTIPLE, FeedForward, GatedLinearUnits, gated_hidden_width
 from ctrans.fields.linear_attention import GatedLinearAttention, LinearAttention
 from ctrans.fields.protocols import Kind
 from ctrans.fields.routing import ExpertOptions
@@ -171,40 +170,29 @@ def usual_hidden_width(width: int, ffn: str, experts: ExpertOptions) -> int:
     return entry.hidden_width(width, experts) if isinstance(entry, MapEntry) else 4 * width
 
 
-def _softmax(settings: MapSettings) -> SoftmaxAttention:
+def _made(kind: Callable[..., nn.Module], size: str, *names: str, **others: object) -> Maker:
+    """A maker of kind(width, size, name=.., ..), each from the settings of that name, and what else is given."""
+
+    def make(settings: MapSettings) -> nn.Module:
+        chosen = {name: getattr(settings, name) for name in names}
+        return kind(settings.width, getattr(settings, size), **chosen, **others)
+
+    return make
+
+
+def _softmax(settings: MapSettings) -> nn.Module:
     options = attention_options(settings)
     kind = SoftmaxAttention if options.sinks or options.gated_output else Attention
-    return kind(
-        settings.width,
-        settings.heads,
-        causal=settings.causal,
-        temperature=settings.temperature,
-        qk_norm=settings.qk_norm,
-        bias=settings.bias,
-        eps=settings.eps,
-        options=options,
-    )
-
-
-def _mlp(settings: MapSettings) -> FeedForward:
-    return FeedForward(settings.width, settings.hidden_width, activation=settings.activation, bias=settings.bias)
+    return _made(kind, "heads", "causal", "temperature", "qk_norm", "bias", "eps", options=options)(settings)
 
 
 def _gated(activation: str) -> MapEntry:
-    def make(settings: MapSettings) -> GatedLinearUnits:
-        return GatedLinearUnits(settings.width, settings.hidden_width, activation=activation, bias=settings.bias)
-
+    make = _made(GatedLinearUnits, "hidden_width", "bias", activation=activation)
     return MapEntry(make, hidden_width=lambda width, experts: gated_hidden_width(width), batches=True)
 
 
-def _experts(settings: MapSettings) -> MixtureOfExperts:
-    return MixtureOfExperts(
-        settings.width,
-        settings.hidden_width,
-        options=ExpertOptions.of(settings),
-        activation=settings.activation,
-        bias=settings.bias,
-    )
+def _experts(settings: MapSettings) -> nn.Module:
+    return _made(MixtureOfExperts, "hidden_width", "activation", "bias", options=ExpertOptions.of(settings))(settings)
 
 
 def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:
@@ -213,28 +201,16 @@ def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:
     return MULTIPLE * math.ceil(whole / experts.active / MULTIPLE)
 
 
-def _linear(settings: MapSettings) -> LinearAttention:
-    return LinearAttention(settings.width, settings.heads, causal=settings.causal, bias=settings.bias)
-
-
-def _gated_linear(settings: MapSettings) -> GatedLinearAttention:
-    return GatedLinearAttention(settings.width, settings.heads, bias=settings.bias)
-
-
-def _differential(settings: MapSettings) -> DifferentialAttention:
-    return DifferentialAttention(
-        settings.width, settings.heads, causal=settings.causal, temperature=settings.temperature, bias=settings.bias
-    )
-
-
 ATTENTIONS: dict[str, Maker] = {
     "softmax": MapEntry(_softmax, frozenset(IDLE["attention"]), batches=True),
-    "linear": MapEntry(_linear, frozenset({"causal"})),
-    "gated_linear": MapEntry(_gated_linear),
-    "differential": MapEntry(_differential, frozenset({"causal", "temperature"})),
+    "linear": MapEntry(_made(LinearAttention, "heads", "causal", "bias"), frozenset({"causal"})),
+    "gated_linear": MapEntry(_made(GatedLinearAttention, "heads", "bias")),
+    "differential": MapEntry(
+        _made(DifferentialAttention, "heads", "causal", "temperature", "bias"), frozenset({"causal", "temperature"})
+    ),
 }
 FFNS: dict[str, Maker] = {
-    "mlp": MapEntry(_mlp, frozenset({"activation"}), batches=True),
+    "mlp": MapEntry(_made(FeedForward, "hidden_width", "activation", "bias"), frozenset({"activation"}), batches=True),
     **{name: _gated(activation) for name, activation in GATES.items()},
     "moe": MapEntry(_experts, frozenset(IDLE["ffn"]), _expert_hidden_width),
 }
