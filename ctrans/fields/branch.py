@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.norm.norm import TrainedGains
+
 
 class BranchGains(nn.Module, abc.ABC):
     """gamma * u + beta of what a norm without gains gives: N_i x = gamma_i * x_hat + beta_i for maps that share x_hat."""
@@ -32,21 +34,12 @@ class BranchGains(nn.Module, abc.ABC):
         return self.gamma * u + self.beta
 
 
-class OwnGains(BranchGains):
+class OwnGains(TrainedGains, BranchGains):
     """Trained ones, 1 and 0 at first; beta stays 0 without `bias`."""
 
     def __init__(self, width: int, bias: bool):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    @property
-    def gamma(self) -> Float[Tensor, " width"]:
-        return self.weight
-
-    @property
-    def beta(self) -> Float[Tensor, " width"]:
-        return torch.zeros_like(self.weight) if self.bias is None else self.bias
+        self.make_gains(width, bias)
 
 
 class Branch(NamedTuple):

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ctrans.norm.norm import Norm, check_norm
+from ctrans.norm.norm import Norm, TrainedGains, check_norm
 from ctrans.norm.options import check_size
 
 ALPHA = 0.5
 """What alpha is at first (Zhu et al. 2025)."""
 
 
-class SquashNorm(Norm):
+class SquashNorm(TrainedGains, Norm):
     """z = gamma * phi(alpha x + s) + beta, phi odd and strictly increasing onto (-1, 1), alpha and s one number each.
 
     For alpha not 0 each entry ranges over all between beta_i -+ gamma_i by itself, ends excluded, so that max <p, z> = sum_i
@@ -34,8 +34,7 @@ class SquashNorm(Norm):
         super().__init__()
         self.width, _ = check_norm(width, eps)
         self.alpha = nn.Parameter(torch.full((1,), ALPHA if norm_alpha is None else check_size("norm_alpha", norm_alpha)))
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.make_gains(width, bias)
 
     @staticmethod
     @abc.abstractmethod
@@ -56,14 +55,6 @@ class SquashNorm(Norm):
     def shift(self) -> Float[Tensor, " one"]:
         """s."""
         return torch.zeros_like(self.alpha)
-
-    @property
-    def gamma(self) -> Float[Tensor, " width"]:
-        return self.weight
-
-    @property
-    def beta(self) -> Float[Tensor, " width"]:
-        return torch.zeros_like(self.weight) if self.bias is None else self.bias
 
     @property
     def attained(self) -> bool:

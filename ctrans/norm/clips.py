@@ -9,21 +9,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.norm.norm import Norm, check_bias, check_norm
+from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm
 from ctrans.norm.options import check_size
 
 RADIUS = 1.0
 """The largest RMS, or entry, that clipping leaves, unless said otherwise: that of a normalised token."""
 
 
-class ClipNorm(Norm):
+class ClipNorm(ConstantGain, Norm):
     """z = argmin |z - x| over a closed convex set of radius c about 0: N(N(x)) = N(x), Lipschitz with constant 1, nothing to train.
 
     gamma = c and beta = 0 here, so that u = z/c. It has no degree: it scales with x inside of the set and forgets the scale outside.
     The set is closed and is the image itself, so that its support function is attained.
     """
 
-    gains = "none"
     options = frozenset({"norm_radius"})
     no_tangent = "projects on a full set, on whose edge the velocity would jump"
 
@@ -33,16 +32,7 @@ class ClipNorm(Norm):
         check_bias(type(self).__name__, bias)
         self.width, _ = check_norm(width, eps)
         self.radius = RADIUS if norm_radius is None else check_size("norm_radius", norm_radius)
-        self.register_buffer("one", torch.ones(self.width), persistent=False)
-
-    @property
-    def gamma(self) -> Float[Tensor, " width"]:
-        one: Tensor = self.get_buffer("one")
-        return self.radius * one
-
-    @property
-    def beta(self) -> Float[Tensor, " width"]:
-        return torch.zeros_like(self.gamma)
+        self.make_constant(self.width, self.radius)
 
     @property
     def attained(self) -> bool:

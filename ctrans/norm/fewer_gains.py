@@ -9,34 +9,23 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.norm.norm import check_bias, check_norm
+from ctrans.norm.norm import ConstantGain, check_bias, check_norm
 from ctrans.norm.spheres import SphereNorm
 
 
-class PlainNorm(SphereNorm):
+class PlainNorm(ConstantGain, SphereNorm):
     """z = c x_hat with nothing to train: gamma = c in every channel, beta = 0."""
-
-    gains = "none"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
         super().__init__()
         check_bias(type(self).__name__, bias)
         self.width, self.eps = check_norm(width, eps)
-        self.register_buffer("one", torch.ones(self.width), persistent=False)
+        self.make_constant(self.width, self.constant_at(width))
 
     @staticmethod
-    def constant(width: int) -> float:
-        """c."""
+    def constant_at(width: int) -> float:
+        """c for that width."""
         return 1.0
-
-    @property
-    def gamma(self) -> Float[Tensor, " width"]:
-        one: Tensor = self.get_buffer("one")
-        return self.constant(self.width) * one
-
-    @property
-    def beta(self) -> Float[Tensor, " width"]:
-        return torch.zeros_like(self.gamma)
 
 
 class PlainLayerNorm(PlainNorm):
@@ -63,11 +52,11 @@ class L2Norm(PlainNorm):
     centred = False
 
     @staticmethod
-    def constant(width: int) -> float:
+    def constant_at(width: int) -> float:
         return 1 / math.sqrt(width)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return F.rms_norm(x, (self.width,), None, self.eps) * self.constant(self.width)
+        return F.rms_norm(x, (self.width,), None, self.eps) * self.constant
 
 
 class ScaleNorm(SphereNorm):
@@ -86,10 +75,6 @@ class ScaleNorm(SphereNorm):
     def gamma(self) -> Float[Tensor, " width"]:
         """g/sqrt(d) in every channel, so that |gamma| = abs(g)."""
         return (self.scale / math.sqrt(self.width)).expand(self.width)
-
-    @property
-    def beta(self) -> Float[Tensor, " width"]:
-        return torch.zeros_like(self.gamma)
 
     def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
         return {name: self.scale for name, _ in self.named_parameters()}

@@ -8,14 +8,14 @@ import math
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from ctrans.norm.norm import DividingNorm, Norm, check_bias, check_norm, worst_gain
+from ctrans.norm.norm import DividingNorm, Norm, TrainedGains, check_bias, check_norm
 from ctrans.norm.options import check_groups
 from ctrans.norm.spheres import SphereOf
 
 
-class GroupRMSNorm(DividingNorm):
+class GroupRMSNorm(TrainedGains, DividingNorm):
     """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (of a head: RetNet, Qwen's QK-norm).
 
     A product of sets has the sum of their support functions, each attained by itself: H(P) = sum_j sum_g sqrt(m) |gamma_g * p_jg|.
@@ -31,15 +31,7 @@ class GroupRMSNorm(DividingNorm):
         self.width, self.eps = check_norm(width, eps)
         self.groups = check_groups(1 + (width % 2 == 0) if norm_groups is None else norm_groups, width)
         self.each = width // self.groups
-        self.weight = nn.Parameter(torch.ones(width))
-
-    @property
-    def gamma(self) -> Float[Tensor, " width"]:
-        return self.weight
-
-    @property
-    def beta(self) -> Float[Tensor, " width"]:
-        return torch.zeros_like(self.weight)
+        self.make_gains(width, bias)
 
     @property
     def parts(self) -> list[SphereOf]:
@@ -97,11 +89,6 @@ class GroupRMSNorm(DividingNorm):
     def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """max_g max|gamma_g|/sigma_g >= |J(x)|_2."""
         return (self.apart(self.gamma).abs().amax(-1) / self.sigma(x)).amax(-1)
-
-    @property
-    def steepest(self) -> float:
-        """max|gamma|/sqrt(eps); inf for eps = 0."""
-        return float(worst_gain(self).detach()) / math.sqrt(self.eps) if self.eps else math.inf
 
     def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """v_g = gamma_g * (q_g - u_g (u_g.q_g)/(u_g.u_g)), q = f/gamma, u = x/gamma: RMSNorm's in each group."""

@@ -54,9 +54,9 @@ class Norm(nn.Module, abc.ABC):
         """The gain gamma."""
 
     @property
-    @abc.abstractmethod
     def beta(self) -> Float[Tensor, " width"]:
         """The offset beta (zeros where the norm has none)."""
+        return torch.zeros_like(self.gamma)
 
     @abc.abstractmethod
     def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
@@ -220,6 +220,48 @@ class DividingNorm(Norm):
     @property
     def undefined_at_zero(self) -> bool:
         return not self.reaches_inside
+
+    @property
+    def steepest(self) -> float:
+        """max|gamma|/sqrt(eps) (Emadi, lemma A.1); inf for eps = 0."""
+        return float(worst_gain(self).detach()) / math.sqrt(self.eps) if self.eps else math.inf
+
+
+class TrainedGains(nn.Module):
+    """gamma and beta as parameters, `weight` and `bias`, 1 and 0 at first; without `bias` beta stays 0."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def make_gains(self, width: int, bias: bool) -> None:
+        """Makes the parameters."""
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        return self.weight
+
+    @property
+    def beta(self) -> Float[Tensor, " width"]:
+        return torch.zeros_like(self.weight) if self.bias is None else self.bias
+
+
+class ConstantGain(nn.Module):
+    """gamma = c in every channel, with nothing to train."""
+
+    gains = "none"
+    constant: float
+
+    def make_constant(self, width: int, constant: float) -> None:
+        """Sets c."""
+        self.constant = constant
+        self.register_buffer("one", torch.ones(width), persistent=False)
+
+    @property
+    def gamma(self) -> Float[Tensor, " width"]:
+        one: Tensor = self.get_buffer("one")
+        return self.constant * one
 
 
 for _old, _new in OLD_MEMBERS.items():

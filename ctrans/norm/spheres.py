@@ -16,9 +16,9 @@ import math
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from ctrans.norm.norm import DividingNorm, Norm, check_bias, check_norm, worst_gain
+from ctrans.norm.norm import DividingNorm, Norm, TrainedGains, check_bias, check_norm, worst_gain
 
 
 class SphereNorm(DividingNorm):
@@ -158,11 +158,6 @@ class SphereNorm(DividingNorm):
         """max|gamma|/sigma >= |J(x)|_2, as |C - x_hat x_hat'/d|_2 <= 1."""
         return (worst_gain(self) / self.sigma(x)).squeeze(-1)
 
-    @property
-    def steepest(self) -> float:
-        """max|gamma|/sqrt(eps) (Emadi, lemma A.1); inf for eps = 0."""
-        return float(worst_gain(self).detach()) / math.sqrt(self.eps) if self.eps else math.inf
-
     def with_eps(self, eps: float) -> Norm:
         return WithEps(self, eps)
 
@@ -173,7 +168,7 @@ class SphereNorm(DividingNorm):
         return direction / length
 
 
-class LayerNorm(SphereNorm):
+class LayerNorm(TrainedGains, SphereNorm):
     """LN(x) = gamma * (x - mean(x)) / sqrt(var(x) + eps) + beta, over the last axis of the given width.
 
     `bias=False` leaves beta out (it is then zero).
@@ -185,22 +180,13 @@ class LayerNorm(SphereNorm):
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
         super().__init__()
         self.width, self.eps = check_norm(width, eps)
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    @property
-    def gamma(self) -> Tensor:
-        return self.weight
-
-    @property
-    def beta(self) -> Tensor:
-        return torch.zeros_like(self.weight) if self.bias is None else self.bias
+        self.make_gains(width, bias)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 
-class RMSNorm(SphereNorm):
+class RMSNorm(TrainedGains, SphereNorm):
     """RMSNorm(x) = gamma * x / sqrt(mean(x^2) + eps), over the last axis of the given width; beta = 0."""
 
     centred = False
@@ -209,15 +195,7 @@ class RMSNorm(SphereNorm):
         super().__init__()
         check_bias("RMSNorm", bias)
         self.width, self.eps = check_norm(width, eps)
-        self.weight = nn.Parameter(torch.ones(width))
-
-    @property
-    def gamma(self) -> Tensor:
-        return self.weight
-
-    @property
-    def beta(self) -> Tensor:
-        return torch.zeros_like(self.weight)
+        self.make_gains(width, bias)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return F.rms_norm(x, (self.width,), self.weight, self.eps)
