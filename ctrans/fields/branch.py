@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.norm.norm import TrainedGains
+from ctrans.norm.norm import GainParameters
 
 
 class BranchGains(nn.Module, abc.ABC):
@@ -34,7 +34,7 @@ class BranchGains(nn.Module, abc.ABC):
         return self.gamma * u + self.beta
 
 
-class OwnGains(TrainedGains, BranchGains):
+class OwnGains(GainParameters, BranchGains):
     """Trained ones, 1 and 0 at first; beta stays 0 without `bias`."""
 
     def __init__(self, width: int, bias: bool):

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ctrans.norm.norm import Norm, TrainedGains, check_norm
+from ctrans.norm.norm import GainParameters, Norm, check_norm
 from ctrans.norm.options import check_size
 
 ALPHA = 0.5
 """What alpha is at first (Zhu et al. 2025)."""
 
 
-class SquashNorm(TrainedGains, Norm):
+class SquashNorm(GainParameters, Norm):
     """z = gamma * phi(alpha x + s) + beta, phi odd and strictly increasing onto (-1, 1), alpha and s one number each.
 
     For alpha not 0 each entry ranges over all between beta_i -+ gamma_i by itself, ends excluded, so that max <p, z> = sum_i

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.norm.norm import DividingNorm, Norm, TrainedGains, check_bias, check_norm
+from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm
 from ctrans.norm.options import check_groups
 from ctrans.norm.spheres import SphereOf
 
 
-class GroupRMSNorm(TrainedGains, DividingNorm):
+class GroupRMSNorm(GainParameters, DividingNorm):
     """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (of a head: RetNet, Qwen's QK-norm).
 
     A product of sets has the sum of their support functions, each attained by itself: H(P) = sum_j sum_g sqrt(m) |gamma_g * p_jg|.

@@ -227,7 +227,7 @@ class DividingNorm(Norm):
         return float(worst_gain(self).detach()) / math.sqrt(self.eps) if self.eps else math.inf
 
 
-class TrainedGains(nn.Module):
+class GainParameters(nn.Module):
     """gamma and beta as parameters, `weight` and `bias`, 1 and 0 at first; without `bias` beta stays 0."""
 
     weight: nn.Parameter

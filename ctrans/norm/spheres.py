@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.norm.norm import DividingNorm, Norm, TrainedGains, check_bias, check_norm, worst_gain
+from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, worst_gain
 
 
 class SphereNorm(DividingNorm):
@@ -168,7 +168,7 @@ class SphereNorm(DividingNorm):
         return direction / length
 
 
-class LayerNorm(TrainedGains, SphereNorm):
+class LayerNorm(GainParameters, SphereNorm):
     """LN(x) = gamma * (x - mean(x)) / sqrt(var(x) + eps) + beta, over the last axis of the given width.
 
     `bias=False` leaves beta out (it is then zero).
@@ -186,7 +186,7 @@ class LayerNorm(TrainedGains, SphereNorm):
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 
-class RMSNorm(TrainedGains, SphereNorm):
+class RMSNorm(GainParameters, SphereNorm):
     """RMSNorm(x) = gamma * x / sqrt(mean(x^2) + eps), over the last axis of the given width; beta = 0."""
 
     centred = False
