@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ctrans.given_files import check_file
 from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.ot_transformer import OTTransformer
+from ctrans.interop.weight_names import GPT2_NAMES
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import spell
@@ -48,19 +49,6 @@ FREE = {*SETTINGS, "initialisation", "embedding_std"}
 CHECKPOINT = "ckpt.pt"
 """What nanoGPT calls its checkpoint in its out directory."""
 TIED = "lm_head.weight"
-NAMES = (
-    ("token_embedding", "transformer.wte"),
-    ("position_embedding", "transformer.wpe"),
-    ("final_norm", "transformer.ln_f"),
-)
-PARTS = (
-    ("input_norm", ("ln_1", "ln_2")),
-    ("field.qkv", ("attn.c_attn", None)),
-    ("field.out", ("attn.c_proj", None)),
-    ("field.up", (None, "mlp.c_fc")),
-    ("field.down", (None, "mlp.c_proj")),
-)
-"""Our name within a sublayer, and nanoGPT's within a block for attention and FFN."""
 IGNORED = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 """Causal masks that old versions keep among the weights."""
 COMPILED = "_orig_mod."
@@ -151,13 +139,13 @@ def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
     tied = weights.pop(TIED, None)
     if tied is not None and not torch.equal(tied, weights["transformer.wte.weight"]):
         raise ConfigError(f"{named!r} has a head of its own ({TIED} differs from transformer.wte.weight): nanoGPT's is tied")
-    expected = {_theirs(name): name for name in model.state_dict()}
-    shapes = {_theirs(name): tuple(value.shape) for name, value in model.state_dict().items()}
-    for name in sorted(shapes.keys() | weights.keys()):
-        have = tuple(weights[name].shape) if name in weights else "absent"
-        if have != shapes.get(name, "absent"):
-            raise ConfigError(f"{named!r} is no nanoGPT model: {name!r} is {have}, expected {shapes.get(name, 'absent')}")
-    model.load_state_dict({expected[name]: value for name, value in weights.items()})
+    ours = {GPT2_NAMES.of(name): name for name in model.state_dict()}
+    expected = {name: tuple(model.state_dict()[own].shape) for name, own in ours.items()}
+    for name in sorted(expected.keys() | weights.keys()):
+        have, want = tuple(weights[name].shape) if name in weights else "absent", expected.get(name, "absent")
+        if have != want:
+            raise ConfigError(f"{named!r} is no nanoGPT model: {name!r} is {have}, expected {want}")
+    model.load_state_dict({ours[name]: value for name, value in weights.items()})
 
 
 def to_nanogpt(model: GPT) -> dict[str, Any]:
@@ -172,7 +160,7 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
             value = None
         if field.name not in FREE and value != built_in:
             raise ConfigError(f"{field.name} = {value!r}: nanoGPT has only {built_in!r}, so this model cannot be exported to it")
-    weights = {_theirs(name): value.detach().clone() for name, value in model.state_dict().items()}
+    weights = {GPT2_NAMES.of(name): value.detach().clone() for name, value in model.state_dict().items()}
     weights[TIED] = weights["transformer.wte.weight"]
     arguments = {theirs: getattr(model.config, ours) for ours, theirs in SETTINGS.items()}
     return {"model": weights, "model_args": {**arguments, "dropout": 0.0}}
@@ -239,14 +227,3 @@ def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Ma
     attention, ffn = ("pre" if _ot(arguments, name) else "none" for name in ("ln1_on", "ln2_on"))
     placement = attention if attention == ffn else spell((attention, ffn))
     return dataclasses.replace(BUILT_IN, placement=placement, **found)
-
-
-def _theirs(name: str) -> str:
-    """nanoGPT's name of our parameter."""
-    for ours, theirs in NAMES:
-        if name.startswith(f"{ours}."):
-            return theirs + name.removeprefix(ours)
-    _, _, number, rest = name.split(".", 3)
-    block, place = divmod(int(number), 2)
-    ours, theirs_in = next((ours, theirs) for ours, theirs in PARTS if rest.startswith(f"{ours}."))
-    return f"transformer.h.{block}.{theirs_in[place]}{rest.removeprefix(ours)}"
