@@ -14,12 +14,14 @@ from ctrans.depth import Depth
 from ctrans.interop.imported import Imported
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.model.gpt import GPT
-from ctrans.walk import Described, kept_of
+from ctrans.walk import kept_of
 from solvers import ConfigError, Solution
 
 Loss = Callable[[Any, Any], Tensor]
 """From all that a model returns, and targets, to a number."""
 AnyModel = GPT | OTTransformer | Imported
+Tensors = Callable[[Any], Tensor | None]
+"""From all that a model returns to the tensor that is meant by it."""
 LOSS_NAMES: dict[str, str] = {
     "next": "each next token's cross-entropy, by products with the embeddings where there is no head",
     "mlm": "that of every seventh token, hidden, likewise",
@@ -30,7 +32,40 @@ LOSS_NAMES: dict[str, str] = {
 """Losses by name, and what each is."""
 
 
-class ModelWithLoss(nn.Module):
+class ModelAround(nn.Module):
+    """A model around another one, whose depth, embeddings and head it has."""
+
+    model: Any
+
+    @property
+    def depth(self) -> Depth:
+        depth: Depth = self.model.depth
+        return depth
+
+    @property
+    def config(self) -> Any:
+        """What was recognised: a `Described`."""
+        return self.model.config
+
+    @property
+    def kept(self) -> Bool[Tensor, "batch tokens"] | None:
+        """Where there is text and no padding, as the model says it (`Imported.padded`)."""
+        return kept_of(self.model)
+
+    def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
+        x: Tensor = self.model.embed(tokens)
+        return x
+
+    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
+        output: Tensor = self.model.head(x)
+        return output
+
+    def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
+        solution: Solution = self.model.trajectory(tokens, **options)
+        return solution
+
+
+class ModelWithLoss(ModelAround):
     """A model with a loss of its own, L(X_T) = loss(what it returns for X_T, targets); all else is the model's."""
 
     def __init__(self, model: AnyModel, loss: Loss):
@@ -50,53 +85,27 @@ class ModelWithLoss(nn.Module):
             raise ConfigError(f"loss=: it gave {what}: return one number, such as the mean over what it is of")
         return value.reshape(())
 
-    @property
-    def depth(self) -> Depth:
-        return self.model.depth
 
-    @property
-    def config(self) -> Described:
-        return self.model.config
-
-    @property
-    def kept(self) -> Bool[Tensor, "batch tokens"] | None:
-        """Where there is text and no padding, as the model says it."""
-        return kept_of(self.model)
-
-    def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
-        return self.model.embed(tokens)
-
-    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
-        return self.model.head(x)
-
-    def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
-        return self.model.trajectory(tokens, **options)
-
-
-class StandIn:
+def _stand_in(tensor: Tensors, seed: int | None) -> Loss:
     """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers by seed. Targets are not looked at."""
 
-    def __init__(self, tensor: Callable[[Any], Tensor | None], seed: int | None):
-        self.tensor, self.seed = tensor, seed
-
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        y = self.tensor(outputs)
+    def loss(outputs: Any, targets: Any) -> Tensor:
+        y = tensor(outputs)
         if y is None:
             raise ConfigError(f"the model gives a {type(outputs).__name__} with no tensor that is known: give loss=")
-        if self.seed is None:
+        if seed is None:
             return y.mean()
-        p = torch.randn(y.shape, generator=torch.Generator().manual_seed(self.seed)).to(y)
+        p = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).to(y)
         return (p * y).mean()
 
+    return loss
 
-class TiedCrossEntropy:
+
+def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
     """The mean cross-entropy, in nats, of logits <e_v, y_i> for the embeddings e_v; targets of -1 are left out."""
 
-    def __init__(self, tensor: Callable[[Any], Tensor | None], embeddings: Callable[[], Tensor]):
-        self.tensor, self.embeddings = tensor, embeddings
-
-    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        y, weight = self.tensor(outputs), self.embeddings()
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        y, weight = tensor(outputs), table.weight
         if y is None or y.shape[-1] != weight.shape[-1] or y.shape[:-1].numel() != targets.numel():
             shape = None if y is None else tuple(y.shape)
             raise ConfigError(
@@ -104,6 +113,8 @@ class TiedCrossEntropy:
                 "mean or random"
             )
         return F.cross_entropy((y @ weight.T).flatten(0, -2), targets.flatten(), ignore_index=-1)
+
+    return loss
 
 
 def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool) -> tuple[AnyModel | ModelWithLoss, str]:
@@ -120,7 +131,7 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
         raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
     tensor = model.adapter.tensor if isinstance(model, Imported) else _itself
     if loss in ("mean", "random"):
-        return ModelWithLoss(model, StandIn(tensor, None if loss == "mean" else 0)), loss
+        return ModelWithLoss(model, _stand_in(tensor, None if loss == "mean" else 0)), loss
     if loss == "none" or predicts:
         return model, loss
     table = _embeddings(model)
@@ -134,7 +145,7 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
                 f"{table.embedding_dim}), and the model gives {shape}: return one of these, choose the loss mean or random, or in Python "
                 "give a function of its output"
             )
-    return ModelWithLoss(model, TiedCrossEntropy(tensor, lambda: table.weight)), loss
+    return ModelWithLoss(model, _tied_cross_entropy(tensor, table)), loss
 
 
 def _itself(output: Any) -> Tensor | None:

@@ -41,6 +41,8 @@ from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
+QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+"""Where torch has modules whose kernels know no gradients."""
 PICKLED = (".pt", ".pth")
 """How files end that torch.save writes."""
 
@@ -122,18 +124,12 @@ def _from_module(
     example: Example | None,
 ) -> Opened:
     training = module.training
-    lazy = next((path for path, part in module.named_modules() if _unmade(part)), None)
-    if lazy is not None:
-        raise ConfigError(f"{lazy or type(module).__name__} is lazy and has no weights yet: run the module on one batch first")
-    module = unwrap_model(module if dtype is None else module.to(dtype)).requires_grad_(False).eval()
-    compiled = next((path for path, part in module.named_modules() if hasattr(part, "_orig_mod")), None)
-    if compiled is not None:
-        raise ConfigError(
-            f"{compiled} is compiled, and is read here as it was before: open the model first, then compile its parts"
-        )
-    quantised = next((path for path, part in module.named_modules() if type(part).__module__.startswith(QUANTISED)), None)
-    if quantised is not None:
-        raise ConfigError(f"{quantised} is quantised by torch.ao and passes no derivatives: open the model as it was before")
+    module = unwrap_model(module)
+    for path, part in module.named_modules():
+        for fits, said in UNREADABLE:
+            if fits(part):
+                raise ConfigError(f"{path or type(module).__name__} {said}")
+    module = (module if dtype is None else module.to(dtype)).requires_grad_(False).eval()
     if isinstance(module, (GPT, OTTransformer)):
         raise ConfigError(f"a {type(module).__name__} is a model of ctrans as it is: give it to screen, simulate and the others")
     if isinstance(module, Imported):
@@ -147,10 +143,6 @@ def _from_module(
     opened.described += _not_finite(broken)
     opened.described += "; it was training, and is in evaluation mode now" if training else ""
     return opened
-
-
-def _unmade(part: nn.Module) -> bool:
-    return any(nn.parameter.is_lazy(weight) for weight in part.parameters(recurse=False))
 
 
 def _not_finite(broken: Sequence[str]) -> str:
@@ -175,8 +167,21 @@ def _token_example(module: nn.Module) -> Tensor:
     return torch.tensor(usable, device=table.weight.device)[places]
 
 
-QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
-"""Where torch has modules whose kernels know no gradients."""
+UNREADABLE: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
+    (
+        lambda part: any(nn.parameter.is_lazy(weight) for weight in part.parameters(recurse=False)),
+        "is lazy and has no weights yet: run the module on one batch first",
+    ),
+    (
+        lambda part: hasattr(part, "_orig_mod"),
+        "is compiled, and is read here as it was before: open the model first, then compile its parts",
+    ),
+    (
+        lambda part: type(part).__module__.startswith(QUANTISED),
+        "is quantised by torch.ao and passes no derivatives: open the model as it was before",
+    ),
+)
+"""Which modules are not read, and why."""
 EXAMPLE_TOKENS = 6
 """How many tokens an example has that nobody gave."""
 

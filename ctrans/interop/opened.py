@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from jaxtyping import Int
+from torch import Tensor
 
-from ctrans.depth import Depth
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.imported import Imported
-from ctrans.interop.losses import AnyModel, ModelWithLoss
+from ctrans.interop.losses import AnyModel, ModelAround, ModelWithLoss
 from ctrans.interop.tokens import Tokeniser, find_tokeniser
-from ctrans.walk import kept_of, own_loss
-from solvers import Solution
+from ctrans.walk import own_loss
 
 HIDDEN_EVERY = 7
 """One token in so many is hidden from a model that fills gaps: the 15 % of BERT's training, at fixed places."""
 
 
-class Opened(nn.Module):
+class Opened(ModelAround):
     """A model that was opened: in evaluation mode, without gradients, with what `ctrans` asks of any model, and how it reads.
 
     It is a model itself, whose `depth`, `embed`, `head`, `trajectory` and loss are those of `model`. `directory` is where it was, and
@@ -65,29 +63,6 @@ class Opened(nn.Module):
     def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
         """L(X_T, targets) where it is not the cross-entropy of its logits."""
         return own_loss(self.model)
-
-    @property
-    def depth(self) -> Depth:
-        return self.model.depth
-
-    @property
-    def config(self) -> Any:
-        """What was recognised: a `Described`."""
-        return self.model.config
-
-    @property
-    def kept(self) -> Bool[Tensor, "batch tokens"] | None:
-        """Where there is text and no padding, as the model says it (`Imported.padded`)."""
-        return kept_of(self.model)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.model.embed(tokens)
-
-    def head(self, x: Tensor) -> Tensor:
-        return self.model.head(x)
-
-    def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
-        return self.model.trajectory(tokens, **options)
 
     def tokeniser(self) -> Tokeniser:
         """How text becomes its tokens; byte by byte for a model without a directory. Errors as `find_tokeniser`."""
