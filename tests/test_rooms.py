@@ -155,11 +155,14 @@ def concrete_maps():
         if isinstance(node, ast.ClassDef)
     }
     bases = {name: {ast.unparse(base).split(".")[-1] for base in node.bases} for name, node in classes.items()}
-    modules = {"Module"}
-    while more := {name for name, given in bases.items() if given & modules} - modules:
-        modules |= more
+
+    def with_subclasses(names):
+        while more := {name for name, given in bases.items() if given & names} - names:
+            names = names | more
+        return names
+
     models = {name for name, node in classes.items() if any(getattr(part, "name", "") == "trajectory" for part in node.body)}
-    return modules - models - {"Module"}
+    return with_subclasses({"Module"}) - with_subclasses(models) - {"Module"}
 
 
 def asked_for(node):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ from ctrans.interop.hugging_face import (
 )
 from ctrans.interop.imported import Imported
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
-from ctrans.interop.transformers_library import import_transformers, loading_error, reading_errors
+from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.model.config import check_seed
 from ctrans.weights.on_demand import check_fits, skeletons, too_large_to_stay
-from solvers import ConfigError
 from solvers.errors import unknown
 
 
@@ -123,21 +123,16 @@ def skeleton(
     settings = _settings(architecture, transformers)
     own = {name: value for name, value in settings.items() if name != "model_type"}
     named = settings["model_type"] if isinstance(architecture, Mapping) else str(architecture)
-    try:
+    with reading(f"architecture {named!r} makes no model"):
         config = transformers.CONFIG_MAPPING[settings["model_type"]](**own)
         if blocks is not None:
             _set_blocks(config, blocks)
-
-        def make() -> nn.Module:
-            return build(settings, config, transformers.AutoModelForCausalLM, dtype)
-
+        make = partial(build, settings, config, transformers.AutoModelForCausalLM, dtype)
         check_size(f"architecture {named!r}", make, dtype, held=None, on_demand=True)
         # here are drawn only vectors, if a family draws those
         with skeletons(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return make()
-    except reading_errors() as error:
-        raise ConfigError(f"architecture {named!r} makes no model: {loading_error(error)}") from None
 
 
 def _settings(architecture: Description, transformers: Any) -> Mapping[str, Any]:

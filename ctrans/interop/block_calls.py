@@ -230,21 +230,27 @@ def recorded_until(
     return calls
 
 
-def observed(blocks: Iterable[nn.Module], run: Callable[[], object]) -> dict[nn.Module, list[tuple[Any, Any]]]:
-    """For each block the state that it was given and what it returned, in every call, as they were then: later code may change them.
+def observed(
+    blocks: Iterable[nn.Module], run: Callable[[], object], *, copies: bool = False
+) -> dict[nn.Module, list[tuple[Any, Any]]]:
+    """For each block the state that it was given and what it returned, in every call; with `copies` as they were then, as later code may
+    change them in place.
 
     Where the first argument is a tensor of four axes, several streams of states, that is given in the place of the state.
     """
     calls: dict[nn.Module, list[tuple[Any, Any]]] = {block: [] for block in blocks}
     given: list[Any] = []
 
+    def kept(value: Any) -> Any:
+        return tree_map_only(Tensor, Tensor.clone, value) if copies else value
+
     def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         first = next(iter((*args, *kwargs.values())), None)
         streams = isinstance(first, Tensor) and first.is_floating_point() and first.dim() == 4
-        given.append(copied(first if streams else bind(type(block), args, kwargs).x if args or kwargs else None))
+        given.append(kept(first if streams else bind(type(block), args, kwargs).x if args or kwargs else None))
 
     def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        calls[block].append((given.pop(), copied(output)))
+        calls[block].append((given.pop(), kept(output)))
 
     handles = [block.register_forward_pre_hook(before, with_kwargs=True) for block in calls]
     handles += [block.register_forward_hook(after) for block in calls]
@@ -254,11 +260,6 @@ def observed(blocks: Iterable[nn.Module], run: Callable[[], object]) -> dict[nn.
         for handle in handles:
             handle.remove()
     return calls
-
-
-def copied(value: Any) -> Any:
-    """The value, tensors in it copied."""
-    return tree_map_only(Tensor, Tensor.clone, value)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

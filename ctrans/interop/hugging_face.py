@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from ctrans.interop.config_checks import check_settings, check_size
 from ctrans.interop.families import FAMILIES
 from ctrans.interop.foreign_errors import one_line
 from ctrans.interop.imported import Imported
-from ctrans.interop.streamed import put_model_on_demand, read, stored_dtype, stored_weights
-from ctrans.interop.transformers_library import import_transformers, loading_error, reading_errors
+from ctrans.interop.streamed import Stored, put_model_on_demand, read, stored_dtype, stored_weights
+from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.weights.on_demand import skeletons
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -84,15 +86,10 @@ def one_stack(model: nn.Module, *, images: bool | None = None) -> nn.Module:
 def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     """The model saved in that directory, of the class that its config names, in eval mode. Errors as `from_transformers`."""
     directory = Path(directory)
-    settings, transformers = _checked(directory)
-    stored = stored_weights([directory / name for name in weight_files(directory)])
-    held = sum(math.prod(weight.shape) for weight in stored.values())
-    try:
-        config = read_library_config(directory, transformers)
-        where = repr(str(directory / CONFIG))
-        kept = dtype or torch.float32
-        check_size(where, lambda: build(settings, config, transformers.AutoModel, kept), kept, held=held, on_demand=False)
-        model, seen = (model_class(settings, transformers) or transformers.AutoModel).from_pretrained(
+    transformers = import_transformers()
+    checked = _checked(directory, dtype, on_demand=False)
+    with reading(f"cannot load {str(directory)!r}"):
+        model, seen = (model_class(checked.settings, transformers) or transformers.AutoModel).from_pretrained(
             directory,
             local_files_only=True,
             trust_remote_code=False,
@@ -101,8 +98,6 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
             ignore_mismatched_sizes=True,  # they are named below
             dtype="auto" if dtype is None else dtype,
         )
-    except reading_errors() as error:
-        raise ConfigError(f"cannot load {str(directory)!r}: {loading_error(error)}") from None
     if seen["missing_keys"]:
         names = sorted(map(str, seen["missing_keys"]))
         raise ConfigError(f"{str(directory)!r} is not whole: {len(names)} weights are missing, such as {names[0]}")
@@ -111,6 +106,46 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
     check_all_blocks(directory, model, seen["unexpected_keys"])
     evaluated: nn.Module = model.eval()
     return evaluated
+
+
+def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model saved in that directory, its matrices read on demand, in eval mode and without gradients. Errors as
+    `from_transformers`.
+    """
+    directory = Path(directory)
+    checked = _checked(directory, dtype, on_demand=True)
+    with reading(f"cannot load {str(directory)!r}"), skeletons():
+        model = checked.make()
+    source, unused = read(model, checked.stored)
+    check_all_blocks(directory, model, unused)
+    put_model_on_demand(model, anatomy, source)
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedDirectory:
+    """A directory whose files look right: the entries of its config, where its weights lie, and what makes the model without them."""
+
+    settings: Mapping[str, Any]
+    stored: Mapping[str, Stored]
+    make: Callable[[], nn.Module]
+
+
+def _checked(directory: Path, dtype: torch.dtype | None, *, on_demand: bool) -> CheckedDirectory:
+    """Raises ConfigError for a config that is not read, weights that are missing or damaged, and a model that is too large."""
+    transformers, where = import_transformers(), repr(str(directory / CONFIG))
+    settings = read_config(directory)
+    check_family(where, settings, transformers)
+    _check_weights(directory)
+    stored = stored_weights([directory / name for name in weight_files(directory)])
+    with reading(f"cannot load {str(directory)!r}"):
+        # no code of the directory's is run, and no question asked
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        kept = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
+        make = partial(build, settings, config, transformers.AutoModel, kept)
+        held = sum(math.prod(weight.shape) for weight in stored.values())
+        check_size(where, make, kept, held=held, on_demand=on_demand)
+    return CheckedDirectory(settings, stored, make)
 
 
 def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:
@@ -124,43 +159,6 @@ def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -
                     f"{str(directory)!r} holds weights of {path}.{max(numbers)}, and its {CONFIG} says {len(part)} blocks: mend the "
                     "number there"
                 )
-
-
-def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None) -> nn.Module:
-    """The model saved in that directory, its matrices read on demand, in eval mode and without gradients. Errors as
-    `from_transformers`.
-    """
-    directory = Path(directory)
-    settings, transformers = _checked(directory)
-    stored = stored_weights([directory / name for name in weight_files(directory)])
-    try:
-        config = read_library_config(directory, transformers)
-        kept = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
-        held = sum(math.prod(weight.shape) for weight in stored.values())
-        where = repr(str(directory / CONFIG))
-        check_size(where, lambda: build(settings, config, transformers.AutoModel, kept), kept, held=held, on_demand=True)
-        with skeletons():
-            model = build(settings, config, transformers.AutoModel, kept)
-    except reading_errors() as error:
-        raise ConfigError(f"cannot load {str(directory)!r}: {loading_error(error)}") from None
-    source, unused = read(model, stored)
-    check_all_blocks(directory, model, unused)
-    put_model_on_demand(model, anatomy, source)
-    return model
-
-
-def read_library_config(directory: Path, transformers: Any) -> Any:
-    """The library's object of the config in that directory; no code of the directory's is run, and no question asked."""
-    return transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-
-
-def _checked(directory: Path) -> tuple[dict[str, Any], Any]:
-    """The config of a directory whose files look right, and the library."""
-    transformers = import_transformers()
-    settings = read_config(directory)
-    check_family(repr(str(directory / CONFIG)), settings, transformers)
-    _check_weights(directory)
-    return settings, transformers
 
 
 def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> nn.Module:

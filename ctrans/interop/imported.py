@@ -231,40 +231,45 @@ def _say_what_they_are(
 
 
 def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth) -> Architecture:
-    norms = list(dict.fromkeys(norm for s in structures for part in s.sublayers for norm in _norms(part)))
-    kinds = sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms})
-    attention, *ffn = ("+".join(map(_said, _stages(each))) for each in _maps(structures[0]))
-    placements = ", ".join(dict.fromkeys(structure.placement for structure in structures))
+    sublayers = [part for structure in structures for part in structure.sublayers]
+    norms = list(dict.fromkeys(norm for part in sublayers for norm in _norms(part)))
+    maps = [_maps(structure) for structure in structures]
+    stages = {what: "+".join(map(_said, _chain(each).stages)) for what, each in maps[0].items()}
+    scaled = dict.fromkeys(what for each in maps for what, part in each.items() if _is_scaled(_chain(part)))
+    unread = [f"{what}: {part.why_not}" for each in maps for what, part in each.items() if part.why_not]
     return Architecture(
         model=type(adapter.model).__name__,
         family=adapter.family,
-        placement=placements,
-        norm="/".join(kinds) or "none",
+        placement=", ".join(dict.fromkeys(structure.placement for structure in structures)),
+        norm="/".join(sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms})) or "none",
         norms=tuple(sorted({_described(norm) for norm in norms})),
-        attention=attention,
-        ffn=ffn[0] if ffn else "none",
+        attention=stages["attention"],
+        ffn=stages.get("FFN", "none"),
         blocks=len(structures),
         width=width,
         context=adapter.context,
         dt=depth.dt,
         lengths=tuple(dict.fromkeys(depth.lengths)),
-        parallel=structures[0].sublayers[0].kind == "parallel",
-        unread=(*_by_channel(structures), *_unread(structures)),
+        parallel=sublayers[0].kind == "parallel",
+        unread=(
+            *(
+                f"what its {what} adds is scaled, which is taken as part of that map, folded into its last weights"
+                for what in scaled
+            ),
+            *dict.fromkeys(unread),
+        ),
     )
 
 
-def _maps(structure: Structure) -> list[Any]:
+def _maps(structure: Structure) -> dict[str, Any]:
     """Its attention and its FFN, if it has one, as maps that say what they are."""
-    return [branch.field for part in structure.sublayers for branch in part.branches.values()]
+    maps = [branch.field for part in structure.sublayers for branch in part.branches.values()]
+    return dict(zip(("attention", "FFN"), maps, strict=False))
 
 
 def _chain(map_: Any) -> ModuleChain:
     chain: ModuleChain = getattr(map_, "attention", map_)
     return chain
-
-
-def _stages(map_: Any) -> nn.ModuleList:
-    return _chain(map_).stages
 
 
 def _said(stage: nn.Module) -> str:
@@ -273,25 +278,9 @@ def _said(stage: nn.Module) -> str:
     return said
 
 
-def _by_channel(structures: list[Structure]) -> tuple[str, ...]:
-    """Words for maps that are scaled by channel, or by a number that is no length."""
-    maps = [pair for structure in structures for pair in zip(("attention", "FFN"), _maps(structure), strict=False)]
-    own = [name for name, part in maps if _chain(part).behind is not None or isinstance(_stages(part)[-1], ScaledOutput)]
-    return tuple(
-        f"what its {name} adds is scaled, which is taken as part of that map, folded into its last weights"
-        for name in dict.fromkeys(own)
-    )
-
-
-def _unread(structures: list[Structure]) -> tuple[str, ...]:
-    """What of attention and FFN is not shown and why, each said once."""
-    said = [
-        f"{name}: {part.why_not}"
-        for structure in structures
-        for name, part in zip(("attention", "FFN"), _maps(structure), strict=False)
-        if part.why_not
-    ]
-    return tuple(dict.fromkeys(said))
+def _is_scaled(chain: ModuleChain) -> bool:
+    """Whether it is scaled by channel, or by a number that is no length."""
+    return chain.behind is not None or isinstance(chain.stages[-1], ScaledOutput)
 
 
 def _norms(sublayer: Sublayer) -> list[AdaptedNorm | FreeNorm | WithoutGain]:

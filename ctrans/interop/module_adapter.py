@@ -144,7 +144,7 @@ class ModuleAdapter(ModelAdapter):
         """Whatever `embed` and `head` are, each block's own state goes to what the block makes of it, and on to the next block."""
         blocks, per_block = self.blocks(), depth.per_block
         with torch.no_grad():
-            calls = observed(blocks, lambda: self.run(tokens))
+            calls = observed(blocks, lambda: self.run(tokens), copies=True)
         before: Tensor | None = None
         for i, block in enumerate(blocks):
             ((given, output),) = calls[block]
@@ -202,7 +202,9 @@ class ModuleAdapter(ModelAdapter):
         """How many rows the table has that is read at the example's ids; of several that change with them, the largest."""
         tables = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
         with torch.no_grad():
-            first, second = (observed(tables, partial(self.run, ids)) for ids in (self.example, self.example.roll(1, -1)))
+            first, second = (
+                observed(tables, partial(self.run, ids), copies=True) for ids in (self.example, self.example.roll(1, -1))
+            )
         ids = self.example.sort(-1).values
         read, changed = [], []
         for table in tables:

@@ -25,17 +25,18 @@ def import_transformers() -> Any:
     return transformers
 
 
-def reading_errors() -> tuple[type[Exception], ...]:
-    """What the library raises for a config or weights that do not fit together."""
+@contextlib.contextmanager
+def reading(failure: str) -> Iterator[None]:
+    """Inside, the library's errors for a config or weights that do not fit together become one ConfigError, which begins with that."""
     from huggingface_hub.errors import StrictDataclassError
 
-    return (*LOADING_ERRORS, StrictDataclassError)
-
-
-def loading_error(error: BaseException) -> str:
-    """What one of these errors says, on one line."""
-    text = one_line(error)
-    return f"its config names {text}, which the library does not know" if isinstance(error, KeyError) else text
+    try:
+        yield
+    except (*LOADING_ERRORS, StrictDataclassError) as error:
+        text = one_line(error)
+        if isinstance(error, KeyError):
+            text = f"its config names {text}, which the library does not know"
+        raise ConfigError(f"{failure}: {text}") from None
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ from ctrans.weights.functions_of_depth import coefficients_of
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import look_up
 
-
 SAVE_WHOLE = partial(save_checkpoint, sharded=False)
 
 
