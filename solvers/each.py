@@ -93,14 +93,9 @@ def solve_each(
     rows = [_Row(i) for i in range(len(x0))]
     x = x0
     for k, segment in enumerate(segments):
-        x = _Batch(chosen, segment, k, run).advance(x, [row for row in rows if row.status is Status.SUCCESS])
-    solution = EachSolution(
-        x,
-        tuple(row.status for row in rows),
-        tuple(row.stats for row in rows),
-        tuple(row.segment for row in rows),
-        tuple(row.time for row in rows),
-    )
+        x = _Batch(chosen, segment, k, run, x, [row for row in rows if row.status is Status.SUCCESS]).advance()
+    found = {name: tuple(getattr(row, name) for row in rows) for name in ("status", "stats", "segment", "time")}
+    solution = EachSolution(x, **found)
     if throw and not all(status.good for status in solution.status):
         raise SolveError(solution.message, solution)
     return solution
@@ -108,7 +103,7 @@ def solve_each(
 
 @dataclasses.dataclass
 class _Row:
-    """What a row carries: its place in the batch, and of one segment its time, its attempts and the error of the last."""
+    """What a row carries: its place in the batch, and of one segment its time, its attempts, the error of the last and the next step."""
 
     place: int
     status: Status = Status.SUCCESS
@@ -119,150 +114,151 @@ class _Row:
     t: float = 0.0
     attempts: int = 0
     error: float = 0.0
+    # the attempt to be made next: its size, whether it ends the segment, its end, and its signed length
+    proposed: float = 0.0
+    last: bool = False
+    end: float = 0.0
+    h: float = 0.0
 
     def breaks(self, status: Status, segment: int) -> None:
         self.status, self.segment, self.time = status, segment, self.t
 
+    def judge(self, error: float) -> bool:
+        """Whether the attempt is accepted, which is counted."""
+        self.attempts, self.error = self.attempts + 1, error
+        good = cast(StepSize, self.size).judge(self.proposed, error)
+        self.stats.accepted += good
+        self.stats.rejected += not good
+        self.stats.forced += good and error > 1
+        return good
+
 
 class _Batch:
-    """The rows on one segment. `x` and `first` hold the state and its slope of those that are going, `rows` whose they are."""
+    """The rows on one segment. `x` and `first` hold the state and its slope of the `rows` that are going, `whole` all states."""
 
-    def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run):
-        self.method, self.segment, self.k, self.run = method, segment, k, run
+    def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: list[_Row]):
+        self.method, self.segment, self.k, self.run, self.whole = method, segment, k, run, whole
         self.sign = math.copysign(1.0, segment.end - segment.start)
-
-    def advance(self, x: Tensor, rows: list[_Row]) -> Tensor:
-        """The whole batch at the segment's end."""
-        whole, sound = x, _sound(x)
+        sound = _sound(whole)
         for row in rows:
-            row.t, row.attempts, row.error = self.segment.start, 0, 0.0
+            row.t, row.attempts, row.error = segment.start, 0, 0.0
             if not sound[row.place]:
-                row.breaks(Status.NON_FINITE, self.k)
-        rows = [row for row in rows if row.status is Status.SUCCESS]
-        if not rows:
-            return x
-        x = x[torch.tensor([row.place for row in rows], device=x.device)]
+                row.breaks(Status.NON_FINITE, k)
+        self.rows = [row for row in rows if row.status is Status.SUCCESS]
+        self.x = self.first = whole[self._places([row.place for row in self.rows])]
+
+    def advance(self) -> Tensor:
+        """The whole batch at the segment's end."""
+        if not self.rows:
+            return self.whole
         if self.segment.enter is not None:
-            x, before = self.segment.enter(x), x
-            check_like("enter", x, before)
-        first = self._slope([row.t for row in rows], x, rows)
-        self._begin(x, first, rows)
-        while rows:
-            proposals = [cast(StepSize, row.size).propose(abs(self.segment.end - row.t)) for row in rows]
-            rows, x, first, proposals, whole = self._leave_broken(rows, x, first, proposals, whole)
-            if not rows:
-                break
-            ends, steps = [], []
-            for row, (size, last) in zip(rows, proposals, strict=True):
-                end = self.segment.end if last else representable(row.t + self.sign * size, x.dtype)
-                steps.append(self.sign * size if last or end == row.t else end - row.t)
-                ends.append(end)
-            with torch.no_grad():
-                x1, slope, errors = self._step(rows, ends, steps, x, first)
-            going = [self._judge(row, size, error) for row, (size, _), error in zip(rows, proposals, errors, strict=True)]
-            accepted = [i for i, good in enumerate(going) if good]
-            if not accepted:
-                continue
-            which = torch.tensor(accepted, device=x.device)
-            taken = [rows[i] for i in accepted]
-            new_ends = [ends[i] for i in accepted]
-            if torch.is_grad_enabled():
-                x1, slope, _ = self._step(taken, new_ends, [steps[i] for i in accepted], x[which], first[which], count=False)
-            else:
-                x1, slope = x1[which], slope[which]
-            projected = x1 if self.segment.project is None else self.segment.project(x1)
-            check_like("project", projected, x1)
-            for row, end in zip(taken, new_ends, strict=True):
-                row.t = end
-            more = [j for j, row in enumerate(taken) if row.t != self.segment.end]
-            if more and not (self.method.tableau.reuses_last_stage and projected is x1):
-                some = torch.tensor(more, device=x.device)
-                again = self._slope([taken[j].t for j in more], projected[some], [taken[j] for j in more])
-                slope = slope.index_put((some,), again)
-            x, first = x.index_put((which,), projected), first.index_put((which,), slope)
-            rows, x, first, whole = self._leave(rows, [row.t == self.segment.end for row in rows], x, first, whole)
-        return whole
+            self.x, before = self.segment.enter(self.x), self.x
+            check_like("enter", self.x, before)
+        self.first = self._slope(self.rows, self.x)
+        self._begin()
+        while self.rows:
+            for row in self.rows:
+                row.proposed, row.last = cast(StepSize, row.size).propose(abs(self.segment.end - row.t))
+            self._leave_broken()
+            if self.rows:
+                self._attempt()
+        return self.whole
+
+    def _attempt(self) -> None:
+        """One attempt by each row; those accepted go on."""
+        for row in self.rows:
+            step = self.sign * row.proposed
+            row.end = self.segment.end if row.last else representable(row.t + step, self.x.dtype)
+            row.h = step if row.last or row.end == row.t else row.end - row.t
+        with torch.no_grad():
+            x1, slope, errors = self._step(self.rows, self.x, self.first)
+        accepted = [i for i, (row, error) in enumerate(zip(self.rows, errors, strict=True)) if row.judge(error)]
+        if not accepted:
+            return
+        which = self._places(accepted)
+        taken = [self.rows[i] for i in accepted]
+        if torch.is_grad_enabled():
+            x1, slope, _ = self._step(taken, self.x[which], self.first[which], count=False)
+        else:
+            x1, slope = x1[which], slope[which]
+        projected = x1 if self.segment.project is None else self.segment.project(x1)
+        check_like("project", projected, x1)
+        for row in taken:
+            row.t = row.end
+        more = [j for j, row in enumerate(taken) if row.t != self.segment.end]
+        if more and not (self.method.tableau.reuses_last_stage and projected is x1):
+            some = self._places(more)
+            slope = slope.index_put((some,), self._slope([taken[j] for j in more], projected[some]))
+        self.x, self.first = self.x.index_put((which,), projected), self.first.index_put((which,), slope)
+        self._leave([row.t == self.segment.end for row in self.rows])
 
     @torch.no_grad()
-    def _begin(self, x: Tensor, first: Tensor, rows: list[_Row]) -> None:
+    def _begin(self) -> None:
         """A first step for rows that have none, as `solve` finds it."""
+        rows, run, x, first = self.rows, self.run, self.x, self.first
         if all(row.size is not None for row in rows):
             return
-        sizes = [self.run.first_step] * len(rows)
-        if self.run.first_step is None:
+        sizes = [run.first_step] * len(rows)
+        if run.first_step is None:
             span = abs(self.segment.end - self.segment.start)
-            scale = self.run.atol + self.run.rtol * x.abs()
+            scale = run.atol + run.rtol * x.abs()
             slopes = self._norms(first / scale)
             probes = [probe_step(size, slope, span) for size, slope in zip(self._norms(x / scale), slopes, strict=True)]
             h = self._by_row([self.sign * probe for probe in probes], x)
-            bend = (
-                self._velocity([row.t + self.sign * p for row, p in zip(rows, probes, strict=True)], x + h * first, rows) - first
-            )
+            times = [row.t + self.sign * probe for row, probe in zip(rows, probes, strict=True)]
+            bend = self._velocity(times, x + h * first, rows) - first
             curvatures = [norm / probe for norm, probe in zip(self._norms(bend / scale), probes, strict=True)]
             sizes = [guessed_step(*of, span, self.method.order) for of in zip(slopes, curvatures, probes, strict=True)]
         for row, size in zip(rows, sizes, strict=True):
             assert size is not None, "given, or found"
-            q = self.method.tableau.error_order
-            row.size = StepSize(self.method.controller, q, size, self.run.min_step, self.run.max_step)
+            row.size = StepSize(self.method.controller, self.method.tableau.error_order, size, run.min_step, run.max_step)
 
     def _norms(self, e: Tensor) -> list[float]:
         found: list[float] = torch.func.vmap(self.run.norm)(e).tolist()
         return found
 
+    def _places(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self.whole.device)
+
     def _by_row(self, numbers: list[float], x: Tensor) -> Tensor:
         """A number for each row, in a shape that broadcasts with x."""
         return torch.tensor(numbers, dtype=x.dtype, device=x.device).reshape(-1, *[1] * (x.dim() - 1))
 
-    def _leave_broken(
-        self, rows: list[_Row], x: Tensor, first: Tensor, proposals: list[tuple[float, bool]], whole: Tensor
-    ) -> tuple[list[_Row], Tensor, Tensor, list[tuple[float, bool]], Tensor]:
-        """The rows that can go on, after those that cannot are told why, as an adaptive solve is."""
-        for row, (size, last), good in zip(rows, proposals, _sound(first), strict=True):
+    def _leave_broken(self) -> None:
+        """Rows that cannot go on leave, for the reasons for which an adaptive solve stops."""
+        for row, good in zip(self.rows, _sound(self.first), strict=True):
             finite = math.isfinite(row.error)
-            if not (finite or good) or (not last and too_short(size, row.t)):
+            if not (finite or good) or (not row.last and too_short(row.proposed, row.t)):
                 row.breaks(Status.STEP_UNDERFLOW if finite else Status.NON_FINITE, self.k)
             elif row.attempts == self.run.max_steps:
                 row.breaks(Status.TOO_MANY_STEPS, self.k)
-            elif not finite and size <= self.run.min_step:
+            elif not finite and row.proposed <= self.run.min_step:
                 row.breaks(Status.NON_FINITE, self.k)
-        broken = [row.status is not Status.SUCCESS for row in rows]
-        proposals = [proposal for proposal, gone in zip(proposals, broken, strict=True) if not gone]
-        rows, x, first, whole = self._leave(rows, broken, x, first, whole)
-        return rows, x, first, proposals, whole
+        self._leave([row.status is not Status.SUCCESS for row in self.rows])
 
-    def _leave(
-        self, rows: list[_Row], gone: list[bool], x: Tensor, first: Tensor, whole: Tensor
-    ) -> tuple[list[_Row], Tensor, Tensor, Tensor]:
-        """The rows that go on; the states of the others go into the whole."""
+    def _leave(self, gone: list[bool]) -> None:
+        """Puts the states of rows that are gone into the whole."""
         if not any(gone):
-            return rows, x, first, whole
+            return
         out = [i for i, flag in enumerate(gone) if flag]
         stay = [i for i, flag in enumerate(gone) if not flag]
-        places = torch.tensor([rows[i].place for i in out], device=x.device)
-        whole = whole.index_put((places,), x[torch.tensor(out, device=x.device)])
-        kept = torch.tensor(stay, dtype=torch.long, device=x.device)
-        return [rows[i] for i in stay], x[kept], first[kept], whole
+        places = self._places([self.rows[i].place for i in out])
+        self.whole = self.whole.index_put((places,), self.x[self._places(out)])
+        kept = self._places(stay)
+        self.rows, self.x, self.first = [self.rows[i] for i in stay], self.x[kept], self.first[kept]
 
-    def _judge(self, row: _Row, size: float, error: float) -> bool:
-        row.attempts, row.error = row.attempts + 1, error
-        good = cast(StepSize, row.size).judge(size, error)
-        row.stats.accepted += good
-        row.stats.rejected += not good
-        row.stats.forced += good and error > 1
-        return good
-
-    def _slope(self, times: list[float], x: Tensor, rows: list[_Row]) -> Tensor:
+    def _slope(self, rows: list[_Row], x: Tensor) -> Tensor:
         """dx/dt; with a graph for the rows alone that can go on from there, since a zero times what is not finite is not zero."""
         with torch.no_grad():
-            v = self._velocity(times, x, rows)
+            v = self._velocity([row.t for row in rows], x, rows)
         if not torch.is_grad_enabled():
             return v
         sound = [i for i, good in enumerate(_sound(v)) if good]
-        which = torch.tensor(sound, dtype=torch.long, device=x.device)
-        return v.index_put((which,), self._velocity([times[i] for i in sound], x[which], [])) if sound else v
+        which = self._places(sound)
+        return v.index_put((which,), self._velocity([rows[i].t for i in sound], x[which], [])) if sound else v
 
-    def _velocity(self, times: list[float], x: Tensor, rows: list[_Row]) -> Tensor:
-        for row in rows:
+    def _velocity(self, times: list[float], x: Tensor, counted: list[_Row]) -> Tensor:
+        for row in counted:
             row.stats.evaluations += 1
         low, high = self.run.inside(self.segment, x.dtype)
         told = torch.stack(list(as_tensors([min(max(t, low), high) for t in times], x.dtype))).to(x.device)
@@ -270,17 +266,14 @@ class _Batch:
         check_like("field", v, x)
         return v
 
-    def _step(
-        self, rows: list[_Row], ends: list[float], steps: list[float], x: Tensor, first: Tensor, count: bool = True
-    ) -> tuple[Tensor, Tensor, list[float]]:
+    def _step(self, rows: list[_Row], x: Tensor, first: Tensor, count: bool = True) -> tuple[Tensor, Tensor, list[float]]:
         """x1, the last stage and each row's error of one attempt by each row."""
         tableau = self.method.tableau
-        h = self._by_row(steps, x)
+        h = self._by_row([row.h for row in rows], x)
         stages = [first]
-        for i in range(1, len(tableau.b)):
-            c = tableau.c[i]
-            times = [end if c == 1 else row.t + c * (end - row.t) for row, end in zip(rows, ends, strict=True)]
-            stages.append(self._velocity(times, x + _combined(h, tableau.a[i], stages), rows if count else []))
+        for c, weights in list(zip(tableau.c, tableau.a, strict=True))[1:]:
+            times = [row.end if c == 1 else row.t + c * (row.end - row.t) for row in rows]
+            stages.append(self._velocity(times, x + _combined(h, weights, stages), rows if count else []))
         x1 = x + _combined(h, tableau.b, stages)
         with torch.no_grad():
             scale = self.run.atol + self.run.rtol * torch.maximum(x.abs(), x1.abs())
