@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.option import Range
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
@@ -212,9 +213,5 @@ def check_dt(dt: float) -> float:
 
 def check_count(name: str, value: int, most: int = 10**9) -> int:
     """The value; ConfigError unless it is a whole number from 1 to the most that can come to an end."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} = {value!r}: give a whole number of at least 1")
-    if value > most:
-        said = f"{value:,}" if value < 10**15 else f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
-        raise ConfigError(f"{name} = {said}: give at most {most:,}")
+    Range(1, most).check(name, value, whole=True)
     return value

@@ -15,6 +15,7 @@ ROOMS = [
     "threads",
     "pages",
     "statement",
+    "option",
     "norm",
     "placement",
     "residual",

@@ -3,61 +3,69 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from ctrans.fields.positions import POSITIONS, Positions, turned_entries
+from ctrans.option import COUNT, LARGEST, SMALLEST, Range, check_options, option
 from solvers import ConfigError
-from solvers.errors import look_up
 
 ROTARY_BASE = 10000.0
 """RoFormer's, and the usual one."""
-SOFTCAPS = (1e-12, 1e30)
-"""Beyond these scores over c, or c times a tanh, are no numbers of single precision."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """Checked when it is made: ConfigError names the value and the fix.
+    """Options of softmax attention. ConfigError names a wrong value and the fix.
 
-    - `positions`: a name of `POSITIONS`; `rotary_base`, `rotary_fraction`: of rotary ones, the base of their angles, and the part
-      of each head that is turned
-    - `kv_heads`: how many heads of keys and values the query heads share, which divides theirs; None is one for each (1: Shazeer
-      2019, multi-query; between: Ainslie et al. 2023, grouped queries)
-    - `window`: token i reads the tokens j with i - j < window, and not causally abs(i - j) < window (Longformer, Mistral)
-    - `softcap`: c, scores s become c tanh(s/c) before masks and what ALiBi adds (Gemma 2)
-    - `sinks`: a learned logit of each head stands in the denominator of its rows (GPT-OSS)
-    - `gated_output`: the heads' averages are multiplied by sigmoid(W_G x + b_G), entry by entry (Qiu et al. 2025)
+    `window`: token i reads the tokens j with i - j < window, and not causally abs(i - j) < window
+    (Longformer, Mistral). `kv_heads`: 1 is multi-query attention (Shazeer 2019), more are grouped
+    queries (Ainslie et al. 2023). `softcap` acts before masks and ALiBi's addition (Gemma 2).
+    `sinks` are those of GPT-OSS, `gated_output` is that of Qiu et al. 2025.
     """
 
-    positions: str = "learned"
-    rotary_base: float = ROTARY_BASE
-    rotary_fraction: float = 1.0
-    kv_heads: int | None = None
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    gated_output: bool = False
+    positions: str = option("learned", "How positions enter.", group="Attention", choices=POSITIONS)
+    rotary_base: float = option(
+        ROTARY_BASE,
+        "Base of the angles of rotary positions.",
+        group="Attention",
+        limits=Range(1, LARGEST, f"a finite number of at least 1; {ROTARY_BASE:g} is the usual one"),
+    )
+    rotary_fraction: float = option(
+        1.0,
+        "The part of each head that rotary positions turn.",
+        group="Attention",
+        limits=Range(SMALLEST, 1, "the part of a head that is turned, above 0 and up to 1"),
+    )
+    kv_heads: int | None = option(
+        None,
+        "Heads of keys and values. Query heads share them.",
+        group="Attention",
+        limits=COUNT,
+        default_words="--heads",
+    )
+    window: int | None = option(
+        None,
+        "How many tokens a token reads: itself and those before it.",
+        group="Attention",
+        limits=COUNT,
+        default_words="all",
+    )
+    softcap: float | None = option(
+        None,
+        "Soft cap c: a score s becomes c tanh(s/c).",
+        group="Attention",
+        limits=Range(1e-12, 1e30, "a number from 1e-12 to 1e+30"),
+        default_words="none",
+    )
+    """Beyond these limits scores over c, or c times a tanh, are no numbers of single precision."""
+    sinks: bool = option(
+        False, "Add a learned logit of each head to the denominator of its rows.", group="Attention"
+    )
+    gated_output: bool = option(
+        False, "Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry.", group="Attention"
+    )
 
     def __post_init__(self) -> None:
-        look_up("positions", self.positions, POSITIONS)
-        for name in ("kv_heads", "window"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} = {value!r}: give a whole number of at least 1, or leave it out")
-        for name in ("sinks", "gated_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
-        lowest, highest = SOFTCAPS
-        if self.softcap is not None and not (_positive(self.softcap) and lowest <= self.softcap <= highest):
-            raise ConfigError(f"softcap = {self.softcap!r}: give a number from {lowest:g} to {highest:g}, or leave it out")
-        if not _positive(self.rotary_base) or self.rotary_base < 1:
-            raise ConfigError(
-                f"rotary_base = {self.rotary_base!r}: give a finite number of at least 1; {ROTARY_BASE:g} is the usual one"
-            )
-        if not _positive(self.rotary_fraction) or self.rotary_fraction > 1:
-            raise ConfigError(
-                f"rotary_fraction = {self.rotary_fraction!r}: give the part of a head that is turned, above 0 and up to 1"
-            )
+        check_options(self)
         for name, idle in (("rotary_base", ROTARY_BASE), ("rotary_fraction", 1.0)):
             if not self.places.turned and getattr(self, name) != idle:
                 raise ConfigError(
@@ -85,7 +93,3 @@ class AttentionOptions:
     def places(self) -> Positions:
         """What the positions are."""
         return POSITIONS[self.positions]
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

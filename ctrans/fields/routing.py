@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.fields.feed_forward import GATES
+from ctrans.option import Range, check_options, option
 from solvers import ConfigError
-from solvers.errors import look_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,7 @@ ROUTERS: dict[str, Router] = {
 
 EXPERTS: dict[str, str | None] = {"mlp": None, **GATES}
 """What an expert can be: an FFN by its name in `FFNS`, with the activation of its gate if it has one."""
+EXPERT_COUNT = Range(1, 10**6, "a whole number from 1 to 10^6")
 
 
 class Routing(NamedTuple):
@@ -60,28 +61,24 @@ class Routing(NamedTuple):
     gates: Float[Tensor, "*batch experts"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertOptions:
-    """Checked when it is made: ConfigError names the value and the fix.
+    """Options of a mixture of experts. ConfigError names a wrong value and the fix.
 
-    - `experts`, `top_k`: E routed experts, of which every token goes through k
-    - `shared_experts`: how many more every token goes through, with gate 1 (DeepSeekMoE)
-    - `router`: a name of `ROUTERS`; `expert`: a name of `EXPERTS`
+    Every token goes through `top_k` of `experts` routed experts, and with gate 1 through all
+    `shared_experts` (DeepSeekMoE).
     """
 
-    experts: int = 8
-    top_k: int = 2
-    shared_experts: int = 0
-    router: str = "topk_softmax"
-    expert: str = "mlp"
+    experts: int = option(8, "Routed experts of --ffn moe.", group="Experts", limits=EXPERT_COUNT)
+    top_k: int = option(2, "How many of them a token goes through.", group="Experts", limits=EXPERT_COUNT)
+    shared_experts: int = option(
+        0, "Experts that every token goes through.", group="Experts", limits=Range(0, 10**6, "a whole number from 0 to 10^6")
+    )
+    router: str = option("topk_softmax", "How experts are chosen and weighted.", group="Experts", choices=ROUTERS)
+    expert: str = option("mlp", "What an expert is.", group="Experts", choices=EXPERTS)
 
     def __post_init__(self) -> None:
-        look_up("router", self.router, ROUTERS)
-        look_up("expert", self.expert, EXPERTS)
-        for name, least in (("experts", 1), ("top_k", 1), ("shared_experts", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**6:
-                raise ConfigError(f"{name} = {value!r}: give a whole number from {least} to 10^6")
+        check_options(self)
         if self.top_k > self.experts:
             raise ConfigError(f"top_k = {self.top_k} of {self.experts} experts: choose at most as many as there are")
         if self.top_k == 1 and ROUTERS[self.router].normalised:

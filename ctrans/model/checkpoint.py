@@ -34,8 +34,8 @@ from solvers.errors import unknown
 
 CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"
 _NAMES = [field.name for field in dataclasses.fields(GPTConfig)]
-LATER = frozenset(_NAMES[_NAMES.index("knots") + 1 :])
-"""Options that came after the first checkpoints: a new one is appended."""
+LATER = frozenset(_NAMES) - {*_NAMES[_NAMES.index("vocab_size") : _NAMES.index("knots") + 1]}
+"""Options that came after the first checkpoints. The first ones are those from `vocab_size` to `knots`."""
 BEST, LAST = "best", "last"
 """Where the directory of a training run has its models: links to checkpoints."""
 CONFIG_DIGEST, BASE_DIGEST = "config_sha256", "base_sha256"

@@ -7,18 +7,17 @@ import math
 from fractions import Fraction
 
 from ctrans.depth import check_count, check_dt
-from ctrans.fields import ACTIVATIONS, ExpertOptions
+from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, AttentionOptions, ExpertOptions
 from ctrans.fields.attention import check_temperature, qk_norm_name
-from ctrans.fields.attention_options import ROTARY_BASE
 from ctrans.fields.tables import check_maps, takes, usual_hidden_width
-from ctrans.model.initialisation import get_initialisation
+from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.model.stack import MOST_STEPS, check_stack
-from ctrans.norm import NORMS, WITHOUT_GAINS, check_norm, norm_settings
-from ctrans.placement import BlockPlacement, Placement, arrange, placements_in, spell_for
-from ctrans.residual import RESIDUALS, check_image, check_residual, residual_name
+from ctrans.norm import NORMS, WITHOUT_GAINS, NormOptions, check_norm, norm_settings
+from ctrans.option import COUNT, FINITE, POSITIVE, SEED, Range, check_options, option
+from ctrans.placement import PLACEMENTS, BlockPlacement, Placement, arrange, placements_in, spell_for
+from ctrans.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
-from solvers.errors import look_up
 
 FREE = "free"
 """The `depth_weights` of a model whose blocks have weights of their own."""
@@ -28,152 +27,171 @@ MOST_STREAMS = 64
 """Streams of a state: beyond these the mixing costs more than the maps."""
 KNOTS = 4
 """How many knots weights have that are functions of depth, unless said otherwise."""
+DEPTH_WEIGHTS = {FREE: None, **BASES}
+"""How weights depend on depth."""
+MIXED = "post/pre for attention and FFN, post*3+pre*9 block by block"
+"""How a text names placements that differ within a model (`ctrans.placement.spell`)."""
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
     """An architecture. Every field is checked when the object is made: ConfigError names the value and the fix.
 
-    - `vocab_size`, `context`: how many tokens there are, and the longest sequence of them
-    - `depth`, `width`, `heads`: the number of blocks, d, and the attention heads, which divide it
-    - `placement`: a name of `PLACEMENTS`; ("post", "pre") for attention and FFN (HybridNorm); or a list with one of these for each
-      block (Mix-LN). It is kept as one text, as "post*3+pre*9" (see `ctrans.placement.spell`)
-    - `norm`, `eps`: a name of `NORMS`, and what its variance is added to
-    - `norm_groups`, `norm_alpha`, `norm_radius`: see `ctrans.norm.NormOptions`; groups are the heads if None; one that the norm has no
-      use for is refused
-    - `dt`: the residual scale, the length of a segment in depth-time
-    - `attention`, `ffn`: names of `ATTENTIONS` and `FFNS`
-    - `ffn_width`, `activation`: the FFN's features (if None 4 width, of gated ones 8/3 width, up to a multiple of 8), and phi, a name
-      of `ACTIVATIONS`
-    - `bias`: whether linear maps and LayerNorms have one
-    - `causal`, `temperature`, `qk_norm`: of attention: whether tokens read earlier ones only, tau, the norm of queries and keys, a
-      name of `QK_NORMS` (True is "rms")
-    - `positions`, `rotary_base`, `rotary_fraction`, `kv_heads`, `window`, `softcap`, `sinks`, `gated_output`: see
-      `ctrans.fields.AttentionOptions`; an option that the attention has no use for is refused
-    - `tied`: whether the head shares the token embedding's weights, or has its own
-    - `experts`, `top_k`, `shared_experts`, `router`, `expert`: of ffn "moe", see `ctrans.fields.ExpertOptions`; `ffn_width` is then
-      each expert's (if None, so that a token's experts together have as many features as one plain FFN)
-    - `initialisation`, `embedding_std`: a name of `INITIALISATIONS`, and the standard deviation of the embeddings' entries
-    - `alpha`: DeepNorm's, (2 depth)^(1/4) if None (DeepNet, decoder only); only where a placement has a residual gain
-    - `residual`, `residual_init`: how a sublayer's output joins the state, a name of `RESIDUALS`, and what its gains begin at (its
-      entry's own if None)
-    - `streams`: of how many copies of the width the state is, for hyper-connections (4 if None)
-    - `parallel_blocks`: whether a block is one segment of attention and FFN at once, X + dt (attention(N X) + FFN(N X)), and not two
-    - `branch_norms`: whether the two have an input norm each there, as GPT-NeoX has them, and not one
-    - `depth_weights`, `knots`: "free" (each block has its own), or a basis of `BASES`: blocks then share the coefficients of a
-      function of depth, `knots` (4 if None) for every parameter
-    - `stack_steps`: None (every sublayer is a segment), or over how many segments of length `dt` the whole stack of blocks is one velocity
-      with the same weights (the OT-Transformer); the blocks inside have steps of length 1
+    A field made with `option` is an option of every command, a setting that ``ctrans screen --compare``
+    varies and a key of study files. Options of attention, experts and norms are those of the base classes;
+    an option that the chosen map or norm does not use raises an error.
+
+    - `vocab_size`, `context`: the number of tokens, and the longest sequence
+    - `placement`: a name of `PLACEMENTS`; ("post", "pre") for attention and FFN (HybridNorm); or a list
+      with one of these for each block (Mix-LN). It is kept as one text, such as "post*3+pre*9" (see
+      `ctrans.placement.spell`)
+    - `ffn_width`: the FFN's features, with `ffn="moe"` those of each expert. None: 4 width; 8/3 width,
+      rounded up to a multiple of 8, if gated; the features of a token's experts add up to those of one
+      plain FFN
+    - `causal`: whether a token reads earlier ones only
+    - `qk_norm`: False, or a name of `QK_NORMS`; True is "rms"
+    - `tied`: whether the head shares the token embedding's weights
+    - `alpha`: DeepNorm's (DeepNet, decoder only), for a placement with a residual gain
+    - `stack_steps`: None (every sublayer is a segment), or the number of segments of length `dt` in which
+      the whole stack of blocks is one velocity with the same weights (OT-Transformer). The blocks inside
+      have steps of length 1
     """
 
     vocab_size: int = 256
-    context: int = 256
-    depth: int = 6
-    width: int = 128
-    heads: int = 4
-    placement: str = "peri"
-    norm: str = "layernorm"
-    dt: float = 1.0
-    attention: str = "softmax"
-    ffn: str = "mlp"
-    ffn_width: int | None = None
-    activation: str = "gelu"
-    bias: bool = True
+    context: int = option(256, "Tokens per sequence.", group="Architecture", limits=COUNT, flags="--context --tokens")
+    depth: int = option(
+        6, "Blocks. Each has an attention and an FFN sublayer.", group="Architecture", limits=Range(1, MOST_BLOCKS)
+    )
+    width: int = option(128, "Width d of a token.", group="Architecture", limits=COUNT)
+    heads: int = option(4, "Attention heads. They divide the width.", group="Architecture", limits=COUNT)
+    placement: str = option(
+        "peri", f"Which norms act where; {MIXED}.", group="Norms", choices=PLACEMENTS, other_choices=True
+    )
+    norm: str = option("layernorm", "The norm.", group="Norms", choices=NORMS)
+    dt: float = option(1.0, "Residual scale: the length of a segment in depth-time.", group="Architecture")
+    attention: str = option("softmax", "Attention map.", group="Attention", choices=ATTENTIONS)
+    ffn: str = option("mlp", "FFN map.", group="Feed-forward", choices=FFNS)
+    ffn_width: int | None = option(
+        None,
+        "Hidden width of the FFN.",
+        group="Feed-forward",
+        limits=COUNT,
+        default_words="4 width; 8/3 width where it is gated",
+    )
+    activation: str = option("gelu", "Activation of the FFN.", group="Feed-forward", choices=ACTIVATIONS)
+    bias: bool = option(True, "Use biases of linear maps and offsets of norms.", group="Weights")
     causal: bool = True
-    temperature: float = 1.0
-    qk_norm: bool | str = False
-    eps: float = 1e-5
-    initialisation: str = "gpt2"
-    embedding_std: float = 0.02
-    alpha: float | None = None
-    depth_weights: str = "free"
-    knots: int | None = None
-    positions: str = "learned"
-    rotary_base: float = ROTARY_BASE
-    rotary_fraction: float = 1.0
-    kv_heads: int | None = None
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    gated_output: bool = False
-    residual: str = "plain"
-    residual_init: float | None = None
-    parallel_blocks: bool = False
-    branch_norms: bool = False
-    streams: int | None = None
+    temperature: float = option(1.0, "Temperature tau of the attention.", group="Attention")
+    qk_norm: bool | str = option(
+        False, "Norm of queries and keys.", group="Attention", choices=QK_NORMS, default_words="none; rms without a name"
+    )
+    eps: float = option(1e-5, "What a norm adds to the variance.", group="Norms")
+    initialisation: str = option("gpt2", "Initial weights.", group="Weights", choices=INITIALISATIONS, flags="--init")
+    embedding_std: float = option(
+        0.02, "Standard deviation of the embeddings. It sets the size of X at depth 0.", group="Weights", limits=POSITIVE
+    )
+    alpha: float | None = option(
+        None,
+        "Constant of placement deepnorm.",
+        group="Residual",
+        limits=POSITIVE,
+        default_words="(2 depth)^(1/4)",
+    )
+    depth_weights: str = option(
+        FREE, "Weights as functions of depth; free: each block has its own.", group="Weights", choices=DEPTH_WEIGHTS
+    )
+    knots: int | None = option(
+        None,
+        "Coefficients of such a function for each parameter.",
+        group="Weights",
+        limits=Range(1, MOST_BLOCKS),
+        default_words=str(KNOTS),
+    )
+    residual: str = option(
+        "plain",
+        f"How a sublayer's output joins the state. {', '.join(ALIASES)} are names of these, too.",
+        group="Residual",
+        choices=RESIDUALS,
+    )
+    residual_init: float | None = option(
+        None,
+        "Initial value of a residual's gains.",
+        group="Residual",
+        limits=FINITE,
+        default_words="layerscale 0.1, rezero 0, ngpt 0.05",
+    )
+    parallel_blocks: bool = option(
+        False,
+        "Attention and FFN of a block act at once: X + dt (attention(N X) + FFN(N X)).",
+        group="Residual",
+    )
+    branch_norms: bool = option(
+        False, "With --parallel-blocks: an input norm each for attention and FFN, as in GPT-NeoX.", group="Residual"
+    )
+    streams: int | None = option(
+        None,
+        "Streams of the state, for hyper_connections and mhc.",
+        group="Residual",
+        limits=Range(1, MOST_STREAMS),
+        default_words="4",
+    )
     tied: bool = True
-    experts: int = 8
-    top_k: int = 2
-    shared_experts: int = 0
-    router: str = "topk_softmax"
-    expert: str = "mlp"
-    norm_groups: int | None = None
-    norm_alpha: float | None = None
-    norm_radius: float | None = None
-    stack_steps: int | None = None
+    stack_steps: int | None = option(
+        None,
+        "Take the whole stack of blocks as one velocity with the same weights at every time (OT-Transformer), and integrate it in "
+        "this many steps of length --dt.",
+        group="Residual",
+        limits=Range(1, MOST_STEPS),
+        default_words="every sublayer is a segment with its own weights",
+    )
 
     def __post_init__(self) -> None:
-        check_count("depth", self.depth, MOST_BLOCKS)
-        for name in ("vocab_size", "context", "width", "heads"):
-            check_count(name, getattr(self, name))
-        if self.ffn_width is not None:
-            check_count("ffn_width", self.ffn_width)
-        if self.stack_steps is not None:
-            check_count("stack_steps", self.stack_steps, MOST_STEPS)
+        object.__setattr__(self, "residual", residual_name(self.residual))
+        check_options(self)
+        check_count("vocab_size", self.vocab_size)
         check_dt(self.dt)
         if not self.segments * self.dt < math.inf:
             raise ConfigError(f"dt = {self.dt:g} times {self.segments} sublayers is no finite depth-time: lower dt")
         object.__setattr__(self, "placement", spell_for(self.placement, self.depth))
-        if (
-            self.parallel_blocks
-            and (mixed := next((pair for pair in self.placements if pair.attention != pair.ffn), None)) is not None
-        ):
+        mixed = next((pair for pair in self.placements if pair.attention != pair.ffn), None)
+        if self.parallel_blocks and mixed is not None:
             raise ConfigError(
                 f"placement {mixed.attention.name}/{mixed.ffn.name} is of two sublayers and parallel blocks have one: choose one of them"
             )
-        get_initialisation(self.initialisation)
-        look_up("norm", self.norm, NORMS)
-        look_up("activation", self.activation, ACTIVATIONS)
-        ExpertOptions.of(self)
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
         norm_settings(self.norm, self, self.width, self.heads)
-        for name in ("bias", "causal", "parallel_blocks", "branch_norms", "tied"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} = {getattr(self, name)!r}: give True or False")
         self._check_branch_norms()
         check_temperature(self.temperature)
-        _check_positive("embedding_std", self.embedding_std)
-        look_up("depth_weights", self.depth_weights, {FREE: None, **BASES})
-        if self.knots is not None:
-            check_count("knots", self.knots, MOST_BLOCKS)
-            if self.depth_weights == FREE:
+        check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
+        check_image(self.residual, self.norm)
+        if self.is_stack:
+            check_stack(placements_in(self.placement), self.state_streams, takes("ffn", self.ffn, "experts"))
+        self._check_depth_weights()
+        if self.alpha is not None and not self._has_residual_gain:
+            raise ConfigError(f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm")
+
+    def _check_depth_weights(self) -> None:
+        if self.depth_weights == FREE:
+            if self.knots is not None:
                 raise ConfigError(
                     f"knots = {self.knots} has no meaning for free weights: leave it out, or choose depth_weights "
                     f"{', '.join(sorted(BASES))}"
                 )
-        object.__setattr__(self, "residual", residual_name(self.residual))
-        if self.streams is not None:
-            check_count("streams", self.streams, MOST_STREAMS)
-        if self.residual_init is not None:
-            _check_finite("residual_init", self.residual_init)
-        check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
-        check_image(self.residual, self.norm)
-        if self.stack_steps is not None:
-            check_stack(placements_in(self.placement), self.state_streams, takes("ffn", self.ffn, "experts"))
-        if self.depth_weights != FREE and RESIDUALS[self.residual].counts_blocks:
+            return
+        residual = RESIDUALS[self.residual]
+        if residual.counts_blocks:
             raise ConfigError(
                 f"residual {self.residual!r} counts blocks and weights that are functions of depth do not: choose depth_weights {FREE}"
             )
-        if self.depth_weights != FREE and RESIDUALS[self.residual].unit_weights:
+        if residual.unit_weights:
             raise ConfigError(f"residual {self.residual!r} puts every matrix on a sphere by itself: choose depth_weights {FREE}")
-        if self.alpha is not None:
-            _check_positive("alpha", self.alpha)
-            if not self._has_residual_gain:
-                raise ConfigError(
-                    f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm"
-                )
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether the whole stack of blocks is one velocity."""
+        return self.stack_steps is not None
 
     @property
     def hidden_width(self) -> int:
@@ -256,17 +274,6 @@ class GPTConfig:
         return any(placement.residual_gain for placement in placements_in(self.placement))
 
 
-def _check_positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigError(f"{name} = {value!r}: give a positive finite number")
-
-
-def _check_finite(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{name} = {value!r}: give a finite number")
-
-
-def check_seed(seed: object) -> None:
+def check_seed(seed: int) -> None:
     """Raises ConfigError unless it is a whole number that a generator takes."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed = {seed!r}: give a whole number from 0 to 2^63 - 1")
+    SEED.check("seed", seed, whole=True)

@@ -6,24 +6,34 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ctrans.option import COUNT, Range, option
 from solvers import ConfigError
 
-LIMITS = (1e-12, 1e12)
+SIZES = Range(1e-12, 1e12, "a number from 1e-12 to 1e+12")
 """Beyond these alpha x or a token of that size is no number of single precision, or 0."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NormOptions:
-    """None where nothing is said; the norm then knows its own.
+    """Options of some norms. None leaves the norm's own value."""
 
-    - `norm_groups`: how many groups of channels `group_rmsnorm` normalises, each by itself
-    - `norm_alpha`: what a squashing norm's alpha is at first (`dyt`, `derf`)
-    - `norm_radius`: the largest RMS of a token (`clip_length`), or entry (`clip_entries`), that clipping leaves
-    """
-
-    norm_groups: int | None = None
-    norm_alpha: float | None = None
-    norm_radius: float | None = None
+    norm_groups: int | None = option(
+        None,
+        "Groups of channels. group_rmsnorm normalises each by itself.",
+        group="Norms",
+        limits=COUNT,
+        default_words="--heads",
+    )
+    norm_alpha: float | None = option(
+        None, "alpha of dyt and derf at the start.", group="Norms", limits=SIZES, default_words="0.5"
+    )
+    norm_radius: float | None = option(
+        None,
+        "Largest RMS of a token (clip_length) or entry (clip_entries) after clipping.",
+        group="Norms",
+        limits=SIZES,
+        default_words="1",
+    )
 
 
 OPTIONS = tuple(field.name for field in dataclasses.fields(NormOptions))
@@ -51,10 +61,8 @@ def check_groups(groups: int, width: int) -> int:
 
 
 def check_size(name: str, value: float) -> float:
-    """The value; ConfigError unless it is a number within `LIMITS`."""
-    lowest, highest = LIMITS
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= highest:
-        raise ConfigError(f"{name} = {value!r}: give a number from {lowest:g} to {highest:g}, or leave it out")
+    """The value; ConfigError unless it is a number within `SIZES`."""
+    SIZES.check(name, value, hint=", or leave it out")
     return float(value)
 
 

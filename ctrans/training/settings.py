@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.depth import check_count
 from ctrans.fields.attention import check_temperature
-from ctrans.scheme import Scheme
+from ctrans.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range, check_options, option
+from ctrans.scheme import METHOD_WORDS, Scheme
 from ctrans.training.optimiser import OPTIMISERS, make_optimiser
 from ctrans.training.schedule import SCHEDULES
 from solvers import GRADIENTS, ConfigError
-from solvers.errors import look_up, unknown
+from solvers.errors import unknown
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """What the maps compute in; weights are float64 with float64, else float32 (bfloat16 is autocast)."""
 
 
+ITERATIONS = Range(0, 10**9, "a whole number from 0 to 10^9")
 OF_EXPERTS = ("balance", "router_z", "bias_rate")
 """Settings that only maps of several experts have a use for."""
 
@@ -30,77 +31,108 @@ OF_EXPERTS = ("balance", "router_z", "bias_rate")
 class TrainConfig:
     """Everything that decides a run's weights besides the architecture, the data and the number of threads.
 
-    `batch` counts the sequences of one micro-batch over all processes, of which `accumulate` make an iteration. Learning rate:
-    linear over `warmup` iterations (which `schedule`, a name of `SCHEDULES`, says exactly), then a cosine to `min_learning_rate` (a
-    tenth if None) at `iterations`. `temperature_start` decays geometrically to the model's own temperature over
-    `temperature_steps`. `kinetic` is the lam of lam/2 int |v|^2 dt. `balance` and `router_z` weigh the terms of these names that maps
-    of experts have, summed over maps (`MixtureOfExperts.auxiliary`); `bias_rate` is by how much every update of the weights moves
-    the biases that balance experts without a loss. `low_rank` is the rank r of updates W + B A of every linear map of a trained
-    model's depth, of which alone A and B are trained then; 0 trains all weights.
-    Steps, tolerances and `gradient` are those of `solvers.solve`; euler with one step and backprop is the discrete model.
-    `decay_gains` makes norms' gains and offsets, and biases, decay like matrices.
-    A run has diverged when a loss or gradient is not finite, or when `patience` evaluations in a row lie more than `margin`
-    nats above the first. Each field is checked when the object is made: ConfigError names the value and the fix.
+    Every field is an option of `ctrans train` and is checked when the object is made: ConfigError names the
+    value and the fix. The learning rate grows over `warmup` iterations (`schedule` says exactly how), then
+    falls as a cosine to `min_learning_rate` at `iterations`. `temperature_start` decays geometrically to the
+    model's own temperature. Steps, tolerances and `gradient` are those of `solvers.solve`; euler with one step
+    and backprop is the discrete model. A run has diverged when a loss or gradient is not finite, or when
+    `patience` evaluations in a row lie more than `margin` nats above the first.
     """
 
-    batch: int = 8
-    accumulate: int = 1
-    iterations: int = 2500
-    optimiser: str = "adamw"
-    learning_rate: float = 3e-3
-    min_learning_rate: float | None = None
-    warmup: int = 100
-    schedule: str = "cosine"
-    weight_decay: float = 0.1
-    decay_gains: bool = False
-    beta1: float = 0.9
-    beta2: float = 0.99
-    clip: float = 1.0
-    temperature_start: float | None = None
-    temperature_steps: int = 0
-    kinetic: float = 0.0
-    balance: float = 0.01
-    router_z: float = 0.001
-    bias_rate: float = 0.0
-    low_rank: int = 0
-    method: str = "euler"
-    steps: int = 1
-    rtol: float | None = None
-    atol: float | None = None
-    gradient: str = "backprop"
-    dtype: str = "float32"
-    compile: bool = False
-    eval_every: int = 100
-    eval_windows: int = 64
-    save_every: int = 100
-    theta: bool = False
-    margin: float = 1.0
-    patience: int = 3
-    seed: int = 0
+    batch: int = option(8, "Sequences of a micro-batch, over all processes.", group="Training", limits=COUNT)
+    accumulate: int = option(1, "Micro-batches of an iteration.", group="Training", limits=COUNT)
+    iterations: int = option(2500, "Updates of the weights.", group="Training", limits=COUNT)
+    optimiser: str = option("adamw", "The optimiser.", group="Training", choices=OPTIMISERS)
+    learning_rate: float = option(3e-3, "Peak of the learning rate.", group="Training", limits=POSITIVE)
+    min_learning_rate: float | None = option(
+        None, "Learning rate at the end of the cosine.", group="Training", default_words="a tenth of the peak"
+    )
+    warmup: int = option(
+        100, "Iterations in which the learning rate grows linearly.", group="Training", limits=ITERATIONS
+    )
+    schedule: str = option(
+        "cosine",
+        "How the learning rate grows. nanoGPT's first of w steps is 1/(w + 1) of the peak, ours 1/w.",
+        group="Training",
+        choices=SCHEDULES,
+    )
+    weight_decay: float = option(
+        0.1, "Weight decay of matrices; with --decay-gains of all weights.", group="Training", limits=NOT_NEGATIVE
+    )
+    decay_gains: bool = option(
+        False,
+        "Apply weight decay to gains and offsets of norms and to biases, too. A finite H behind an output norm needs it.",
+        group="Training",
+    )
+    beta1: float = option(
+        0.9, "Decay of the first moment, or the momentum of sgd.", group="Training", limits=BELOW_ONE
+    )
+    beta2: float = option(0.99, "Decay of the second moment.", group="Training", limits=BELOW_ONE)
+    clip: float = option(1.0, "Largest norm of the gradient.", group="Training", limits=POSITIVE)
+    temperature_start: float | None = option(
+        None, "Attention's temperature at the start. It decays to --temperature.", group="Training"
+    )
+    temperature_steps: int = option(0, "Iterations of that decay.", group="Training", limits=ITERATIONS)
+    kinetic: float = option(
+        0.0, "Weight lam of the running cost lam/2 int |v|^2 dt.", group="Training", limits=NOT_NEGATIVE
+    )
+    balance: float = option(
+        0.01,
+        "Weight of the load-balancing loss of a mixture of experts, summed over FFNs.",
+        group="Training",
+        limits=NOT_NEGATIVE,
+    )
+    router_z: float = option(
+        0.001, "Weight of the router's z-loss, summed over FFNs.", group="Training", limits=NOT_NEGATIVE
+    )
+    bias_rate: float = option(
+        0.0,
+        "How much each update moves the biases that balance experts without a loss; 0 leaves them.",
+        group="Training",
+        limits=NOT_NEGATIVE,
+    )
+    low_rank: int = option(
+        0,
+        "Rank r: train W + B A for each linear map W of the model of --from, with A and B alone; 0 trains all weights.",
+        group="Training",
+        limits=ITERATIONS,
+    )
+    method: str = option("euler", f"Method of integration: {METHOD_WORDS}.", group="Solver", metavar="NAME")
+    steps: int = option(1, "Steps per segment of a fixed-step method.", group="Solver")
+    rtol: float | None = option(
+        None, "Relative tolerance of an adaptive method.", group="Solver", default_words="1e-6"
+    )
+    atol: float | None = option(
+        None, "Absolute tolerance of an adaptive method.", group="Solver", default_words="1e-8"
+    )
+    gradient: str = option("backprop", "How gradients are computed.", group="Solver", choices=GRADIENTS)
+    dtype: str = option(
+        "float32", "Type of the numbers. bfloat16 is autocast.", group="Solver", choices=PRECISIONS
+    )
+    compile: bool = option(False, "Compile the model.", group="Solver")
+    eval_every: int = option(100, "Iterations between validation losses.", group="Training", limits=COUNT)
+    eval_windows: int = option(
+        64, "Validation sequences, evenly spaced, always the same.", group="Training", limits=COUNT
+    )
+    save_every: int = option(
+        100, "Iterations between checkpoints. The best is always kept.", group="Training", limits=COUNT
+    )
+    theta: bool = option(
+        False, "Measure attention's balanced-mass factor with every validation loss.", group="Training"
+    )
+    margin: float = option(
+        1.0, "Nats above the first validation loss from which a run counts as diverging.", group="Training", limits=POSITIVE
+    )
+    patience: int = option(
+        3, "Validation losses in a row above it that end the run.", group="Training", limits=COUNT
+    )
+    seed: int = option(0, "Seed of the weights and the batches.", group="Weights", limits=SEED)
 
     def __post_init__(self) -> None:
-        for name in ("batch", "accumulate", "iterations", "eval_every", "eval_windows", "save_every", "patience"):
-            check_count(name, getattr(self, name))
-        for name in ("warmup", "temperature_steps", "low_rank"):
-            _check(name, getattr(self, name), lambda value: whole(value) and value <= 10**9, "a whole number from 0 to 10^9")
-        _check("seed", self.seed, lambda value: whole(value) and value < 2**63, "a whole number from 0 to 2^63 - 1")
-        for name in ("learning_rate", "clip", "margin"):
-            _check(name, getattr(self, name), positive, "a positive finite number")
-        for name in ("weight_decay", "kinetic", *OF_EXPERTS):
-            _check(name, getattr(self, name), lambda value: value == 0 or positive(value), "a finite number of at least 0")
-        for name in ("beta1", "beta2"):
-            _check(name, getattr(self, name), lambda value: number(value) and 0 <= value < 1, "a number in [0, 1)")
-        for name in ("compile", "theta", "decay_gains"):
-            _check(name, getattr(self, name), lambda value: isinstance(value, bool), "True or False")
+        check_options(self)
         low = self.min_learning_rate
         if low is not None:
-            _check(
-                "min_learning_rate", low, lambda value: number(value) and 0 <= value <= self.learning_rate, "0 to learning_rate"
-            )
-        look_up("schedule", self.schedule, SCHEDULES)
-        look_up("optimiser", self.optimiser, OPTIMISERS)
-        look_up("gradient", self.gradient, GRADIENTS)
-        look_up("dtype", self.dtype, PRECISIONS)
+            Range(0, self.learning_rate, "0 to learning_rate").check("min_learning_rate", low)
         self.scheme.check_numbers(self.weight_dtype)
         self._check_temperature()
         if self.compile and GRADIENTS[self.gradient].detached:
@@ -186,13 +218,3 @@ def number(value: object) -> bool:
 def positive(value: Any) -> bool:
     """Whether it is a positive finite number."""
     return number(value) and 0 < value < math.inf
-
-
-def whole(value: Any) -> bool:
-    """Whether it is a whole number of at least 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _check(name: str, value: object, holds: Any, wanted: str) -> None:
-    if not holds(value):
-        raise ConfigError(f"{name} = {value!r}: give {wanted}")

@@ -1,0 +1,150 @@
+"""Options: fields of dataclasses that say what they mean and which values they take.
+
+`option` makes such a field. `check_options` validates the values of an object. The command line makes its options of the same fields
+(`ctrans.cli.click_options`), so that a new field of `GPTConfig` is an option of every command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from solvers import ConfigError
+from solvers.errors import look_up
+
+Value = TypeVar("Value")
+REQUIRED: Any = dataclasses.MISSING
+"""The default of an option that has none."""
+KEY = "ctrans"
+"""Where a field's metadata hold its `Option`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included; `words` says which, after "give". Without words they are whole numbers."""
+
+    low: float
+    high: float
+    words: str = ""
+
+    def check(self, name: str, value: Any, *, whole: bool = False, hint: str = "") -> None:
+        """Raises ConfigError unless the value is a number in the range. `hint` ends the message."""
+        number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if number and self.low <= value <= self.high:
+            return
+        if number and value > self.high and not self.words:
+            digits = int(value.bit_length() * math.log10(2)) + 1
+            said = f"{value:,}" if digits <= 15 else f"a number of {digits} digits"
+            raise ConfigError(f"{name} = {said}: give at most {self.high:,}")
+        raise ConfigError(f"{name} = {value!r}: give {self.words or f'a whole number of at least {self.low}'}{hint}")
+
+
+SMALLEST, LARGEST = math.ulp(0.0), sys.float_info.max
+FINITE = Range(-LARGEST, LARGEST, "a finite number")
+POSITIVE = Range(SMALLEST, LARGEST, "a positive finite number")
+NOT_NEGATIVE = Range(0, LARGEST, "a finite number of at least 0")
+BELOW_ONE = Range(0, math.nextafter(1, 0), "a number in [0, 1)")
+COUNT = Range(1, 10**9)
+SEED = Range(0, 2**63 - 1, "a whole number from 0 to 2^63 - 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What a field says of itself.
+
+    - `help`: one sentence or two, as ``--help`` shows them; the choices and the default follow
+    - `group`: the heading under which ``--help`` has it
+    - `choices`: the table of its values. It is read when it is needed, so that plugins can add to it
+    - `other_choices`: whether other values are allowed too, which the class checks itself
+    - `limits`: the range of its numbers
+    - `flags`: what the command line calls it, if not as the field
+    - `default_words`: what the default stands for, where it is None
+    - `click`: arguments of `click.Option` in place of those that follow from the rest
+    """
+
+    help: str
+    group: str = "Options"
+    choices: Mapping[str, Any] | None = None
+    other_choices: bool = False
+    limits: Range | None = None
+    flags: tuple[str, ...] = ()
+    default_words: str = ""
+    click: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def option(
+    default: Value,
+    help: str,
+    *,
+    group: str = "Options",
+    choices: Mapping[str, Any] | None = None,
+    other_choices: bool = False,
+    limits: Range | None = None,
+    flags: str = "",
+    default_words: str = "",
+    **click: Any,
+) -> Value:
+    """A field of a dataclass that is an option (see `Option`). `flags` is a text, as "--context --tokens"."""
+    words = tuple(flags.split())
+    about = Option(help, group, choices, other_choices, limits, words, default_words, click)
+    return dataclasses.field(default=default, metadata={KEY: about})
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldType:
+    """A field's annotation: the type of one value, whether it may be None, and whether there are several."""
+
+    kind: type
+    optional: bool
+    several: bool
+
+
+@functools.cache
+def field_types(cls: type) -> Mapping[str, FieldType]:
+    """The types of the fields of a dataclass, by name. Of a union other than with None, `kind` is object."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: _field_type(hints[field.name]) for field in dataclasses.fields(cls)}
+
+
+def _field_type(hint: Any) -> FieldType:
+    several = typing.get_origin(hint) is tuple
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_args(hint)[0] if several else hint,)
+    kinds = [member for member in members if member is not types.NoneType]
+    kind = kinds[0] if len(kinds) == 1 and kinds[0] in (bool, int, float, str, Path) else object
+    return FieldType(kind, types.NoneType in members, several)
+
+
+@functools.cache
+def options_of(cls: type) -> Mapping[str, Option]:
+    """The options of a dataclass, by the names of their fields."""
+    return {field.name: field.metadata[KEY] for field in dataclasses.fields(cls) if KEY in field.metadata}
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """The defaults of those options."""
+    return {field.name: field.default for field in dataclasses.fields(cls) if KEY in field.metadata}
+
+
+def check_options(made: Any) -> None:
+    """Raises ConfigError for the first field whose value is not of its type, among its choices and within its limits."""
+    about = options_of(type(made))
+    for name, own in field_types(type(made)).items():
+        value = getattr(made, name)
+        if value is None and own.optional:
+            continue
+        if own.kind is bool and not isinstance(value, bool):
+            raise ConfigError(f"{name} = {value!r}: give True or False")
+        if name not in about:
+            continue
+        limits, choices = about[name].limits, about[name].choices
+        if limits is not None:
+            limits.check(name, value, whole=own.kind is int, hint=", or leave it out" if own.optional else "")
+        if own.kind is str and choices is not None and not about[name].other_choices:
+            look_up(name, value, choices)
