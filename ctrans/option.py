@@ -78,6 +78,10 @@ class Option:
     default_words: str = ""
     click: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def flag(self, name: str) -> str:
+        """What the command line calls the field of that name first."""
+        return self.flags[0] if self.flags else "--" + name.replace("_", "-")
+
 
 def option(
     default: Value,

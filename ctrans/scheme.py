@@ -18,7 +18,11 @@ from solvers.request import check_solver
 from solvers.step_control import check_unused_options
 
 METHOD_WORDS = ", ".join(
-    ["euler (with one step: the discrete model)", *(name for name in METHODS if name != "euler" and ":" not in name), "or torchdiffeq:NAME"]
+    [
+        "euler (with one step: the discrete model)",
+        *(name for name in METHODS if name != "euler" and ":" not in name),
+        "or torchdiffeq:NAME",
+    ]
 )
 """The methods, for a help text."""
 MOST_STEPS = 10**6

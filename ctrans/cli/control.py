@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-import click
 from rich.markup import escape
 
-from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.reading import LookedAt, read
-from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import check_loss, find, settle_threads
+from ctrans.cli.inputs import InputSummary, read
+from ctrans.cli.model_sources import check_loss, find, settle_threads
+from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
 from ctrans.control.attained import Attained, attained
 from ctrans.control.costate import continuous_or_discrete
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
+from ctrans.option import option
 from ctrans.report.control_figure import control_figure
 from ctrans.report.control_report import attained_table, control_notes, control_table
 from ctrans.report.files import png
@@ -24,29 +24,18 @@ from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 from solvers.request import check_solver
 
-SMALLER: dict[str, Any] = {"depth": 6, "context": 64, "batch": 2}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlRequest(ModelRequest):
-    """What `control` is asked."""
+    """The request of `control`."""
 
-    rtol: float | None
-    atol: float | None
+    rtol: float | None = option(None, "Relative tolerance of state and costate.", default_words="1e-6")
+    atol: float | None = option(None, "Absolute tolerance of state and costate.", default_words="1e-8")
+
+    defaults: ClassVar[Mapping[str, Any]] = {"depth": 6, "context": 64, "batch": 2}
 
 
-@click.command("control", context_settings={"default_map": SMALLER})
-@options.one_model
-@options.placements_option("peri")
-@options.architecture_options
-@options.text_options
-@click.option("--rtol", type=float, help="Relative tolerance of state and costate.  [default: 1e-6]")
-@click.option("--atol", type=float, help="Absolute tolerance of state and costate.  [default: 1e-8]")
-@options.device_options
-@options.model_options
-@options.out_option("control")
-@options.json_option
-@takes(ControlRequest)
+@command_of(ControlRequest, "control")
 def command(request: ControlRequest) -> None:
     """See by depth what a GPT, seeded or your own, leaves of the maximum principle on a real text.
 
@@ -93,7 +82,7 @@ def command(request: ControlRequest) -> None:
         else:
             page += [attained_table(name, found_by_training), ""]
     ending = CommandEnding(
-        looked_at=LookedAt(request, found, text, tokens),
+        looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result={"placements": readings, "attained": trained, "instead": instead},
         files={"control.png": lambda: png(control_figure(readings))},

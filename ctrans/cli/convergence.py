@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar
 
-import click
-
-from ctrans.cli import options
+from ctrans.cli.click_options import expand, expand_placements, placements_option
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.request import WrittenRequest, takes
+from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.model.orders import Convergence, depth_convergence, own_methods, substep_convergence
 from ctrans.norm import NORMS
+from ctrans.option import option
 from ctrans.placement import PLACEMENTS
 from ctrans.report.convergence_report import convergence_figure, convergence_table
 from ctrans.report.files import png
@@ -27,40 +26,29 @@ LIMITS = ("substeps", "depth")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvergenceRequest(WrittenRequest):
-    """What `convergence` is asked; no methods stands for all of our own."""
+    """The request of `convergence`; no methods stands for all of our own."""
 
-    methods: tuple[str, ...]
-    placements: tuple[str, ...]
-    limits: tuple[str, ...]
-    norm: str
-    seed: int
+    methods: tuple[str, ...] = option(
+        (),
+        "Repeatable: own methods, or fixed-step torchdiffeq:NAME.",
+        flags="--method",
+        metavar="NAME",
+        default_words="all own",
+    )
+    placements: tuple[str, ...] = placements_option("all")
+    limits: tuple[str, ...] = option(
+        ("all",),
+        "Repeatable: all, substeps (more steps per segment) or depth (more blocks).",
+        flags="--limit",
+        metavar="NAME",
+    )
+    norm: str = option("layernorm", "The norm.", choices=NORMS)
+    seed: int = option(0, "Seed of weights and state.")
 
     unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"methods", "placements", "limits", "norm", "seed"}
 
 
-@click.command("convergence")
-@click.option(
-    "--method",
-    "methods",
-    multiple=True,
-    metavar="NAME",
-    help="Repeatable; own methods, or fixed-step torchdiffeq:NAME.  [default: all own]",
-)
-@options.placements_option("all")
-@click.option(
-    "--limit",
-    "limits",
-    multiple=True,
-    default=("all",),
-    show_default=True,
-    metavar="NAME",
-    help="Repeatable; all, substeps (more steps per segment) or depth (more blocks).",
-)
-@options.norm_option
-@click.option("--seed", default=0, show_default=True, help="Seed of weights and state.")
-@options.out_option("convergence")
-@options.json_option
-@takes(ConvergenceRequest)
+@command_of(ConvergenceRequest, "convergence")
 def command(request: ConvergenceRequest) -> None:
     """Measure the order of each method on each placement, in both limits a Transformer has.
 
@@ -70,8 +58,8 @@ def command(request: ConvergenceRequest) -> None:
     minutes. The directory gets convergence.json and convergence.png.
     """
     choose_threads(0)  # its models are small
-    names = options.expand_placements(request.placements)
-    chosen = options.expand(request.limits, dict.fromkeys(LIMITS), "limit")
+    names = expand_placements(request.placements)
+    chosen = expand(request.limits, dict.fromkeys(LIMITS), "limit")
     look_up("norm", request.norm, NORMS)
     if request.methods and "substeps" not in chosen:
         raise ConfigError("--method only matters in the substeps limit: add --limit substeps, or leave it out")
@@ -80,7 +68,7 @@ def command(request: ConvergenceRequest) -> None:
         raise ConfigError(
             f"placement {mixed[0]!r}: the depth limit is known for one placement in all sublayers: choose --limit substeps"
         )
-    methods = options.expand(request.methods, METHODS, "method") or own_methods()
+    methods = expand(request.methods, METHODS, "method") or own_methods()
     for method in methods:
         fixed_step(method)
     jobs = _jobs(request, methods, names, chosen)

@@ -3,78 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import click
-
-from ctrans.cli import options
+from ctrans.cli.click_options import settings_of
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.request import Request, WrittenRequest, takes
-from ctrans.cli.train_options import ARCHITECTURE, model_options
+from ctrans.cli.request import Request, WrittenRequest, command_of
 from ctrans.depth import check_count
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
+from ctrans.option import option
 from ctrans.report.coordinate_report import coordinate_figure, coordinate_table, coordinate_words
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads, flops
 from ctrans.training.coordinate_check import coordinate_check, place_names, powers
 from ctrans.training.data import source_of
-from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.settings import TrainConfig
 
-DEFAULTS = {"depth": 2, "width": 64, "heads": 4, "context": 32, "initialisation": "lecun", "embedding_std": 1.0}
 MOST_UPDATES = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoordinateRequest(WrittenRequest):
-    """What `coordinate-check` is asked; the architecture's options are fields of `model`, checked when asked for."""
+    """The request of `coordinate-check`: `config` and `training` are fields of `GPTConfig` and `TrainConfig`."""
 
-    widths: tuple[int, ...]
-    updates: int
-    file: Path | None
+    config: Mapping[str, Any] = settings_of(GPTConfig)
+    training: Mapping[str, Any] = settings_of(TrainConfig, only=("batch", "optimiser", "learning_rate", "weight_decay", "seed"))
+    widths: tuple[int, ...] = option(
+        (64, 128, 256, 512), "Repeatable: the widths. Each has heads as wide as --width has with --heads."
+    )
+    updates: int = option(3, "Steps of the optimiser, all on one batch.")
+    file: Path | None = option(
+        None, "Take the batch from this file's bytes.", group="Data", default_words="Python's language documentation"
+    )
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "depth": 2,
+        "width": 64,
+        "heads": 4,
+        "context": 32,
+        "initialisation": "lecun",
+        "embedding_std": 1.0,
+        "learning_rate": 1e-3,
+        "weight_decay": 0.0,
+    }
     unshown: ClassVar[frozenset[str]] = Request.unshown | {"out"}
 
     @property
     def model(self) -> GPTConfig:
         """The architecture, whose heads give theirs to every width. Raises ConfigError for what cannot be."""
-        return GPTConfig(VOCABULARY, **{name: self.options[name] for name in ARCHITECTURE})
+        return GPTConfig(VOCABULARY, **self.config)
 
     @property
     def settings(self) -> TrainConfig:
         """How it is trained. Raises ConfigError for what cannot be."""
-        own = {name: self.options[name] for name in ("batch", "optimiser", "learning_rate", "weight_decay", "seed")}
-        return TrainConfig(**own)
+        return TrainConfig(**self.training)
 
 
-@click.command("coordinate-check", context_settings={"default_map": DEFAULTS})
-@model_options
-@click.option(
-    "--widths",
-    multiple=True,
-    type=int,
-    default=(64, 128, 256, 512),
-    show_default=True,
-    help="Repeatable: the widths, each with heads as wide as --width has with --heads.",
-)
-@click.option("--updates", default=3, show_default=True, help="Steps of the optimiser, all on one batch.")
-@click.option("--batch", default=8, show_default=True, help="Sequences of the batch.")
-@click.option(
-    "--optimiser", default="adamw", show_default=True, metavar="NAME", help=f"{options.one_of(OPTIMISERS).capitalize()}."
-)
-@click.option("--learning-rate", default=1e-3, show_default=True, help="The same at every width.")
-@click.option("--weight-decay", default=0.0, show_default=True, help="Of matrices.")
-@click.option(
-    "--file",
-    type=click.Path(path_type=Path),
-    help="The batch is from this file's bytes.  [default: Python's language documentation]",
-)
-@options.out_option("coordinate-check")
-@options.json_option
-@takes(CoordinateRequest)
+@command_of(CoordinateRequest, "coordinate-check")
 def command(request: CoordinateRequest) -> None:
     """Measure how activations, and what updates do to them, grow with the width.
 

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import click
 from rich.table import Table
 
-from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.reading import LookedAt, read
-from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import Subject, find, settle_threads
+from ctrans.cli.inputs import InputSummary, read
+from ctrans.cli.model_sources import Subject, find, settle_threads
+from ctrans.cli.request import ComparisonRequest, command_of, get_device, get_dtype
 from ctrans.depth import check_count
+from ctrans.option import option
 from ctrans.report.diagnosis_report import diagnosis_figure, findings_table, not_looked_at, summary
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
@@ -28,13 +27,14 @@ MOST_SEEDS = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DiagnoseRequest(ModelRequest):
-    """What `diagnose` is asked: `weight_decay` is that of the training, `seeds` how many walks."""
+class DiagnoseRequest(ComparisonRequest):
+    """The request of `diagnose`."""
 
-    weight_decay: float | None
-    seeds: int
-
-    compares = True
+    weight_decay: float | None = option(None, "The training's weight decay. ctrans compares it with dt lam*.", metavar="LAM")
+    seeds: int = option(
+        1,
+        "Walk this many other parts of the text, and for a seeded model other initial weights: findings get error bars.",
+    )
 
 
 APART = f"{OF_PARTS}. How the whole behaves, and whether small changes explode on their way through it, is what ctrans screen measures."
@@ -43,23 +43,7 @@ LIMITS = "\b\nEvery finding with its severity, what is measured, its limit, and 
 )
 
 
-@click.command("diagnose", epilog=LIMITS)
-@options.several_models
-@options.placements_option("peri")
-@options.architecture_options
-@click.option("--weight-decay", type=float, metavar="LAM", help="The training's weight decay, to be compared with dt lam*.")
-@click.option(
-    "--seeds",
-    default=1,
-    show_default=True,
-    help="So many walks of other parts of the text, and of other initial weights of a seeded model: findings get error bars.",
-)
-@options.text_options
-@options.device_options
-@options.model_options
-@options.out_option("diagnose")
-@options.json_option
-@takes(DiagnoseRequest)
+@command_of(DiagnoseRequest, "diagnose", epilog=LIMITS)
 def command(request: DiagnoseRequest) -> None:
     """Say what is wrong with a model, the most severe first, in plain words: place, figure, what it does and what helps.
 
@@ -97,7 +81,7 @@ def command(request: DiagnoseRequest) -> None:
                 several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=word))
             results[subject.name] = several[0] if seeds == 1 else merged(several)
     ending = CommandEnding(
-        looked_at=LookedAt(request, found, text, tokens),
+        looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result={"ailments": AILMENTS, "placements": results},
         files={"diagnose.png": lambda: png(diagnosis_figure(results, _title(found)))},

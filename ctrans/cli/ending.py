@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctrans import __version__
+from ctrans.cli.inputs import InputSummary
+from ctrans.cli.model_sources import resolved
 from ctrans.cli.plugins import LOADED
-from ctrans.cli.reading import LookedAt
 from ctrans.cli.request import Request, WrittenRequest
-from ctrans.cli.subjects import resolved
 from ctrans.report.contents import page_of
 from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.report.fit import fitted
@@ -46,7 +46,7 @@ class CommandEnding:
 
     result: Mapping[str, Any]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    looked_at: LookedAt | None = None
+    looked_at: InputSummary | None = None
     device: torch.device = CPU
     files: Mapping[str, Callable[[], bytes]] = dataclasses.field(default_factory=dict)
     report: Page | None = None

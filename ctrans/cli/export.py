@@ -7,17 +7,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 import torch
 from rich.markup import escape
 
-from ctrans.cli import options
+from ctrans.cli.click_options import once
 from ctrans.cli.ending import CommandEnding, check_json, end
-from ctrans.cli.request import Request, takes
+from ctrans.cli.request import Request, command_of
 from ctrans.interop.nanogpt import CHECKPOINT, to_nanogpt
 from ctrans.interop.to_transformers import target_of, write_transformers
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT
+from ctrans.option import REQUIRED, option
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -40,34 +40,26 @@ FORMATS: dict[str, Callable[[GPT, Path], str]] = {"hf": write_transformers, "nan
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportRequest(Request):
-    """What `export` is asked."""
+    """The request of `export`."""
 
-    checkpoint: Path | None
-    form: str
-    out: Path
+    checkpoint: Path | None = option(
+        None,
+        "Directory of a model that ctrans saved, or of a training run: its best model, else its last.",
+        multiple=True,
+        callback=once,
+    )
+    form: str = option(
+        "hf",
+        "hf: config.json and model.safetensors, as AutoModelForCausalLM.from_pretrained reads them. nanogpt: ckpt.pt.",
+        flags="--to",
+        metavar="NAME",
+    )
+    out: Path = option(REQUIRED, "The directory to write.", group="Output")
 
     unshown = Request.unshown | {"out"}
 
 
-@click.command("export")
-@click.option(
-    "--checkpoint",
-    multiple=True,
-    callback=options.once,
-    type=click.Path(path_type=Path),
-    help="Directory of a model that ctrans saved, or of a training run: its best model, else its last.",
-)
-@click.option(
-    "--to",
-    "form",
-    default="hf",
-    show_default=True,
-    metavar="NAME",
-    help="hf: config.json and model.safetensors, as AutoModelForCausalLM.from_pretrained reads them; nanogpt: ckpt.pt.",
-)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The directory to write.")
-@options.json_option
-@takes(ExportRequest)
+@command_of(ExportRequest, "export")
 def command(request: ExportRequest) -> None:
     """Write a model that ctrans saved as other libraries read it.
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import click
-
-from ctrans.cli import options
+from ctrans.cli.click_options import argument
 from ctrans.cli.ending import CommandEnding, check_json, end
-from ctrans.cli.request import Request, takes
+from ctrans.cli.request import Request, command_of
 from ctrans.interop.families import FAMILIES, found_family
 from ctrans.interop.transformers_library import import_transformers, quiet
 from ctrans.report.families_report import families_table, family_words
@@ -20,17 +18,14 @@ from solvers.errors import look_up
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FamiliesRequest(Request):
-    """What `families` is asked: `names`, none of which stands for all."""
+    """The request of `families`; no names stand for all families."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] = argument("[NAME]...")
 
     unshown: ClassVar[frozenset[str]] = Request.unshown | {"names"}
 
 
-@click.command("families")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-@options.json_option
-@takes(FamiliesRequest)
+@command_of(FamiliesRequest, "families")
 def command(request: FamiliesRequest) -> None:
     """List the families of other libraries' models that are known, what was found in each, and what is not known of it.
 

@@ -14,15 +14,16 @@ from pathlib import Path
 import click
 import torch
 
-from ctrans.cli import options
+from ctrans.cli.click_options import once
 from ctrans.cli.ending import check_json, result_of, write_json
-from ctrans.cli.request import Request, get_device, takes
+from ctrans.cli.request import Request, command_of, get_device
 from ctrans.depth import check_count
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.generation import Sampling, stream
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
+from ctrans.option import REQUIRED, option
 from ctrans.report.progress import progress_bar
 from ctrans.scheme import DISCRETE, Scheme
 from ctrans.threads import choose_threads, flops
@@ -40,38 +41,24 @@ HARMLESS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateRequest(Request):
-    """What `generate` is asked; `top_k` is None where it draws among all tokens."""
+    """The request of `generate`; with `top_k` None it draws among all tokens."""
 
-    checkpoint: Path
-    prompt: str
-    tokens: int
-    samples: int
-    temperature: float
-    top_k: int | None
-    seed: int
-    device: str
+    checkpoint: Path = option(
+        REQUIRED,
+        "Directory of a saved model (config.json, model.safetensors), or of a training run: its best model, else its last.",
+        multiple=True,
+        callback=once,
+    )
+    prompt: str = option("", "Text to continue; token ids if the vocabulary is not bytes.", default_words="a new line")
+    tokens: int = option(200, "Tokens to make. A token is a byte, unless the model has others.")
+    samples: int = option(1, "Continuations, with seeds SEED, SEED + 1 and so on.")
+    temperature: float = option(0.8, "Divide logits by this. 0 takes the likeliest token.")
+    top_k: int | None = option(None, "Draw among this many likeliest tokens.", default_words="all")
+    seed: int = option(0, "Seed of the draws.")
+    device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
 
 
-@click.command("generate")
-@click.option(
-    "--checkpoint",
-    multiple=True,
-    callback=options.once,
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Directory of a saved model (config.json, model.safetensors), or of a training run: its best model, else its last.",
-)
-@click.option(
-    "--prompt", default="", help="Text to continue; token ids for a vocabulary that is not bytes.  [default: a new line]"
-)
-@click.option("--tokens", default=200, show_default=True, help="Tokens to make; a token is a byte, unless the model has others.")
-@click.option("--samples", default=1, show_default=True, help="Continuations, of seeds SEED, SEED + 1 and so on.")
-@click.option("--temperature", default=0.8, show_default=True, help="What logits are divided by; 0 takes the likeliest token.")
-@click.option("--top-k", type=int, help="Draw among this many likeliest tokens.  [default: all]")
-@click.option("--seed", default=0, show_default=True, help="Seed of the draws.")
-@options.device_option
-@options.json_option
-@takes(GenerateRequest)
+@command_of(GenerateRequest, "generate")
 def command(request: GenerateRequest) -> None:
     """Continue a text with a trained model, shown as it is made.
 

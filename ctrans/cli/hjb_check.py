@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-import click
-
-from ctrans.cli import options
+from ctrans.cli.click_options import settings_of
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.reading import LookedAt, read
-from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import Subject, check_loss, find, settle_threads
+from ctrans.cli.inputs import InputSummary, read
+from ctrans.cli.model_sources import Subject, check_loss, find, settle_threads
+from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
+from ctrans.model.config import GPTConfig
 from ctrans.norm import NORMS, RMSNorm
+from ctrans.option import option
 from ctrans.placement import get_placement
 from ctrans.report import hjb_figure
 from ctrans.report.files import png
@@ -27,7 +27,6 @@ from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 from solvers.request import check_solver
 
-SMALLER: dict[str, Any] = {"depth": 3, "context": 64, "batch": 1}
 ADVICE = (
     "an ascent that ended early, or a verdict that is wrong: compare another --seed, --batch or --context, and --dtype float64 if "
     "you chose another; if the same finding fails there, report it, with the command and hjb-check.json"
@@ -38,65 +37,38 @@ PDE_POINTS = 41
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HJBCheckRequest(ModelRequest):
-    """What `hjb-check` is asked: remedies, and whether to solve the HJB equation too."""
+    """The request of `hjb-check`: remedies, and whether to solve the HJB equation, too."""
 
-    weight_decay: float | None
-    last_map_decay: float | None
-    gain_decay: float | None
-    kinetic: float | None
-    pde: bool
+    config: Mapping[str, Any] = settings_of(GPTConfig, without=("placement", "norm"))
+    norms: tuple[str, ...] = option(
+        ("layernorm", "rmsnorm"), "Repeatable: all, or names.", group="Norms", choices=NORMS, flags="--norm"
+    )
+    weight_decay: float | None = option(
+        None,
+        "Show how a penalty LAM/2 |W|^2 of every matrix in the training loss (not AdamW's decoupled decay) bounds H where no output "
+        "norm does, on this text and for this model. ctrans compares LAM with dt lam*.",
+        metavar="LAM",
+    )
+    last_map_decay: float | None = option(
+        None,
+        "Remedy: running cost LAM/2 |W|^2 of each last linear map and its bias; what feeds them is fixed (a penalty in a training "
+        "loss, over dt).",
+        metavar="LAM",
+    )
+    gain_decay: float | None = option(
+        None,
+        "Remedy: running cost LAM/2 (|gamma|^2 + |beta|^2) of the trained gains and offsets of each output norm (a penalty in a "
+        "training loss, over dt).",
+        metavar="LAM",
+    )
+    kinetic: float | None = option(None, "Remedy: running cost LAM/2 |f|^2 of each velocity.", metavar="LAM")
+    pde: bool = option(False, "Also solve the HJB equation in the plane, and draw it: hjb-pde.png. This takes half a minute.")
 
+    defaults: ClassVar[Mapping[str, Any]] = {"placements": ("all",), "depth": 3, "context": 64, "batch": 1}
     unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"pde"}
 
 
-@click.command("hjb-check", context_settings={"default_map": SMALLER})
-@options.one_model
-@options.placements_option("all")
-@click.option(
-    "--norm",
-    "norms",
-    multiple=True,
-    default=("layernorm", "rmsnorm"),
-    show_default=True,
-    metavar="NAME",
-    help=f"Repeatable; all, or {options.one_of(NORMS)}.",
-)
-@click.option(
-    "--weight-decay",
-    type=float,
-    metavar="LAM",
-    help="What a penalty LAM/2 |W|^2 of every matrix in a training loss (not AdamW's decoupled decay) makes of H where no output norm "
-    "bounds it, on this text and for this model: LAM is compared with dt lam*.",
-)
-@click.option(
-    "--last-map-decay",
-    type=float,
-    metavar="LAM",
-    help="Remedy: running cost LAM/2 |W|^2 of each last linear map and its bias alone, what feeds them being fixed (a penalty in a "
-    "training loss, over dt).",
-)
-@click.option(
-    "--gain-decay",
-    type=float,
-    metavar="LAM",
-    help="Remedy: running cost LAM/2 (|gamma|^2 + |beta|^2) of each output norm's trained gains and offsets (a penalty in a training "
-    "loss, over dt).",
-)
-@click.option("--kinetic", type=float, metavar="LAM", help="Remedy: running cost LAM/2 |f|^2 of each velocity.")
-@click.option("--pde", is_flag=True, help="Also solve the HJB equation in the plane, and draw it: hjb-pde.png. Half a minute.")
-@options.size_options
-@options.residual_options
-@options.parallel_option
-@options.stack_option
-@options.norm_details
-@options.map_options
-@options.weight_options
-@options.text_options
-@options.device_options
-@options.model_options
-@options.out_option("hjb-check")
-@options.json_option
-@takes(HJBCheckRequest)
+@command_of(HJBCheckRequest, "hjb-check")
 def command(request: HJBCheckRequest) -> None:
     """Is the Hamiltonian of training finite, and under which assumptions? For each placement of normalisation.
 
@@ -139,7 +111,7 @@ def command(request: HJBCheckRequest) -> None:
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
     failures = [f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures]
     ending = CommandEnding(
-        looked_at=LookedAt(request, found, text, tokens),
+        looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result={
             "checks": {norm: {check.placement: _summary(check) for check in row} for norm, row in checks.items()},

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
-from ctrans.cli import options
+from ctrans.cli.click_options import argument
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.request import WrittenRequest, takes
-from ctrans.cli.subjects import labels
+from ctrans.cli.model_sources import labels
+from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.given_files import read_json
+from ctrans.option import option
 from ctrans.report.contents import page_of
 from ctrans.report.html import check_libraries, render
 from solvers import ConfigError
@@ -21,16 +20,13 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportRequest(WrittenRequest):
-    """What `report` is asked: `results` are files of JSON."""
+    """The request of `report`: `results` are files of JSON."""
 
-    results: tuple[Path, ...]
+    results: tuple[Path, ...] = argument("RESULT.json...", required=True)
+    out: Path | None = option(None, "Directory for report.html and report.json.", group="Output", default_words="out/report")
 
 
-@click.command("report")
-@click.argument("results", metavar="RESULT.json...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Directory for report.html and report.json.  [default: out/report]")
-@options.json_option
-@takes(ReportRequest)
+@command_of(ReportRequest, "report")
 def command(request: ReportRequest) -> None:
     """Put results side by side on one page, from the JSON that commands keep.
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-import click
 from rich.table import Table
 from torch import Tensor
 
-from ctrans.cli import options
+from ctrans.cli.click_options import expand, expand_placements
+from ctrans.cli.comparison import SETTINGS, architectures_of, axes_of
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.reading import Batch, LookedAt, Pictures, Text, read
-from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import Subject, find, seeded, settle_threads
-from ctrans.fields import ACTIVATIONS, ATTENTIONS, EXPERTS, FFNS, POSITIONS, QK_NORMS, ROUTERS
-from ctrans.model.architectures import ARCHITECTURES, GROUPS, PLAIN, differences
-from ctrans.model.initialisation import INITIALISATIONS
+from ctrans.cli.inputs import Batch, InputSummary, Pictures, Text, read
+from ctrans.cli.model_sources import Subject, check_foreign_options, find, seeded, settle_threads
+from ctrans.cli.request import MODEL_OPTIONS, ComparisonRequest, ModelRequest, command_of, get_device, get_dtype
+from ctrans.model.architectures import ARCHITECTURES, PLAIN
 from ctrans.norm import NORMS
+from ctrans.option import option
 from ctrans.report.axes import MOST_LINES
 from ctrans.report.diagnosis_report import first_findings, summary
 from ctrans.report.files import png
@@ -38,125 +37,32 @@ from ctrans.report.screen_report import (
     screen_reasons,
     screen_table,
 )
-from ctrans.residual import RESIDUALS
 from ctrans.stability.diagnosis.quantities import QUANTITIES
 from ctrans.stability.screening.screen import EFFORTS, Screening, screen
 from ctrans.weights.on_demand import watch
 from solvers import ConfigError
-from solvers.errors import look_up
-
-ValuesOf = Callable[[str], list[Any]]
-
-
-SWITCH = {"no": False, "yes": True}
-
-
-def _names(table: dict[str, Any], what: str) -> ValuesOf:
-    return lambda text: options.expand(text.split(","), table, what)
-
-
-def _numbers(kind: type[int] | type[float], what: str) -> ValuesOf:
-    def parse(text: str) -> list[Any]:
-        try:
-            return [kind(part) for part in text.split(",")]
-        except ValueError:
-            raise ConfigError(f"--compare {what}={text}: give numbers with commas between them, such as {what}=1,2") from None
-
-    return parse
-
-
-def _numbers_or_none(kind: type[int] | type[float], what: str) -> ValuesOf:
-    """Numbers, and "none" for the setting left out."""
-    numbers = _numbers(kind, what)
-    return lambda text: [part if part == "none" else numbers(part)[0] for part in text.split(",")]
-
-
-def _unless_none(value: Any) -> Any:
-    return None if value == "none" else value
-
-
-def _alone(value: Any) -> Any:
-    return (value,)
-
-
-def _itself(value: Any) -> Any:
-    return value
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparable:
-    """What can be compared: the field of a request that it changes, how its values are read, and how the field holds one."""
-
-    field: str
-    values: ValuesOf
-    as_field: Callable[[Any], Any] = _itself
-
-
-COMPARABLE: dict[str, Comparable] = {
-    "placement": Comparable("placements", lambda text: options.expand_placements(text.split(",")), _alone),
-    "norm": Comparable("norms", _names(NORMS, "norm"), _alone),
-    "residual": Comparable("residual", _names(RESIDUALS, "residual")),
-    "parallel-blocks": Comparable("parallel_blocks", _names(SWITCH, "parallel-blocks"), SWITCH.__getitem__),
-    "branch-norms": Comparable("branch_norms", _names(SWITCH, "branch-norms"), SWITCH.__getitem__),
-    "dt": Comparable("dt", _numbers(float, "dt")),
-    "attention": Comparable("attention", _names(ATTENTIONS, "attention")),
-    "ffn": Comparable("ffn", _names(FFNS, "ffn")),
-    "activation": Comparable("activation", _names(ACTIVATIONS, "activation")),
-    "positions": Comparable("positions", _names(POSITIONS, "positions")),
-    "kv-heads": Comparable("kv_heads", _numbers_or_none(int, "kv-heads"), _unless_none),
-    "window": Comparable("window", _numbers_or_none(int, "window"), _unless_none),
-    "qk-norm": Comparable("qk_norm", _names({"none": None, **QK_NORMS}, "qk-norm"), lambda name: name != "none" and name),
-    "norm-groups": Comparable("norm_groups", _numbers_or_none(int, "norm-groups"), _unless_none),
-    "norm-alpha": Comparable("norm_alpha", _numbers_or_none(float, "norm-alpha"), _unless_none),
-    "norm-radius": Comparable("norm_radius", _numbers_or_none(float, "norm-radius"), _unless_none),
-    "softcap": Comparable("softcap", _numbers_or_none(float, "softcap"), _unless_none),
-    "sinks": Comparable("sinks", _names(SWITCH, "sinks"), SWITCH.__getitem__),
-    "gated-output": Comparable("gated_output", _names(SWITCH, "gated-output"), SWITCH.__getitem__),
-    "experts": Comparable("experts", _numbers(int, "experts")),
-    "top-k": Comparable("top_k", _numbers(int, "top-k")),
-    "shared-experts": Comparable("shared_experts", _numbers(int, "shared-experts")),
-    "router": Comparable("router", _names(ROUTERS, "router")),
-    "expert": Comparable("expert", _names(EXPERTS, "expert")),
-    "init": Comparable("initialisation", _names(INITIALISATIONS, "initialisation")),
-    "embedding-std": Comparable("embedding_std", _numbers(float, "embedding-std")),
-    "depth": Comparable("depth", _numbers(int, "depth")),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScreenRequest(ModelRequest):
-    """What `screen` is asked: `compare` has texts such as "dt=1,0.1"."""
+class ScreenRequest(ComparisonRequest):
+    """The request of `screen`."""
 
-    compare: tuple[str, ...]
-    quick: bool
+    compare: tuple[str, ...] = option(
+        (),
+        f"Repeatable: compare every combination of the values of settings: {', '.join(SETTINGS)}. Settings with names also take all. Or "
+        "compare architectures by name, with commas between them, such as llama,mixtral,post:swiglu:dt=0.1. Each differs from plain "
+        f"pre-LN. Names are all, modern, {', '.join(ARCHITECTURES)}; join names and settings with colons.",
+        metavar="NAME=V,V",
+    )
+    quick: bool = option(
+        False,
+        "Seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances, no curvature and no spectrum.",
+    )
 
-    compares = True
     unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"compare", "quick"}
 
 
-@click.command("screen")
-@options.several_models
-@options.placements_option("peri")
-@options.architecture_options
-@click.option(
-    "--compare",
-    multiple=True,
-    metavar="NAME=V,V",
-    help=f"Repeatable: every combination of the values. {options.one_of(COMPARABLE).capitalize()}; names also take all. Or architectures "
-    "by name, which differ from plain pre-LN, with commas between them: all, modern, or as in llama,mixtral,post:swiglu:dt=0.1 "
-    f"some of {', '.join(ARCHITECTURES)}, and settings as above, joined by colons.",
-)
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="Seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances; no curvature or spectrum.",
-)
-@options.text_options
-@options.device_options
-@options.model_options
-@options.out_option("screen")
-@options.json_option
-@takes(ScreenRequest)
+@command_of(ScreenRequest, "screen")
 def command(request: ScreenRequest) -> None:
     """Screen an architecture before it is trained, or a model that there is.
 
@@ -197,7 +103,7 @@ def command(request: ScreenRequest) -> None:
         results = by_verdict(results)
     ending = CommandEnding(
         options={"placements": _placements(found), "compare": request.compare, "quick": request.quick},
-        looked_at=LookedAt(request, found, text, tokens),
+        looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result={
             "quantities": {name: dataclasses.asdict(quantity) for name, quantity in QUANTITIES.items()},
@@ -230,7 +136,7 @@ def _under_way(advance: Bar, name: str, piece: str) -> None:
 
 def _jobs(request: ScreenRequest) -> dict[str, Subject]:
     """Every model by name: whatever can be wrong is said before anything is computed."""
-    axes = _axes(request.compare)
+    axes = axes_of(request.compare)
     saved = _named(request)
     if axes and saved is not None:
         raise ConfigError(f"--{saved} brings its own architecture: leave out --compare, or leave out --{saved}")
@@ -238,56 +144,25 @@ def _jobs(request: ScreenRequest) -> dict[str, Subject]:
         raise ConfigError("placements are given twice: choose one of --placement and --compare placement=...")
     if saved is not None:
         return {subject.name: subject for subject in find(request)}
-    named = _architectures(request)
-    first = {"placement": options.expand_placements(request.placements)} if "placements" in request.typed or not named else {}
-    axes = {**first, **axes}
-    jobs = {}
-    for values in itertools.product(*axes.values()):
-        changes = list(zip(axes, values, strict=True))
-        changed: dict[str, Any] = {COMPARABLE[name].field: COMPARABLE[name].as_field(value) for name, value in changes}
-        other = dataclasses.replace(request, **changed)
-        if len(options.expand(other.norms, NORMS, "norm")) > 1:
-            raise ConfigError(
-                "--norm all stands for several norms, and one is looked at in each model: choose one, or --compare norm=..."
-            )
-        for name, fields in named.items():
-            base = {} if "placement" in axes else PLAIN
-            jobs[", ".join(filter(None, (name, label(changes))))] = seeded(other, {**base, **fields})
-        if not named:
-            (jobs[label(changes)],) = find(other)
-    return jobs
-
-
-def _architectures(request: ScreenRequest) -> dict[str, dict[str, Any]]:
-    """What differs from plain pre-LN in each architecture that is asked for by name."""
-    texts = [part for text in request.compare if not _is_axis(text) for part in text.split(",")]
-    names = dict.fromkeys(name for text in texts for name in GROUPS.get(text, [text]))
-    return {name: _fields(name, request.depth) for name in names}
-
-
-def _fields(text: str, blocks: int) -> dict[str, Any]:
-    """The fields of `GPTConfig` that a text such as "llama:dt=0.1" sets."""
-    fields: dict[str, Any] = {}
-    for part in text.split(":"):
-        name, equals, value = part.partition("=")
-        if not equals:
-            fields |= differences(name, blocks)
-            continue
-        setting = look_up("setting to compare", name, COMPARABLE)
-        values = setting.values(value)
-        if len(values) > 1:
-            raise ConfigError(f"--compare {text}: {name} has {len(values)} values, and an architecture has one: give one")
-        # a request has several placements and norms, an architecture one of each
-        several = setting.as_field is _alone
-        fields[setting.field.removesuffix("s") if several else setting.field] = (
-            values[0] if several else setting.as_field(values[0])
+    check_foreign_options(request)
+    named = architectures_of(request.compare, request.config["depth"])
+    if "placements" in request.typed or not named:
+        placements = {name: name for name in expand_placements(request.placements)}
+        axes = {"placement": placements, **axes}
+    plain = {} if "placement" in axes else PLAIN
+    if "norm" not in axes and len(expand(request.norms, NORMS, "norm")) > 1:
+        raise ConfigError(
+            "--norm all stands for several norms, and one is looked at in each model: choose one, or --compare norm=..."
         )
-    return fields
-
-
-def _is_axis(text: str) -> bool:
-    """Whether it is a setting with its values, and not architectures by name."""
-    return "=" in text and ":" not in text and "," not in text.partition("=")[0]
+    jobs = {}
+    for values in itertools.product(*(axis.items() for axis in axes.values())):
+        changes = {SETTINGS[axis]: value for axis, (_, value) in zip(axes, values, strict=True)}
+        words = label([(axis, said) for axis, (said, _) in zip(axes, values, strict=True)])
+        for name, fields in named.items():
+            jobs[", ".join(filter(None, (name, words)))] = seeded(request, {**changes, **plain, **fields})
+        if not named:
+            jobs[words] = seeded(request, changes)
+    return jobs
 
 
 def _named(request: ScreenRequest) -> str | None:
@@ -298,18 +173,6 @@ def _named(request: ScreenRequest) -> str | None:
 def _placements(found: Sequence[Subject]) -> list[str]:
     """Each placement that a sublayer of these models has."""
     return list(dict.fromkeys(name for subject in found for name in subject.placements))
-
-
-def _axes(compare: Sequence[str]) -> dict[str, list[Any]]:
-    axes: dict[str, list[Any]] = {}
-    for text in filter(_is_axis, compare):
-        name, _, values = text.partition("=")
-        if name in axes:
-            raise ConfigError(
-                f"--compare {name} is given twice, of which one alone would count: give all its values with commas between them"
-            )
-        axes[name] = look_up("setting to compare", name, COMPARABLE).values(values)
-    return axes
 
 
 def _check_dtype(name: str) -> None:

@@ -10,16 +10,16 @@ import click
 import torch
 from torch import Tensor
 
-from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.reading import Batch, LookedAt, Pictures, Text, read
-from ctrans.cli.request import ModelRequest, get_device, get_dtype, takes
-from ctrans.cli.subjects import find, settle_threads
+from ctrans.cli.inputs import Batch, InputSummary, Pictures, Text, read
+from ctrans.cli.model_sources import find, settle_threads
+from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
 from ctrans.depth import check_count
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.model.gpt import GPT
+from ctrans.option import option
 from ctrans.report.progress import progress_bar
-from ctrans.scheme import Scheme
+from ctrans.scheme import METHOD_WORDS, Scheme
 from ctrans.stability.backward.token_exponents import TokenExponents, token_exponents
 from ctrans.stability.forward.contributions import ContributionsByDepth, contributions_by_depth
 from ctrans.stability.forward.simulation import Simulation, simulate
@@ -31,66 +31,36 @@ from solvers.methods import get_method
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulateRequest(ModelRequest):
-    """What `simulate` is asked; `steps` is None where the user gave none."""
+    """The request of `simulate`."""
 
-    method: str
-    steps: int | None
-    rtol: float | None
-    atol: float | None
-    error_norm: str | None
-    reference: bool
-    lyapunov: int
-    spectra: bool
-    contributions: bool
+    method: str = option("euler", f"Method of integration: {METHOD_WORDS}.", metavar="NAME")
+    steps: int | None = option(None, "Steps per segment of a fixed-step method.", default_words="1")
+    rtol: float | None = option(None, "Relative tolerance of an adaptive method.", default_words="1e-6")
+    atol: float | None = option(None, "Absolute tolerance of an adaptive method.", default_words="1e-8")
+    error_norm: str | None = option(
+        None,
+        "How an adaptive method measures the error of a step: root mean square of all entries, the largest token's, or the largest "
+        "entry.",
+        default_words="rms",
+        type=click.Choice(sorted(ERROR_NORMS)),
+    )
+    reference: bool = option(
+        True,
+        "Also solve the ODE in float64, and show the distance to it. This takes hundreds of times the work of the discrete model.",
+    )
+    lyapunov: int = option(
+        0,
+        "Show this many tokens as coloured text: how much a small change of each grows on its way to the last token's state.",
+    )
+    spectra: bool = option(False, "Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png.")
+    contributions: bool = option(
+        False, "Show what each sublayer adds to the last state and to the target's logit: contributions.png."
+    )
 
     unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"reference"}
 
 
-@click.command("simulate")
-@options.one_model
-@options.placements_option("peri")
-@options.architecture_options
-@options.text_options
-@click.option(
-    "--method",
-    default="euler",
-    show_default=True,
-    metavar="NAME",
-    help=options.METHOD_HELP,
-)
-@click.option("--steps", type=int, help="Steps per segment of a fixed-step method.  [default: 1]")
-@click.option("--rtol", type=float, help="Relative tolerance of an adaptive method.  [default: 1e-6]")
-@click.option("--atol", type=float, help="Absolute tolerance of an adaptive method.  [default: 1e-8]")
-@click.option(
-    "--error-norm",
-    type=click.Choice(sorted(ERROR_NORMS)),
-    help="Of a step's error, by an adaptive method: all entries' root mean square, the largest token's, or the largest entry.  "
-    "[default: rms]",
-)
-@click.option(
-    "--reference/--no-reference",
-    default=True,
-    show_default=True,
-    help="Also solve the ODE in float64, to compare with: hundreds of times the work of the discrete model.",
-)
-@click.option(
-    "--lyapunov",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Show so many tokens as coloured text, by how a small change of each grows on its way to the last one's state.",
-)
-@click.option("--spectra", is_flag=True, help="Eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png.")
-@click.option(
-    "--contributions",
-    is_flag=True,
-    help="What each sublayer adds to the last state and to the target's logit: contributions.png.",
-)
-@options.device_options
-@options.model_options
-@options.out_option("simulate")
-@options.json_option
-@takes(SimulateRequest)
+@command_of(SimulateRequest, "simulate")
 def command(request: SimulateRequest) -> None:
     """Run real text through a GPT, seeded or your own, and see how its hidden states move through depth.
 
@@ -112,7 +82,7 @@ def command(request: SimulateRequest) -> None:
     text = read(request, found)
     tokens = text.sequences(request.batch, found[0].context).to(device)
     settle_threads(found, tokens, get_dtype(request.dtype))
-    analyses = _OptionalAnalyses(request, text, tokens)
+    analyses = OptionalAnalyses(request, text, tokens)
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
     results: list[Simulation] = []
@@ -136,7 +106,7 @@ def command(request: SimulateRequest) -> None:
             analyses.add(results[-1].placement, model)
     ending = CommandEnding(
         options={"reference": request.reference},
-        looked_at=LookedAt(request, found, text, tokens),
+        looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result={"placements": {s.placement: {**vars(s), **analyses.of(s.placement)} for s in results}},
         failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
@@ -144,7 +114,7 @@ def command(request: SimulateRequest) -> None:
     end(request, directory, ending)
 
 
-class _OptionalAnalyses:
+class OptionalAnalyses:
     """Analyses that the user asked for besides the trajectory, by the name of each model."""
 
     def __init__(self, request: SimulateRequest, text: Text | Pictures | Batch, tokens: Tensor):

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, check_json, end
-from ctrans.cli.request import takes
+from ctrans.cli.request import command_of
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, engine, options_of, rest, tell_cost
 from ctrans.depth import check_count
 from ctrans.report.files import png
@@ -22,7 +20,7 @@ from ctrans.report.study_report import outcomes_table, plateau_words, rates_figu
 from ctrans.report.verdict_report import effects_table, verdict_figure
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
-from ctrans.study.database import FILE, Finished, Store, open_store
+from ctrans.study.database import Finished, Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
 from ctrans.study.outcomes import losses, outcomes_of
@@ -41,32 +39,7 @@ MOVED = (
 )
 
 
-@click.command("study")
-@click.argument("name", metavar="NAME|FILE.toml")
-@click.option(
-    "--scale", default="small", show_default=True, metavar="NAME", help="Of a preset: small, or paper, the published sizes."
-)
-@click.option("--file", type=click.Path(path_type=Path), help="Train on this file's bytes.")
-@click.option("--bin", type=click.Path(path_type=Path), help="Train on nanoGPT's train.bin and val.bin in this directory.")
-@click.option("--budget", type=float, help="Processor hours in all after which no further run begins; the same command goes on.")
-@click.option("--stage", hidden=True)
-@click.option("--regime", hidden=True)
-@click.option("--workers", type=int, help="Processes, each of one thread.  [default: as many as processors]")
-@click.option("--ray", metavar="ADDRESS", help="Carry runs out on the Ray cluster at this address (auto: one that runs here).")
-@click.option("--dry-run", is_flag=True, help="Only say what it costs: a short run is timed.")
-@click.option("--report", is_flag=True, help="Train nothing: make tables and pictures anew from what is kept.")
-@click.option(
-    "--export",
-    "formats",
-    multiple=True,
-    metavar="NAME",
-    help=f"Repeatable: write the tables as {options.one_of(export.FORMATS)} too.",
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), help=f"Directory of {FILE}, study.json and study.png.  [default: out/study/NAME]"
-)
-@options.json_option
-@takes(StudyRequest)
+@command_of(StudyRequest, "study")
 def command(request: StudyRequest) -> None:
     """Carry out a study: many trainings, kept in one SQLite file, and what they show together.
 

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from ctrans.cli.click_options import argument
 from ctrans.cli.ending import CommandEnding, end
 from ctrans.cli.request import WrittenRequest
+from ctrans.option import option
 from ctrans.report.progress import duration, progress_bar
 from ctrans.report.study_report import cost_table
 from ctrans.study.carry_out import Advance, Prospect, carry_out_study, prospect
@@ -19,30 +21,35 @@ from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
 from ctrans.study.database import FILE, Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.engine import Engine, by_ray, in_processes
+from ctrans.study.export import FORMATS
 from ctrans.training.data import read_source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyRequest(WrittenRequest):
-    """What `study` is asked.
+    """The request of `study`.
 
     - `name`: a preset, or a TOML file
-    - `scale`, `file`, `bin`, `budget`: of presets, its size; what it is trained on; and its limit, where they differ from what it says
-    - `workers`, `ray`: where runs are carried out
-    - `dry_run`, `report`: whether only the cost is told, or only what is kept shown
-    - `formats`: of exports
+    - `scale`, `file`, `bin`, `budget`: for presets, where they differ from the preset
+    - `stage`, `regime`: of the study of prediction, which has left the command
+    - `workers`, `ray`: where runs take place
     """
 
-    name: str
-    scale: str
-    file: Path | None
-    bin: Path | None
-    budget: float | None
-    workers: int | None
-    ray: str | None
-    dry_run: bool
-    report: bool
-    formats: tuple[str, ...]
+    name: str = argument("NAME|FILE.toml")
+    scale: str = option("small", "For a preset: small, or paper, the published sizes.", metavar="NAME")
+    file: Path | None = option(None, "Train on this file's bytes.")
+    bin: Path | None = option(None, "Train on nanoGPT's train.bin and val.bin in this directory.")
+    budget: float | None = option(None, "Processor hours in all after which no further run begins. The same command goes on.")
+    stage: str | None = option(None, "", hidden=True)
+    regime: str | None = option(None, "", hidden=True)
+    workers: int | None = option(None, "Processes, each of one thread.", default_words="as many as processors")
+    ray: str | None = option(None, "Use the Ray cluster at this address (auto: one that runs here).", metavar="ADDRESS")
+    dry_run: bool = option(False, "Only show the cost. This times a short run.")
+    report: bool = option(False, "Train nothing: make tables and pictures again from what is kept.")
+    formats: tuple[str, ...] = option((), "Repeatable: also write the tables.", flags="--export", choices=FORMATS)
+    out: Path | None = option(
+        None, f"Directory of {FILE}, study.json and study.png.", group="Output", default_words="out/study/NAME"
+    )
 
     unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"formats"}
 

@@ -16,19 +16,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ctrans.cli import options
 from ctrans.cli.ending import check_json, result_of, save_json, write_json
 from ctrans.cli.other_depths import check_depths, losses_at
-from ctrans.cli.request import get_device, takes
-from ctrans.cli.train_options import (
-    ARCHITECTURE,
-    DEFAULTS,
-    TrainRequest,
-    data_options,
-    model_options,
-    run_options,
-    setting_options,
-)
+from ctrans.cli.request import command_of, get_device
+from ctrans.cli.train_options import TrainRequest
 from ctrans.depth import check_count
 from ctrans.model.gpt import GPT
 from ctrans.monitor import Alarm, Monitor
@@ -64,13 +55,7 @@ ADVICE = {
 """What to do about a run that has or has not a checkpoint and ended like that; --out follows."""
 
 
-@click.command("train", context_settings={"default_map": DEFAULTS})
-@model_options
-@data_options
-@setting_options()
-@run_options
-@options.json_option
-@takes(TrainRequest)
+@command_of(TrainRequest, "train")
 def command(request: TrainRequest) -> None:
     """Train a GPT of any placement, through its ODE or as the discrete Transformer.
 
@@ -146,7 +131,7 @@ def _plan(request: TrainRequest) -> Plan:
 
 def _architecture(request: TrainRequest) -> dict[str, Any]:
     """The options of the architecture that were typed."""
-    return {name: value for name, value in request.given.items() if name in ARCHITECTURE}
+    return {name: value for name, value in request.given.items() if name in request.config}
 
 
 def _set_threads(request: TrainRequest, planned: Plan) -> None:

@@ -7,13 +7,11 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-import click
-
-from ctrans.cli import options
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.request import WrittenRequest, takes
+from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.depth import check_count
 from ctrans.given_files import read_file
+from ctrans.option import option
 from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
@@ -25,33 +23,24 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyRequest(WrittenRequest):
-    """What `verify` is asked; `only` none of them stands for all statements, `markdown` is a file of the user's."""
+    """The request of `verify`; without `only` it checks all statements."""
 
-    only: tuple[str, ...]
-    cases: int
-    seed: int
-    markdown: Path | None
+    only: tuple[str, ...] = option(
+        (),
+        f"Repeatable: a statement, the beginning of names (theorem-4), or a section, {min(SECTIONS)} to {max(SECTIONS)}.",
+        metavar="NAME",
+        default_words="all",
+    )
+    cases: int = option(200, "Cases for each bound. Slow checks take a share of them.")
+    seed: int = option(0, "Seed of the cases.")
+    markdown: Path | None = option(
+        None, "Put the table into this Markdown file, between its marker comments, or write a new file."
+    )
 
     unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"only", "cases", "seed", "markdown"}
 
 
-@click.command("verify")
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="NAME",
-    help=f"Repeatable: a statement, how statements begin (theorem-4), or a section, {min(SECTIONS)} to {max(SECTIONS)}.  [default: all]",
-)
-@click.option("--cases", default=200, show_default=True, help="Cases for each bound; costly checks take a share of them.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the cases.")
-@click.option(
-    "--markdown",
-    type=click.Path(path_type=Path),
-    help="Put the table into this Markdown file, between its marker comments, or write it anew.",
-)
-@options.out_option("verify", "md")
-@options.json_option
-@takes(VerifyRequest)
+@command_of(VerifyRequest, "verify")
 def command(request: VerifyRequest) -> None:
     """Check every statement of the theory, as its paper prints it and as it holds.
 

@@ -11,11 +11,12 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from ctrans.cli import options
+from ctrans.cli.click_options import argument
 from ctrans.cli.ending import CPU, check_json, result_of, write_json
-from ctrans.cli.request import WrittenRequest, takes
+from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.monitor.history import history
 from ctrans.monitor.log import MonitorLog, read_log
+from ctrans.option import option
 from ctrans.report.files import check_writable, png, write_atomic
 from ctrans.report.watch_figure import watch_figure
 from ctrans.report.watch_report import page
@@ -27,20 +28,15 @@ LEAST_WAIT = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchRequest(WrittenRequest):
-    """What `watch` is asked: the `directory` of a log, whether to look `once`, and seconds between looks."""
+    """The request of `watch`: the `directory` of a log."""
 
-    directory: Path
-    once: bool
-    refresh: float
+    directory: Path = argument("DIR")
+    once: bool = option(False, "Show the run as it is, then end. This is also so if stdout is not a terminal.")
+    refresh: float = option(2.0, "Seconds between two looks.")
+    out: Path | None = option(None, "Directory for watch.png and watch.json.", group="Output", default_words="DIR")
 
 
-@click.command("watch")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Show it as it is and end; so too where stdout is no terminal.")
-@click.option("--refresh", default=2.0, show_default=True, help="Seconds between two looks.")
-@click.option("--out", type=click.Path(path_type=Path), help="Directory for watch.png and watch.json.  [default: DIR]")
-@options.json_option
-@takes(WatchRequest)
+@command_of(WatchRequest, "watch")
 def command(request: WatchRequest) -> None:
     """Show a training that is watched by ctrans.monitor, running or finished: progress, figures by depth, alarms.
 

@@ -57,12 +57,8 @@ class AttentionOptions:
         default_words="none",
     )
     """Beyond these limits scores over c, or c times a tanh, are no numbers of single precision."""
-    sinks: bool = option(
-        False, "Add a learned logit of each head to the denominator of its rows.", group="Attention"
-    )
-    gated_output: bool = option(
-        False, "Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry.", group="Attention"
-    )
+    sinks: bool = option(False, "Add a learned logit of each head to the denominator of its rows.", group="Attention")
+    gated_output: bool = option(False, "Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry.", group="Attention")
 
     def __post_init__(self) -> None:
         check_options(self)

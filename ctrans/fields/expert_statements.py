@@ -23,7 +23,7 @@ def mixture(draw: Draw, *, smooth: bool = False) -> MixtureOfExperts:
     k = 1 + draw.integer(count - 1)
     router = draw.choice([name for name, rule in ROUTERS.items() if k > 1 or not rule.normalised])
     expert = draw.choice([name for name in EXPERTS if name != "reglu" or not smooth])
-    options = ExpertOptions(count, k, draw.integer(2), router, expert)
+    options = ExpertOptions(experts=count, top_k=k, shared_experts=draw.integer(2), router=router, expert=expert)
     made = MixtureOfExperts(3 + draw.integer(4), 4, options=options).double().requires_grad_(False)
     for parameter in made.parameters():
         parameter.copy_(draw.normal(*parameter.shape) / 2)

@@ -64,9 +64,7 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
     )
     width: int = option(128, "Width d of a token.", group="Architecture", limits=COUNT)
     heads: int = option(4, "Attention heads. They divide the width.", group="Architecture", limits=COUNT)
-    placement: str = option(
-        "peri", f"Which norms act where; {MIXED}.", group="Norms", choices=PLACEMENTS, other_choices=True
-    )
+    placement: str = option("peri", f"Which norms act where; {MIXED}.", group="Norms", choices=PLACEMENTS, other_choices=True)
     norm: str = option("layernorm", "The norm.", group="Norms", choices=NORMS)
     dt: float = option(1.0, "Residual scale: the length of a segment in depth-time.", group="Architecture")
     attention: str = option("softmax", "Attention map.", group="Attention", choices=ATTENTIONS)
@@ -170,7 +168,9 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
             check_stack(placements_in(self.placement), self.state_streams, takes("ffn", self.ffn, "experts"))
         self._check_depth_weights()
         if self.alpha is not None and not self._has_residual_gain:
-            raise ConfigError(f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm")
+            raise ConfigError(
+                f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm"
+            )
 
     def _check_depth_weights(self) -> None:
         if self.depth_weights == FREE:

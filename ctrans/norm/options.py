@@ -45,11 +45,11 @@ def options_taken(name: str, norms: Mapping[str, Callable[..., Any]], settings: 
     Raises ConfigError for what the norm does not take, naming those that do.
     """
     takes: frozenset[str] = getattr(norms[name], "options", frozenset())
-    said = {option: value for option in OPTIONS if (value := getattr(settings, option)) is not None}
-    for option, value in said.items():
-        if option not in takes:
-            others = ", ".join(other for other, kind in norms.items() if option in getattr(kind, "options", ()))
-            raise ConfigError(f"{option} = {value!r} has no meaning for norm {name!r}: leave it out, or choose {others}")
+    said = {own: value for own in OPTIONS if (value := getattr(settings, own)) is not None}
+    for own, value in said.items():
+        if own not in takes:
+            others = ", ".join(other for other, kind in norms.items() if own in getattr(kind, "options", ()))
+            raise ConfigError(f"{own} = {value!r} has no meaning for norm {name!r}: leave it out, or choose {others}")
     return {"norm_groups": heads, **said} if "norm_groups" in takes and heads is not None else said
 
 

@@ -47,9 +47,7 @@ class TrainConfig:
     min_learning_rate: float | None = option(
         None, "Learning rate at the end of the cosine.", group="Training", default_words="a tenth of the peak"
     )
-    warmup: int = option(
-        100, "Iterations in which the learning rate grows linearly.", group="Training", limits=ITERATIONS
-    )
+    warmup: int = option(100, "Iterations in which the learning rate grows linearly.", group="Training", limits=ITERATIONS)
     schedule: str = option(
         "cosine",
         "How the learning rate grows. nanoGPT's first of w steps is 1/(w + 1) of the peak, ours 1/w.",
@@ -64,27 +62,21 @@ class TrainConfig:
         "Apply weight decay to gains and offsets of norms and to biases, too. A finite H behind an output norm needs it.",
         group="Training",
     )
-    beta1: float = option(
-        0.9, "Decay of the first moment, or the momentum of sgd.", group="Training", limits=BELOW_ONE
-    )
+    beta1: float = option(0.9, "Decay of the first moment, or the momentum of sgd.", group="Training", limits=BELOW_ONE)
     beta2: float = option(0.99, "Decay of the second moment.", group="Training", limits=BELOW_ONE)
     clip: float = option(1.0, "Largest norm of the gradient.", group="Training", limits=POSITIVE)
     temperature_start: float | None = option(
         None, "Attention's temperature at the start. It decays to --temperature.", group="Training"
     )
     temperature_steps: int = option(0, "Iterations of that decay.", group="Training", limits=ITERATIONS)
-    kinetic: float = option(
-        0.0, "Weight lam of the running cost lam/2 int |v|^2 dt.", group="Training", limits=NOT_NEGATIVE
-    )
+    kinetic: float = option(0.0, "Weight lam of the running cost lam/2 int |v|^2 dt.", group="Training", limits=NOT_NEGATIVE)
     balance: float = option(
         0.01,
         "Weight of the load-balancing loss of a mixture of experts, summed over FFNs.",
         group="Training",
         limits=NOT_NEGATIVE,
     )
-    router_z: float = option(
-        0.001, "Weight of the router's z-loss, summed over FFNs.", group="Training", limits=NOT_NEGATIVE
-    )
+    router_z: float = option(0.001, "Weight of the router's z-loss, summed over FFNs.", group="Training", limits=NOT_NEGATIVE)
     bias_rate: float = option(
         0.0,
         "How much each update moves the biases that balance experts without a loss; 0 leaves them.",
@@ -99,33 +91,19 @@ class TrainConfig:
     )
     method: str = option("euler", f"Method of integration: {METHOD_WORDS}.", group="Solver", metavar="NAME")
     steps: int = option(1, "Steps per segment of a fixed-step method.", group="Solver")
-    rtol: float | None = option(
-        None, "Relative tolerance of an adaptive method.", group="Solver", default_words="1e-6"
-    )
-    atol: float | None = option(
-        None, "Absolute tolerance of an adaptive method.", group="Solver", default_words="1e-8"
-    )
+    rtol: float | None = option(None, "Relative tolerance of an adaptive method.", group="Solver", default_words="1e-6")
+    atol: float | None = option(None, "Absolute tolerance of an adaptive method.", group="Solver", default_words="1e-8")
     gradient: str = option("backprop", "How gradients are computed.", group="Solver", choices=GRADIENTS)
-    dtype: str = option(
-        "float32", "Type of the numbers. bfloat16 is autocast.", group="Solver", choices=PRECISIONS
-    )
+    dtype: str = option("float32", "Type of the numbers. bfloat16 is autocast.", group="Solver", choices=PRECISIONS)
     compile: bool = option(False, "Compile the model.", group="Solver")
     eval_every: int = option(100, "Iterations between validation losses.", group="Training", limits=COUNT)
-    eval_windows: int = option(
-        64, "Validation sequences, evenly spaced, always the same.", group="Training", limits=COUNT
-    )
-    save_every: int = option(
-        100, "Iterations between checkpoints. The best is always kept.", group="Training", limits=COUNT
-    )
-    theta: bool = option(
-        False, "Measure attention's balanced-mass factor with every validation loss.", group="Training"
-    )
+    eval_windows: int = option(64, "Validation sequences, evenly spaced, always the same.", group="Training", limits=COUNT)
+    save_every: int = option(100, "Iterations between checkpoints. The best is always kept.", group="Training", limits=COUNT)
+    theta: bool = option(False, "Measure attention's balanced-mass factor with every validation loss.", group="Training")
     margin: float = option(
         1.0, "Nats above the first validation loss from which a run counts as diverging.", group="Training", limits=POSITIVE
     )
-    patience: int = option(
-        3, "Validation losses in a row above it that end the run.", group="Training", limits=COUNT
-    )
+    patience: int = option(3, "Validation losses in a row above it that end the run.", group="Training", limits=COUNT)
     seed: int = option(0, "Seed of the weights and the batches.", group="Weights", limits=SEED)
 
     def __post_init__(self) -> None:

@@ -6,47 +6,36 @@ import importlib
 import click
 import pytest
 
-from ctrans.cli import COMMANDS, options
-from ctrans.cli.request import ModelRequest, Request, takes
-from ctrans.cli.subjects import find, resolved
+from ctrans.cli import COMMANDS
+from ctrans.cli.click_options import settings_in
+from ctrans.cli.request import ModelRequest, Request, command_of
+from ctrans.cli.model_sources import find, resolved
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 
-MODEL = options.stack(
-    options.several_models,
-    options.placements_option("peri"),
-    options.architecture_options,
-    options.text_options,
-    options.device_options,
-    options.model_options,
-    options.out_option("look"),
-    options.json_option,
-)
-
-
 def asked(*args):
     """What a command that looks at models would be asked by these words."""
     seen = []
-    command = click.command("look")(MODEL(takes(ModelRequest)(seen.append)))
+    command = command_of(ModelRequest, "look")(seen.append)
     command.main([str(arg) for arg in args], standalone_mode=False)
     return seen[0]
 
 
 def test_a_request_knows_what_was_typed_and_cannot_be_changed():
     request = asked("--width", "8", "--tokens", "5", "--placement", "pre")
-    assert (request.command, request.width, request.context, request.placements, request.norms) == (
+    assert (request.command, request.config["width"], request.context, request.placements, request.norms) == (
         *("look", 8, 5),
         ("pre",),
         ("layernorm",),
     )
     assert request.typed == {"width", "context", "placements"}
     with pytest.raises(dataclasses.FrozenInstanceError):
-        request.width = 3
+        request.seed = 3
     with pytest.raises(TypeError):
         request.options["width"] = 3
     assert request.shown(width=9)["width"] == 9
-    assert request.width == request.options["width"] == 8
+    assert request.config["width"] == request.options["width"] == 8
 
 
 def test_finding_a_model_leaves_the_request_as_it_was(tmp_path):
@@ -68,5 +57,6 @@ def test_every_field_of_a_request_is_an_option_of_its_command(name):
     kind = max(kinds, key=lambda each: len(each.__mro__))
     context = click.Context(module.command)
     context.params = {parameter.name: None for parameter in module.command.params}
-    fields = {field.name for field in dataclasses.fields(kind)} - {"command", "options", "typed"}
-    assert fields - {"norms", "several"} <= context.params.keys()
+    settings = settings_in(kind)
+    fields = {field.name for field in dataclasses.fields(kind)} - {"command", "options", "typed", "several", *settings}
+    assert fields | {name for names in settings.values() for name in names} == context.params.keys()

@@ -9,7 +9,7 @@ import transformers
 from click.testing import CliRunner
 
 from ctrans.cli import main
-from ctrans.cli.subjects import labels
+from ctrans.cli.model_sources import labels
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT

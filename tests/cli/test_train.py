@@ -13,12 +13,12 @@ import time
 import numpy as np
 import pytest
 
-from ctrans.cli.train_options import SETTINGS
 from ctrans.model.checkpoint import load
 from ctrans.model.sums import damage
 from ctrans.training import log
 from ctrans.training.loop import Ending, carry_out
 from ctrans.training.run_directory import RunDirectory
+from ctrans.training.settings import TrainConfig
 from solvers import SolveError
 from tests.cli.test_commands import run, strict
 from tests.training.helpers import same
@@ -63,7 +63,7 @@ def test_other_commands_read_what_it_writes(tmp_path):
 
 def test_every_setting_has_an_option_and_is_passed_on(tmp_path):
     help_text = run("train", "--help").output
-    assert all(f"--{name.replace('_', '-')}" in help_text for name in SETTINGS)
+    assert all(f"--{name.replace('_', '-')}" in help_text for name in TrainConfig.__dataclass_fields__)
     args = ["--optimiser", "sgd", "--min-learning-rate", "0", "--clip", "2", "--kinetic", "0.1", "--no-bias", "--alpha", "2"]
     result = run("train", *TINY, *args, "--placement", "deepnorm", "--out", tmp_path, "--json", "-")
     kept = strict(result.stdout)

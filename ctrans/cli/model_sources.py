@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.cli import options
+from ctrans.cli.click_options import expand, expand_placements, one_alone
 from ctrans.cli.plugins import called, function_of
 from ctrans.cli.request import MODEL_OPTIONS, ModelRequest, get_dtype
 from ctrans.depth import check_dt
@@ -29,14 +29,15 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.text import VOCABULARY
 from ctrans.norm import NORMS
+from ctrans.option import options_of
 from ctrans.placement import placements_in
 from ctrans.threads import choose_threads, flops
 from ctrans.walk import Described
 from ctrans.weights.on_demand import too_large_to_stay
 from solvers import ConfigError
 
-BROUGHT = ("placements", "norm", "norms", "seed", *options.ARCHITECTURE)
-"""Options of an architecture, which a model that there is brings along."""
+BROUGHT = ("placements", "norms", "seed", *options_of(GPTConfig))
+"""Options of an architecture. A model that is not drawn from a seed has its own."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -93,7 +94,7 @@ class Subject:
             return ""
         residual = "" if self.config.residual == "plain" else f", residual {self.config.residual}"
         blocks = ", parallel blocks" + " with two norms" * self.config.branch_norms
-        steps = "" if self.config.stack_steps is None else f", one velocity in {self.config.stack_steps} steps"
+        steps = f", one velocity in {self.config.segments} steps" if self.config.is_stack else ""
         return residual + blocks * self.config.parallel_blocks + steps
 
     def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
@@ -110,8 +111,13 @@ def find(request: ModelRequest) -> list[Subject]:
     """
     if request.several:
         return _each_named(request)
-    given = [name for name in MODEL_OPTIONS if getattr(request, name) is not None]
-    foreign = bool(given) and given[0] != "checkpoint"
+    check_foreign_options(request)
+    return SOURCES[next((name for name in MODEL_OPTIONS if getattr(request, name) is not None), None)](request)
+
+
+def check_foreign_options(request: ModelRequest) -> None:
+    """Raises ConfigError for options of somebody else's model where there is none."""
+    foreign = any(getattr(request, name) is not None for name in MODEL_OPTIONS if name != "checkpoint")
     for name, value in (("anatomy", request.anatomy), ("loss", request.loss)):
         if value is not None and not foreign:
             raise ConfigError(f"--{name} is for somebody else's model: leave it out, or add --model, --architecture or --python")
@@ -119,7 +125,6 @@ def find(request: ModelRequest) -> list[Subject]:
         raise ConfigError(
             "--example is for the module of --python, as files say what their model reads: leave it out, or add --python"
         )
-    return SOURCES[given[0] if given else None](request)
 
 
 def check_loss(found: Sequence[Subject], command: str) -> None:
@@ -141,7 +146,7 @@ def resolved(found: Sequence[Subject]) -> dict[str, Any]:
 def _each_named(request: ModelRequest) -> list[Subject]:
     """The models that were named, each by what tells it from the others."""
     if not request.compares:
-        raise options.one_alone([(f"--{option}", value) for option, value in request.several])
+        raise one_alone([(f"--{option}", value) for option, value in request.several])
     if len(set(request.several)) < len(request.several):
         twice = next(value for option, value in request.several if request.several.count((option, value)) > 1)
         raise ConfigError(f"{str(twice)!r} is named twice: name each model once")
@@ -164,22 +169,16 @@ def labels(names: Sequence[str]) -> list[str]:
 
 
 def _seeded(request: ModelRequest) -> list[Subject]:
-    configs = [
-        GPTConfig(VOCABULARY, placement=placement, norm=norm, **{name: getattr(request, name) for name in options.ARCHITECTURE})
-        for norm in options.expand(request.norms, NORMS, "norm")
-        for placement in options.expand_placements(request.placements)
+    return [
+        seeded(request, {"placement": placement, "norm": norm})
+        for norm in expand(request.norms, NORMS, "norm")
+        for placement in expand_placements(request.placements)
     ]
-    return [_drawn(config, request) for config in configs]
 
 
 def seeded(request: ModelRequest, changes: Mapping[str, Any]) -> Subject:
-    """The one model of the request with these fields of its architecture changed."""
-    (placement,), (norm,) = options.expand_placements(request.placements), options.expand(request.norms, NORMS, "norm")
-    own = {name: getattr(request, name) for name in options.ARCHITECTURE}
-    return _drawn(GPTConfig(VOCABULARY, **{**own, "placement": placement, "norm": norm, **changes}), request)
-
-
-def _drawn(config: GPTConfig, request: ModelRequest) -> Subject:
+    """The request's architecture with these fields changed, and weights from its seed."""
+    config = GPTConfig(VOCABULARY, **{**request.config, **changes})
     large = too_large_to_stay(number_of_weights(config) * torch.get_default_dtype().itemsize)
     on_demand = large if request.stream is None else request.stream
     check_buildable(config, request.seed, on_demand=on_demand)
@@ -201,13 +200,13 @@ def _drawn(config: GPTConfig, request: ModelRequest) -> Subject:
 def _saved(request: ModelRequest) -> list[Subject]:
     path = request.checkpoint
     assert path is not None, "who asks for a saved model says where it is"
-    _check_alone("--checkpoint", [name for name in BROUGHT if name != "context"], request)
+    _check_alone("--checkpoint", request, but=("context",))
     if request.stream:
         raise ConfigError(f"the checkpoint {str(path)!r} can only be read whole: leave out --stream")
     config = load_config(path)
     check_buildable(config, request.seed)
     length = min(request.context, config.context)
-    own = {name: getattr(config, name) for name in options.ARCHITECTURE}
+    own = {name: getattr(config, name) for name in request.config}
     subject = Subject(
         config=config,
         make=partial(load, path),
@@ -227,15 +226,14 @@ def _saved(request: ModelRequest) -> list[Subject]:
 
 def _foreign(request: ModelRequest) -> list[Subject]:
     assert request.model is not None, "who asks for somebody's model says where it is"
-    _check_alone("--model", [name for name in BROUGHT if name not in ("context", "dt", "heads")], request)
-    check_dt(request.dt)
+    _check_alone("--model", request, but=("context", "dt", "heads"))
     opened = open_model(
         request.model,
         get_dtype(request.dtype),
-        dt=request.dt,
+        dt=check_dt(request.config["dt"]),
         on_demand=request.stream,
         loss=_loss(request),
-        heads=request.heads if "heads" in request.typed else None,
+        heads=request.config["heads"] if "heads" in request.typed else None,
         images=request.images is not None,
         **_named_parts(request),
     )
@@ -245,7 +243,7 @@ def _foreign(request: ModelRequest) -> list[Subject]:
 def _made(request: ModelRequest) -> list[Subject]:
     """What a function of the user's returns: a module, or what `open_model` makes of one."""
     assert request.python is not None, "who asks for code to be run names it"
-    _check_alone("--python", [name for name in BROUGHT if name not in ("context", "dt")], request)
+    _check_alone("--python", request, but=("context", "dt"))
     if request.stream:
         raise ConfigError(f"{request.python!r} returns a model that is there already: leave out --stream")
     made, dtype = called(request.python), get_dtype(request.dtype)
@@ -260,7 +258,9 @@ def _made(request: ModelRequest) -> list[Subject]:
                 f"{request.python!r} does not say of which size its images are: give --images an .npy array of them"
             )
         example = torch.from_numpy(read_array(request.images)[:2].copy()).to(dtype)
-    opened = open_model(made, dtype, dt=check_dt(request.dt), loss=_loss(request), example=example, **_named_parts(request))
+    opened = open_model(
+        made, dtype, dt=check_dt(request.config["dt"]), loss=_loss(request), example=example, **_named_parts(request)
+    )
     return [
         dataclasses.replace(
             _of_opened(opened, request, f"weights of {request.python}", Path(request.python).name, trained=True), given=given
@@ -299,14 +299,14 @@ def _named_parts(request: ModelRequest) -> dict[str, Any]:
 def _described(request: ModelRequest) -> list[Subject]:
     source, seed = request.architecture, request.seed
     assert source is not None, "who asks for an architecture names it"
-    _check_alone("--architecture", [name for name in BROUGHT if name not in ("context", "dt", "depth", "seed")], request)
+    _check_alone("--architecture", request, but=("context", "dt", "depth", "seed"))
     dtype = get_dtype(request.dtype)
     with quiet(import_transformers()):
         model = from_architecture(
             source,
             seed=seed,
-            blocks=request.depth if "depth" in request.typed else None,
-            dt=check_dt(request.dt),
+            blocks=request.config["depth"] if "depth" in request.typed else None,
+            dt=check_dt(request.config["dt"]),
             dtype=dtype,
             on_demand=request.stream,
             anatomy=None if request.anatomy is None else read_anatomy(request.anatomy),
@@ -325,7 +325,7 @@ def _of_opened(opened: Opened, request: ModelRequest, weights: str, called: str,
     config, depth = opened.config, opened.model.depth
     context = opened.longest(request.context)
     longest = context if config.context is None and context < request.context else config.context
-    unknown = dict.fromkeys(name for name in options.ARCHITECTURE if name not in ("context", "dt"))
+    unknown = dict.fromkeys(name for name in request.config if name not in ("context", "dt"))
     return Subject(
         config=config,
         make=lambda: opened.model,
@@ -357,13 +357,13 @@ SOURCES: dict[str | None, Callable[[ModelRequest], list[Subject]]] = {
 
 def _names(config: GPTConfig) -> tuple[str, ...]:
     names = tuple(placement.name for placement in placements_in(config.placement))
-    if config.stack_steps is None:
+    if not config.is_stack:
         return names
     return ("output",) if config.placements[-1].ffn.final_norm else ("none",)  # the velocity's
 
 
-def _check_alone(option: str, brought: Sequence[str], request: ModelRequest) -> None:
-    given = [name for name in brought if name in request.typed]
+def _check_alone(option: str, request: ModelRequest, *, but: Sequence[str]) -> None:
+    given = [name for name in BROUGHT if name in request.typed and name not in but]
     if given:
         raise ConfigError(f"{option} brings its own {' and '.join(given)}: leave the option out, or leave out {option}")
 

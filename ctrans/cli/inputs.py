@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
+from ctrans.cli.model_sources import Subject, tokens_of
 from ctrans.cli.request import ModelRequest
-from ctrans.cli.subjects import Subject, tokens_of
 from ctrans.depth import check_count
 from ctrans.interop.image_inputs import Images, images_for
 from ctrans.interop.opened import Opened
@@ -193,7 +193,7 @@ def _check_alike(one: Subject, other: Subject) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LookedAt:
+class InputSummary:
     """The models that a command has looked at, and how many tokens of which text they read."""
 
     request: ModelRequest

@@ -1,0 +1,78 @@
+"""`ctrans screen --compare`: settings with several values, and architectures by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ctrans.cli.click_options import expand, expand_placements
+from ctrans.model.architectures import GROUPS, differences
+from ctrans.model.config import GPTConfig
+from ctrans.option import defaults_of, field_types, options_of
+from solvers import ConfigError
+from solvers.errors import look_up
+
+SWITCH = {"no": False, "yes": True}
+SETTINGS = {about.flag(name).removeprefix("--"): name for name, about in options_of(GPTConfig).items()}
+"""What can be compared: fields of `GPTConfig`, by the names of their options."""
+
+
+def values_of(setting: str, text: str) -> dict[Any, Any]:
+    """The values of a text such as "1,none": each as results call it, and as the field of `GPTConfig` holds it.
+
+    Raises ConfigError for an unknown setting or value.
+    """
+    name, parts = look_up("setting to compare", setting, SETTINGS), text.split(",")
+    own, choices, default = field_types(GPTConfig)[name], options_of(GPTConfig)[name].choices, defaults_of(GPTConfig)[name]
+    if name == "placement":
+        return {placement: placement for placement in expand_placements(parts)}
+    if own.kind is bool:
+        return {part: SWITCH[part] for part in expand(parts, SWITCH, name)}
+    if choices is not None:
+        none = {} if default in choices else {"none": default}
+        return {part: none.get(part, part) for part in expand(parts, {**none, **choices}, name)}
+    try:
+        values = [None if own.optional and part == "none" else own.kind(part) for part in parts]
+    except ValueError:
+        raise ConfigError(f"--compare {setting}={text}: give numbers with commas between them, such as {setting}=1,2") from None
+    return {"none" if value is None else value: value for value in values}
+
+
+def axes_of(compare: Sequence[str]) -> dict[str, dict[Any, Any]]:
+    """The values of each setting that is compared. Raises ConfigError for a setting that is given twice."""
+    axes: dict[str, dict[Any, Any]] = {}
+    for text in filter(_is_axis, compare):
+        name, _, values = text.partition("=")
+        if name in axes:
+            raise ConfigError(
+                f"--compare {name} is given twice, of which one alone would count: give all its values with commas between them"
+            )
+        axes[name] = values_of(name, values)
+    return axes
+
+
+def architectures_of(compare: Sequence[str], blocks: int) -> dict[str, dict[str, Any]]:
+    """What differs from plain pre-LN in each architecture that is named: fields of `GPTConfig`."""
+    texts = [part for text in compare if not _is_axis(text) for part in text.split(",")]
+    names = dict.fromkeys(name for text in texts for name in GROUPS.get(text, [text]))
+    return {name: _fields(name, blocks) for name in names}
+
+
+def _fields(text: str, blocks: int) -> dict[str, Any]:
+    """The fields of `GPTConfig` that a text such as "llama:dt=0.1" sets."""
+    fields: dict[str, Any] = {}
+    for part in text.split(":"):
+        name, equals, value = part.partition("=")
+        if not equals:
+            fields |= differences(name, blocks)
+            continue
+        values = values_of(name, value)
+        if len(values) > 1:
+            raise ConfigError(f"--compare {text}: {name} has {len(values)} values, and an architecture has one: give one")
+        (fields[SETTINGS[name]],) = values.values()
+    return fields
+
+
+def _is_axis(text: str) -> bool:
+    """Whether it is a setting with its values, and not architectures by name."""
+    return "=" in text and ":" not in text and "," not in text.partition("=")[0]
