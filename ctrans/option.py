@@ -138,8 +138,9 @@ def defaults_of(cls: type) -> dict[str, Any]:
 
 def check_options(made: Any) -> None:
     """Raises ConfigError for the first field whose value is not of its type, among its choices and within its limits."""
-    about = options_of(type(made))
-    for name, own in field_types(type(made)).items():
+    cls: Any = type(made)
+    about = options_of(cls)
+    for name, own in field_types(cls).items():
         value = getattr(made, name)
         if value is None and own.optional:
             continue

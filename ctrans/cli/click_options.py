@@ -40,7 +40,7 @@ def argument(metavar: str, **click: Any) -> Any:
     return option(dataclasses.MISSING, "", group=ARGUMENTS, metavar=metavar, **click)
 
 
-def placements_option(*default: str) -> tuple[str, ...]:
+def placements_option(*default: str) -> Any:
     """Several placements, by default these."""
     words = "Repeatable. all, or a name of the table; post/pre for attention and FFN; post*3+pre*9 block by block."
     return option(default, words, group="Architecture", choices=PLACEMENTS, other_choices=True, flags="--placement")

@@ -265,7 +265,7 @@ Asked = TypeVar("Asked", bound=Request)
 def request_of(kind: type[Asked], context: click.Context) -> Asked:
     """The request of a command that is being called."""
     given, settings = context.params, settings_in(kind)
-    values = {field: {name: given[name] for name in names} for field, names in settings.items()}
+    values: dict[str, Any] = {field: {name: given[name] for name in names} for field, names in settings.items()}
     fields = {field.name for field in dataclasses.fields(kind)} - values.keys()
     values |= {name: value for name, value in kind.read(given).items() if name in fields}
     typed = [name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]

@@ -56,7 +56,7 @@ class GPT(nn.Module):
                     embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
-        self.final_norm = make_norm(config) if _ends_in_norm(config) and config.stack_steps is None else nn.Identity()
+        self.final_norm = make_norm(config) if _ends_in_norm(config) and not config.is_stack else nn.Identity()
         # nGPT's s_z: rows of length 1 on a unit sphere give logits of at most 1, whose cross-entropy cannot fall far below guessing
         on_spheres = RESIDUALS[config.residual].unit_weights
         self.logit_scale = nn.Parameter(torch.full((config.vocab_size,), config.width**-0.5)) if on_spheres else None
@@ -214,11 +214,11 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     if config.depth_weights != FREE:
         blocks = blocks_through(blocks, config.depth_weights, config.depth, generator)
     parts = [part for block in blocks for part in block]
-    if config.stack_steps is None:
+    if not config.is_stack:
         return Depth(parts, config.dt, per_block=config.per_block)
     # the norm that would stand before the head ends the velocity
     norm = make_norm(config) if _ends_in_norm(config) else None
-    return stacked(Depth(parts, 1.0, per_block=config.per_block), config.stack_steps, config.dt, norm)
+    return stacked(Depth(parts, 1.0, per_block=config.per_block), config.segments, config.dt, norm)
 
 
 def _ends_in_norm(config: GPTConfig) -> bool:
@@ -238,7 +238,7 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         raise ConfigError(
             f"depth_weights = {config.depth_weights!r} are few enough to keep: on demand, only free weights are made"
         )
-    if config.stack_steps is not None:
+    if config.is_stack:
         raise ConfigError(
             "a stack is one velocity, whose weights are needed at once: leave out on_demand (--stream) or stack_steps"
         )

@@ -68,8 +68,8 @@ def power_of(widths: Sequence[int], values: Sequence[float]) -> Power:
 def place_names(model: GPTConfig) -> list[str]:
     """What `Coordinates` call each place: the states behind each segment, then the logits."""
     kinds = ("attention and FFN",) if model.parallel_blocks else ("attention", "FFN")
-    if model.stack_steps is not None:
-        return [*(f"step {k + 1}" for k in range(model.stack_steps)), "logits"]
+    if model.is_stack:
+        return [*(f"step {k + 1}" for k in range(model.segments)), "logits"]
     return [*(f"block {block + 1}, {kind}" for block in range(model.depth) for kind in kinds), "logits"]
 
 

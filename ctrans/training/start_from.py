@@ -19,7 +19,7 @@ def start_from(path: str | Path, given: Mapping[str, Any]) -> GPT:
     """
     model = load(path)
     own = vars(model.config)
-    other = "depth" if model.config.stack_steps is None else "stack_steps"
+    other = "stack_steps" if model.config.is_stack else "depth"
     for name, value in given.items():
         if name in own and name != other and own[name] != value:
             raise ConfigError(

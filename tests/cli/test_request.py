@@ -8,11 +8,12 @@ import pytest
 
 from ctrans.cli import COMMANDS
 from ctrans.cli.click_options import settings_in
-from ctrans.cli.request import ModelRequest, Request, command_of
 from ctrans.cli.model_sources import find, resolved
+from ctrans.cli.request import ModelRequest, Request, command_of
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+
 
 def asked(*args):
     """What a command that looks at models would be asked by these words."""

@@ -169,7 +169,7 @@ def _mean_square(x: Tensor) -> float:
 def _of_the_papers(config: GPTConfig) -> bool:
     """Whether the maps are those that Xiong's theory speaks of."""
     usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == ("softmax", "mlp", "plain", False)
-    usual = usual and config.stack_steps is None
+    usual = usual and not config.is_stack
     return usual and attention_options(config).idle
 
 
