@@ -10,6 +10,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
+from ctrans.option import options_of
+
 Schema = dict[str, Any]
 
 NUMBER: Schema = {"anyOf": [{"type": "number"}, {"enum": ["inf", "-inf", "nan"]}]}
@@ -80,6 +82,7 @@ def one_of(*kinds: Any) -> Schema:
 def _of_dataclass(kind: type, instead: Mapping[str, Schema]) -> Schema:
     hints = typing.get_type_hints(kind)
     own = {field.name: instead.get(field.name) or schema_of(hints[field.name]) for field in dataclasses.fields(kind)}
+    own |= {name: described(about.help, own[name]) for name, about in options_of(kind).items()}
     more = {name: schema for name, schema in instead.items() if name not in own}
     return {"title": kind.__name__, **an_object(inspect.cleandoc(kind.__doc__ or ""), **own, **more)}
 
