@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +45,8 @@ def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> Non
     for size in SIZES:
         x = (size * torch.randn(BATCH, TOKENS, width, generator=generator)).to(weight)
         y = check_shape(field, kind, x, field(x))
-        _check_value(field, kind, x, y)
-        _check_tokens(field, kind, x, y)
-        _check_sayings(field, kind, x, y)
+        for found, fix in _faults(field, kind, x, y):
+            raise _refusal(field, kind, found, fix)
 
 
 def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
@@ -57,60 +57,62 @@ def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
     raise _refusal(field, kind, f"gave {gave} for states {tuple(x.shape)}", "a map returns one tensor of its input's shape")
 
 
-def _check_value(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
+Faults = Iterator[tuple[str, str]]
+"""What a map did, and the fix."""
+
+
+def _faults(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> Faults:
+    """What is wrong with y = f(x) and with what the map says of itself."""
     if not torch.equal(field(x), y):
         fix = "leave dropout out, or put the map into eval mode"
-        raise _refusal(field, kind, "gave two values for the same states, so it draws at random", fix)
+        yield "gave two values for the same states, so it draws at random", fix
     if not _close(field(x[:1]), y[:1]):
-        raise _refusal(field, kind, "made one sequence depend on another of the batch", "act on each sequence alone")
+        yield "made one sequence depend on another of the batch", "act on each sequence alone"
+    if not mixes_tokens(field, kind):
+        yield from _mixed_tokens(field, kind, x, y)
+    yield from _false_sayings(field, x, y)
 
 
-def _check_tokens(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
-    if mixes_tokens(field, kind):
-        return
+def _mixed_tokens(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> Faults:
     for token in range(x.shape[-2]):
         other = x.clone()
         other[:, token] = -other[:, token] + 1
         same = [k for k in range(x.shape[-2]) if k != token]
         if not _close(field(other)[:, same], y[:, same]):
             said = "says that it does not" if kind == "attention" else "a map of an FFN is taken to act on each token alone"
-            raise _refusal(field, kind, "mixes tokens", f"{said}: give it `mixes_tokens = True`")
+            yield "mixes tokens", f"{said}: give it `mixes_tokens = True`"
 
 
-def _check_sayings(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> None:
+def _false_sayings(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
     if isinstance(field, HasOutputProjection) and not _close(field.output_projection(field.pre_projection(x)), y):
-        raise _refusal(
-            field,
-            kind,
-            "is not output_projection(pre_projection(x))",
-            "let `pre_projection` give what that map acts on, or leave both out",
-        )
+        fix = "let `pre_projection` give what that map acts on, or leave both out"
+        yield "is not output_projection(pre_projection(x))", fix
     if isinstance(field, SupportsTokenSubset):
         chosen = torch.arange(len(x), device=x.device) + 1
         if not _close(field.at_tokens(x, chosen), y[chosen - 1, chosen]):
-            raise _refusal(field, kind, "gives other tokens by `at_tokens` than f(x) has", "mend it, or leave it out")
+            yield "gives other tokens by `at_tokens` than f(x) has", "fix it, or leave it out"
     if isinstance(field, ExposesWeights):
         own = {parameter.untyped_storage().data_ptr() for parameter in field.parameters()}
         for matrix in field.matrices():
             if matrix.weight.untyped_storage().data_ptr() not in own:
                 fix = "yield its parameters, or views of them, so that they can be drawn in place"
-                raise _refusal(field, kind, f"yields a matrix of role {matrix.role!r} that is none of its parameters", fix)
+                yield f"yields a matrix of role {matrix.role!r} that is none of its parameters", fix
     longest, slack = float(x.norm(dim=-1).max()), 1 + math.sqrt(torch.finfo(x.dtype).eps)
     if isinstance(field, HasBound) and not float(y.norm(dim=-1).max()) <= slack * field.bound().at(longest):
         found = f"gave a token of length {float(y.norm(dim=-1).max()):.4g}, above its bound {field.bound().at(longest):.4g}"
-        raise _refusal(field, kind, found, "mend `bound`, or leave it out")
+        yield found, "fix `bound`, or leave it out"
     if isinstance(field, HasLipschitz):
         nearby = x * (1 - torch.rand(x.shape[:-1], generator=torch.Generator().manual_seed(0)).to(x).unsqueeze(-1) / 8)
         moved, step = float((field(nearby) - y).norm(dim=-1).max()), float((nearby - x).norm(dim=-1).max())
         if not moved <= slack * field.lipschitz(longest) * step:
             found = f"moved a token by {moved:.4g} for a step of {step:.4g}, above its Lipschitz constant"
-            raise _refusal(field, kind, found, "mend `lipschitz`, or leave it out")
+            yield found, "fix `lipschitz`, or leave it out"
     if isinstance(field, ExposesHeads):
         rows = field.probabilities(x)
         shape = (*x.shape[:-2], field.heads, x.shape[-2], x.shape[-2])
         if rows.shape != shape or not _close(rows.sum(-1), torch.ones_like(rows[..., 0])):
             found = f"gave probabilities of shape {tuple(rows.shape)}, or rows that do not sum to 1"
-            raise _refusal(field, kind, found, f"give rows of probabilities of shape {shape}")
+            yield found, f"give rows of probabilities of shape {shape}"
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

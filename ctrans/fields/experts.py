@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.activations import ACTIVATIONS, Activation
-from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, length, plain_bound, plain_lipschitz
+from ctrans.fields.activations import ACTIVATIONS
+from ctrans.fields.ffn_bounds import Affine, FFNMaps, length
 from ctrans.fields.projected_map import ProjectedMap
 from ctrans.fields.protocols import Matrix, TokenBound
 from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions, Routing
@@ -147,7 +147,7 @@ class MixtureOfExperts(ProjectedMap):
         """The largest gain, offset and curvature of any routed expert, as gates sum to at most 1, plus those of the shared ones
         together and |b_2|: whatever the router says.
         """
-        each = [_bound(*part) for part in self._affine()]
+        each = [part.bound() for part in self._experts()]
         routed, shared = each[: self.options.experts], each[self.options.experts :]
         largest = TokenBound(*map(max, zip(*routed, strict=True)))
         gain, offset, curvature = map(sum, zip(largest, *shared, strict=True))
@@ -164,10 +164,10 @@ class MixtureOfExperts(ProjectedMap):
         df = sum_e g_e dE_e + sum_e dg_e E_e; sum_e |dg_e| <= max_e |dz_e| for every router (theorem 4.2 of Emadi for the softmax of z
         or of log s, abs(d log sigmoid(z)) <= abs(dz)); B_e = max |E_e(x)|, E_e = W_2,e h_e, is the expert's bound.
         """
-        parts, count = self._affine(), self.options.experts
-        slopes = [_slope(*part, radius, printed) for part in parts]
+        parts, count = self._experts(), self.options.experts
+        slopes = [part.lipschitz(radius, printed=printed) for part in parts]
         rows = float(torch.linalg.vector_norm(self.router.weight.detach().double(), dim=-1).max())
-        turned = rows * max(_bound(*part).at(radius) for part in parts[:count]) if count > 1 else 0.0
+        turned = rows * max(part.bound().at(radius) for part in parts[:count]) if count > 1 else 0.0
         return max(slopes[:count]) + turned + sum(slopes[count:])
 
     @property
@@ -208,23 +208,11 @@ class MixtureOfExperts(ProjectedMap):
             each.append(list(zip(linear.weight.split(sizes), offsets, strict=True)))
         return [list(part) for part in zip(*each, strict=True)], list(self.down.weight.split(sizes, dim=1))
 
-    def _affine(self) -> list[ExpertParts]:
+    def _experts(self) -> list[FFNMaps]:
+        """Every routed expert without its last offset, and all shared ones together at the end."""
         ups, downs = self._parts()
-        phi = ACTIVATIONS[self.activation]
-        return [([Affine(*each) for each in first], Affine(down), phi) for first, down in zip(ups, downs, strict=True)]
-
-
-ExpertParts = tuple[list[Affine], Affine, Activation]
-"""An expert without its last offset: its first maps (of a gated one W_g and W_u), its last, and phi."""
-
-
-def _bound(first: list[Affine], down: Affine, phi: Activation) -> TokenBound:
-    *gate, up = first
-    return gated_bound(gate[0], up, down) if gate else plain_bound(up, down, phi)
-
-
-def _slope(first: list[Affine], down: Affine, phi: Activation, radius: float, printed: bool) -> float:
-    *gate, up = first
-    if gate:
-        return gated_lipschitz(gate[0], up, down, 1.0 if printed else phi.slope, radius)
-    return plain_lipschitz(up, down, phi, radius, printed=printed)
+        each = []
+        for first, down in zip(ups, downs, strict=True):
+            *gate, up = (Affine(*part) for part in first)
+            each.append(FFNMaps(gate[0] if gate else None, up, Affine(down), ACTIVATIONS[self.activation]))
+        return each

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.activations import ACTIVATIONS, Activation
-from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, plain_bound, plain_lipschitz
+from ctrans.fields.ffn_bounds import Affine, FFNMaps
 from ctrans.fields.projected_map import ProjectedMap
 from ctrans.fields.protocols import Matrix, Role, TokenBound, Units
 from ctrans.fields.scale import scale_linear
@@ -58,10 +58,20 @@ class HiddenLayer(ProjectedMap):
         for role in self.roles:
             yield Matrix(getattr(self, role).weight, role)
 
-    def affine(self) -> list[Affine]:
-        """The linear maps with their offsets, in the order of `roles`."""
+    def bound(self) -> TokenBound:
+        """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z); `plain_bound` where phi grows faster,
+        `gated_bound` with a gate.
+        """
+        return self._maps().bound()
+
+    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius; `plain_lipschitz` where phi has no Lip(phi), `gated_lipschitz` with a gate."""
+        return self._maps().lipschitz(radius, printed=printed)
+
+    def _maps(self) -> FFNMaps:
         parts = [getattr(self, role) for role in self.roles]
-        return [Affine(part.weight, part.bias) for part in parts]
+        *gate, up, down = (Affine(part.weight, part.bias) for part in parts)
+        return FFNMaps(gate[0] if gate else None, up, down, self.phi)
 
 
 class FeedForward(HiddenLayer):
@@ -81,16 +91,6 @@ class FeedForward(HiddenLayer):
     def units(self) -> Units:
         """phi(<w, x> + b) for every row w of W_1."""
         return Units(self.phi, self.up.out_features)
-
-    def bound(self) -> TokenBound:
-        """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z); `plain_bound` where phi grows faster."""
-        up, down = self.affine()
-        return plain_bound(up, down, self.phi)
-
-    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius; `plain_lipschitz` where phi has no Lip(phi)."""
-        up, down = self.affine()
-        return plain_lipschitz(up, down, self.phi, radius, printed=printed)
 
     def scaled(self, name: str, c: float) -> FeedForward:
         """A copy with W_1 and b_1 times c."""
@@ -119,12 +119,3 @@ class GatedLinearUnits(HiddenLayer):
         """What the last linear map is applied to: phi(W_g x + b_g) * (W_u x + b_u)."""
         gated: Tensor = self.phi(self.gate(x)) * self.up(x)
         return gated
-
-    def bound(self) -> TokenBound:
-        """`gated_bound`: gain r + offset + curvature r^2."""
-        return gated_bound(*self.affine())
-
-    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """`gated_lipschitz`, of tokens no longer than `radius`; `printed` takes slope 1."""
-        gate, up, down = self.affine()
-        return gated_lipschitz(gate, up, down, 1.0 if printed else self.phi.slope, radius)

@@ -88,6 +88,27 @@ def gated_lipschitz(gate: Affine, up: Affine, down: Affine, slope: float, radius
     return spectral_norm(down.weight) * entries
 
 
+class FFNMaps(NamedTuple):
+    """The linear maps of an FFN and its activation; with a gate its first maps are two."""
+
+    gate: Affine | None
+    up: Affine
+    down: Affine
+    phi: Activation
+
+    def bound(self) -> TokenBound:
+        """`plain_bound`, or `gated_bound`."""
+        if self.gate is None:
+            return plain_bound(self.up, self.down, self.phi)
+        return gated_bound(self.gate, self.up, self.down)
+
+    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """`plain_lipschitz`, or `gated_lipschitz`; `printed` takes the slope of phi as 1."""
+        if self.gate is None:
+            return plain_lipschitz(self.up, self.down, self.phi, radius, printed=printed)
+        return gated_lipschitz(self.gate, self.up, self.down, 1.0 if printed else self.phi.slope, radius)
+
+
 def length(vector: Tensor | None) -> float:
     """|b|, 0 where there is none."""
     return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.detach().double()))
