@@ -20,19 +20,19 @@ from torch import nn
 from ctrans import GPT, GPTConfig
 from ctrans.cli import main
 from ctrans.fields import ATTENTIONS, FFNS, Matrix, reference_kernels
+from ctrans.findings import Check, Reading
 from ctrans.model.orders import substep_convergence
 from ctrans.norm import NORMS, SphereNorm, SquashNorm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.residual import RESIDUALS, Residual, ResidualEntry
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
-from ctrans.stability.diagnosis.ailments import AILMENTS, Ailment
-from ctrans.stability.diagnosis.diagnose import INSTRUMENTS
-from ctrans.stability.diagnosis.quantities import QUANTITIES, Quantity
-from ctrans.stability.diagnosis.reading import Reading
-from ctrans.stability.screening.case import Finding, StepPlan
+from ctrans.stability.diagnosis.diagnostic_checks import CHECKS, INSTRUMENTS
+from ctrans.stability.screening.case import StepPlan, StepVerdict
 from ctrans.stability.screening.screen import STEPS, ScreeningStep, screen
+from ctrans.stability.screening.screening_checks import CHECKS as SCREENED
+from ctrans.stability.screening.screening_checks import Quantity
 from ctrans.walk import Instrument, walk
-from solvers import METHODS, RungeKutta, solve, tableau
+from solvers import METHODS, ConfigError, RungeKutta, solve, tableau
 
 ROOT = Path(__file__).parents[1]
 TEXT = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -64,7 +64,7 @@ def check_enrolled(model):
         dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
     assert sublayer_sensitivity(sublayer, x).value == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3)
     screening = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick")
-    assert screening.findings["forward"].result.rms[-1] == pytest.approx(float(depth(x0[:, :-1]).square().mean().sqrt()))
+    assert screening.steps["forward"].result.rms[-1] == pytest.approx(float(depth(x0[:, :-1]).square().mean().sqrt()))
     return screening
 
 
@@ -78,9 +78,9 @@ def test_a_new_attention_is_one_entry(monkeypatch):
     exec(RUNNING_MEAN, vars(recipe))
     model = model_with(attention="mean", placement="pre")
     screening = check_enrolled(model)
-    assert screening.findings["forward"].result.used <= 1
-    assert "does not show" in screening.findings["attention"].why
-    assert set(screening.findings["backward"].result.gradients.sublayers[0].matrices) == {"W_V", "W_O"}
+    assert screening.steps["forward"].result.used <= 1
+    assert "does not show" in screening.steps["attention"].why
+    assert set(screening.steps["backward"].result.gradients.sublayers[0].matrices) == {"W_V", "W_O"}
     found = command("simulate", "--attention", "mean", "--placement", "pre", "--no-reference")
     assert found["placements"]["pre"]["bounds"] is not None
 
@@ -111,8 +111,8 @@ class SquaredReLU(nn.Module):
 def test_a_new_ffn_is_one_entry(monkeypatch):
     monkeypatch.setitem(FFNS, "squared-relu", SquaredReLU)
     screening = check_enrolled(model_with(ffn="squared-relu", placement="pre"))
-    assert any("SquaredReLU does not say how large" in note for note in screening.findings["forward"].notes)
-    assert check_enrolled(model_with(ffn="squared-relu", placement="peri")).findings["forward"].result.used <= 1
+    assert any("SquaredReLU does not say how large" in note for note in screening.steps["forward"].notes)
+    assert check_enrolled(model_with(ffn="squared-relu", placement="peri")).steps["forward"].result.used <= 1
     assert command("simulate", "--ffn", "squared-relu", "--no-reference")["placements"]["peri"]["status"] == "success"
 
 
@@ -174,7 +174,7 @@ class UnitGain(SphereNorm):
 def test_a_new_norm_is_one_entry(monkeypatch):
     monkeypatch.setitem(NORMS, "sphere", UnitGain)
     screening = check_enrolled(model_with(norm="sphere", placement="peri"))
-    assert screening.findings["well-posedness"].verdict == "well-posed"
+    assert screening.steps["well-posedness"].verdict == "well-posed"
     norm, p = UnitGain(16).double(), torch.randn(5, 16, dtype=torch.float64)
     assert torch.allclose(norm.support(p), 4 * p.norm(dim=-1))
     assert command("hjb-check", "--norm", "sphere", "--placement", "peri")["checks"]["sphere"]["peri"]["agrees"]
@@ -199,7 +199,7 @@ class SoftSign(SquashNorm):
 def test_a_new_squashing_is_its_function_slope_and_inverse(monkeypatch):
     monkeypatch.setitem(NORMS, "softsign", SoftSign)
     screening = check_enrolled(model_with(norm="softsign", placement="peri"))
-    assert screening.findings["well-posedness"].verdict == "well-posed for bounded gains"
+    assert screening.steps["well-posedness"].verdict == "well-posed for bounded gains"
     norm, x = SoftSign(16).double(), torch.randn(5, 16, dtype=torch.float64)
     assert torch.allclose(norm.preimage(norm.standardize(x)), x)
     assert float(norm.shortfall(x, 1000.0).max() / norm.support(x).max()) == pytest.approx(1 / (1 + 0.5 * 1000 / 4), rel=1e-12)
@@ -223,7 +223,7 @@ def plan_similarity(case):
     def conclude():
         value = similarity.figures()
         verdict = "collapsed" if value > 0.9 else "apart"
-        return Finding(verdict, f"cos = {value:.2f}", "tokens end this close to each other", {"cosine": value}, result=value)
+        return StepVerdict(verdict, f"cos = {value:.2f}", "tokens end this close to each other", {"cosine": value}, result=value)
 
     return StepPlan({"text": [similarity]}, conclude)
 
@@ -235,15 +235,21 @@ def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch)
     cosines = nn.functional.cosine_similarity(x.unsqueeze(-2), x.unsqueeze(-3), dim=-1)
     pairs = [float(cosines[b, i, j]) for b in range(2) for i in range(9) for j in range(9) if i != j]
     assert value == pytest.approx(sum(pairs) / len(pairs))
-    monkeypatch.setitem(STEPS, "similarity", ScreeningStep("do tokens collapse?", plan_similarity))
-    findings = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick").findings
-    assert findings["similarity"].verdict == "apart"
-    assert findings["similarity"].flags == {}
-    monkeypatch.setitem(QUANTITIES, "cosine", Quantity("mean cosine of two tokens", high=-1.0, above="collapse"))
-    assert findings["similarity"].flags == {"cosine": "collapse"}
+    alike = Check("cosine", "mean cosine of two tokens", "note", "ours", "It is.", "Leave it.", high=-1.0, verdict="collapse")
+    with pytest.raises(ConfigError, match="nothing measures 'cosine'"):
+        SCREENED["tokens alike"] = alike
+    offers = {"cosine": Quantity("mean cosine of two tokens", decimals=1)}
+    monkeypatch.setitem(STEPS, "similarity", ScreeningStep("do tokens collapse?", plan_similarity, offers))
+    screening = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick")
+    assert screening.steps["similarity"].verdict == "apart"
+    assert screening.steps["similarity"].flags == {}
+    monkeypatch.setitem(SCREENED, "tokens alike", alike)
+    assert screening.steps["similarity"].flags == {"cosine": "collapse"}
+    (found,) = [each for each in screening.findings if each.check == "tokens alike"]
+    assert (found.place, found.topic) == ("step similarity", "screening")
     shown = command("screen", "--placement", "pre", "--quick")
     (screening,) = shown["models"].values()
-    assert math.isfinite(screening["findings"]["similarity"]["result"])
+    assert math.isfinite(screening["steps"]["similarity"]["result"])
 
 
 def test_a_new_solver_is_one_entry(monkeypatch):
@@ -257,6 +263,8 @@ def test_a_new_solver_is_one_entry(monkeypatch):
 class Longest(Instrument):
     """The longest token of the last state."""
 
+    offers = ("longest",)
+
     def forward(self, at):
         self.length, self.k = float(at.y.norm(dim=-1).max()), at.k
 
@@ -264,17 +272,19 @@ class Longest(Instrument):
         return {"longest": [Reading(self.length, "the end", f"a token is {self.length:.3g} long", self.k)]}
 
 
-def test_a_new_finding_is_an_instrument_and_an_ailment(monkeypatch):
+def test_a_new_finding_is_an_instrument_and_a_check(monkeypatch):
+    long = Check("longest", "the longest token", "note", "ours", "It is long.", "Make it shorter.", high=0.0)
+    with pytest.raises(ConfigError, match="nothing measures 'longest'"):
+        CHECKS["too long"] = long
     monkeypatch.setitem(INSTRUMENTS, "lengths", Longest)
-    long = Ailment("longest", "the longest token", "note", "ours", "it is long", "make it shorter", high=0.0)
-    monkeypatch.setitem(AILMENTS, "too long", long)
-    symptoms = command("diagnose")["placements"]["peri"]["symptoms"]
-    assert [s["helps"] for s in symptoms if s["ailment"] == "too long"] == ["make it shorter"]
+    monkeypatch.setitem(CHECKS, "too long", long)
+    findings = command("diagnose")["placements"]["peri"]["findings"]
+    assert [each["remediation"] for each in findings if each["check"] == "too long"] == ["Make it shorter."]
 
 
 MINE = """
 from ctrans.placement import PLACEMENTS, Placement
-from ctrans.stability.screening.case import Finding, StepPlan
+from ctrans.stability.screening.case import StepPlan, StepVerdict
 from ctrans.stability.screening.screen import STEPS, ScreeningStep
 from ctrans.walk import Instrument
 from solvers import METHODS, RungeKutta, tableau
@@ -290,7 +300,7 @@ class Length(Instrument):
 
 def plan(case):
     length = Length()
-    return StepPlan({"text": [length]}, lambda: Finding("seen", "", "it has a length", {}, result=length.figures()))
+    return StepPlan({"text": [length]}, lambda: StepVerdict("seen", "", "it has a length", {}, result=length.figures()))
 
 
 PLACEMENTS["mine"] = Placement("mine", True, True, False, "N_out f(N_in X)/alpha", "X + dt v", "nowhere", residual_gain=True)
@@ -321,7 +331,7 @@ def test_a_plugin_is_known_to_every_command_and_its_help(tmp_path):
     assert found["environment"]["plugins"] == ["my_attention.py", "mine"]
     screened = json.loads(typed(*plugins, "screen", *chosen, "--quick", *small, cwd=tmp_path).stdout)
     (screening,) = screened["models"].values()
-    assert screening["findings"]["length"]["verdict"] == "seen"
+    assert screening["steps"]["length"]["verdict"] == "seen"
     checked = subprocess.run(
         [sys.executable, "my_attention.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
     )

@@ -18,6 +18,7 @@ ROOMS = [
     "option",
     "norm",
     "placement",
+    "findings",
     "residual",
     "fields",
     "weights",

@@ -73,8 +73,8 @@ def _tried(function: Any, otherwise: Any) -> Any:
 
 def _screened(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:
     screening = screen(model, tokens, targets, EFFORT)
-    found = {name: value for finding in screening.findings.values() for name, value in finding.quantities.items()}
-    backward = screening.findings["backward"].result
+    found = {name: value for step in screening.steps.values() for name, value in step.quantities.items()}
+    backward = screening.steps["backward"].result
     if backward is not None:
         sizes = [each.value for each in backward.sensitivity.sublayers if each.value is not None]
         found["Euler"] = max(sizes, default=math.nan) * model.config.dt

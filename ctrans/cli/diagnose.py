@@ -15,13 +15,14 @@ from ctrans.cli.inputs import InputSummary, read
 from ctrans.cli.model_sources import Subject, find, settle_threads
 from ctrans.cli.request import ComparisonRequest, command_of, get_device, get_dtype
 from ctrans.depth import check_count
+from ctrans.findings import as_object, limits_in_words
 from ctrans.option import option
 from ctrans.report.diagnosis_report import diagnosis_figure, findings_table, not_looked_at, summary
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
-from ctrans.stability.diagnosis.ailments import AILMENTS
 from ctrans.stability.diagnosis.diagnose import Diagnosis, check_decay, diagnose, merged
-from ctrans.stability.diagnosis.words import OF_PARTS, limits_in_words
+from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.stability.diagnosis.words import OF_PARTS
 
 MOST_SEEDS = 1000
 
@@ -39,7 +40,7 @@ class DiagnoseRequest(ComparisonRequest):
 
 APART = f"{OF_PARTS}. How the whole behaves, and whether small changes explode on their way through it, is what ctrans screen measures."
 LIMITS = "\b\nEvery finding with its severity, what is measured, its limit, and who set it:\n" + "\n".join(
-    textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ") for line in limits_in_words()
+    textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ") for line in limits_in_words(CHECKS)
 )
 
 
@@ -83,7 +84,7 @@ def command(request: DiagnoseRequest) -> None:
     ending = CommandEnding(
         looked_at=InputSummary(request, found, text, tokens),
         device=device,
-        result={"ailments": AILMENTS, "placements": results},
+        result={"checks": {name: as_object(check) for name, check in CHECKS.items()}, "placements": results},
         files={"diagnose.png": lambda: png(diagnosis_figure(results, _title(found)))},
         page=[part for name, diagnosis in results.items() for part in _page(name, diagnosis)],
     )
@@ -103,5 +104,5 @@ def _drawn_anew(request: DiagnoseRequest, subject: Subject, i: int, s: int) -> S
 def _page(name: str, diagnosis: Diagnosis) -> Sequence[str | Table | Any]:
     left_out = not_looked_at(diagnosis)
     parts: list[str | Table] = [summary(name, diagnosis), ""]
-    parts += [findings_table(diagnosis)] if diagnosis.symptoms else []
+    parts += [findings_table(diagnosis)] if diagnosis.findings else []
     return [*parts, *([left_out, ""] if left_out else []), APART, ""]

@@ -12,6 +12,7 @@ from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.inputs import InputSummary, read
 from ctrans.cli.model_sources import Subject, check_loss, find, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
+from ctrans.control.control_checks import findings_of
 from ctrans.control.hjb_study import PDEStudy, pde_study
 from ctrans.control.hopf_lax import velocity_hull
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
@@ -114,6 +115,9 @@ def command(request: HJBCheckRequest) -> None:
         looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result={
+            "findings": [
+                finding for norm, row in checks.items() for c in row for finding in findings_of(f"{norm}, {c.placement}", c)
+            ],
             "checks": {norm: {check.placement: _summary(check) for check in row} for norm, row in checks.items()},
             "not_applicable": refused,
             "pde": None if study is None else study.summary(),

@@ -9,12 +9,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from ctrans.cli import COMMANDS
 from ctrans.control.attained import Attained
 from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.control.model_check import ModelCheck
+from ctrans.findings import Check, Finding
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
@@ -22,17 +24,16 @@ from ctrans.monitor.alarms import Alarm
 from ctrans.monitor.log_lines import Header
 from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
 from ctrans.stability.backward.token_exponents import TokenExponents
-from ctrans.stability.diagnosis.ailments import Ailment
 from ctrans.stability.diagnosis.diagnose import Diagnosis
-from ctrans.stability.diagnosis.quantities import Quantity
 from ctrans.stability.forward.contributions import ContributionsByDepth
 from ctrans.stability.forward.simulation import Simulation
 from ctrans.stability.forward.spectra import SpectrumFigures
 from ctrans.stability.screening.attention import AttentionStep, InitialisationStep
 from ctrans.stability.screening.backward import BackwardStep, TransportStep
-from ctrans.stability.screening.case import Finding
+from ctrans.stability.screening.case import StepVerdict
 from ctrans.stability.screening.forward import ForwardStep
-from ctrans.stability.screening.screen import STEPS, Screening
+from ctrans.stability.screening.screen import Screening
+from ctrans.stability.screening.screening_checks import STEPS, Quantity
 from ctrans.stability.screening.updates import UpdateStep
 from ctrans.study.presets.claim import Verdict
 from ctrans.training.coordinate_check import Coordinates, Power
@@ -66,6 +67,7 @@ RESULTS: dict[str, type] = {
     "initialisation": InitialisationStep,
 }
 """What a step of the screening keeps as its result."""
+FINDINGS = described("The most severe first; empty where nothing was found.", schema_of(list[Finding]))
 FLAGS = a_map("Quantities outside of their limits, and what they are called there.", WORD)
 
 
@@ -83,6 +85,7 @@ def _checks() -> dict[str, Schema]:
         largest=described("The segment with the largest costate.", WHOLE),
     )
     return {
+        "findings": FINDINGS,
         "checks": a_map("By norm, then by placement.", a_map("By placement.", check)),
         "not_applicable": a_map("Why a placement takes no such remedy.", WORD),
         "pde": {"type": ["object", "null"]},
@@ -90,20 +93,28 @@ def _checks() -> dict[str, Schema]:
 
 
 def _screenings() -> dict[str, Schema]:
-    def finding(step: str) -> Schema:
+    def verdict(step: str) -> Schema:
         result = one_of(RESULTS[step], type(None)) if step in RESULTS else {}
-        return schema_of(Finding, result=result, flags=FLAGS)
+        return schema_of(StepVerdict, result=result, flags=FLAGS)
 
-    findings = an_object("By step.", **{step: finding(step) for step in STEPS})
+    steps = an_object("By step.", **{step: verdict(step) for step in STEPS})
+    screening = schema_of(Screening, steps=steps, findings=FINDINGS, flags=FLAGS)
+    limit = schema_of(float | None)
+    sides = {"low": limit, "below": WORD, "high": limit, "above": WORD, "mark": schema_of(Literal["bad", "note"])}
     return {
-        "quantities": a_map("What is measured, with its limits.", schema_of(Quantity)),
-        "models": a_map("By model: its placement, or what sets it apart.", schema_of(Screening, findings=findings, flags=FLAGS)),
+        "quantities": a_map("What is measured, with its limits and what it is called beyond them.", schema_of(Quantity, **sides)),
+        "models": a_map("By model: its placement, or what sets it apart.", screening),
     }
+
+
+def _without(schema: Schema, name: str) -> Schema:
+    properties = {key: value for key, value in schema["properties"].items() if key != name}
+    return {**schema, "properties": properties, "required": list(properties)}
 
 
 def _statements() -> dict[str, Schema]:
     statement = schema_of(Result, verdict=WORD)
-    return {"holds": TRUTH, "seconds": NUMBER, "statements": a_map("By name.", statement)}
+    return {"holds": TRUTH, "findings": FINDINGS, "seconds": NUMBER, "statements": a_map("By name.", statement)}
 
 
 PAIRS: Schema = {"type": "array", "items": {"type": "array", "items": NUMBER}}
@@ -163,7 +174,7 @@ def _beside() -> dict[str, Schema]:
     }
 
 
-FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
+RESULT_KEYS: dict[str, Callable[[], dict[str, Schema]]] = {
     "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation, **_beside()))},
     "convergence": lambda: {"results": {"type": "array", "items": schema_of(Convergence, order=NUMBER)}},
     "hjb-check": _checks,
@@ -173,7 +184,7 @@ FINDINGS: dict[str, Callable[[], dict[str, Schema]]] = {
         "instead": a_map("By placement: why the discrete model's costate serves, where it does.", WORD),
     },
     "diagnose": lambda: {
-        "ailments": a_map("What was looked for, by name.", schema_of(Ailment)),
+        "checks": a_map("What was looked for, by name.", _without(schema_of(Check, measure=WORD), "measure")),
         "placements": a_map("By placement.", schema_of(Diagnosis)),
     },
     "screen": _screenings,
@@ -234,7 +245,7 @@ def schema(command: str) -> Schema:
         f"{COMMANDS[command]} Numbers that JSON lacks are the texts inf, -inf and nan; null says that a figure does not apply or is not "
         "known."
     )
-    made = an_object(says, **begins, **FINDINGS[command]())
+    made = an_object(says, **begins, **RESULT_KEYS[command]())
     start = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ctrans {command}"}
     return with_definitions({**start, **made})
 
@@ -247,7 +258,7 @@ def as_text(command: str) -> str:
 def write(directory: Path) -> None:
     """Writes every command's schema there."""
     directory.mkdir(parents=True, exist_ok=True)
-    for command in FINDINGS:
+    for command in RESULT_KEYS:
         (directory / f"{command}.json").write_text(as_text(command))
 
 

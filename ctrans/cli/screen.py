@@ -37,8 +37,8 @@ from ctrans.report.screen_report import (
     screen_reasons,
     screen_table,
 )
-from ctrans.stability.diagnosis.quantities import QUANTITIES
 from ctrans.stability.screening.screen import EFFORTS, Screening, screen
+from ctrans.stability.screening.screening_checks import limits_of, measured
 from ctrans.weights.on_demand import watch
 from solvers import ConfigError
 
@@ -106,7 +106,7 @@ def command(request: ScreenRequest) -> None:
         looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result={
-            "quantities": {name: dataclasses.asdict(quantity) for name, quantity in QUANTITIES.items()},
+            "quantities": {name: {**vars(quantity), **limits_of(name)} for name, quantity in measured().items()},
             "models": {name: _summary(screening) for name, screening in results.items()},
         },
         files={"screen.png": lambda: png(screen_figure(results, _title(found)))},
@@ -194,8 +194,8 @@ def _title(found: Sequence[Subject]) -> str:
 
 
 def _summary(screening: Screening) -> dict[str, Any]:
-    findings = {name: {**vars(finding), "flags": finding.flags} for name, finding in screening.findings.items()}
-    return {**vars(screening), "flags": screening.flags, "findings": findings}
+    steps = {name: {**vars(step), "flags": step.flags} for name, step in screening.steps.items()}
+    return {**vars(screening), "flags": screening.flags, "steps": steps, "findings": screening.findings}
 
 
 def _page(results: Mapping[str, Screening]) -> list[str | Table]:

@@ -18,6 +18,7 @@ from ctrans.report.verify_report import END, START, between_markers, failure, ma
 from ctrans.threads import choose_threads
 from ctrans.verify.run import Result
 from ctrans.verify.table import SECTIONS, select, verify_all
+from ctrans.verify.theory_checks import findings_of
 from solvers import ConfigError
 
 
@@ -74,6 +75,7 @@ def command(request: VerifyRequest) -> None:
         options={"only": list(request.only), "cases": request.cases, "seed": request.seed},
         result={
             "holds": not violated,
+            "findings": findings_of(results),
             "seconds": seconds,
             "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},
         },

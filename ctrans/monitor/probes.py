@@ -20,7 +20,7 @@ from ctrans.monitor.sharpness import over_edge
 from ctrans.monitor.sites import Sites, as_it_was
 from ctrans.stability.attention.by_depth import AttentionByDepth
 from ctrans.stability.backward.lyapunov import LyapunovExponents
-from ctrans.stability.diagnosis.down import VelocitySensitivities
+from ctrans.stability.diagnosis.forward_instruments import VelocitySensitivities
 from ctrans.stability.forward.bounds import map_bound
 from ctrans.sublayer import Sublayer
 from ctrans.training.attention_theta import MeanTheta

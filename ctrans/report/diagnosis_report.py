@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -13,10 +14,11 @@ from matplotlib.image import AxesImage
 from rich.markup import escape
 from rich.table import Table
 
+from ctrans.findings import Finding, in_words
 from ctrans.report.axes import count_in_whole_numbers, title_above
 from ctrans.stability.diagnosis import words
-from ctrans.stability.diagnosis.ailments import AILMENTS
-from ctrans.stability.diagnosis.diagnose import Diagnosis, Symptom
+from ctrans.stability.diagnosis.diagnose import Diagnosis
+from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 
 FIRST = 3
 """So many findings open the page of a screening."""
@@ -35,9 +37,9 @@ def findings_table(diagnosis: Diagnosis) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for i, symptom in enumerate(diagnosis.symptoms, 1):
-        table.add_row(f"{i}.", f"[bold]{escape(symptom.ailment)}[/bold] ({symptom.severity})")
-        for word, text in words.rows(symptom).items():
+    for i, finding in enumerate(diagnosis.findings, 1):
+        table.add_row(f"{i}.", f"[bold]{escape(finding.check)}[/bold] ({finding.severity})")
+        for word, text in in_words(dataclasses.asdict(finding)).items():
             table.add_row(word, escape(text))
         table.add_row("", "")
     return table
@@ -53,16 +55,16 @@ def first_findings(diagnosis: Diagnosis) -> str:
     if diagnosis.healthy:
         return escape(words.summary("diagnosis", diagnosis))
     lines = [
-        f"{i}. {s.ailment} ({s.severity}): {s.worst.place}: {s.worst.said}.{_more(s)} Helps: {s.helps}"
-        for i, s in enumerate(diagnosis.symptoms[:FIRST], 1)
+        f"{i}. {s.check} ({s.severity}): {s.place}: {s.figure}.{_more(s)} Fix: {s.remediation}"
+        for i, s in enumerate(diagnosis.findings[:FIRST], 1)
     ]
-    rest = len(diagnosis.symptoms) - FIRST
+    rest = len(diagnosis.findings) - FIRST
     lines += [f"and {rest} more: ctrans diagnose shows all"] if rest > 0 else []
     return escape("\n".join(["diagnosis, the most severe first (ctrans diagnose says more):", *lines]))
 
 
-def _more(symptom: Symptom) -> str:
-    others = len(symptom.readings) - 1
+def _more(finding: Finding) -> str:
+    others = max(0, len(finding.places) - 1)
     return f" So at {others} more place{'s' * (others > 1)}." if others else ""
 
 
@@ -88,7 +90,7 @@ def diagnosis_figure(diagnoses: Mapping[str, Diagnosis], title: str) -> Figure:
 def _rows(diagnosis: Diagnosis) -> dict[str, dict[int, float]]:
     """By ailment, the farthest excess of each segment."""
     found: dict[str, dict[int, float]] = {}
-    for name, ailment in AILMENTS.items():
+    for name, ailment in CHECKS.items():
         for reading in diagnosis.readings.get(ailment.quantity, []):
             if reading.segment is not None and not math.isnan(reading.value):
                 row = found.setdefault(name, {})

@@ -49,7 +49,7 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
     figure = Figure(figsize=(14, 8.2), layout="constrained")
     panels = figure.subplots(2, 3).flatten()
     used: Counter[str] = Counter()
-    forward = [screening.findings["forward"].result for screening in screenings.values()]
+    forward = [screening.steps["forward"].result for screening in screenings.values()]
     bounds = bound_styles([None if each is None or each.bounds is None else each.bounds.mean_abs for each in forward])
     for i, (name, screening) in enumerate(screenings.items()):
         style = {
@@ -64,7 +64,7 @@ def screen_figure(screenings: Mapping[str, Screening], title: str) -> Figure:
         }
         used[screening.placement] += 1
         for axes, panel in zip(panels, PANELS, strict=True):
-            result = screening.findings[panel.step].result
+            result = screening.steps[panel.step].result
             if result is not None:
                 _line(axes, *panel.series(result), style)
                 if panel.series is _growth and result.bounds is not None:
@@ -100,7 +100,7 @@ def _heat_maps(screenings: Mapping[str, Screening], title: str) -> Figure:
     figure = Figure(figsize=(18, 2.2 + 0.2 * len(names)), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for axes, panel in zip(panels, PANELS, strict=True):
-        results = {name: screenings[name].findings[panel.step].result for name in names}
+        results = {name: screenings[name].steps[panel.step].result for name in names}
         rows = {name: panel.series(result) for name, result in results.items() if result is not None}
         axes.set(xlabel=panel.words.x, facecolor="0.85")
         axes.set_title(panel.words.title, fontsize=9)

@@ -9,10 +9,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ctrans.stability.diagnosis.quantities import QUANTITIES, shown
-from ctrans.stability.diagnosis.remedies import remedy
 from ctrans.stability.screening.predicted_rate import CAVEAT, PredictedRate
-from ctrans.stability.screening.screen import STEPS, Screening
+from ctrans.stability.screening.screen import Screening
+from ctrans.stability.screening.screening_checks import CHECKS, STEPS, Quantity, limits_of, measured
 
 KEY = (
     "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights; inside of them nothing is said of "
@@ -37,25 +36,22 @@ def screen_table(name: str, screening: Screening) -> Table:
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("limits", overflow="fold", min_width=8)
     table.add_column("verdict", overflow="fold", min_width=9)
-    for step, finding in screening.findings.items():
+    for step, finding in screening.steps.items():
         table.add_row(step, "", "", finding.verdict, style="bold")
         for what, value in finding.quantities.items():
-            known = QUANTITIES.get(what)
             word = finding.flags.get(what, "")
-            number = escape(shown(what, value, finding.errors.get(what)))
-            limits = "–" if known is None else known.limits
-            table.add_row(f"  {_starred(what)}", number, limits, _coloured(what, word))
+            number = escape(_quantity(what).shown(value, finding.errors.get(what)))
+            table.add_row(f"  {_starred(what)}", number, _limits(what), _coloured(what, word))
     return table
 
 
 def screen_reasons(screening: Screening) -> str:
     """Why, one sentence a step, with what helps where a quantity is outside of its limits, and what could not be computed."""
     lines = []
-    for name, finding in screening.findings.items():
+    fixes = {CHECKS[each.check].quantity: each.remediation for each in screening.findings}
+    for name, finding in screening.steps.items():
         lines.append(f"{name}: {STEPS[name].question} {finding.why}")
-        lines += [
-            f"  {what}: {word}; what helps: {helps}" for what, word in finding.flags.items() if (helps := remedy(what, word))
-        ]
+        lines += [f"  {what}: {word}; what helps: {fixes[what]}" for what, word in finding.flags.items() if what in fixes]
         lines += [f"  note: {note}" for note in dict.fromkeys(finding.notes)]
     return escape("\n".join(lines))
 
@@ -130,9 +126,9 @@ def overview_table(screenings: Mapping[str, Screening]) -> Table:
 
 def said(screening: Screening) -> str:
     """How many quantities were measured and are outside of their limits, how many are not known, and how much was found besides."""
-    values = [value for finding in screening.findings.values() for value in finding.quantities.values()]
+    values = [value for finding in screening.steps.values() for value in finding.quantities.values()]
     unknown = sum(map(math.isnan, values))
-    count, findings = len(values) - unknown, len(screening.diagnosis.symptoms)
+    count, findings = len(values) - unknown, len(screening.diagnosis.findings)
     outside = len(screening.flags)
     if screening.broken is not None:
         return f"states are not finite from segment {screening.broken} on"
@@ -153,7 +149,7 @@ def label(changes: Sequence[tuple[str, object]]) -> str:
 
 
 def _comparison(step: str, screenings: Mapping[str, Screening]) -> Table | None:
-    findings = {name: screening.findings[step] for name, screening in screenings.items()}
+    findings = {name: screening.steps[step] for name, screening in screenings.items()}
     quantities = list(dict.fromkeys(what for finding in findings.values() for what in finding.quantities))
     if not quantities:
         return None
@@ -170,15 +166,27 @@ def _comparison(step: str, screenings: Mapping[str, Screening]) -> Table | None:
 
 
 def _cell(quantities: Mapping[str, float], what: str, outside: Mapping[str, str]) -> str:
-    text = escape(shown(what, quantities[what])) if what in quantities else "–"
+    text = escape(_quantity(what).shown(quantities[what])) if what in quantities else "–"
     return _coloured(what, text) if what in outside else text
 
 
 def _coloured(what: str, text: str) -> str:
     """Red what is of the weights as they are, yellow what is of larger ones."""
-    colour = "yellow" if what in QUANTITIES and QUANTITIES[what].mark == "note" else "red"
+    colour = "yellow" if limits_of(what)["mark"] == "note" else "red"
     return f"[{colour}]{text}[/{colour}]" if text else ""
 
 
 def _starred(what: str) -> str:
-    return escape(what + "*" * bool(what in QUANTITIES and QUANTITIES[what].gauge))
+    return escape(what + "*" * bool(_quantity(what).gauge))
+
+
+def _quantity(what: str) -> Quantity:
+    return measured().get(what, Quantity(""))
+
+
+def _limits(what: str) -> str:
+    """For a table: "0.01 to 10", "at most 1", or a dash."""
+    low, high = limits_of(what)["low"], limits_of(what)["high"]
+    if low is not None and high is not None:
+        return f"{low:g} to {high:g}"
+    return f"at least {low:g}" if low is not None else "–" if high is None else f"at most {high:g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ctrans.stability.diagnosis.quantities import sides
+from ctrans.stability.screening.screening_checks import CHECKS
 
 
 class Drawn(NamedTuple):
@@ -62,26 +62,6 @@ JUDGED = {
     "n/a": "it does not apply to this model; why is under Reasons",
 }
 """Verdicts of a screening that call nothing outside of its limits."""
-OUTSIDE = {
-    "starts worse than guessing": "the loss is above that of equal probabilities",
-    "does nothing": "attention and FFN add next to nothing to the state at the end, beside what the norms alone make of its start; or all "
-    "changes of the input come out alike in size",
-    "explodes": "the state, or a small change of it, outgrows what it began as",
-    "tokens collapse": "all tokens of a sequence end as nearly the same vector",
-    "outruns weights": "larger weights would make it grow faster than they do. It is of weights that grow, and no fault of these (yellow): "
-    "so does any stack of sublayers without norms",
-    "forgets its input": "next to nothing of a change of the input is left at the end",
-    "contracts": "most changes of the input shrink on their way, beside the state",
-    "expands": "most changes of the input grow on their way, beside the state",
-    "ill-conditioned": "some changes of the input grow while others shrink, by very different factors",
-    "heads saturate": "in some layer a head's tokens each read one other alone, so that its queries and keys hardly learn",
-    "does not learn": "a step of the optimiser on some sublayer moves next to nothing",
-    "overshoots": "a step of the optimiser on one sublayer replaces the last state",
-    "layers learn unevenly": "a step of the optimiser moves the state by far more through some sublayers than through others",
-    "tokens learn as one": "a step that is good for one token is the same step for all",
-}
-"""What a screening calls a quantity outside of its limits, a verdict where it is the step's first."""
-
 TERMS = {
     "segment": "one sublayer's step, attention or FFN, counted from 0",
     "depth-time": "the sum of the segments' lengths dt: 12 sublayers of dt = 1 are 12",
@@ -120,7 +100,9 @@ def terms_in(text: str) -> list[str]:
 
 def verdicts() -> dict[str, str]:
     """What every verdict of a screening means; of those outside of a limit, beyond which."""
-    return JUDGED | {word: f"{says} ({', or '.join(sides(word))})" for word, says in OUTSIDE.items()}
+    impacts = {check.verdict: check.impact for check in reversed(CHECKS.values())}
+    limits = {word: [f"{c.quantity} {c.limit}" for c in CHECKS.values() if c.verdict == word] for word in impacts}
+    return JUDGED | {word: f"{impact[:-1]} ({', or '.join(limits[word])})" for word, impact in reversed(impacts.items())}
 
 
 def verdicts_table() -> str:

@@ -64,13 +64,13 @@ def test_screening_with_weights_on_demand_leaves_out_what_needs_all_of_them_and_
         for choice in ("--no-stream", "--stream")
     )
     # a step that is wholly about all weights at once says so
-    assert streamed["findings"]["backward"]["quantities"]["condition"] == "nan"
-    assert (streamed["findings"]["updates"]["verdict"], whole["findings"]["updates"]["verdict"]) == ("n/a", "moves")
-    assert "needs all weights at once" in streamed["findings"]["updates"]["why"]
-    assert streamed["findings"]["attention"]["quantities"] == whole["findings"]["attention"]["quantities"]
-    assert any("made on demand" in note for note in streamed["findings"]["backward"]["notes"])
+    assert streamed["steps"]["backward"]["quantities"]["condition"] == "nan"
+    assert (streamed["steps"]["updates"]["verdict"], whole["steps"]["updates"]["verdict"]) == ("n/a", "moves")
+    assert "needs all weights at once" in streamed["steps"]["updates"]["why"]
+    assert streamed["steps"]["attention"]["quantities"] == whole["steps"]["attention"]["quantities"]
+    assert any("made on demand" in note for note in streamed["steps"]["backward"]["notes"])
     for name in ("well-posedness", "forward"):
-        assert figures(streamed["findings"][name]) == figures(whole["findings"][name])
+        assert figures(streamed["steps"][name]) == figures(whole["steps"][name])
     one, other = (each["findings"]["backward"]["result"] for each in (streamed, whole))
     assert one["sensitivity"]["sublayers"] == other["sensitivity"]["sublayers"]
     assert one["gradients"] == other["gradients"]

@@ -5,7 +5,7 @@ import pytest
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.diagnosis.ailments import AILMENTS
+from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from tests.cli.test_commands import run, strict
 
 SMALL = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "12", "--batch", "1"]
@@ -28,12 +28,12 @@ def test_the_dead_gain_is_named_first_with_place_and_figure(dying, columns, tmp_
     words = " ".join(page.split())
     assert "1. dead gain around the state (broken) where block 1, FFN (segment 3), the norm around the state figure" in words
     assert "|gamma| = 4.8e-33 in channel 5" in words
-    assert "helps set the gain to the norm's median" in words
+    assert "fix Set the gain to the norm's median" in words
     assert max(map(len, page.splitlines())) <= columns
     kept = strict((tmp_path / "out" / "diagnose.json").read_text())
-    (first, *_) = kept["placements"]["post"]["symptoms"]
-    assert (first["ailment"], first["readings"][0]["segment"]) == ("dead gain around the state", 3)
-    assert kept["ailments"].keys() == AILMENTS.keys()
+    (first, *_) = kept["placements"]["post"]["findings"]
+    assert (first["check"], "(segment 3)" in first["place"]) == ("dead gain around the state", True)
+    assert kept["checks"].keys() == CHECKS.keys()
     assert (tmp_path / "out" / "diagnose.png").read_bytes().startswith(b"\x89PNG")
     assert result.stderr == ""
 
@@ -48,7 +48,7 @@ def test_a_healthy_model_says_so_for_each_placement(tmp_path):
 def test_seeds_give_error_bars_of_other_texts_and_weights():
     args = ["diagnose", *SMALL, "--placement", "none", "--init", "xavier", "--embedding-std", "2", "--seeds", "3"]
     found = strict(run(*args, "--json", "-").stdout)["placements"]["none"]
-    worse = next(s for s in found["symptoms"] if s["ailment"] == "worse than guessing")
+    worse = next(s for s in found["findings"] if s["check"] == "worse than guessing")
     assert (worse["seen"], worse["texts"], len(set(worse["values"]))) == (3, 3, 3)
     assert "seen in 3 of 3 walks, loss over guessing " in " ".join(run(*args, "--json", "/dev/null").stdout.split())
 

@@ -108,7 +108,7 @@ def test_the_text_is_read_by_a_models_own_length(models):
     result = found("screen", "--model", models / "nanogpt", "--ids", models / "val.bin", "--batch", 1, "--json", "-")
     (found_there,) = result["models"].values()
     assert found_there["tokens"] == 16
-    initial = found_there["findings"]["initialisation"]
+    initial = found_there["steps"]["initialisation"]
     assert initial["verdict"] == "holds"  # Kim's bound is of weights as they are
     assert "lack a premise: weights freshly drawn with mean 0 and known variances" in initial["why"]
     assert initial["result"]["last"]["measured"] <= initial["result"]["last"]["bound"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ctrans.cli import COMMANDS
-from ctrans.cli.schemas import FINDINGS, RESULTS, as_text, schema
+from ctrans.cli.schemas import RESULT_KEYS, RESULTS, as_text, schema
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -70,11 +70,11 @@ def places(tmp_path_factory):
 
 
 def test_every_command_and_step_has_one():
-    assert FINDINGS.keys() == COMMANDS.keys() == RUNS.keys()
+    assert RESULT_KEYS.keys() == COMMANDS.keys() == RUNS.keys()
     assert RESULTS.keys() == STEPS.keys()
 
 
-@pytest.mark.parametrize("name", FINDINGS)
+@pytest.mark.parametrize("name", RESULT_KEYS)
 def test_a_result_is_as_its_schema_says(name, places):
     checker = jsonschema.Draft202012Validator(schema(name))
     checker.check_schema(schema(name))
@@ -88,10 +88,10 @@ def test_a_result_is_as_its_schema_says(name, places):
             checker.validate({**found, "more": 1})
 
 
-@pytest.mark.parametrize("name", FINDINGS)
+@pytest.mark.parametrize("name", RESULT_KEYS)
 def test_the_document_is_the_schema(name):
     assert (DOCUMENTS / f"{name}.json").read_text() == as_text(name), "python -m ctrans.cli.schemas docs/schemas"
-    assert sorted(path.stem for path in DOCUMENTS.iterdir()) == sorted(FINDINGS)
+    assert sorted(path.stem for path in DOCUMENTS.iterdir()) == sorted(RESULT_KEYS)
 
 
 def test_a_field_that_json_cannot_hold_is_refused():

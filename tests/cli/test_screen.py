@@ -34,12 +34,12 @@ def test_one_model_gets_a_page_json_and_a_picture(tmp_path):
     assert result.exit_code == 0, result.output
     kept = strict((tmp_path / "screen.json").read_text())
     (model,) = kept["models"].values()
-    assert list(model["findings"]) == list(STEPS)
-    assert all(finding["why"] for finding in model["findings"].values())
+    assert list(model["steps"]) == list(STEPS)
+    assert all(finding["why"] for finding in model["steps"].values())
     assert (tmp_path / "screen.png").read_bytes().startswith(b"\x89PNG")
-    assert set(kept["quantities"]) >= {what for finding in model["findings"].values() for what in finding["quantities"]}
+    assert set(kept["quantities"]) >= {what for finding in model["steps"].values() for what in finding["quantities"]}
     assert f"peri: {len(model['flags'])} of " in result.stdout or "quantities within limits" in result.stdout
-    assert all(what in result.stdout for finding in model["findings"].values() for what in finding["quantities"])
+    assert all(what in result.stdout for finding in model["steps"].values() for what in finding["quantities"])
     assert all(f"{name}: {step.question}" in " ".join(result.stdout.split()) for name, step in STEPS.items())
     page = result.stdout.partition("Written: ")[0]
     assert max(map(len, page.splitlines())) <= 80
@@ -109,7 +109,7 @@ def test_activations_that_overflow_exit_1_and_keep_the_rest(tmp_path):
     assert "Traceback" not in result.output
     (model,) = strict((tmp_path / "screen.json").read_text())["models"].values()
     assert model["broken"] is not None
-    assert model["findings"]["forward"]["result"]["mean_abs"]
+    assert model["steps"]["forward"]["result"]["mean_abs"]
     assert (tmp_path / "screen.png").exists()
 
 
@@ -121,11 +121,11 @@ def test_a_step_that_does_not_apply_to_a_saved_model_says_so_and_exits_0(tmp_pat
     result = run("--checkpoint", tmp_path, "--quick", "--batch", 1, "--json", "-")
     assert result.exit_code == 0, result.output
     (found,) = strict(result.stdout)["models"].values()
-    assert "gamma[2] = 0" in found["findings"]["well-posedness"]["notes"][0]
-    assert [s["segment"] for s in found["findings"]["well-posedness"]["result"]["segments"]] == [1]
-    assert "qk_norm" in found["findings"]["attention"]["why"]
-    assert found["findings"]["attention"]["quantities"]["attention path"] > 0
-    assert found["findings"]["forward"]["quantities"]["added by depth"] > 0
+    assert "gamma[2] = 0" in found["steps"]["well-posedness"]["notes"][0]
+    assert [s["segment"] for s in found["steps"]["well-posedness"]["result"]["segments"]] == [1]
+    assert "qk_norm" in found["steps"]["attention"]["why"]
+    assert found["steps"]["attention"]["quantities"]["attention path"] > 0
+    assert found["steps"]["forward"]["quantities"]["added by depth"] > 0
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def test_a_plain_module_is_opened_and_what_is_found_has_its_own_names():
     nn.init.zeros_(model.stack[1].mix.proj.weight)
     model.ln.weight.data[3] = 0
     found = ctrans.diagnose(model, *pair())
-    by_name = {symptom.ailment: symptom for symptom in found.symptoms}
-    assert by_name["zero weight"].worst.place == "block 1, attention (segment 2): the weight stack.1.mix.proj.weight"
-    assert by_name["dead gain outside the depth"].worst.place == "ln"
+    by_name = {finding.check: finding for finding in found.findings}
+    assert by_name["zero weight"].place == "block 1, attention (segment 2): the weight stack.1.mix.proj.weight"
+    assert by_name["dead gain outside the depth"].place == "ln"
     text = str(found)
     assert max(map(len, text.splitlines())) <= 80
     assert "zero weight (serious)" in text
@@ -56,16 +56,16 @@ def test_attributes_of_our_names_make_no_module_one_of_ours():
     module, (tokens, targets) = Counted().eval(), pair()
     nn.init.zeros_(module.last.weight)
     assert len(ctrans.simulate(module, tokens, reference=False).times) == 7
-    symptoms = ctrans.diagnose(module, tokens, targets).symptoms
-    assert "the weight last.weight" in {symptom.worst.place for symptom in symptoms if symptom.ailment == "zero weight"}
+    findings = ctrans.diagnose(module, tokens, targets).findings
+    assert "the weight last.weight" in {finding.place for finding in findings if finding.check == "zero weight"}
 
 
 def test_weights_that_are_not_finite_are_the_first_thing_said():
     model = language()
     model.stack[1].grow.weight.data[3, 3] = math.nan
-    first = ctrans.diagnose(model, *pair()).symptoms[0]
-    assert first.ailment == "not finite"
-    assert first.worst.place == "block 1, FFN (segment 3): the weight stack.1.grow.weight"
+    first = ctrans.diagnose(model, *pair()).findings[0]
+    assert first.check == "not finite"
+    assert first.place == "block 1, FFN (segment 3): the weight stack.1.grow.weight"
 
 
 @pytest.mark.parametrize(("family", "enough"), [("mamba", True), ("llama4_text", False)])
@@ -92,9 +92,9 @@ def test_what_is_close_to_a_limit_is_said_and_is_no_finding():
     model = language()
     model.stack[0].ln_a.weight.data[5] = 40.0  # a finding above 50
     found = ctrans.diagnose(model, *pair())
-    assert "outsized gain" not in {symptom.ailment for symptom in found.symptoms}
-    assert found.near["outsized gain"].value == pytest.approx(40)
-    assert "close to a limit: outsized gain: block 0, attention (segment 0), the input norm" in " ".join(str(found).split())
+    assert "gain too large" not in {finding.check for finding in found.findings}
+    assert found.near["gain too large"].value == pytest.approx(40)
+    assert "close to a limit: gain too large: block 0, attention (segment 0), the input norm" in " ".join(str(found).split())
 
 
 def test_the_longest_text_is_found_by_trying():

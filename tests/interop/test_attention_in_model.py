@@ -304,7 +304,7 @@ def test_commands_show_bounds_and_theta_of_an_architecture(streamed, tmp_path):
         answer = json.loads(result.stdout)
         (found[name],) = answer["placements" if name == "simulate" else "models"].values()
     assert all(0 < share <= 1 for share in found["simulate"]["used"])
-    findings = found["screen"]["findings"]
+    findings = found["screen"]["steps"]
     assert 0 < findings["forward"]["result"]["used"] <= 1
     layers = findings["attention"]["result"]["layers"]
     assert all(0 < max(layer["theta_max"]) <= 1 and layer["ratio"] > 1 for layer in layers)

@@ -134,15 +134,15 @@ def test_the_screening_of_an_imported_model_lacks_only_what_it_cannot_show(name)
     model = from_transformers(made(name).double().requires_grad_(False))
     text = inputs(model.model)
     result = screen(model, text[:, :-1], text[:, 1:], TINY, other=inputs(model.model, 3)[:, :-1])
-    lost = {step for step, finding in result.findings.items() if finding.verdict in ("n/a", "unknown")}
+    lost = {step for step, finding in result.steps.items() if finding.verdict in ("n/a", "unknown")}
     assert not lost
-    attention = result.findings["attention"]
+    attention = result.steps["attention"]
     assert attention.quantities["attention path"] > 0
     if name == "olmo2":  # Emadi's theorem does not cover the norms on its queries and keys
         assert "norms act on its queries and keys" in attention.why
     else:
         assert all(layer.measured <= layer.bound for layer in attention.result.layers)
-    assert "lack" in result.findings["initialisation"].why  # weights freshly drawn
+    assert "lack" in result.steps["initialisation"].why  # weights freshly drawn
     assert (result.placement, result.initialisation) == (model.config.placement, None)
 
 
@@ -331,10 +331,10 @@ def test_experts_are_opened_in_float64_and_only_what_needs_last_weights_is_left_
     text = inputs(model.model)
     assert isinstance(model.depth.sublayers[0].field.output_projection, torch.nn.Linear)
     result = screen(model, text[:, :-1], text[:, 1:], TINY)
-    skipped = [note for note in result.findings["well-posedness"].notes if "is skipped" in note]
+    skipped = [note for note in result.steps["well-posedness"].notes if "is skipped" in note]
     assert skipped
     assert all("MixtralSparseMoeBlock does not end in one linear map" in note for note in skipped)
-    assert result.findings["forward"].result.mean_abs[-1] > 0
+    assert result.steps["forward"].result.mean_abs[-1] > 0
 
 
 def test_what_a_model_says_against_running_is_one_line(tmp_path, monkeypatch):

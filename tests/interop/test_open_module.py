@@ -193,7 +193,7 @@ def test_the_screening_of_any_module_gives_all_but_what_no_module_says(name):
     opened = ctrans.open_model(plain(name).double(), example=given)
     tokens, other = main(given), main(_double(PLAIN[name][1](1)))
     result = screen(opened, tokens, tokens, TINY, other=other)
-    lost = {step for step, finding in result.findings.items() if finding.verdict in ("n/a", "unknown")}
+    lost = {step for step, finding in result.steps.items() if finding.verdict in ("n/a", "unknown")}
     assert not lost, {step: result.findings[step].why for step in lost}
     assert len(simulate(opened, tokens).mean_abs) == 5
 

@@ -87,7 +87,7 @@ def test_a_diagnosis_of_it_runs(name):
     main = TOKENS if plain is None else next(iter(plain.values())) if isinstance(plain, dict) else plain
     found = ctrans.diagnose(opened, main, torch.zeros_like(main) if opened.vocabulary else main)
     assert "costates" not in found.unknown
-    assert {symptom.severity for symptom in found.symptoms} <= {"note", "serious"}
+    assert {finding.severity for finding in found.findings} <= {"note", "serious"}
 
 
 def test_an_adapters_own_gradient_is_the_modules():

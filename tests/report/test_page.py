@@ -1,5 +1,6 @@
 """Pages: made of a command's JSON alone, whole without a network, and safe whatever models and files are called."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from ctrans.cli import COMMANDS, main
 from ctrans.control.admissible import VERDICTS
+from ctrans.findings import Reading
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import LogWriter
 from ctrans.monitor.log_lines import Header, Report
@@ -20,10 +22,9 @@ from ctrans.report.contents import SECTIONS, page_of
 from ctrans.report.html import render
 from ctrans.report.pages.screen_page import APART
 from ctrans.report.sections import Cell, Chapter, Column, Line, Page, Plot, Table, Words, cell
-from ctrans.report.words import OUTSIDE, TERMS, terms_in, verdicts, verdicts_table
-from ctrans.stability.diagnosis.quantities import QUANTITIES
-from ctrans.stability.diagnosis.remedies import REMEDIES
+from ctrans.report.words import JUDGED, TERMS, terms_in, verdicts, verdicts_table
 from ctrans.stability.screening.screen import STEPS
+from ctrans.stability.screening.screening_checks import CHECKS
 from ctrans.study.presets.table import PRESETS
 from solvers import ConfigError
 from tests.cli.test_study import kept
@@ -161,36 +162,38 @@ def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
     """For a stranger: every step's question, every verdict in words, each quantity outside of its limits with its remedy."""
     found, _ = results("screen")
     model = found["models"]["peri"]
-    broken = {**model, "flags": {"added by depth": "does nothing"}}
+    lazy = CHECKS["depth does nothing"]
+    added = CHECKS.finding("depth does nothing", Reading(0.001, "step forward", "added by depth = 0.001"))
+    broken = {**model, "flags": {"added by depth": "does nothing"}, "findings": [dataclasses.asdict(added)]}
     chapter = page_of({"screen": {**found, "models": {"a": model, "b": broken}}}).chapters[0]
     sheets = [part for part in chapter.parts if isinstance(part, Table)]
-    assert [column.meaning for column in sheets[0].columns[2:-1]] == [STEPS[step].question for step in model["findings"]]
+    assert [column.meaning for column in sheets[0].columns[2:-1]] == [STEPS[step].question for step in model["steps"]]
     (row,) = sheets[1].rows
     assert [each.text for each in row][:2] == ["b", "added by depth"]
-    assert [each.text for each in row][3:] == ["below 0.01: does nothing", REMEDIES["does nothing"]]
-    verdicts = {finding["verdict"] for finding in model["findings"].values()}
+    assert [each.text for each in row][3:] == ["below 0.01: does nothing", lazy.remediation]
+    verdicts = {finding["verdict"] for finding in model["steps"].values()}
     told = {line.partition(": ")[0] for part in chapter.parts if isinstance(part, Words) for line in part.lines}
     assert verdicts <= told
 
 
 GUIDE = Path(__file__).parents[2] / "docs/commands/screen.md"
 INSIDE = [*VERDICTS, "held", "follows weights", "moves", "holds", "violated", "non-finite", "unknown", "n/a"]
-CALLED = {word for quantity in QUANTITIES.values() for word in (quantity.below, quantity.above) if word}
+CALLED = {check.verdict for check in CHECKS.values()}
 
 
 @pytest.mark.parametrize("word", [*INSIDE, *sorted(CALLED)])
 def test_every_verdict_of_a_screening_has_its_meaning_on_the_page_and_in_the_guide(word, results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
-    finding = {**peri["findings"]["forward"], "verdict": word}
-    page = page_of({"screen": {**found, "models": {"a": {**peri, "findings": {"forward": finding}}}}})
+    finding = {**peri["steps"]["forward"], "verdict": word}
+    page = page_of({"screen": {**found, "models": {"a": {**peri, "steps": {"forward": finding}}}}})
     lines = [line for part in page.chapters[0].parts if isinstance(part, Words) for line in part.lines]
     assert f"{word}: {verdicts()[word]}" in lines
     assert " ".join(verdicts_table().split()) in " ".join(GUIDE.read_text(encoding="utf-8").split())
 
 
 def test_what_a_quantity_is_called_says_beyond_which_limits():
-    assert OUTSIDE.keys() == CALLED
+    assert verdicts().keys() - JUDGED.keys() == CALLED
     assert verdicts()["explodes"].endswith(
         "(growth exponent above 2, or condition above 100, or W_2 growth above 100, or attention path above 30)"
     )
@@ -209,7 +212,7 @@ def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results
 def test_a_diagnosis_without_findings_says_that_red_verdicts_stand(flags, results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
-    healthy = {**peri, "flags": flags, "diagnosis": {**peri["diagnosis"], "symptoms": []}}
+    healthy = {**peri, "flags": flags, "diagnosis": {**peri["diagnosis"], "findings": []}}
     chapters = page_of({"screen": {**found, "models": {"a": healthy}}}).chapters
     chapter = next(each for each in chapters if each.title.startswith("Diagnosis"))
     (said,) = (part.text for part in chapter.parts if isinstance(part, Words))
@@ -224,10 +227,19 @@ def test_a_diagnosis_without_findings_says_that_red_verdicts_stand(flags, result
 def test_findings_stand_beside_the_verdicts(severities, text, mark, results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
-    reading = {"value": 1.0, "place": "there", "said": "it", "segment": 0}
-    symptom = {"ailment": "a", "readings": [reading], "limit": "", "source": "", "does": "", "helps": ""}
-    symptoms = [{**symptom, "severity": severity} for severity in severities]
-    page = page_of({"screen": {**found, "models": {"a": {**peri, "diagnosis": {**peri["diagnosis"], "symptoms": symptoms}}}}})
+    finding = {
+        "check": "a",
+        "value": 1.0,
+        "place": "there",
+        "figure": "it",
+        "limit": "",
+        "source": "",
+        "impact": "",
+        "remediation": "",
+        "places": [],
+    }
+    findings = [{**finding, "severity": severity} for severity in severities]
+    page = page_of({"screen": {**found, "models": {"a": {**peri, "diagnosis": {**peri["diagnosis"], "findings": findings}}}}})
     sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
     assert (sheet.rows[0][1].text, sheet.rows[0][1].mark) == (text, mark)
 

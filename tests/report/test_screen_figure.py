@@ -16,11 +16,11 @@ def with_a_zero():
     """A screening whose first attention layer passes nothing on through its rows."""
     text = tokens(2, 7)
     found = screen(small_model("pre", depth=2), text[:, :-1], text[:, 1:], TINY)
-    attention = found.findings["attention"]
+    attention = found.steps["attention"]
     first, second = attention.result.layers
     layers = [dataclasses.replace(first, path=0.0), second]
     result = dataclasses.replace(attention.result, layers=layers)
-    return dataclasses.replace(found, findings={**found.findings, "attention": dataclasses.replace(attention, result=result)})
+    return dataclasses.replace(found, steps={**found.steps, "attention": dataclasses.replace(attention, result=result)})
 
 
 def test_a_zero_is_a_hollow_mark_at_the_foot_of_its_panel_and_the_legend_says_so(with_a_zero):

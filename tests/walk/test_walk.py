@@ -140,7 +140,7 @@ def test_an_attention_without_a_plain_path_stops_only_what_differentiates_it_twi
 def test_an_input_that_is_not_finite_is_a_finding():
     model = small_model("pre")
     model.token_embedding.weight[3] = float("nan")
-    assert screen(model, tokens(), tokens(seed=1), "quick").findings["forward"].verdict == "non-finite"
+    assert screen(model, tokens(), tokens(seed=1), "quick").steps["forward"].verdict == "non-finite"
 
 
 def test_half_precision_is_refused_by_name():

@@ -27,7 +27,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     ]
     return [
         *findings(models),
-        Chapter("By depth", _charts(models, result.get("ailments") or {})),
+        Chapter("By depth", _charts(models, result.get("checks") or {})),
         *([Chapter("Not looked at", unknown, folded=True)] if unknown else []),
     ]
 
@@ -36,8 +36,8 @@ def findings(models: Mapping[str, Any], beside: str = "") -> list[Chapter]:
     """What is wrong with each model, or that nothing was found; `beside` says what else on the page that does not speak of."""
     if not models:
         return []
-    rows = [_row(name, symptom) for name, model in models.items() for symptom in model["symptoms"]]
-    healthy = [name for name, model in models.items() if not model["symptoms"]]
+    rows = [_row(name, finding) for name, model in models.items() for finding in model["findings"]]
+    healthy = [name for name, model in models.items() if not model["findings"]]
     said = (
         [Words(f"Nothing found in {', '.join(healthy)}, of the kinds of finding that were examined; {OTHERS}.{beside}")]
         if healthy
@@ -48,24 +48,24 @@ def findings(models: Mapping[str, Any], beside: str = "") -> list[Chapter]:
     ]
 
 
-def _row(name: str, symptom: Mapping[str, Any]) -> list[Cell]:
-    worst, more = symptom["readings"][0], len(symptom["readings"]) - 1
-    place = worst["place"] + (f", and {more} more place{'s' * (more > 1)}" if more else "")
-    severity = list(MARKS).index(symptom["severity"]) if symptom["severity"] in MARKS else len(MARKS)
+def _row(name: str, finding: Mapping[str, Any]) -> list[Cell]:
+    more = max(0, len(finding["places"]) - 1)
+    place = finding["place"] + (f", and {more} more place{'s' * (more > 1)}" if more else "")
+    severity = list(MARKS).index(finding["severity"]) if finding["severity"] in MARKS else len(MARKS)
     return [
         cell(name),
-        Cell(symptom["ailment"]),
-        Cell(symptom["severity"], float(severity), MARKS.get(symptom["severity"], "")),
+        Cell(finding["check"]),
+        Cell(finding["severity"], float(severity), MARKS.get(finding["severity"], "")),
         Cell(place),
-        Cell(worst["said"], number(worst["value"])),
-        Cell(symptom["does"]),
-        Cell(symptom["helps"]),
-        Cell(f"{symptom['limit']} ({symptom['source']})"),
+        Cell(finding["figure"], number(finding["value"])),
+        Cell(finding["impact"]),
+        Cell(finding["remediation"]),
+        Cell(f"{finding['limit']} ({finding['source']})"),
     ]
 
 
-def _charts(models: Mapping[str, Any], ailments: Mapping[str, Any]) -> list[Plot]:
-    says = {each["quantity"]: each["says"] for each in ailments.values()}
+def _charts(models: Mapping[str, Any], checks: Mapping[str, Any]) -> list[Plot]:
+    says = {each["quantity"]: each["description"] for each in checks.values()}
     quantities = dict.fromkeys(quantity for model in models.values() for quantity in model["readings"])
     charts = []
     for quantity in quantities:

@@ -10,10 +10,9 @@ from typing import Any
 from ctrans.report.pages import diagnose_page
 from ctrans.report.sections import Cell, Chapter, Column, Line, Mark, Plot, Table, Words, cell, digits, number, numbers
 from ctrans.report.words import SCREENED, Drawn, terms_in, verdicts
-from ctrans.stability.diagnosis.remedies import remedy
 from ctrans.stability.diagnosis.words import OF_PARTS
 from ctrans.stability.screening.predicted_rate import CAVEAT
-from ctrans.stability.screening.screen import STEPS
+from ctrans.stability.screening.screening_checks import CHECKS, STEPS
 
 APART = f"{OF_PARTS}; what is red or yellow above is how the whole behaves, and stands whatever is found here."
 Series = tuple[Sequence[Any], Sequence[Any]]
@@ -47,12 +46,12 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
 
 
 def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
-    steps = list(dict.fromkeys(step for model in models.values() for step in model["findings"]))
+    steps = list(dict.fromkeys(step for model in models.values() for step in model["steps"]))
     rows = []
     for name, model in models.items():
         row = [cell(name), _found(model)]
         for step in steps:
-            finding = model["findings"].get(step)
+            finding = model["steps"].get(step)
             row.append(cell(None) if finding is None else Cell(finding["verdict"], mark=_mark(finding["flags"], quantities)))
         count = len(model["flags"])
         rows.append([*row, Cell(str(count), float(count), _mark(model["flags"], quantities))])
@@ -70,7 +69,7 @@ def _found(model: Mapping[str, Any]) -> Cell:
     diagnosis = model.get("diagnosis")
     if not diagnosis:
         return cell(None)
-    each = [symptom["severity"] for symptom in diagnosis["symptoms"]]
+    each = [symptom["severity"] for symptom in diagnosis["findings"]]
     if not each:
         return Cell("nothing found", 0.0)
     known = sorted(
@@ -85,7 +84,8 @@ def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[T
     rows = []
     for name, model in models.items():
         values = _values(model)
-        for quantity, word in model["flags"].items():
+        helps = {CHECKS[f["check"]].quantity: f["remediation"] for f in model["findings"]}
+        for quantity in model["flags"]:
             limits = Cell(_sides(quantities[quantity]) if quantity in quantities else "–")
             rows.append(
                 [
@@ -93,7 +93,7 @@ def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[T
                     Cell(quantity),
                     cell(values.get(quantity), _mark([quantity], quantities)),
                     limits,
-                    cell(remedy(quantity, word)),
+                    cell(helps.get(quantity)),
                 ]
             )
     columns = [Column(name) for name in ("model", "quantity", "value", "limits", "what helps")]
@@ -102,7 +102,7 @@ def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[T
 
 def _words_used(models: Mapping[str, Any]) -> Words:
     """What the verdicts mean, and what quantities are called."""
-    used = {finding["verdict"] for model in models.values() for finding in model["findings"].values()}
+    used = {finding["verdict"] for model in models.values() for finding in model["steps"].values()}
     used |= {word for model in models.values() for word in model["flags"].values()}
     return Words("What verdicts mean:", [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used])
 
@@ -155,14 +155,14 @@ def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Tab
                 Cell(f"{shown.text} ({word})" if word else shown.text, shown.value, _mark([quantity] if word else [], quantities))
             )
         rows.append(row)
-    return Table("", [Column("model"), *(Column(q, quantities[q]["says"]) for q in named)], rows)
+    return Table("", [Column("model"), *(Column(q, quantities[q]["description"]) for q in named)], rows)
 
 
 def _limits(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
     rows = []
     for name in _measured(models, quantities):
         quantity = quantities[name]
-        rows.append([cell(name), cell(quantity["says"]), Cell(_sides(quantity)), cell(quantity["gauge"])])
+        rows.append([cell(name), cell(quantity["description"]), Cell(_sides(quantity)), cell(quantity["gauge"])])
     columns = [Column("quantity"), Column("what it is"), Column("limits"), Column("why equal functions may differ in it")]
     return Table("", columns, rows)
 
@@ -179,7 +179,7 @@ def _sides(quantity: Mapping[str, Any]) -> str:
 
 def _values(model: Mapping[str, Any]) -> dict[str, Any]:
     """Every quantity that was measured, of all steps."""
-    return {key: value for finding in model["findings"].values() for key, value in finding["quantities"].items()}
+    return {key: value for finding in model["steps"].values() for key, value in finding["quantities"].items()}
 
 
 def _measured(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[str]:
@@ -188,7 +188,7 @@ def _measured(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[
 
 
 def _result(model: Mapping[str, Any], step: str) -> Mapping[str, Any]:
-    return (model["findings"].get(step) or {}).get("result") or {}
+    return (model["steps"].get(step) or {}).get("result") or {}
 
 
 def _counted(values: Sequence[Any]) -> Series:
@@ -292,6 +292,6 @@ def _titled(words: str) -> str:
 
 def _reasons(name: str, model: Mapping[str, Any]) -> Words:
     lines = []
-    for step, finding in model["findings"].items():
+    for step, finding in model["steps"].items():
         lines += [f"{step}: {finding['verdict']}. {finding['why']}", *(f"    {note}" for note in finding["notes"])]
     return Words(name, lines)

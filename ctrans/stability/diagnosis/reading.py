@@ -1,27 +1,35 @@
-"""A figure with its place, as findings are made of, and the part of a batch that it is of."""
+"""What instruments of a diagnosis share: readings of quantities by place, and the words for a place."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.findings import Reading, Readings
+from ctrans.walk import Instrument
 
 WORDS = {"attention": "attention", "ffn": "FFN", "parallel": "attention and FFN"}
 NAMED = 4
 """So many channels or heads are named, and the rest counted."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """A value at a place, and what it is in words. `segment` is where along the depth, None for what is in none."""
+class DiagnosticInstrument(Instrument):
+    """An instrument whose figures are readings by quantity, of the quantities in `offers` alone."""
 
-    value: float
-    place: str
-    said: str
-    segment: int | None = None
+    offers: tuple[str, ...] = ()
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self.depth, self.found = depth, Readings()
+
+    def add(self, quantity: str, value: float, figure: str, segment: int | None = None, place: str = "") -> None:
+        """Adds a reading; its place is that of the segment unless another one is given."""
+        place = place or place_of(self.depth, segment or 0)
+        self.found.setdefault(quantity, []).append(Reading(value, place, figure, segment))
+
+    def figures(self) -> Readings:
+        return self.found
 
 
 def place_of(depth: Depth, k: int) -> str:

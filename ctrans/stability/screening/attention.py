@@ -20,7 +20,8 @@ from ctrans.stability.attention.by_depth import (
     sensitivity_growth,
 )
 from ctrans.stability.initialisation.theory import SLOPES, LastLayer, gains, last_layer_bound
-from ctrans.stability.screening.case import Case, Finding, StepPlan, found, judged, largest, spread, three
+from ctrans.stability.screening.case import Case, StepPlan, StepVerdict, found, largest, spread, three
+from ctrans.stability.screening.screening_checks import judged
 from ctrans.walk import Attempt, Described, Instrument, StepContext, StepContextBack
 from ctrans.walk.instrument import of_text
 from solvers import ConfigError, SolveError
@@ -57,7 +58,7 @@ def plan_attention(case: Case) -> StepPlan:
     return StepPlan({"several": instruments}, lambda: _conclude_attention(case, layers, blocks, len(own)))
 
 
-def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: Attempt, count: int) -> Finding:
+def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: Attempt, count: int) -> StepVerdict:
     notes: list[str] = []
     layers = [layer for layer in attention.figures() if layer.finite]
     if not layers:
@@ -79,7 +80,7 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
         + f"; the most saturated head of {'all' if len(entropies) == count else len(entropies)} layers has rows of {three(least)} nats"
     )
     quantities = {"attention path": gain, "least entropy": least}
-    return Finding(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)
+    return StepVerdict(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,7 @@ def plan_initialisation(case: Case) -> StepPlan:
     return StepPlan({"part": [last]}, lambda: _conclude_initialisation(config, last, lacks))
 
 
-def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lacks: str) -> Finding:
+def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lacks: str) -> StepVerdict:
     last = gradient.figures()
     low = high = slope = None
     if isinstance(config, GPTConfig) and not lacks:
@@ -159,7 +160,7 @@ def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lac
         said.append(f"Xiong's lemma 2 and theorem 1 lack a premise: {lacks}")
     verdict = "holds" if share <= 1 + EXACT else "violated"
     result = InitialisationStep(low, high, gradient.added, slope, last, lacks)
-    return Finding(verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(said), result=result)
+    return StepVerdict(verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(said), result=result)
 
 
 def _mean_square(x: Tensor) -> float:

@@ -17,19 +17,9 @@ from ctrans.stability.backward.weight_slope import Slope, SlopeAt
 from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.forward.carried import CarriedStates
 from ctrans.stability.forward.weight_scaling import log_slope
-from ctrans.stability.screening.case import (
-    NOT_IN_QUICK,
-    Case,
-    Finding,
-    StepPlan,
-    attempt,
-    exponent,
-    found,
-    judged,
-    largest,
-    three,
-)
+from ctrans.stability.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, attempt, exponent, found, largest, three
 from ctrans.stability.screening.forward import run_away, weights_verdict
+from ctrans.stability.screening.screening_checks import judged
 from ctrans.stability.transport.generalisation import GeneralisationRadius, generalisation_radius
 from ctrans.stability.transport.perturbations import PERTURBATIONS, SIZE, perturbed
 from ctrans.stability.transport.transport import Transport, distances
@@ -88,7 +78,7 @@ def _conclude_backward(
     gradients: Attempt,
     slopes: Sequence[tuple[int, Attempt]],
     spectrum: Attempt | None,
-) -> Finding:
+) -> StepVerdict:
     notes = [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
     notes += [f"|J_i:D| is {ALL_AT_ONCE}"] if case.model.depth.streamed else []
     sensitivity = jacobians.figures()
@@ -118,7 +108,7 @@ def _conclude_backward(
     first = sensitivity.products[0].value
     figure = "|J| unknown" if first is None else f"|J| = {first:.3g}"
     verdict = judged(quantities, weights_verdict(mean))
-    return Finding(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
+    return StepVerdict(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
 
 
 def _ends(case: Case) -> tuple[float, float]:
@@ -195,7 +185,7 @@ def plan_transport(case: Case) -> StepPlan:
 
 def _conclude_transport(
     case: Case, tokens: Tensor, x: Tensor, inputs: dict[str, Tensor], carried: list[Tensor], notes: list[str]
-) -> Finding:
+) -> StepVerdict:
     depth = case.model.depth
     end, own, large = carried[0], carried[1 : 1 + len(inputs)], carried[1 + len(inputs) :]
     # inf where a state overflows
@@ -222,7 +212,7 @@ def _conclude_transport(
     quantities = {"W_2 growth": math.nan if unknown else max(relative.values()), "W_2 in weights": slope}
     if worst is None:
         why = "no distance between terminal states is known, as inputs do not differ or states are not finite"
-        return Finding("unknown", "–", why, quantities, notes, result)
+        return StepVerdict("unknown", "–", why, quantities, notes, result)
     top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
     assert top.after is not None, "its amplification is known"
     bound = "no bound" if top.bound is None else f"{top.after / top.bound:.2g} times its bound"
@@ -231,7 +221,7 @@ def _conclude_transport(
         f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
     )
     verdict = judged(quantities, weights_verdict(slope))
-    return Finding(verdict, f"W_2 x {top.amplification:.3g}", why, quantities, notes, result)
+    return StepVerdict(verdict, f"W_2 x {top.amplification:.3g}", why, quantities, notes, result)
 
 
 def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:

@@ -16,13 +16,14 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import Sensitivities, StepGraphs
 from ctrans.stability.backward.singular_values import Singular, first_of
-from ctrans.stability.diagnosis.down import HeadRows
-from ctrans.stability.diagnosis.quantities import flags
+from ctrans.stability.diagnosis.forward_instruments import HeadRows
 from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.forward.bounds import BoundsByDepth
+from ctrans.stability.screening.screening_checks import flags
 from ctrans.stability.transport.perturbations import AT_ONCE, worst_directions
 from ctrans.walk import Attempt, DescribedModel, Instrument, StepContext
 from solvers import ConfigError, SolveError
+from solvers.deprecated import old_names
 from solvers.run import finite
 
 Value = TypeVar("Value")
@@ -95,12 +96,13 @@ EFFORTS: dict[str, Effort] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class StepVerdict:
     """The answer of one step: a verdict in a word, the figure it rests on, and one sentence of why.
 
-    `quantities` are what it measures, by names of `QUANTITIES`, nan where not known; `errors` those that are estimates with a known
-    error; `notes` what could not be computed, and `result` all figures. A step that does not apply has the verdict "n/a" and no
-    result.
+    - `quantities`: what it measures, by name; nan where it is unknown
+    - `errors`: the errors of those that are estimates, where they are known
+    - `notes`: what could not be computed
+    - `result`: all figures; None for a step that does not apply, whose verdict is "n/a"
     """
 
     verdict: str
@@ -134,7 +136,7 @@ class StepPlan:
     """
 
     instruments: Mapping[LaneName, Sequence[Instrument]]
-    conclude: Callable[[], Finding]
+    conclude: Callable[[], StepVerdict]
 
 
 class Reach(Instrument):
@@ -256,11 +258,9 @@ def three(value: float) -> str:
     return "unknown" if math.isnan(value) else f"{value:.3g}"
 
 
-def judged(quantities: Mapping[str, float], otherwise: str) -> str:
-    """The verdict: what the first quantity outside of its limits is called, or the other word."""
-    return next(iter(flags(quantities).values()), otherwise)
-
-
 def largest(values: Sequence[float | None]) -> float:
     """The largest of the known values; nan of none."""
     return max((value for value in values if value is not None and not math.isnan(value)), default=math.nan)
+
+
+__getattr__ = old_names(__name__)

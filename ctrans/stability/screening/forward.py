@@ -18,7 +18,8 @@ from ctrans.stability.forward.growth_law import GrowthLaw, growth_law
 from ctrans.stability.forward.moments import MomentsByDepth
 from ctrans.stability.forward.single_entries import DataVariance, Massive, MassiveByDepth, VarianceOverInputs
 from ctrans.stability.forward.weight_growth import GrowthWithWeights, WeightGrowth
-from ctrans.stability.screening.case import Case, Finding, StepPlan, attempt, exponent, found, judged, spread
+from ctrans.stability.screening.case import Case, StepPlan, StepVerdict, attempt, exponent, found, spread
+from ctrans.stability.screening.screening_checks import judged
 from ctrans.walk import Attempt, Instrument, Model, StepContext, StepContextBack, Turn, own_loss
 from solvers import ConfigError, SolveError, Status
 from solvers.run import finite
@@ -99,7 +100,7 @@ def plan_well_posedness(case: Case) -> StepPlan:
     return StepPlan({"certified": [certificates]}, lambda: _conclude_well_posedness(certificates.figures(), count))
 
 
-def _conclude_well_posedness(check: ModelCheck, count: int) -> Finding:
+def _conclude_well_posedness(check: ModelCheck, count: int) -> StepVerdict:
     exponents = [_exponent(segment) for segment in check.segments]
     k = max(exponents)
     top = check.largest.certificate
@@ -116,7 +117,7 @@ def _conclude_well_posedness(check: ModelCheck, count: int) -> Finding:
     if not check.has_ode:
         notes.append("there is no ODE with such a norm around the state: certified is the discrete step")
     infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
-    return Finding(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
+    return StepVerdict(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
 
 
 def _infinite(segments: Sequence[SegmentCheck]) -> str:
@@ -193,11 +194,11 @@ def _conclude_forward(
     scaling_instrument: Attempt,
     loss_instrument: Attempt,
     share: DepthShare,
-) -> Finding:
+) -> StepVerdict:
     notes: list[str] = []
     reached = case.reach.count
     if not reached:
-        return Finding("non-finite", "t = 0", "the embedded text itself is not finite", {"growth exponent": math.inf})
+        return StepVerdict("non-finite", "t = 0", "the embedded text itself is not finite", {"growth exponent": math.inf})
     each = moments.figures()[:reached]
     times = list(case.model.depth.times[:reached])
     mean_abs, variance, rms = ([getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms"))
@@ -226,7 +227,7 @@ def _conclude_forward(
         start = f"which starts at t = {times[-1]:.3g} with mean|x| = {mean_abs[-1]:.3g}"
         why = f"activations become non-finite in segment {case.broken}, {start}"
         quantities = {"growth exponent": math.inf, "|x| in weights": slope}
-        return Finding("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
+        return StepVerdict("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
     quantities = {
         "added by depth": share.added[-1],
         "growth": math.log10(rms[-1] / rms[0]) if rms[0] and rms[-1] else math.nan,
@@ -237,7 +238,7 @@ def _conclude_forward(
     }
     figure = f"|x| {mean_abs[0]:.2g} to {mean_abs[-1]:.2g}"
     verdict = judged(quantities, weights_verdict(slope))
-    return Finding(verdict, figure, _why_forward(result, slope), quantities, notes, result)
+    return StepVerdict(verdict, figure, _why_forward(result, slope), quantities, notes, result)
 
 
 def _why_forward(result: ForwardStep, slope: float) -> str:

@@ -1,7 +1,7 @@
 """Screening an architecture before it is trained: Kan's four steps (appendix B), attention sensitivity and initialisation theory.
 
 >>> screening = screen(model, tokens[:, :-1], tokens[:, 1:], "quick")
->>> screening.flags, [finding.why for finding in screening.findings.values()]
+>>> screening.flags, [step.why for step in screening.steps.values()]
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from ctrans.findings import Finding
 from ctrans.stability.diagnosis.diagnose import Diagnosis, Examination, examine
 from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.screening.attention import plan_attention, plan_initialisation
 from ctrans.stability.screening.backward import plan_backward, plan_transport
-from ctrans.stability.screening.case import EFFORTS, Case, Effort, Finding, LaneName, StepPlan
+from ctrans.stability.screening.case import EFFORTS, Case, Effort, LaneName, StepPlan, StepVerdict
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.predicted_rate import PredictedRate, predicted_rate
+from ctrans.stability.screening.screening_checks import QUANTITIES, STEPS, ScreeningStep, findings_of
 from ctrans.stability.screening.updates import plan_updates
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, own_loss, walk_lanes
 from solvers import ConfigError, SolveError
@@ -28,32 +30,26 @@ from solvers.errors import look_up
 __all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen", "visits"]
 
 
-@dataclasses.dataclass(frozen=True)
-class ScreeningStep:
-    """A step of the workflow: what it asks, and the instruments and the conclusion that answer it."""
-
-    question: str
-    plan: Callable[[Case], StepPlan]
-
-
-STEPS: dict[str, ScreeningStep] = {
-    "well-posedness": ScreeningStep("is training a well-posed control problem?", plan_well_posedness),
-    "forward": ScreeningStep("how do hidden states grow?", plan_forward),
-    "backward": ScreeningStep("how do gradients pass?", plan_backward),
-    "transport": ScreeningStep("how far does uncertainty travel?", plan_transport),
-    "attention": ScreeningStep("how sensitive is attention?", plan_attention),
-    "updates": ScreeningStep("what does one optimiser step do?", plan_updates),
-    "initialisation": ScreeningStep("what does theory say of the initial weights?", plan_initialisation),
+_QUESTIONS: dict[str, tuple[str, Callable[[Case], StepPlan]]] = {
+    "well-posedness": ("is training a well-posed control problem?", plan_well_posedness),
+    "forward": ("how do hidden states grow?", plan_forward),
+    "backward": ("how do gradients pass?", plan_backward),
+    "transport": ("how far does uncertainty travel?", plan_transport),
+    "attention": ("how sensitive is attention?", plan_attention),
+    "updates": ("what does one optimiser step do?", plan_updates),
+    "initialisation": ("what does theory say of the initial weights?", plan_initialisation),
 }
-"""A new step is one entry: a plan of instruments by lane, and what it concludes from their figures."""
+STEPS.update({name: ScreeningStep(*step, QUANTITIES.get(name, {})) for name, step in _QUESTIONS.items()})
 
 
 @dataclasses.dataclass(frozen=True)
 class Screening:
-    """All findings about one model, in the order of `STEPS`. Every field suits JSON.
+    """What was found of one model. Every field suits JSON.
 
-    `broken` is the first segment whose state is not finite, None where all are. `diagnosis` is of the same walk. `rate` is the largest
-    stable learning rate that is predicted, None where none can be, and `no_rate` why.
+    - `broken`: the first segment whose state is not finite, None where all are
+    - `steps`: the verdict of each step, in the order of `STEPS`
+    - `diagnosis`: that of the same walk
+    - `rate`, `no_rate`: the predicted largest stable learning rate, or None and why
     """
 
     placement: str
@@ -62,15 +58,20 @@ class Screening:
     initialisation: str | None
     tokens: int
     broken: int | None
-    findings: dict[str, Finding]
+    steps: dict[str, StepVerdict]
     diagnosis: Diagnosis
     rate: PredictedRate | None
     no_rate: str
 
     @property
     def flags(self) -> dict[str, str]:
-        """The quantities of all steps that are outside of their limits, and what they are called there."""
-        return {name: word for finding in self.findings.values() for name, word in finding.flags.items()}
+        """The quantities of all steps that are outside of their limits, and the verdict there."""
+        return {name: word for step in self.steps.values() for name, word in step.flags.items()}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The same as findings, the most severe first. Those of single parts are the diagnosis' own."""
+        return findings_of({name: step.quantities for name, step in self.steps.items()})
 
 
 def screen(
@@ -95,7 +96,7 @@ def screen(
     - `progress`: called with a word `visits(model)` times, whenever a segment is done on the way down, on the way back or, where there is
       no loss and so no way back, for that too
 
-    A step that cannot handle the model says so in its finding, and the others run; where a state is not finite, they run as far as
+    A step that cannot handle the model says so in its verdict, and the others run; where a state is not finite, they run as far as
     it is. Raises ConfigError where tokens, targets and the other text do not have one shape, and for an unknown effort.
     """
     own = own_loss(model) is not None  # whose targets are its own affair
@@ -116,7 +117,7 @@ def screen(
         for _ in model.depth.sublayers:
             progress("no way back")
     guards = {id(each.instrument): each for lane in lanes for each in lane.instruments if isinstance(each, Attempt)}
-    findings = {name: plan if isinstance(plan, Finding) else _concluded(plan, guards) for name, plan in plans.items()}
+    steps = {name: plan if isinstance(plan, StepVerdict) else _concluded(plan, guards) for name, plan in plans.items()}
     return Screening(
         model.config.placement,
         model.config.norm,
@@ -124,17 +125,17 @@ def screen(
         model.config.initialisation,
         tokens.numel(),
         case.broken,
-        findings,
+        steps,
         examination.conclude(),
-        *_rate(model, findings, trained),
+        *_rate(model, steps, trained),
     )
 
 
-def _rate(model: DescribedModel, findings: Mapping[str, Finding], trained: bool) -> tuple[PredictedRate | None, str]:
+def _rate(model: DescribedModel, steps: Mapping[str, StepVerdict], trained: bool) -> tuple[PredictedRate | None, str]:
     """What is predicted of the learning rate, or why nothing is."""
     if trained:
         return None, "a learning rate is predicted from weights that ctrans drew, as others may be trained"
-    figures = {name: value for finding in findings.values() for name, value in finding.quantities.items()}
+    figures = {name: value for step in steps.values() for name, value in step.quantities.items()}
     if not model.depth.streamed:
         weights = {id(w): w.numel() for part in model.modules() for w in part.parameters(recurse=False)}
         figures["parameters"] = float(sum(weights.values()))
@@ -149,27 +150,27 @@ def visits(model: DescribedModel) -> int:
     return 2 * len(model.depth.sublayers)
 
 
-def _planned(step: ScreeningStep, case: Case) -> StepPlan | Finding:
-    """The step's plan; a finding where it says that it cannot handle the model."""
+def _planned(step: ScreeningStep, case: Case) -> StepPlan | StepVerdict:
+    """The step's plan; a verdict where it says that it cannot handle the model."""
     try:
         return step.plan(case)
     except (ConfigError, SolveError) as error:
-        return Finding("n/a", "–", str(error))
+        return StepVerdict("n/a", "–", str(error))
 
 
-def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> Finding:
+def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
     """The plan's conclusion, unless one of the instruments that it cannot do without could not speak of the model."""
     required = [each for instruments in plan.instruments.values() for each in instruments if not isinstance(each, Attempt)]
     refused = next((note for each in required if (note := guards[id(each)].note) is not None), None)
     if refused is not None:
-        return Finding("n/a", "–", refused)
+        return StepVerdict("n/a", "–", refused)
     try:
         return plan.conclude()
     except (ConfigError, SolveError) as error:
-        return Finding("n/a", "–", str(error))
+        return StepVerdict("n/a", "–", str(error))
 
 
-def _lanes(case: Case, plans: Mapping[str, StepPlan | Finding], examination: Examination) -> list[Lane]:
+def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict], examination: Examination) -> list[Lane]:
     """The lanes of the walk with everyone's instruments, each guarded. Lanes of the same tokens are one.
 
     Every lane's tokens are the first of the longer lanes', so that those of one shape are the same.

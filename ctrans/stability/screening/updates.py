@@ -9,7 +9,8 @@ from torch import nn
 
 from ctrans.stability.backward.curvature import Curvature, GaussNewton
 from ctrans.stability.backward.update_response import Responses, UpdateResponse
-from ctrans.stability.screening.case import NOT_IN_QUICK, Case, Finding, StepPlan, found, judged, spread, three
+from ctrans.stability.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, found, spread, three
+from ctrans.stability.screening.screening_checks import judged
 from ctrans.walk import Attempt
 
 
@@ -41,7 +42,7 @@ def weight_size(depth: nn.Module) -> float:
     return math.sqrt(sum(weight.detach().double().square().sum().item() for weight in matrices) / count) if count else math.nan
 
 
-def _conclude(depth: nn.Module, updates: dict[str, Responses], instrument: Attempt | None) -> Finding:
+def _conclude(depth: nn.Module, updates: dict[str, Responses], instrument: Attempt | None) -> StepVerdict:
     notes: list[str] = []
     curvature: Curvature | None = None if instrument is None else found(notes, instrument)
     notes += [NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")] if instrument is None else []
@@ -73,4 +74,4 @@ def _conclude(depth: nn.Module, updates: dict[str, Responses], instrument: Attem
             f"{three(curvature.adam.learning_rate)}"
         )
     figure = f"r = {three(min(adam.values))} to {three(max(adam.values))}"
-    return Finding(judged(quantities, "moves"), figure, why, quantities, notes, UpdateStep(updates, curvature), errors)
+    return StepVerdict(judged(quantities, "moves"), figure, why, quantities, notes, UpdateStep(updates, curvature), errors)

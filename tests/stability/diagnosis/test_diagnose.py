@@ -1,4 +1,4 @@
-"""Every ailment is planted into a healthy model and has to be found where it was put; what is measured has an oracle of its own."""
+"""Every check is planted into a healthy model and has to be found where it was put; what is measured has an oracle of its own."""
 
 import math
 from pathlib import Path
@@ -12,15 +12,13 @@ from torch import nn
 from ctrans.cli import main
 from ctrans.control.costate import ZERO_GRADIENT, costate
 from ctrans.control.maximum_principle import maximum_principle
+from ctrans.findings import SEVERITIES, Check, Checks, limits_table
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.control_report import control_notes
-from ctrans.stability.diagnosis.ailments import AILMENTS, SEVERITIES
 from ctrans.stability.diagnosis.diagnose import diagnose, merged
-from ctrans.stability.diagnosis.proportions import weights_of_zeros
-from ctrans.stability.diagnosis.quantities import QUANTITIES
-from ctrans.stability.diagnosis.remedies import OF_QUANTITIES, REMEDIES
-from ctrans.stability.diagnosis.words import limits_table
+from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.stability.diagnosis.weight_readings import weight_readings
 from ctrans.stability.screening.screen import screen
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model
@@ -100,7 +98,7 @@ PLANTED = {
         lambda: scaled("pre", lambda m: m.depth.sublayers[1].field.output_projection.weight.fill_(math.nan)),
         "sublayers.1",
     ),
-    "reads ahead": (
+    "reads future tokens": (
         lambda: scaled("pre", lambda m: setattr(m.depth.sublayers[2].field, "causal", False)),
         "block 1, attention (segment 2)",
     ),
@@ -109,22 +107,25 @@ PLANTED = {
     "dead gain of an input norm": (lambda: gain("pre", "input_norm", 2, 5, -1e-7), "block 1, attention (segment 2)"),
     "dead gain outside the depth": (lambda: scaled("pre", lambda m: m.final_norm.weight[4:5].fill_(1e-9)), "final_norm"),
     "dead norm": (lambda: scaled("peri", lambda m: m.depth.sublayers[5].output_norm.weight.mul_(1e-9)), "(segment 5)"),
-    "huge sensitivity": (lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e-6), p.mul_(1e-6))), eps=1e-20), "(segment 0)"),
-    "no sensitivity": (lambda: scaled("pre", lambda m: zero_block(m, 1, 1e-8)), "block 1"),
+    "sensitivity too large": (
+        lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e-6), p.mul_(1e-6))), eps=1e-20),
+        "(segment 0)",
+    ),
+    "sensitivity near zero": (lambda: scaled("pre", lambda m: zero_block(m, 1, 1e-8)), "block 1"),
     "zero weight": (lambda: scaled("pre", lambda m: zero_block(m, 1)), "block 1, FFN (segment 3): the weight depth."),
     "heads of zeros": (lambda: scaled("pre", lambda m: zero_head(m, 1)), "block 1, attention (segment 2)"),
-    "outsized gain": (lambda: gain("pre", "input_norm", 2, 5, 100.0), "block 1, attention (segment 2), the input norm"),
-    "eps drowns the state": (
+    "gain too large": (lambda: gain("pre", "input_norm", 2, 5, 100.0), "block 1, attention (segment 2), the input norm"),
+    "eps dominates the norm": (
         lambda: scaled("pre", lambda m: setattr(m.depth.sublayers[3].input_norm, "eps", 1e4)),
         "block 1, FFN (segment 3), the input norm",
     ),
-    "embedding drowns the depth": (lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e3), p.mul_(1e3)))), "the embedding"),
-    "positions drown the text": (lambda: scaled("pre", _of_all(lambda e, p: p.mul_(300))), "the embedding"),
-    "loud sublayer": (
+    "embedding dominates the depth": (lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e3), p.mul_(1e3)))), "the embedding"),
+    "positions dominate the text": (lambda: scaled("pre", _of_all(lambda e, p: p.mul_(300))), "the embedding"),
+    "sublayer output too large": (
         lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.output_projection.weight.mul_(300)),
         "block 1, FFN",
     ),
-    "quiet sublayer": (
+    "sublayer output too small": (
         lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.output_projection.weight.div_(300)),
         "block 1, FFN",
     ),
@@ -139,22 +140,25 @@ PLANTED = {
         "the embedded text",
     ),
     "unused block": (lambda: scaled("pre", lambda m: zero_block(m, 1, 1e-6)), "block 1 (segments 2 to 3)"),
-    "decay far below lam*": (lambda: healthy("pre"), "(segment"),
-    "grown output norm": (lambda: scaled("peri", lambda m: m.depth.sublayers[1].output_norm.weight.mul_(50)), "block 0, FFN"),
-    "logits adrift": (
+    "weight decay below threshold": (lambda: healthy("pre"), "(segment"),
+    "output gains too large": (
+        lambda: scaled("peri", lambda m: m.depth.sublayers[1].output_norm.weight.mul_(50)),
+        "block 0, FFN",
+    ),
+    "logits drift": (
         lambda: scaled("pre", lambda m: (m.token_embedding.weight[:, 0].fill_(5.0), m.final_norm.bias[:1].fill_(20.0))),
         "the head",
     ),
     "worse than guessing": (lambda: scaled("post", _of_all(lambda e, p: e.mul_(30))), "the head"),
-    "tied weights that fight": (Shared, "the tied matrix matrix"),
+    "tied gradients oppose": (Shared, "the tied matrix matrix"),
 }
-"""By ailment: a model that has it, and words of the place where it is."""
+"""By check: a model that has it, and words of the place where it is."""
 
 
 def found(name, **options):
     model, _ = PLANTED[name]
     tokens, targets = text()
-    if name == "tied weights that fight":
+    if name == "tied gradients oppose":
         tokens, targets = torch.zeros_like(tokens), torch.ones_like(targets)
     return diagnose(model(), tokens, targets, weight_decay=1e-6, **options)
 
@@ -162,28 +166,28 @@ def found(name, **options):
 @pytest.mark.parametrize("placement", NAMES)
 def test_a_healthy_model_says_so(placement):
     diagnosis = diagnose(healthy(placement), *text())
-    assert diagnosis.healthy, diagnosis.symptoms
+    assert diagnosis.healthy, diagnosis.findings
     assert len(diagnosis.examined) >= 8
 
 
-def test_every_ailment_of_the_table_is_planted():
-    assert PLANTED.keys() == AILMENTS.keys()
-    assert all(ailment.severity in SEVERITIES for ailment in AILMENTS.values())
-    assert all(ailment.source and ailment.does and ailment.helps and ailment.limit for ailment in AILMENTS.values())
+def test_every_check_of_the_table_is_planted():
+    assert PLANTED.keys() == CHECKS.keys()
+    assert all(check.severity in SEVERITIES for check in CHECKS.values())
+    assert all(check.source and check.impact and check.remediation and check.limit for check in CHECKS.values())
 
 
-@pytest.mark.parametrize("name", AILMENTS)
+@pytest.mark.parametrize("name", CHECKS)
 def test_what_is_planted_is_found_at_its_place(name):
-    symptom = next(symptom for symptom in found(name).symptoms if symptom.ailment == name)
-    assert any(PLANTED[name][1] in reading.place for reading in symptom.readings), symptom.readings
+    finding = next(finding for finding in found(name).findings if finding.check == name)
+    assert any(PLANTED[name][1] in reading.place for reading in finding.readings), finding.readings
 
 
 def test_who_fills_in_hidden_tokens_may_read_what_comes_after():
-    model, (tokens, targets) = PLANTED["reads ahead"][0](), text()
+    model, (tokens, targets) = PLANTED["reads future tokens"][0](), text()
     hidden = torch.where(torch.arange(tokens.shape[1]) % 3 == 1, tokens, -1)
     for wanted in (hidden, targets.flip(-1)):
         diagnosis = diagnose(model, tokens, wanted)
-        assert "reads ahead" in diagnosis.unexamined
+        assert "reads future tokens" in diagnosis.unexamined
     (reading,) = diagnose(healthy("pre"), tokens, targets).readings["change by a later token"]
     assert reading.value == 0
 
@@ -210,32 +214,32 @@ def walked(model, x, count):
 
 def test_the_dead_gain_comes_first_with_its_channel_and_figure():
     diagnosis = found("dead gain around the state")
-    first = diagnosis.symptoms[0]
-    assert first.ailment == "dead gain around the state"
-    assert "|gamma| = 4.8e-33 in channel 5" in first.worst.said
-    assert "the norm around the state" in first.worst.place
+    first = diagnosis.findings[0]
+    assert first.check == "dead gain around the state"
+    assert "|gamma| = 4.8e-33 in channel 5" in first.figure
+    assert "the norm around the state" in first.place
     assert "gamma[5] = 4.8e-33" in diagnosis.unknown["sensitivities"], "the ODE divides by the gain"
-    larger = diagnose(gain("post", "state_norm", 3, 5, 1e-9), *text()).symptoms
-    assert [s.ailment for s in larger] == ["dead gain around the state", "huge sensitivity"]
+    larger = diagnose(gain("post", "state_norm", 3, 5, 1e-9), *text()).findings
+    assert [s.check for s in larger] == ["dead gain around the state", "sensitivity too large"]
 
 
 def test_the_massive_entry_is_named_by_channel_and_token():
-    worst = next(s for s in found("massive activation").symptoms if s.ailment == "massive activation").worst
+    worst = next(s for s in found("massive activation").findings if s.check == "massive activation").worst
     assert "channel 3 of token 7" in worst.said
 
 
 def test_a_state_that_is_not_finite_is_named_before_anything_else():
-    symptoms = found("not finite").symptoms
-    assert symptoms[0].ailment == "not finite"
-    assert any("block 0, FFN (segment 1)" in reading.place for reading in symptoms[0].readings)
+    findings = found("not finite").findings
+    assert findings[0].check == "not finite"
+    assert any("block 0, FFN (segment 1)" in reading.place for reading in findings[0].readings)
 
 
-def test_symptoms_are_sorted_by_severity_then_by_how_far_outside():
+def test_findings_are_sorted_by_severity_then_by_how_far_outside():
     model = gain("post", "state_norm", 3, 5, TINY)
     model.depth.sublayers[1].state_norm.weight[2] = 1e-5
-    symptoms = diagnose(model, *text()).symptoms
-    assert [SEVERITIES.index(s.severity) for s in symptoms] == sorted(SEVERITIES.index(s.severity) for s in symptoms)
-    assert [reading.segment for reading in symptoms[0].readings] == [3, 1]
+    findings = diagnose(model, *text()).findings
+    assert [SEVERITIES.index(s.severity) for s in findings] == sorted(SEVERITIES.index(s.severity) for s in findings)
+    assert [reading.segment for reading in findings[0].readings] == [3, 1]
 
 
 def test_entropy_is_that_of_the_softmax_written_out():
@@ -279,7 +283,7 @@ def test_the_cosine_of_tied_gradients_is_that_of_two_matrices_of_their_own():
 
 def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
     diagnosis = diagnose(gain("post", "state_norm", 3, 5, 1e-9), text()[0])
-    assert diagnosis.symptoms[0].ailment == "dead gain around the state"
+    assert diagnosis.findings[0].check == "dead gain around the state"
     assert set(diagnosis.unknown) == {"logits and loss", "costates", "tied weights", "what tokens read"}
     assert "no targets were given" in diagnosis.unknown["costates"]
 
@@ -287,11 +291,11 @@ def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
 def test_several_texts_give_how_often_it_was_seen_and_how_it_varies():
     model = scaled("post", _of_all(lambda e, p: e.mul_(30)))
     several = [diagnose(model, *text(seed)) for seed in range(3)]
-    symptom = next(s for s in merged(several).symptoms if s.ailment == "worse than guessing")
+    finding = next(s for s in merged(several).findings if s.check == "worse than guessing")
     each = [d.readings["loss over guessing"][0].value for d in several]
-    assert symptom.values == each
-    assert (symptom.seen, symptom.texts) == (sum(value > 1 for value in each), 3)
-    assert symptom.deviation == pytest.approx(float(torch.tensor(each).std()), rel=1e-6)
+    assert finding.values == each
+    assert (finding.seen, finding.texts) == (sum(value > 1 for value in each), 3)
+    assert finding.deviation == pytest.approx(float(torch.tensor(each).std()), rel=1e-6)
     assert merged([diagnose(healthy(), *text(seed)) for seed in range(2)]).healthy
 
 
@@ -313,14 +317,25 @@ def test_a_norm_of_another_library_outside_of_the_depth_is_read_by_what_it_compu
 
     model = healthy("pre")
     model.final_norm = OneAboveRMSNorm()
-    (symptom,) = diagnose(model, *text()).symptoms
-    assert (symptom.ailment, "channel 9;" in symptom.worst.said) == ("dead gain outside the depth", True)
+    (finding,) = diagnose(model, *text()).findings
+    assert (finding.check, "channel 9;" in finding.figure) == ("dead gain outside the depth", True)
 
 
-def test_every_word_for_outside_of_limits_has_a_remedy():
-    words = {word for quantity in QUANTITIES.values() for word in (quantity.below, quantity.above) if word}
-    assert words == REMEDIES.keys()
-    assert OF_QUANTITIES.keys() <= QUANTITIES.keys()
+def test_a_check_that_nothing_measures_is_refused():
+    check = Check("nobody's quantity", "it", "note", "ours", "it is.", "leave it.", high=0.0)
+    with pytest.raises(ConfigError, match="nothing measures \"nobody's quantity\", which the check 'mine'"):
+        CHECKS["mine"] = check
+    assert "mine" not in CHECKS
+    assert all(map(CHECKS.measured, CHECKS.values()))
+
+
+def test_a_check_has_its_old_name_too():
+    with pytest.warns(DeprecationWarning, match="now 'reads future tokens'"):
+        assert CHECKS["reads ahead"] is CHECKS["reads future tokens"]
+    with pytest.raises(KeyError):
+        Checks("mine", {})["nobody's"]
+    with pytest.warns(DeprecationWarning, match="remediation"):
+        assert CHECKS["not finite"].helps
 
 
 def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
@@ -329,7 +344,7 @@ def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
 
 
 def test_what_is_infinite_is_close_to_no_limit():
-    assert not any(ailment.close(value) for ailment in AILMENTS.values() for value in (math.inf, -math.inf, math.nan))
+    assert not any(check.close(value) for check in CHECKS.values() for value in (math.inf, -math.inf, math.nan))
 
 
 def test_one_expert_of_zeros_in_a_stack_is_named():
@@ -343,19 +358,19 @@ def test_one_expert_of_zeros_in_a_stack_is_named():
     with torch.no_grad():
         stack.experts[2].zero_()
     model.beside = stack
-    (found,) = [each for each in weights_of_zeros(model, model.depth)["largest entry of a matrix"] if "experts" in each.place]
+    (found,) = [each for each in weight_readings(model, model.depth)["largest entry of a matrix"] if "experts" in each.place]
     assert found.value == 0
     assert "beside.experts[2]" in found.place
 
 
 def test_every_limit_is_shown_with_who_set_it():
     text = " ".join(Path("docs/commands/diagnose.md").read_text().split())
-    assert " ".join(limits_table().split()) in text
+    assert " ".join(limits_table(CHECKS).split()) in text
     shown = " ".join(CliRunner().invoke(main, ["diagnose", "--help"]).output.split())
-    for name, ailment in AILMENTS.items():
-        line = f"{name} ({ailment.severity}): {ailment.says}: {ailment.limit} ({ailment.source})"
+    for name, check in CHECKS.items():
+        line = f"{name} ({check.severity}): {check.description}: {check.limit} ({check.source})"
         assert line.replace(" ", "") in shown.replace(" ", "")
-        assert ailment.source
+        assert check.source
 
 
 def test_what_was_not_examined_says_what_it_takes():
@@ -363,7 +378,7 @@ def test_what_was_not_examined_says_what_it_takes():
     assert (
         "not examined, so neither found nor ruled out: dead gain around the state (takes a norm around the residual sum)" in said
     )
-    assert "decay far below lam* (takes --weight-decay" in said
+    assert "weight decay below threshold (takes --weight-decay" in said
 
 
 def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
@@ -375,10 +390,10 @@ def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
     assert found.hamiltonian == found.gap == [0.0] * 6
     assert ZERO_GRADIENT in control_notes(found, None)[0]
     screening = screen(model, x, y, "quick")
-    assert math.isnan(screening.findings["updates"].quantities["Adam, spread"])
+    assert math.isnan(screening.steps["updates"].quantities["Adam, spread"])
     assert "Adam, spread" not in screening.flags
-    assert "head of zeros" in screening.findings["updates"].notes[0]
-    assert ZERO_GRADIENT in screening.findings["well-posedness"].notes[0]
+    assert "head of zeros" in screening.steps["updates"].notes[0]
+    assert ZERO_GRADIENT in screening.steps["well-posedness"].notes[0]
 
 
 def test_a_quiet_sublayer_makes_no_loud_one_of_its_neighbour_at_an_end():
@@ -386,6 +401,6 @@ def test_a_quiet_sublayer_makes_no_loud_one_of_its_neighbour_at_an_end():
     with torch.no_grad():
         for parameter in (each for k in (2, 3) for each in model.depth.sublayers[k].field.output_projection.parameters()):
             parameter.mul_(0.01)
-    symptoms = {symptom.ailment: symptom for symptom in diagnose(model, *text()).symptoms}
-    assert "loud sublayer" not in symptoms
-    assert {reading.segment for reading in symptoms["quiet sublayer"].readings} == {2, 3}
+    findings = {finding.check: finding for finding in diagnose(model, *text()).findings}
+    assert "sublayer output too large" not in findings
+    assert {reading.segment for reading in findings["sublayer output too small"].readings} == {2, 3}

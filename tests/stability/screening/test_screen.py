@@ -9,9 +9,9 @@ import torch
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.files import to_json
-from ctrans.stability.diagnosis.quantities import QUANTITIES, Quantity, flags, shown
-from ctrans.stability.screening.case import Finding, StepPlan, spread
+from ctrans.stability.screening.case import StepPlan, StepVerdict, spread
 from ctrans.stability.screening.screen import EFFORTS, STEPS, screen, visits
+from ctrans.stability.screening.screening_checks import CHECKS, flags, limits_of, measured
 from ctrans.walk import Instrument, states_of
 from solvers import ConfigError, SolveError
 from tests.helpers import NAMES, small_model, tokens, unchecked
@@ -40,10 +40,10 @@ def of_placement(name):
 def test_every_step_answers_for_every_placement(name):
     result, done = of_placement(name)
     assert done == visits(tiny(name))
-    assert list(result.findings) == list(STEPS)
-    assert all(finding.verdict not in ("n/a", "unknown") for finding in result.findings.values())
-    known = {what: value for finding in result.findings.values() for what, value in finding.quantities.items()}
-    assert set(known) <= set(QUANTITIES)
+    assert list(result.steps) == list(STEPS)
+    assert all(finding.verdict not in ("n/a", "unknown") for finding in result.steps.values())
+    known = {what: value for finding in result.steps.values() for what, value in finding.quantities.items()}
+    assert set(known) <= set(measured())
     assert not any(map(math.isnan, known.values()))
     assert result.broken is None
     json.loads(to_json(result), parse_constant=pytest.fail)
@@ -71,7 +71,7 @@ def test_condition_numbers_are_those_of_the_dense_jacobian():
     model = tiny("peri")
     text = tokens(1, 7)
     effort = dataclasses.replace(TINY, tolerance=1e-4)
-    result = screen(model, text[:, :-1], text[:, 1:], effort).findings["backward"].result
+    result = screen(model, text[:, :-1], text[:, 1:], effort).steps["backward"].result
     states = states_of(model.depth, model.embed(text[:, :-1]))
     x = states[0]
     jacobian = torch.autograd.functional.jacobian(model.depth, x).reshape(x.numel(), x.numel())
@@ -97,7 +97,7 @@ def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given(w
     assert max(exact) > 1.5 * min(exact)
     whys = []
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
-        found = screen(model, text[order, :-1], text[order, 1:], effort).findings["backward"]
+        found = screen(model, text[order, :-1], text[order, 1:], effort).steps["backward"]
         assert found.result.sensitivity.conditions[0] == pytest.approx([exact[i] for i in order], rel=1e-4)
         assert found.result.condition[0] == pytest.approx(max(exact), rel=1e-4)
         assert found.quantities["condition"] == max(found.result.condition)
@@ -110,8 +110,8 @@ def test_where_graphs_of_several_sequences_have_no_room_the_first_one_counts_and
     model, text = tiny("pre"), tokens(3, 6, seed=4)
     monkeypatch.setattr("ctrans.stability.screening.case.AT_ONCE", 2 * 5 * model.config.width)
     effort = dataclasses.replace(TINY, tolerance=1e-6, several=4)
-    two = screen(model, text[:, :-1], text[:, 1:], effort).findings["backward"]
-    one = screen(model, text[:, :-1], text[:, 1:], dataclasses.replace(effort, several=1)).findings["backward"]
+    two = screen(model, text[:, :-1], text[:, 1:], effort).steps["backward"]
+    one = screen(model, text[:, :-1], text[:, 1:], dataclasses.replace(effort, several=1)).steps["backward"]
     assert "in the worst of 2 sequences" in two.why
     first = [each[0] for each in one.result.sensitivity.conditions]
     assert [each[0] for each in two.result.sensitivity.conditions] == pytest.approx(first, rel=1e-4)
@@ -120,30 +120,36 @@ def test_where_graphs_of_several_sequences_have_no_room_the_first_one_counts_and
 
 def test_a_full_screening_knows_every_quantity():
     result = screening(tiny("pre"), ALL)
-    known = {what: value for finding in result.findings.values() for what, value in finding.quantities.items()}
-    assert set(known) == set(QUANTITIES)
+    known = {what: value for finding in result.steps.values() for what, value in finding.quantities.items()}
+    assert set(known) == set(measured())
     assert not any(map(math.isnan, known.values()))
-    assert set(result.findings["backward"].errors) == {"log stretch", "log stretch, deviation"}
+    assert set(result.steps["backward"].errors) == {"log stretch", "log stretch, deviation"}
 
 
 def test_limits_have_two_sides_and_nan_is_not_known():
-    quantity = Quantity("", low=0.1, below="dead", high=10, above="explodes")
-    assert [quantity.flag(value) for value in (0.01, 0.1, 10.0, math.inf, math.nan)] == ["dead", "", "", "explodes", ""]
+    values = (0.099, 0.1, 100.0, 100.1, math.inf, math.nan)
+    found = [flags({"condition": value}).get("condition", "") for value in values]
+    assert found == ["forgets its input", "", "", "explodes", "explodes", ""]
     assert flags({"condition": 1000.0, "token similarity": 0.5, "of nobody": 3.0}) == {"condition": "explodes"}
-    assert [each.limits for each in (quantity, Quantity("", low=1), Quantity("", high=2.5), Quantity(""))] == [
-        "0.1 to 10",
-        "at least 1",
-        "at most 2.5",
-        "–",
-    ]
-    assert [shown("condition", 1234.5), shown("token similarity", -1e-9), shown("condition", math.nan)] == [
+    assert limits_of("condition") == {"low": 0.1, "below": "forgets its input", "high": 100, "above": "explodes", "mark": "bad"}
+    assert limits_of("W_2 in weights")["mark"] == "note"
+    shown = {name: quantity.shown for name, quantity in measured().items()}
+    assert [shown["condition"](1234.5), shown["token similarity"](-1e-9), shown["condition"](math.nan)] == [
         "1.23e+03",
         "0.000",
         "unknown",
     ]
-    assert shown("log stretch", 1.234, 0.056) == "1.23 ± 0.06"
-    assert shown("loss over guessing", 7157443.545) == "7.16e+06"
-    assert shown("segments with infinite H", 1.0) == "100%"
+    assert shown["log stretch"](1.234, 0.056) == "1.23 ± 0.06"
+    assert shown["loss over guessing"](7157443.545) == "7.16e+06"
+
+
+def test_findings_of_a_screening_are_its_flags_the_most_severe_first():
+    result = screening(tiny("none", initialisation="large"))
+    assert [CHECKS[each.check].quantity for each in result.findings] != []
+    assert {CHECKS[each.check].quantity: CHECKS[each.check].verdict for each in result.findings} == result.flags
+    severities = [each.severity for each in result.findings]
+    assert severities == sorted(severities, reverse=True)  # serious before note
+    assert all(each.topic == "screening" and each.impact and each.remediation for each in result.findings)
 
 
 def trained_as_by_default(placement, **changes):
@@ -209,14 +215,14 @@ def test_non_finite_activations_are_reported_with_the_layer_and_the_rest_is_comp
     model.depth.sublayers[3].field.output_projection.weight.fill_(torch.inf)
     result = screening(model)
     assert result.broken == 3
-    forward = result.findings["forward"]
+    forward = result.steps["forward"]
     assert (forward.verdict, "segment 3" in forward.why) == ("non-finite", True)
     assert len(forward.result.mean_abs) == 4
-    sublayers = result.findings["backward"].result.sensitivity.sublayers
+    sublayers = result.steps["backward"].result.sensitivity.sublayers
     assert [each.value is not None for each in sublayers] == [True] * 3 + [False] * len(sublayers[3:])
-    assert len(result.findings["attention"].result.layers) == 2
-    assert result.findings["well-posedness"].verdict == "n/a"
-    assert "segment 3" in result.findings["well-posedness"].why
+    assert len(result.steps["attention"].result.layers) == 2
+    assert result.steps["well-posedness"].verdict == "n/a"
+    assert "segment 3" in result.steps["well-posedness"].why
 
 
 @pytest.mark.parametrize(("name", "where"), [("peri", "output_norm"), ("post", "state_norm")])
@@ -235,7 +241,7 @@ def test_a_zero_gain_stops_only_the_steps_that_need_its_inverse(name, where):
 
 
 def test_normalised_queries_and_keys_leave_out_the_theorem_and_keep_what_is_measured():
-    attention = screening(tiny("peri", qk_norm=True)).findings["attention"]
+    attention = screening(tiny("peri", qk_norm=True)).steps["attention"]
     assert "theorem 5.1 does not cover qk_norm" in attention.why
     assert attention.quantities["attention path"] > 0
     for layer in attention.result.layers:
@@ -253,8 +259,8 @@ def test_normalised_queries_and_keys_leave_out_the_theorem_and_keep_what_is_meas
 def test_the_smallest_shapes_are_screened(name, changes, length):
     text = tokens(2, length + 1)
     result = screen(tiny(name, **changes), text[:, :-1], text[:, 1:], TINY)
-    assert result.findings["forward"].quantities["added by depth"] > 0
-    assert math.isnan(result.findings["forward"].quantities["growth exponent"])  # of one block
+    assert result.steps["forward"].quantities["added by depth"] > 0
+    assert math.isnan(result.steps["forward"].quantities["growth exponent"])  # of one block
 
 
 def test_tokens_that_are_all_equal_and_constant_have_no_spread_and_are_no_error():
@@ -262,16 +268,16 @@ def test_tokens_that_are_all_equal_and_constant_have_no_spread_and_are_no_error(
     model.token_embedding.weight.fill_(0.5)
     model.position_embedding.weight.zero_()
     result = screening(model)
-    assert result.findings["forward"].quantities["token similarity"] == pytest.approx(1)
+    assert result.steps["forward"].quantities["token similarity"] == pytest.approx(1)
     # equal embeddings cannot be told apart, so substitution moves nothing
-    assert "substitution" not in result.findings["transport"].result.relative
+    assert "substitution" not in result.steps["transport"].result.relative
 
 
 def test_one_hot_attention_has_theta_0_and_no_unknown_gain():
     model = tiny("pre")
     for sublayer in list(model.depth.sublayers)[::2]:
         sublayer.field.qkv.weight[:32].mul_(1e6)
-    attention = screening(model).findings["attention"]
+    attention = screening(model).steps["attention"]
     assert min(min(layer.theta_min) for layer in attention.result.layers) == pytest.approx(0, abs=1e-12)
     assert attention.quantities["attention path"] >= 0
 
@@ -308,7 +314,7 @@ def test_a_step_that_fails_says_so_and_the_others_run(monkeypatch):
     def plan(where):
         def breaks(case):
             instrument = Breaks(where)
-            return StepPlan({"part": [instrument]}, lambda: Finding("fine", str(instrument.figures()), "it is"))
+            return StepPlan({"part": [instrument]}, lambda: StepVerdict("fine", str(instrument.figures()), "it is"))
 
         return breaks
 
@@ -316,7 +322,7 @@ def test_a_step_that_fails_says_so_and_the_others_run(monkeypatch):
     for where, broken in {"plan": in_plan, **{where: plan(where) for where in places}}.items():
         monkeypatch.setitem(STEPS, "backward", dataclasses.replace(STEPS["backward"], plan=broken))
         result = screening(tiny("peri"))
-        assert (result.findings["backward"].verdict, result.findings["backward"].why) == ("n/a", f"it broke in {where}")
+        assert (result.steps["backward"].verdict, result.steps["backward"].why) == ("n/a", f"it broke in {where}")
 
 
 def test_targets_without_a_loss_stop_only_what_looks_back():
@@ -363,12 +369,12 @@ def test_a_saturated_head_in_a_layer_that_no_theorem_is_measured_in_is_said_in_t
     model = tiny("pre", depth=5)
     saturated = 6  # the fourth of five attention layers, and of those two are looked at: the first and the last
     model.depth.sublayers[saturated].field.qkv.weight[:32].mul_(1e4)
-    attention = screening(model).findings["attention"]
+    attention = screening(model).steps["attention"]
     assert [layer.index for layer in attention.result.layers] == [0, 8]
     assert "in the 2 of 5 attention layers that are looked at (segments 0, 8)" in attention.why
     assert attention.quantities["least entropy"] < 0.05
     assert (attention.verdict, attention.flags) == ("heads saturate", {"least entropy": "heads saturate"})
     found = screening(tiny("pre", depth=5))
-    assert found.findings["attention"].verdict == "held"
+    assert found.steps["attention"].verdict == "held"
     rows = [reading.value for reading in found.diagnosis.readings["least entropy of a head"]]
-    assert found.findings["attention"].quantities["least entropy"] == min(rows)
+    assert found.steps["attention"].quantities["least entropy"] == min(rows)

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.diagnosis.reading import Reading, place_of
-from ctrans.walk import Instrument, Model, StepContext, Turn
+from ctrans.findings import Readings
+from ctrans.stability.diagnosis.reading import DiagnosticInstrument
+from ctrans.walk import Model, StepContext, Turn
 from solvers.run import finite
 
-QUANTITY = "change by a later token"
 
-
-class ReadsAhead(Instrument):
+class ReadsAhead(DiagnosticInstrument):
     """r_k = max over tokens i < N of |X'_i - X_i|/|X_i| behind segment k, X' with -x_N in place of the last token's x_N in X_0.
 
     Both go side by side in one batch, so that what is equal in exact arithmetic is rounded alike.
@@ -26,8 +25,11 @@ class ReadsAhead(Instrument):
     last, maps that cannot tell x_N from -x_N, and what is below the root of the precision: in bfloat16 a change of 9%.
     """
 
+    offers = ("change by a later token",)
+
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._next = depth, False
+        super().begin(depth, x0)
+        self._next = False
         text = torch.ones(x0.shape[-2], dtype=torch.bool) if self.kept is None else self.kept[0]
         self._last = int(text.nonzero().max()) if text.any() else 0
         self._pair = torch.cat([x0[:1], x0[:1]])
@@ -45,18 +47,17 @@ class ReadsAhead(Instrument):
     def head(self, model: Model, at: Turn) -> None:
         self._next = _following(at.tokens, at.targets)
 
-    def figures(self) -> dict[str, list[Reading]]:
+    def figures(self) -> Readings:
         if not self._next or not self._changes:
             return {}
         r = [change / self._rounding for change in self._changes]
         k = next((k for k, each in enumerate(r) if each > 1), None)
         if k is None:
-            reading = Reading(max(r), "the depth", "no earlier token's state changes with the last token's sign")
+            self.add(self.offers[0], max(r), "no earlier token's state changes with the last token's sign", place="the depth")
         else:
             change = f"{self._changes[k]:.2g} of themselves, {r[k]:.2g} times the limit"
-            said = f"with another last token alone, states of earlier ones change by {change}"
-            reading = Reading(r[k], place_of(self._depth, k), said, k)
-        return {QUANTITY: [reading]}
+            self.add(self.offers[0], r[k], f"with another last token alone, states of earlier ones change by {change}", k)
+        return self.found
 
 
 def _following(tokens: Any, targets: Any) -> bool:

@@ -1,0 +1,79 @@
+"""The checks of `ctrans hjb-check`: what a segment's certificate may show, as findings."""
+
+from __future__ import annotations
+
+import math
+
+from ctrans.control.model_check import ModelCheck, SegmentCheck
+from ctrans.findings import OURS, Check, Checks, Finding, Reading
+
+CHECKS = Checks(
+    "control",
+    {
+        "evidence disagrees": Check(
+            "failures",
+            "certificate's evidence that does not support its verdict",
+            "broken",
+            f"{OURS}: tolerances of the ascents",
+            "The verdict of this segment is not certified: an ascent ended early, or the verdict is wrong.",
+            "Compare another --seed, --batch or --context, and use --dtype float64. If the same evidence disagrees there, report it with "
+            "the command and hjb-check.json.",
+            high=0.0,
+            near=None,
+        ),
+        "Hamiltonian is infinite": Check(
+            "segments with infinite H",
+            "sup of -<P, f> over the velocities f that the placement allows",
+            "note",
+            "Kan et al. 2025: training is well-posed where H is finite",
+            "The best velocity of the segment is infinite: only the size of its weights bounds it. This holds for GPT-2 and Llama, and is "
+            "no fault of the model.",
+            "To make H finite: a norm behind each sublayer (--placement peri or output), a weight decay above dt lam* (--weight-decay), or "
+            "a kinetic cost (--kinetic).",
+            high=0.0,
+            near=None,
+        ),
+        "Hamiltonian is undecided": Check(
+            "open segments",
+            "segments for which neither a bound on H nor a counterexample was found",
+            "note",
+            OURS,
+            "Whether the best velocity of the segment is finite is not known.",
+            "Compare another --weight-decay, or a remedy with a closed form (--kinetic, --last-map-decay).",
+            high=0.0,
+            near=None,
+        ),
+    },
+)
+VERDICTS = {"degenerate": "Hamiltonian is infinite", "open": "Hamiltonian is undecided"}
+
+
+def findings_of(name: str, check: ModelCheck) -> list[Finding]:
+    """The findings of a model's certificates; `name` is that of the model in places."""
+    found = []
+    for verdict, rule in VERDICTS.items():
+        places = [_reading(name, segment) for segment in check.segments if segment.verdict == verdict]
+        if places:
+            found.append(CHECKS.finding(rule, places[0], places=places if len(places) > 1 else []))
+    places = [
+        Reading(float(len(segment.failures)), _place(name, segment), "; ".join(segment.failures), segment.segment)
+        for segment in check.segments
+        if segment.failures
+    ]
+    if places:
+        found.append(CHECKS.finding("evidence disagrees", places[0], places=places if len(places) > 1 else []))
+    return CHECKS.ordered(found)
+
+
+def _reading(name: str, segment: SegmentCheck) -> Reading:
+    grown = segment.certificate.growth
+    growth = (
+        "" if grown is None else f", the best value grows like R^{max(grown.exponent, 0.0):.2g} with a bound R on the weights"
+    )
+    value = segment.hamiltonian
+    said = "is not known" if value is None else f"= {value:.3g}"
+    return Reading(math.nan if value is None else value, _place(name, segment), f"H {said}{growth}", segment.segment)
+
+
+def _place(name: str, segment: SegmentCheck) -> str:
+    return f"{name}, segment {segment.segment} ({segment.kind})"

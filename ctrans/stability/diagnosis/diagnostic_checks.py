@@ -1,0 +1,391 @@
+"""The checks of `ctrans diagnose`, and the instruments that measure them.
+
+A new finding is an instrument in `INSTRUMENTS`, with the quantities that it `offers`, and one entry of `CHECKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ctrans.findings import OURS, Check, Checks
+from ctrans.stability.diagnosis import weight_readings
+from ctrans.stability.diagnosis.forward_instruments import (
+    DEAD,
+    LEAST_ENTROPY,
+    BlockMoves,
+    EmbeddingShare,
+    EpsShare,
+    GainsByNorm,
+    HeadRows,
+    StatesByDepth,
+    SublayerMoves,
+    ZeroHeads,
+)
+from ctrans.stability.diagnosis.future_tokens import ReadsAhead
+from ctrans.stability.diagnosis.loss_instruments import CostatesByDepth, DecayOverThreshold, Logits, TiedGradients
+from ctrans.walk import Instrument
+
+INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
+    "gains": GainsByNorm,
+    "states": StatesByDepth,
+    "what blocks do": BlockMoves,
+    "heads": HeadRows,
+    "heads of zeros": ZeroHeads,
+    "eps": EpsShare,
+    "embedding": EmbeddingShare,
+    "what sublayers add": SublayerMoves,
+    "logits and loss": Logits,
+    "costates": CostatesByDepth,
+    "tied weights": TiedGradients,
+    "what tokens read": ReadsAhead,
+}
+"""What measures a model, by what it looks at. Figures are readings by quantity, of the quantities that the class `offers`."""
+
+MOST_SIMILAR, WORST_EXCESS = 0.99, 1.0
+"""Limits that the screening has too: of the mean cosine of two tokens, and of the loss above guessing in nats."""
+LOSS_EXCESS = (
+    "initial loss minus log V, the loss of equal probabilities, in nats; fresh weights differ from it by a few tenths by chance"
+)
+SATURATED = (
+    "Add norms on queries and keys, raise the temperature of the softmax or warm it up (ctrans train --temperature-start), lower the "
+    "learning rate, or decay W_Q and W_K. Do nothing if the model is trained and only used."
+)
+COLLAPSED = "Add a norm before or behind each sublayer, add less per sublayer (--dt below 1), or use fewer blocks."
+GUESSING = (
+    "At the start of a training: a smaller head or embedding. For a trained model: use its own tokenizer and the kind of text that it "
+    "was trained on."
+)
+_GAIN = "smallest |gamma_i| of a norm over its median |gamma_i|"
+_DEAD_SOURCE = f"{OURS}: smallest gains of trained models are 0.1 to 1 of the median, and bfloat16 has 3 digits"
+_RESET_GAIN = "Set the gain to the norm's median and train on, or keep weight decay off gains."
+_JACOBIAN = "h |dv/dX|_2 of a sublayer's velocity v over its length h"
+_NEIGHBOURS = f"{OURS}: neighbours in trained and in fresh models differ by less than 10"
+_OWN = (*weight_readings.OFFERS, *DecayOverThreshold.offers, "sensitivity")
+
+
+def offered(check: Check) -> bool:
+    """Whether an instrument of a diagnosis offers the check's quantity."""
+    return check.quantity in _OWN or any(check.quantity in getattr(each, "offers", ()) for each in INSTRUMENTS.values())
+
+
+CHECKS = Checks(
+    "diagnosis",
+    {
+        "not finite": Check(
+            "entries that are not finite",
+            "entries of a state, a costate dL/dX or a weight that are inf or nan",
+            "broken",
+            "no such entry is allowed",
+            "Everything after this place is inf or nan too, and no gradient comes back.",
+            "Use a wider dtype, add less per sublayer (--dt below 1), or use smaller weights. If a weight itself is not finite, go "
+            "back to an earlier checkpoint.",
+            high=0.0,
+            near=None,
+            suppresses=("sensitivity too large",),
+        ),
+        "reads future tokens": Check(
+            "change by a later token",
+            "relative change of an earlier token's state when only the last token changes, over the root of the states' precision",
+            "broken",
+            f"a model must not read the tokens that it predicts; that the root of the precision is more than rounding is {OURS}",
+            "Tokens read the tokens that they have to predict. The loss falls, and does not show how well the model writes.",
+            "Mask later tokens (is_causal=True, or a mask of -inf above the diagonal). Do nothing if the model fills in hidden tokens: "
+            "choose that loss instead (--loss mlm).",
+            requires="targets that are the tokens that follow",
+            high=1.0,
+            near=None,
+        ),
+        "dead gain around the state": Check(
+            "gain around the state",
+            f"{_GAIN}, for a norm around the residual sum",
+            "broken",
+            _DEAD_SOURCE,
+            "The channel is the norm's offset for every text, so nothing passes through it. The ODE divides by this gain: its velocity "
+            "and costate have no finite value, while the discrete step has one.",
+            "Set the gain to the norm's median and train on briefly, or prune the channel. Keep weight decay off gains. Until then read "
+            "the figures of the discrete model, not those of the ODE.",
+            requires="a norm around the residual sum",
+            low=DEAD,
+        ),
+        "dead gain of an output norm": Check(
+            "gain of an output norm",
+            f"{_GAIN}, for a norm behind attention or FFN",
+            "serious",
+            _DEAD_SOURCE,
+            "The sublayer moves that channel by the norm's offset at most.",
+            _RESET_GAIN,
+            requires="a norm behind attention or FFN",
+            low=DEAD,
+        ),
+        "dead gain of an input norm": Check(
+            "gain of an input norm",
+            f"{_GAIN}, for a norm before attention or FFN",
+            "note",
+            _DEAD_SOURCE,
+            "The sublayer does not read that channel. Models with massive activations learn this on purpose.",
+            "Do nothing if that channel holds a massive activation. Otherwise keep weight decay off gains.",
+            requires="a norm before attention or FFN",
+            low=DEAD,
+        ),
+        "dead gain outside the depth": Check(
+            "gain outside the depth",
+            f"{_GAIN}, for a norm of the embedding or the head",
+            "serious",
+            _DEAD_SOURCE,
+            "The channel does not pass between the embedding, the blocks and the head.",
+            _RESET_GAIN,
+            requires="a norm outside the blocks",
+            low=DEAD,
+        ),
+        "dead norm": Check(
+            "largest gain of a norm",
+            "largest |gamma_i| of a norm inside a block",
+            "broken",
+            f"{OURS}: gains start at 1",
+            "Only the norm's offset passes. The sublayer behind it reads the same for every text, or moves nothing.",
+            "Set its gains back to 1 and train on with a lower learning rate, or remove the sublayer. Keep weight decay off gains.",
+            requires="a norm",
+            low=1e-3,
+            suppresses=("sensitivity near zero", "dead sublayer"),
+        ),
+        "zero weight": Check(
+            "largest entry of a matrix",
+            "largest |w| of a matrix",
+            "serious",
+            f"a matrix of zeros computes nothing; that 1e-30 counts as 0 is {OURS}",
+            "What the matrix reads is lost. If both matrices of a product are 0, neither gets a gradient.",
+            "Draw it again and train on, or remove the part. Do nothing for last maps of blocks and for adapters, which trainings start "
+            "at 0 on purpose, and for a head: their own gradient is not 0.",
+            requires="matrices, all in memory",
+            low=1e-30,
+            near=None,
+            suppresses=(
+                "sensitivity near zero",
+                "dead sublayer",
+                "heads of zeros",
+                "unused block",
+                "sublayer output too small",
+            ),
+        ),
+        "heads of zeros": Check(
+            "heads of zeros",
+            "heads whose queries, keys, values or outputs are all 0",
+            "serious",
+            "no such head is allowed",
+            "Without queries or keys a head reads all tokens alike. Without values or outputs it adds nothing.",
+            "Draw that head's weights again and train on, or prune it. Do nothing if heads were pruned on purpose.",
+            requires="attention that exposes its heads",
+            high=0.0,
+            near=None,
+        ),
+        "gain too large": Check(
+            "largest gain over the median",
+            "largest |gamma_i| of a norm over its median |gamma_i|",
+            "note",
+            f"{OURS}: gains of trained models stay within 20 times the median, except for channels of massive activations",
+            "One channel outweighs all others in what the sublayer reads, or in what it adds.",
+            "Check whether the channel is intended. Otherwise set the gain to the norm's median, or let gains decay.",
+            requires="a norm inside the blocks",
+            high=50.0,
+        ),
+        "eps dominates the norm": Check(
+            "eps over mean square",
+            "eps over mean((C x)^2), x what a norm divides by its size, median over tokens",
+            "serious",
+            f"{OURS}: at 1, eps is half of what the norm divides by",
+            "The norm hardly normalises: small states stay small.",
+            "Use a smaller eps, or make larger what the norm divides: the embedding, or before an output norm the weights of its map.",
+            requires="a norm with an eps",
+            high=1.0,
+        ),
+        "embedding dominates the depth": Check(
+            "depth beside a large embedding",
+            "the larger of 10 |X_T - Y_T|/|X_T|, Y the state without any sublayer (median over tokens), and 10 over X_0's root mean square",
+            "serious",
+            f"{OURS}: in trained models the depth makes most of the last state, and embeddings have entries of 0.01 to 3",
+            "The state is its embedding from start to end. What attention and FFN add is negligible next to it.",
+            "Scale the embedding down, or what multiplies it, or put a norm behind it.",
+            requires="finite states that are not 0",
+            low=1.0,
+        ),
+        "positions dominate the text": Check(
+            "text in the embedding",
+            "share of X_0's variance that is between sequences at the same position",
+            "serious",
+            f"{OURS}: tables of trained models have 10% to 99%",
+            "Tokens at one position look alike whatever the text is, so the blocks see positions and almost no text.",
+            "Scale the position table down, or what multiplies the token embedding up.",
+            requires="two sequences that differ",
+            low=1e-3,
+        ),
+        "sublayer output too large": Check(
+            "move over the neighbours'",
+            "what a sublayer adds to the median token, over the most that its neighbours of the same kind add",
+            "serious",
+            _NEIGHBOURS,
+            "One sublayer determines the state, and what the others add is negligible next to it.",
+            "Check the scale of that sublayer's weights. Lower the weights or their learning rate, or put a norm behind the sublayer.",
+            requires="no norm around the state, and blocks that move it",
+            high=20.0,
+        ),
+        "sublayer output too small": Check(
+            "neighbours' move over its own",
+            "the least that a sublayer's neighbours of the same kind add to the median token, over what it adds",
+            "note",
+            _NEIGHBOURS,
+            "It adds almost nothing compared to its neighbours, so the model nearly skips it.",
+            "Check the scale of that sublayer's weights, or of a number that multiplies its output.",
+            requires="no norm around the state, and at least three blocks, which move it",
+            high=20.0,
+        ),
+        "dead sublayer": Check(
+            "sensitivity",
+            _JACOBIAN,
+            "serious",
+            f"a velocity that depends on nothing; that 1e-12 counts as 0 is {OURS}",
+            "The sublayer adds the same for every text: its units are all off, or its weights are 0. No gradient passes.",
+            "Check its offsets and the gain before it. Draw its weights again and train on, or remove it.",
+            requires="a Jacobian of each sublayer",
+            low=1e-12,
+            near=None,
+            suppresses=("sensitivity near zero",),
+        ),
+        "sensitivity too large": Check(
+            "sensitivity",
+            f"{_JACOBIAN}: the growth of a small change of the state in one step",
+            "serious",
+            OURS,
+            "Small changes of the state, rounding included, grow by that factor. So do gradients on their way back.",
+            "Fix dead gains first, which cause it behind a norm around the state. Otherwise enlarge the embedding or eps where a norm "
+            "divides by a small state, add less per sublayer (--dt), shrink the weights of that sublayer, or clip gradients.",
+            requires="a Jacobian of each sublayer",
+            high=1e3,
+        ),
+        "sensitivity near zero": Check(
+            "sensitivity",
+            _JACOBIAN,
+            "note",
+            OURS,
+            "The sublayer adds nearly the same for every input: it computes nothing from the text and passes no gradient.",
+            "Use larger initial weights, or add more per sublayer (--dt). In a trained model you may remove the sublayer.",
+            requires="a Jacobian of each sublayer",
+            low=1e-5,
+        ),
+        "saturated heads": Check(
+            "least entropy of a head",
+            "mean over tokens of a row's entropy in nats, for the head where it is least; rows that read only one token are left out",
+            "serious",
+            f"{OURS}: at 0.05 nats one token has 99% of the weight. Zhai et al. 2023 saw entropy collapse before trainings diverged",
+            "Each token reads one other token. The softmax then passes almost no gradient to queries and keys, which hardly learn.",
+            SATURATED,
+            requires="attention that exposes the rows of its heads, and two tokens",
+            low=LEAST_ENTROPY,
+            near=2.0,
+        ),
+        "massive activation": Check(
+            "massive activation",
+            "the smaller of |x|/100 and |x|/(1000 median |x|), x the largest entry of a state",
+            "serious",
+            "Sun et al. 2024: above 100, and about 1000 times the median",
+            "Single entries set the scale of every norm and of every quantised tensor. Attention uses their tokens as a sink.",
+            "Quantise that channel separately or in a wider dtype. For a new training: a norm behind each sublayer, register tokens, or "
+            "biases in attention that can serve as the sink.",
+            requires="finite states",
+            high=1.0,
+        ),
+        "rank collapse": Check(
+            "token similarity",
+            "mean cosine between two tokens of a sequence, by depth",
+            "serious",
+            f"{OURS}, as in ctrans screen; Dong et al. 2021 have the theory",
+            "All tokens have become nearly the same vector, so later layers cannot tell them apart.",
+            COLLAPSED,
+            requires="finite states",
+            high=MOST_SIMILAR,
+            near=None,
+        ),
+        "unused block": Check(
+            "block moves",
+            "|x_k+1 - y_k+1|/|x_k+1|, y the state without the block's sublayers; median over tokens",
+            "note",
+            OURS,
+            "The model would give the same output without this block.",
+            "Prune it. If a training starts so: larger initial weights, more per sublayer (--dt), or a longer warm-up.",
+            requires="finite states",
+            low=1e-4,
+        ),
+        "weight decay below threshold": Check(
+            "decay over dt lam*",
+            "the given weight decay over dt lam*, the penalty of all matrices below which the best velocity is infinite on this text",
+            "note",
+            f"{OURS}: a factor of 10. dt lam* is exact for attention's values and outputs, and found by ascent for an FFN",
+            "This is no fault: most models are trained so. A decay of this size does not bound the weights in the control problem: "
+            "larger weights gain more than the decay costs.",
+            "Use a norm behind each sublayer (--placement peri or output) with decay on its gains, a kinetic cost, or a larger decay. "
+            "AdamW's decoupled decay is no penalty in the loss, so take this as an order of magnitude.",
+            requires="--weight-decay, and a sublayer without a norm behind or around it",
+            low=0.1,
+            near=None,
+        ),
+        "output gains too large": Check(
+            "output gain",
+            "root mean square of an output norm's gains, which start at 1",
+            "serious",
+            f"{OURS}: ten times where they start",
+            "Velocities and H grow in proportion to these gains, so the output norm does not bound them.",
+            "Let gains decay (ctrans train --decay-gains), or bound them.",
+            requires="a norm behind attention or FFN",
+            high=10.0,
+        ),
+        "logits drift": Check(
+            "log Z",
+            "|mean over tokens of log sum_v exp(logit_v) - log V|: 0 for logits of 0 over V tokens",
+            "note",
+            f"{OURS}: bfloat16 has 8 bits, so logits near 32 have an error of 0.1",
+            "Logits are large, or all shifted together, which changes no probability. Both cost digits. If log Z grows during a "
+            "training, the training may diverge.",
+            "If the loss is above guessing too: use a smaller head or embedding. Otherwise decay the head, or add the z-loss "
+            "1e-4 (log Z)^2. Do nothing if the model is only used in float32.",
+            requires="a cross-entropy of logits",
+            high=30.0,
+        ),
+        "worse than guessing": Check(
+            "loss over guessing",
+            LOSS_EXCESS,
+            "serious",
+            f"{OURS}, as in ctrans screen",
+            "The model is sure of wrong tokens. A training has to unlearn that first, with large gradients.",
+            GUESSING,
+            requires="a cross-entropy of logits",
+            high=WORST_EXCESS,
+        ),
+        "tied gradients oppose": Check(
+            "cosine of tied gradients",
+            "cos of the loss's two gradients in the matrix that embedding and head share, over the rows of tokens in the text",
+            "note",
+            OURS,
+            "A step that helps the embedding harms the head as much, so the matrix learns slowly.",
+            "Untie them, or scale one of the two (as T5 and Gemma do).",
+            requires="a matrix that embedding and head share, and a loss",
+            low=-0.5,
+            near=None,
+        ),
+    },
+    offered,
+    renamed={
+        "reads ahead": "reads future tokens",
+        "outsized gain": "gain too large",
+        "eps drowns the state": "eps dominates the norm",
+        "embedding drowns the depth": "embedding dominates the depth",
+        "positions drown the text": "positions dominate the text",
+        "loud sublayer": "sublayer output too large",
+        "quiet sublayer": "sublayer output too small",
+        "huge sensitivity": "sensitivity too large",
+        "no sensitivity": "sensitivity near zero",
+        "decay far below lam*": "weight decay below threshold",
+        "grown output norm": "output gains too large",
+        "logits adrift": "logits drift",
+        "tied weights that fight": "tied gradients oppose",
+    },
+)
+"""By name. Within a severity, the one farthest outside of its limits comes first."""

@@ -1,0 +1,310 @@
+"""The diagnosis' instruments of the forward pass: norms' gains, states, heads, what sublayers add, and how sensitive they are."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ctrans.depth import Depth
+from ctrans.fields import ExposesHeads, ExposesWeights
+from ctrans.findings import Reading, Readings
+from ctrans.norm import Norm, SphereNorm
+from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity, sublayer_sensitivity
+from ctrans.stability.diagnosis.reading import DiagnosticInstrument, at_entry, named, place_of
+from ctrans.stability.forward.depth_share import token_similarity
+from ctrans.walk import Instrument, StepContext
+from ctrans.walk.instrument import of_text
+from solvers import ConfigError
+from solvers.run import finite
+
+NORMS = {
+    "state_norm": ("gain around the state", "the norm around the state"),
+    "output_norm": ("gain of an output norm", "the output norm"),
+    "input_norm": ("gain of an input norm", "the input norm"),
+}
+"""By a sublayer's attribute: the quantity that its smallest gain is a reading of, and its name."""
+DEAD = 1e-3
+"""A gain below this share of the norm's median is dead."""
+MASSIVE, OF_MEDIAN = 100.0, 1000.0
+"""Sun et al. 2024 call an entry massive above the first that is the second times the median."""
+LEAST_ENTROPY = 0.05
+"""Heads whose rows have fewer nats are saturated: one token has 99% of the weight."""
+LARGE_INPUT = 10.0
+"""Above it attention's input is named where heads are saturated: its scale may be the cause, and not the weights'."""
+LARGE_EMBEDDING = 10.0
+"""A root mean square of states above which an embedding counts as large."""
+SMALL_SHARE = 0.1
+"""The share of a state that the depth adds, below which it counts for little where the embedding is large."""
+
+
+def smallest_gain(gains: Tensor) -> tuple[float, str]:
+    """The smallest |gamma_i| over the median, and the channels that are dead in words."""
+    size = gains.detach().abs().double().flatten()
+    median = float(size.median())
+    share = float(size.min()) / median if median else math.nan
+    dead = [int(i) for i in size.argsort() if size[i] < DEAD * median] or [int(size.argmin())]
+    each = [f"|gamma| = {float(size[i]):.2g} in channel {i}" for i in dead]
+    return share, f"{named(each)}; the norm's median is {median:.2g}"
+
+
+class GainsByNorm(DiagnosticInstrument):
+    """The gains of every norm of every sublayer: the smallest and the largest over the median, and an output norm's rms."""
+
+    offers = (
+        *(quantity for quantity, _ in NORMS.values()),
+        "largest gain of a norm",
+        "largest gain over the median",
+        "output gain",
+    )
+
+    def forward(self, at: StepContext) -> None:
+        for attribute, (quantity, name) in NORMS.items():
+            norm: Norm | None = getattr(at.sublayer, attribute)
+            if norm is None:
+                continue
+            gains, place = norm.gamma.detach(), f"{place_of(self.depth, at.k)}, {name}"
+            largest, rms = float(gains.abs().max()), float(gains.double().square().mean().sqrt())
+            self.add(quantity, *smallest_gain(gains), at.k, place)
+            self.add("largest gain of a norm", largest, f"its largest |gamma| is {largest:.2g}", at.k, place)
+            median = float(gains.abs().double().median())
+            if median:
+                figure = f"|gamma| = {largest:.3g} in channel {int(gains.abs().argmax())}; the norm's median is {median:.2g}"
+                self.add("largest gain over the median", largest / median, figure, at.k, place)
+            if attribute == "output_norm":
+                self.add("output gain", rms, f"the gains' root mean square is {rms:.3g}", at.k, place)
+
+
+class StatesByDepth(DiagnosticInstrument):
+    """Of X_0 and X at every segment's end: entries that are not finite, massive ones, and how alike tokens are."""
+
+    offers = ("entries that are not finite", "massive activation", "token similarity")
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        super().begin(depth, x0)
+        self._read(x0, "the embedded text", None)
+
+    def forward(self, at: StepContext) -> None:
+        self._read(at.y, f"the end of {place_of(self.depth, at.k)}", at.k)
+
+    def _read(self, x: Tensor, place: str, segment: int | None) -> None:
+        bad = int((~x.isfinite()).sum())
+        self.add("entries that are not finite", float(bad), f"{bad} of {x.numel()} entries of the state", segment, place)
+        if bad:
+            return
+        size = x.abs() if self.kept is None else torch.where(self.kept.unsqueeze(-1), x.abs(), 0.0)
+        size, median = size.flatten(), float(of_text(x, self.kept).abs().median())
+        top = int(size.argmax())
+        largest = float(size[top])
+        times = largest / median if median else math.inf if largest else math.nan
+        sequence, token, channel = at_entry(x, top)
+        where = f"in channel {channel} of token {token}, sequence {sequence}"
+        figure = f"|x| = {largest:.3g}, {times:.3g} times the median, {where}"
+        self.add("massive activation", min(largest / MASSIVE, times / OF_MEDIAN), figure, segment, place)
+        likeness = token_similarity(x, self.kept)
+        self.add("token similarity", likeness, f"two tokens of a sequence have a mean cosine of {likeness:.4f}", segment, place)
+
+
+class BlockMoves(DiagnosticInstrument):
+    """What a block does to its tokens: |x_end - y_end|/|x_end|, y carried through the block's norms around the state alone."""
+
+    offers = ("block moves",)
+
+    def forward(self, at: StepContext) -> None:
+        each = self.depth.per_block
+        if at.k % each == 0:
+            self._without = at.x
+        norm = at.sublayer.state_norm
+        self._without = at.sublayer.enter(self._without)
+        self._without = self._without if norm is None else norm(self._without)
+        if at.k % each == each - 1 and finite(at.y):
+            moved = torch.linalg.vector_norm(at.y - self._without, dim=-1) / torch.linalg.vector_norm(at.y, dim=-1)
+            share = float(moved.double().median())
+            place = f"block {at.k // each} (segments {at.k - each + 1} to {at.k})"
+            self.add("block moves", share, f"its sublayers make {share:.2g} of the median token at its end", at.k, place)
+
+
+class HeadRows(DiagnosticInstrument):
+    """The entropy of each head's rows, in the mean over tokens that read more than one. Attention that does not show rows has none."""
+
+    offers = ("least entropy of a head",)
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        super().begin(depth, x0)
+        self._tokens = x0.shape[-2]
+
+    def forward(self, at: StepContext) -> None:
+        attention = at.sublayer.attention
+        if attention is None or not isinstance(attention.field, ExposesHeads) or at.x.shape[-2] < 2 or not finite(at.x):
+            return
+        x = attention.given(at.sublayer.given(at.entered))
+        rows = attention.field.probabilities(x).double()
+        rows = rows.reshape(-1, *rows.shape[-3:]).movedim(-3, 0)
+        counted = torch.ones(rows.shape[1:3], dtype=torch.bool, device=rows.device) if self.kept is None else self.kept
+        counted = counted.reshape(rows.shape[1:3])
+        if not bool(rows.triu(1).any()):
+            # the first token of a causal text reads itself alone
+            counted = counted & (counted.cumsum(-1) > 1)
+        rows = rows[:, counted]
+        if not rows.shape[1]:
+            return
+        entropy = torch.special.entr(rows).sum(-1).mean(-1)
+        likely = rows.topk(2).values
+        apart = torch.where(likely[..., 1] > 0, (likely[..., 0] / likely[..., 1]).log(), math.inf).amax(-1)
+        order = entropy.argsort()
+        saturated = [h for h in order.tolist() if entropy[h] < LEAST_ENTROPY] or order[:1].tolist()
+        each = [
+            f"head {h}: {float(entropy[h]):.2g} nats, its largest logit above the next by {_apart(float(apart[h]))}"
+            for h in saturated
+        ]
+        size = float(x.detach().double().square().mean().sqrt())
+        read = f"; what it reads has a root mean square of {size:.3g}" if size > LARGE_INPUT else ""
+        self.add("least entropy of a head", float(entropy.min()), f"{named(each)}{read}", at.k)
+
+    def figures(self) -> Readings:
+        if self._tokens < 2:
+            raise ConfigError("each sequence is one token, which reads itself alone")
+        return self.found
+
+
+def _apart(logits: float) -> str:
+    return "more than the dtype resolves" if math.isinf(logits) else f"up to {logits:.3g}"
+
+
+class ZeroHeads(DiagnosticInstrument):
+    """The largest entry of each head's queries, keys, values and outputs; of matrices that are not 0 as a whole."""
+
+    offers = ("heads of zeros",)
+
+    def forward(self, at: StepContext) -> None:
+        field = None if at.sublayer.attention is None else at.sublayer.attention.field
+        if not isinstance(field, ExposesHeads) or not isinstance(field, ExposesWeights):
+            return
+        zero = []
+        for head, parts in enumerate(field.head_matrices()):
+            each = {"queries": parts.query, "keys": parts.key, "values": parts.value, "outputs": parts.out}
+            zero += [f"the {name} of head {head}" for name, weight in each.items() if not bool(weight.any())]
+        self.add("heads of zeros", float(len(zero)), f"{named(zero)} {'are' if zero else 'no head has weights that are'} 0", at.k)
+
+
+class EpsShare(DiagnosticInstrument):
+    """eps over mean((C x)^2) of what each norm divides by, in the median over tokens."""
+
+    offers = ("eps over mean square",)
+
+    def forward(self, at: StepContext) -> None:
+        part = at.sublayer
+        if part.input_norm is not None:
+            read = at.entered if part.residual is None else part.residual.read(at.entered)
+            self._read(at.k, "input_norm", part.input_norm, read)
+        if part.state_norm is None and part.output_norm is not None:
+            self._read(at.k, "output_norm", part.output_norm, part.field(part.given(at.entered)))
+
+    def _read(self, k: int, attribute: str, norm: Norm, x: Tensor) -> None:
+        if not isinstance(norm, SphereNorm):  # squashing and clipping divide by nothing
+            return
+        size = float(norm.centre(x.detach()).double().square().mean(-1).median())
+        if norm.eps and size and math.isfinite(size):
+            figure = f"eps = {norm.eps:.3g}, and the mean square of what the norm divides is {size:.3g}"
+            self.add("eps over mean square", norm.eps / size, figure, k, f"{place_of(self.depth, k)}, {NORMS[attribute][1]}")
+
+
+class EmbeddingShare(DiagnosticInstrument):
+    """How large X_0 is, how much of it is the text's, and what the depth adds to it in the end, Y the state without any sublayer."""
+
+    offers = ("text in the embedding", "depth beside a large embedding")
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        super().begin(depth, x0)
+        self._last = self._without = x0
+        self._size = float(x0.double().square().mean().sqrt())
+        x = x0.detach().double()
+        if x.dim() != 3 or len(x) < 2 or not finite(x):
+            return
+        own = float((x - x.mean(0, keepdim=True)).square().sum())
+        whole = float((x - x.mean((0, 1), keepdim=True)).square().sum())
+        if own and whole:  # equal sequences show nothing of this
+            figure = f"{own / whole:.2g} of its variance differs from sequence to sequence at one position"
+            self.add("text in the embedding", own / whole, figure, place="the embedding")
+
+    def forward(self, at: StepContext) -> None:
+        norm = at.sublayer.state_norm
+        self._without = self._without if norm is None else norm(self._without)
+        self._last = at.y
+
+    def figures(self) -> Readings:
+        y, without = self._last.detach().double(), self._without.detach().double()
+        if finite(y) and finite(without) and self._size:
+            share = float(((y - without).norm(dim=-1) / y.norm(dim=-1)).median())
+            size = f"its root mean square is {self._size:.3g}"
+            figure = f"{size}, and the whole depth makes {share:.2g} of the median token at its end"
+            value = max(share / SMALL_SHARE, LARGE_EMBEDDING / self._size)
+            self.add("depth beside a large embedding", value, figure, place="the embedding")
+        return self.found
+
+
+class SublayerMoves(DiagnosticInstrument):
+    """Two ratios of what sublayers of a kind add to the median token: this one's over its neighbours' largest, their least over this one's.
+
+    Neighbours are in the blocks before and behind. At an end they are the next two blocks, so that a quiet sublayer does not make its
+    only neighbour loud. Of two blocks alone neither is called the quiet one.
+    """
+
+    offers = ("move over the neighbours'", "neighbours' move over its own")
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        super().begin(depth, x0)
+        self._moves = dict[int, float]()
+
+    def forward(self, at: StepContext) -> None:
+        if at.sublayer.state_norm is None and finite(at.y):
+            self._moves[at.k] = float((at.y - at.x).detach().double().norm(dim=-1).median())
+
+    def figures(self) -> Readings:
+        for k, move in self._moves.items():
+            beside = self._beside(k)
+            most, least = max(beside, default=0.0), min(beside, default=0.0)
+            moves = f"it moves the median token by {move:.3g}"
+            if most:
+                figure = f"{moves}, {move / most:.3g} times as much as its like in blocks beside"
+                self.add("move over the neighbours'", move / most, figure, k)
+            if move and least and len(beside) > 1:
+                figure = f"{moves}, its like in blocks beside by {least / move:.3g} times as much"
+                self.add("neighbours' move over its own", least / move, figure, k)
+        return self.found
+
+    def _beside(self, k: int) -> list[float]:
+        each = self.depth.per_block
+        places = [k - each, k + each]
+        if not all(place in self._moves for place in places):
+            places += [k - 2 * each, k + 2 * each]
+        return [self._moves[place] for place in places if place in self._moves]
+
+
+class VelocitySensitivities(Instrument):
+    """|dv_k/dX|_2 of every sublayer's velocity, and nothing more: one sublayer's graph at a time."""
+
+    def __init__(self, tolerance: float):
+        self.tolerance = tolerance
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._found: list[Sensitivity] = []
+
+    def forward(self, at: StepContext) -> None:
+        self._found.append(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance))
+
+    def figures(self) -> list[Sensitivity]:
+        return self._found
+
+
+def sensitivity_readings(depth: Depth, each: list[Sensitivity]) -> Readings:
+    """h |dv/dX| of the sublayers where it is known; inf where the Jacobian overflows at a state that is finite."""
+    found: list[Reading] = []
+    for k, (h, sensitivity) in enumerate(zip(depth.lengths, each, strict=False)):
+        if sensitivity.value is None and sensitivity.note != NOT_FINITE:
+            continue
+        value = math.inf if sensitivity.value is None else sensitivity.value
+        figure = f"|dv/dX| = {value:.3g}" + (f", in a step of h = {h:g}" if h != 1 else "")
+        found.append(Reading(h * value, place_of(depth, k), figure, k))
+    return {"sensitivity": found}

@@ -1,0 +1,81 @@
+"""What a diagnosis reads from the weights alone: matrices of zeros, entries that are not finite, gains of norms outside of the depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.depth import Depth
+from ctrans.findings import Reading, Readings
+from ctrans.stability.diagnosis.forward_instruments import smallest_gain
+from ctrans.stability.diagnosis.reading import place_of
+from solvers.run import finite
+
+OFFERS = ("entries that are not finite", "largest entry of a matrix", "largest gain of a norm", "gain outside the depth")
+
+
+@torch.no_grad()
+def weight_readings(model: nn.Module, depth: Depth) -> Readings:
+    """Readings of the quantities in `OFFERS`, by each weight's own name and the sublayer that it is in.
+
+    Of a stack of matrices, as experts are, the one whose largest entry is least counts.
+    """
+    found: Readings = {quantity: [] for quantity in OFFERS}
+    places = {id(weight): k for k, part in enumerate(depth.sublayers) for weight in part.parameters()}
+    for name, weight in own_parameters(model):
+        k = places.get(id(weight))
+        place = f"the weight {name}" if k is None else f"{place_of(depth, k)}: the weight {name}"
+        bad = int((~weight.isfinite()).sum())
+        if bad:
+            figure = f"{bad} of {weight.numel()} entries of the weight {name} are inf or nan"
+            found["entries that are not finite"].append(Reading(float(bad), place, figure, k))
+        if weight.dim() in (2, 3) and not weight.is_meta and weight.numel() > 1:
+            each = weight.detach().abs().amax((-2, -1))
+            largest, which = float(each.min()), f"[{int(each.argmin())}]" if weight.dim() == 3 else ""
+            figure = f"largest entry {largest:.2g}" if largest else "every entry is 0, so that nothing comes through it"
+            found["largest entry of a matrix"].append(Reading(largest, place + which, figure, k))
+    sublayer = depth.sublayers[0]
+    norm = next((n for n in (sublayer.input_norm, sublayer.output_norm, sublayer.state_norm) if n is not None), None)
+    for name, gains in [] if norm is None else _norms_outside(opened(model), depth, norm.width):
+        largest = float(gains.abs().max())
+        found["largest gain of a norm"].append(Reading(largest, name, f"its largest |gamma| is {largest:.2g}"))
+        if largest:
+            share, figure = smallest_gain(gains)
+            found["gain outside the depth"].append(Reading(share, name, figure))
+    return {quantity: each for quantity, each in found.items() if each}
+
+
+def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple[str, Tensor]]:
+    """The gains of every norm that is in no sublayer, of whatever library, by the norm's name.
+
+    A norm is a module whose only parameters are vectors as long as a token and which gives the same for a large state and for twice
+    that. Its gains are what it makes of a token of signs s, half of them -1, and of its opposite: for an even width
+    (N(s) - N(-s))/2 = gamma s, but for eps.
+    """
+    inside = set(depth.modules())
+    signs = torch.ones(width)
+    signs[1::2] = -1
+    for name, part in model.named_modules():
+        weights = list(part.parameters())
+        if part in inside or not weights or any(weight.shape != (width,) for weight in weights):
+            continue
+        s = signs.to(weights[0]).view(1, 1, width)
+        try:
+            gains, twice = ((part(c * s) - part(-c * s)).flatten().double() / 2 for c in (1e3, 2e3))
+        except Exception:  # all of them: somebody else's code, given what it was not written for, may raise errors of its own
+            continue
+        if torch.allclose(gains, twice, rtol=1e-2, atol=0) and finite(gains):
+            yield name, gains
+
+
+def own_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters by the names that they have in the model that was opened."""
+    yield from opened(model).named_parameters()
+
+
+def opened(model: nn.Module) -> nn.Module:
+    """The module inside of everything that has a `Depth`: the user's own."""
+    inner = getattr(model, "model", None)
+    return opened(inner) if isinstance(inner, nn.Module) and isinstance(getattr(model, "depth", None), Depth) else model
