@@ -248,8 +248,8 @@ class Checks(dict[str, Check]):
             for suppressed in self[name].suppresses if segments else ():
                 left = [reading for reading in outside.pop(suppressed, []) if reading.segment not in segments]
                 outside |= {suppressed: left} if left else {}
-        found = [self.finding(name, each[0], places=each if len(each) > 1 else []) for name, each in outside.items()]
-        return self.ordered(found)
+        findings = [self.finding(name, each[0], places=each if len(each) > 1 else []) for name, each in outside.items()]
+        return self.ordered(findings)
 
     def ordered(self, findings: Sequence[Finding]) -> list[Finding]:
         """The most severe first, and then the farthest outside of its limits."""

@@ -71,7 +71,7 @@ def test_screening_with_weights_on_demand_leaves_out_what_needs_all_of_them_and_
     assert any("made on demand" in note for note in streamed["steps"]["backward"]["notes"])
     for name in ("well-posedness", "forward"):
         assert figures(streamed["steps"][name]) == figures(whole["steps"][name])
-    one, other = (each["findings"]["backward"]["result"] for each in (streamed, whole))
+    one, other = (each["steps"]["backward"]["result"] for each in (streamed, whole))
     assert one["sensitivity"]["sublayers"] == other["sensitivity"]["sublayers"]
     assert one["gradients"] == other["gradients"]
 

@@ -148,7 +148,7 @@ def test_a_map_without_a_last_layer_is_looked_at_as_far_as_it_goes(monkeypatch):
     monkeypatch.setitem(FFNS, "linear", Linear)
     model = GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=WIDTH, heads=2, placement="pre", ffn="linear")).double()
     text = tokens(2, 6)
-    findings = screen(model.requires_grad_(False), text[:, :-1], text[:, 1:], "quick").findings
+    findings = screen(model.requires_grad_(False), text[:, :-1], text[:, 1:], "quick").steps
     assert findings["backward"].result is not None
     words = "does not name its last linear map: give it `pre_projection(x)` and `output_projection`"
     assert any("segment 1 (ffn) is skipped" in note and words in note for note in findings["well-posedness"].notes)

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from ctrans.stability.diagnosis.down import HeadRows, StatesByDepth
 
 from ctrans.control import costate
 from ctrans.fields import ExposesHeads
@@ -12,6 +11,7 @@ from ctrans.interop import from_transformers, open_model
 from ctrans.interop.example_inputs import reads_tokens
 from ctrans.interop.families import FAMILIES, small_model
 from ctrans.stability.attention.by_depth import AttentionByDepth, AttentionLayer
+from ctrans.stability.diagnosis.forward_instruments import HeadRows, StatesByDepth
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.forward.depth_share import DepthShares, token_similarity
 from ctrans.stability.forward.moments import MomentsByDepth

@@ -23,7 +23,7 @@ from ctrans.stability.diagnosis.weight_readings import weight_readings
 from ctrans.stability.diagnosis.words import in_words
 from ctrans.walk import Attempt, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
-from solvers.deprecated import old_member
+from solvers.deprecated import old_member, old_names
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
 """Of how many tokens a Jacobian is, and of how many sequences the worst one counts."""
@@ -95,8 +95,9 @@ class Examination:
         """The findings of the walk."""
         readings: Readings = {}
         unknown: dict[str, str] = {}
-        streamed = not isinstance(self.model, nn.Module) or self.model.depth.streamed
-        own = {} if streamed else weight_readings(self.model, self.model.depth)
+        own: Readings = {}
+        if isinstance(self.model, nn.Module) and not self.model.depth.streamed:
+            own = weight_readings(self.model, self.model.depth)
         broken = own.pop("entries that are not finite", None)
         if broken:  # what is wrong in the weights themselves comes before what it does to states
             readings["entries that are not finite"] = broken
@@ -202,3 +203,6 @@ def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
 def _join(readings: Readings, more: Mapping[str, Sequence[Reading]]) -> None:
     for quantity, each in more.items():
         readings.setdefault(quantity, []).extend(each)
+
+
+__getattr__ = old_names(__name__)

@@ -21,7 +21,7 @@ from ctrans.stability.screening.backward import plan_backward, plan_transport
 from ctrans.stability.screening.case import EFFORTS, Case, Effort, LaneName, StepPlan, StepVerdict
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.predicted_rate import PredictedRate, predicted_rate
-from ctrans.stability.screening.screening_checks import QUANTITIES, STEPS, ScreeningStep, findings_of
+from ctrans.stability.screening.screening_checks import STEP_QUANTITIES, STEPS, ScreeningStep, findings_of
 from ctrans.stability.screening.updates import plan_updates
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, own_loss, walk_lanes
 from solvers import ConfigError, SolveError
@@ -39,7 +39,7 @@ _QUESTIONS: dict[str, tuple[str, Callable[[Case], StepPlan]]] = {
     "updates": ("what does one optimiser step do?", plan_updates),
     "initialisation": ("what does theory say of the initial weights?", plan_initialisation),
 }
-STEPS.update({name: ScreeningStep(*step, QUANTITIES.get(name, {})) for name, step in _QUESTIONS.items()})
+STEPS.update({name: ScreeningStep(*step, STEP_QUANTITIES.get(name, {})) for name, step in _QUESTIONS.items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +153,8 @@ def visits(model: DescribedModel) -> int:
 def _planned(step: ScreeningStep, case: Case) -> StepPlan | StepVerdict:
     """The step's plan; a verdict where it says that it cannot handle the model."""
     try:
-        return step.plan(case)
+        plan: StepPlan = step.plan(case)
+        return plan
     except (ConfigError, SolveError) as error:
         return StepVerdict("n/a", "–", str(error))
 

@@ -67,7 +67,7 @@ class ScreeningStep:
 STEPS: dict[str, ScreeningStep] = {}
 """The steps by name, in their order. `ctrans.stability.screening.screen` enters those of ctrans; a new step is one entry."""
 
-QUANTITIES: dict[str, dict[str, Quantity]] = {
+STEP_QUANTITIES: dict[str, dict[str, Quantity]] = {
     "well-posedness": {
         "segments with infinite H": Quantity(
             "share of the certified segments whose Hamiltonian is infinite, for the ODE", share=True
@@ -132,6 +132,8 @@ QUANTITIES: dict[str, dict[str, Quantity]] = {
     },
 }
 """By step, in the order in which it reports them."""
+QUANTITIES = {name: quantity for each in STEP_QUANTITIES.values() for name, quantity in each.items()}
+"""The same by name."""
 
 _LESS = "add less per sublayer (--dt below 1)"
 _SMALLER = "Use smaller initial weights"
@@ -170,7 +172,7 @@ def _rule(
     high: float = math.inf,
     severity: Severity = "serious",
 ) -> Check:
-    (described,) = (each[quantity].description for each in QUANTITIES.values() if quantity in each)
+    described = QUANTITIES[quantity].description
     return Check(quantity, described, severity, OURS, *texts, low=low, high=high, verdict=verdict)
 
 

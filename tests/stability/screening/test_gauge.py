@@ -151,7 +151,7 @@ def test_the_function_is_the_same(change):
 def test_every_quantity_is_gauge_free_or_says_why_not(change):
     placement, _ = CHANGES[change]
     for step, finding in screened(placement).steps.items():
-        other = screened(placement, change).findings[step]
+        other = screened(placement, change).steps[step]
         assert finding.verdict == other.verdict or step == "updates"
         for what, value in finding.quantities.items():
             assert not differ(value, other.quantities[what]) or measured()[what].gauge, (what, value, other.quantities[what])
@@ -161,7 +161,7 @@ def test_every_quantity_is_gauge_free_or_says_why_not(change):
 def test_every_figure_in_the_json_is_gauge_free_or_named(change):
     placement, _ = CHANGES[change]
     for step, finding in screened(placement).steps.items():
-        pairs = zip(leaves(finding.result), leaves(screened(placement, change).findings[step].result), strict=True)
+        pairs = zip(leaves(finding.result), leaves(screened(placement, change).steps[step].result), strict=True)
         changed = {path: (a, b) for (path, a), (_, b) in pairs if differ(a, b) and not named(path)}
         assert not changed, f"{step}: {changed}"
 
@@ -170,7 +170,7 @@ def test_what_is_named_as_not_gauge_free_is_not():
     moved, paths = set(), set()
     for change, (placement, _) in CHANGES.items():
         for step, finding in screened(placement).steps.items():
-            other = screened(placement, change).findings[step]
+            other = screened(placement, change).steps[step]
             moved |= {what for what, value in finding.quantities.items() if differ(value, other.quantities[what])}
             pairs = zip(leaves(finding.result), leaves(other.result), strict=True)
             paths |= {path for (path, a), (_, b) in pairs if differ(a, b)}

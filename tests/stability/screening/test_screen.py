@@ -230,7 +230,7 @@ def test_a_zero_gain_stops_only_the_steps_that_need_its_inverse(name, where):
     model = tiny(name)
     getattr(model.depth.sublayers[2], where).weight[3] = 0
     result = screening(model)
-    findings = result.findings
+    findings = result.steps
     assert findings["forward"].quantities["added by depth"] > 0
     assert findings["transport"].quantities["W_2 growth"] > 0
     assert findings["well-posedness"].quantities
@@ -327,7 +327,7 @@ def test_a_step_that_fails_says_so_and_the_others_run(monkeypatch):
 
 def test_targets_without_a_loss_stop_only_what_looks_back():
     text = tokens(2, 8)
-    findings = screen(tiny("pre"), text, torch.full_like(text, -1), TINY).findings
+    findings = screen(tiny("pre"), text, torch.full_like(text, -1), TINY).steps
     assert "every target is -1" in findings["well-posedness"].why
     assert findings["forward"].quantities["added by depth"] > 0
     assert findings["transport"].quantities["W_2 growth"] > 0
