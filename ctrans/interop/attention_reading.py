@@ -30,7 +30,7 @@ from ctrans.interop.module_chain import ModuleChain, Projection, is_linear
 from ctrans.interop.norms import as_norm
 from ctrans.interop.recorded_calls import RecordedCall, own_module, watched
 from ctrans.interop.softmax_rows import softmax_rows
-from ctrans.interop.tolerances import tolerance
+from ctrans.interop.tolerances import difference, tolerance
 
 ROTARY = "position_embeddings"
 """The argument by which blocks are given cosines and sines, each (batch, tokens, head)."""
@@ -116,7 +116,7 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
         raise _UnreadableError(f"{name} does not show its rows")
     if chain.ending is None:
         raise _UnreadableError(f"{name} does not end in one linear map")
-    if not _miss(output, expected) <= close:
+    if not difference(output, expected) <= close:
         raise _UnreadableError(f"{name} computes something else where it returns its rows")
     *inner, last = seen
     heads, features = rows.shape[1], last.x.shape[-1]
@@ -124,7 +124,7 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
     if features % heads:
         raise _UnreadableError(f"its {features} features are not of {heads} equal heads")
     candidates = list(_candidates(inner, x, heads, head))
-    reading = [each for each in candidates if _miss(_averages(chain, each[2], x, rows, head), last.x) <= close]
+    reading = [each for each in candidates if difference(_averages(chain, each[2], x, rows, head), last.x) <= close]
     if not reading:
         raise _UnreadableError(_no_values(inner, x, heads, bool(candidates)))
     cap = next(
@@ -235,7 +235,7 @@ class _Scores:
         scale = max((said for said in self._said() if abs(said - fitted) <= close * said), default=fitted * (1 + close))
         scores = scale * self._products(query, key, large)
         capped = scores if self.cap is None else self.cap * torch.tanh(scores / self.cap)
-        return scale if scale > 0 and _miss(self._centred(capped), self._observed(large) - by_place) <= 2 * close else None
+        return scale if scale > 0 and difference(self._centred(capped), self._observed(large) - by_place) <= 2 * close else None
 
     def _said(self) -> list[float]:
         """What the scale may be by what the module says of it, and by custom; with what rotary tables put on top."""
@@ -309,8 +309,3 @@ def _why_not(chain: ModuleChain, sums_to_one: bool, missing: float, scale: float
     if norms:
         return f"norms act on its queries and keys ({', '.join(norms)})"
     return "its scores are not <Q x, K x> times a number, as where positions turn queries and keys or something else acts on the scores"
-
-
-def _miss(found: Tensor, expected: Tensor) -> float:
-    size = float(expected.norm())
-    return float((found - expected).norm()) / size if size > 0 else math.inf

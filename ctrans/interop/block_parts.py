@@ -23,7 +23,7 @@ from ctrans.interop.module_chain import ModuleChain, has_matrix, is_linear
 from ctrans.interop.multihead import UnfoldedAttention, unfolds
 from ctrans.interop.norms import as_norm
 from ctrans.interop.recorded_calls import CalledAs, RecordedCall, watched
-from ctrans.interop.tolerances import unit
+from ctrans.interop.tolerances import same
 from solvers import ConfigError
 
 
@@ -211,8 +211,8 @@ def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
     """Whether what the function gives for x (sequences, tokens, ...) changes behind the first token with that token."""
     changed = x.clone()
     changed[:, 0] = -changed[:, 0] + 1
-    same, found = function(x)[:, 1:], function(changed)[:, 1:]
-    return float((found - same).norm()) > 64 * unit(same.dtype) * float(same.norm())
+    expected = function(x)[:, 1:]
+    return not same(function(changed)[:, 1:], expected)
 
 
 @torch.no_grad()
@@ -296,10 +296,10 @@ def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedC
     else:
         stages, y = [heads[0].module], heads[0].y
     for call in rest:
-        if call.x is not y and not _same(call.x, y):
+        if call.x is not y and not same(call.x, y):
             if not has_matrix(call.module):
                 continue  # a leaf of another branch
-            name = next((name for name, phi in KNOWN.items() if _same(phi(y), call.x)), None)
+            name = next((name for name, phi in KNOWN.items() if same(phi(y), call.x)), None)
             if name is None:
                 raise ConfigError(_between(kind, heads[0], call))
             stages.append(Activated(name))
@@ -315,7 +315,7 @@ def _gate(first: RecordedCall, second: RecordedCall, rest: Sequence[RecordedCall
         for name, phi in KNOWN.items():
             value = phi(gate.y) * up.y
             for i, act in enumerate(rest):
-                if _same(value, act.x):
+                if same(value, act.x):
                     return GatedUnits(gate.module, up.module, name), i
     return None
 
@@ -325,9 +325,3 @@ def _between(kind: str, first: RecordedCall, then: RecordedCall) -> str:
         f"ffn=: between {first.path} and {then.path} of {kind} stands none of {', '.join(KNOWN)}: put the FFN into a module of its own "
         "and name it by ffn="
     )
-
-
-def _same(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape:
-        return False
-    return float((found - expected).norm()) <= 64 * unit(expected.dtype) * float(expected.norm())

@@ -30,7 +30,7 @@ def example_of(model: nn.Module) -> dict[str, Any]:
     return {name: made.to(weight.device, weight.dtype if made.is_floating_point() else made.dtype)}
 
 
-def images(model: nn.Module, batch: int = 1) -> Tensor:
+def _images(model: nn.Module, batch: int = 1) -> Tensor:
     """Blank images of the size that the model's config says."""
     config: Any = model.config
     size = config.image_size
@@ -38,16 +38,16 @@ def images(model: nn.Module, batch: int = 1) -> Tensor:
     return torch.zeros(batch, config.num_channels, height, width)
 
 
-def _tokens(model: nn.Module) -> Tensor:
-    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]  # a method, no module
-    count: int = getattr(embedding, "num_embeddings", 5)
-    return (torch.arange(1, 5) % count).unsqueeze(0)  # 0 is often padding
-
-
-def sounds(model: nn.Module, batch: int = 1) -> Tensor:
+def _sounds(model: nn.Module, batch: int = 1) -> Tensor:
     """Silent spectrograms (batch, frequencies, frames) of the size that the model's config says: two frames make a state."""
     config: Any = model.config
     return torch.zeros(batch, config.num_mel_bins, 2 * config.max_source_positions)
+
+
+def _tokens(model: nn.Module, batch: int = 1) -> Tensor:
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]  # a method, no module
+    count: int = getattr(embedding, "num_embeddings", 5)
+    return (torch.arange(1, 5) % count).expand(batch, -1)  # 0 is often padding
 
 
 def reads_tokens(model: nn.Module) -> bool:
@@ -55,37 +55,22 @@ def reads_tokens(model: nn.Module) -> bool:
     return main_input(model) in ("input_ids", "idx")
 
 
-EXAMPLES: Mapping[str, Callable[[nn.Module], Tensor]] = {
+EXAMPLES: Mapping[str, Callable[..., Tensor]] = {
     "input_ids": _tokens,
     "idx": _tokens,
-    "pixel_values": images,
-    "input_features": sounds,
+    "pixel_values": _images,
+    "input_features": _sounds,
 }
+"""What makes small inputs for a model, one or as many as asked for, by the name of its main argument."""
 
 
-def stand_in(model: nn.Module, x: Tensor) -> dict[str, Any]:
+def stand_in(model: Any, x: Tensor) -> dict[str, Any]:
     """Keyword arguments of a forward pass whose blocks get states of x's shape, where x itself is all that matters."""
-    return STAND_INS[main_input(model)](model, x)
-
-
-def _embedded(model: Any, x: Tensor) -> dict[str, Any]:
-    table = model.get_input_embeddings()
+    name = main_input(model)
+    if not reads_tokens(model):
+        return {name: EXAMPLES[name](model, len(x)).to(x)}
     if "inputs_embeds" not in inspect.signature(model.forward).parameters:
-        return {"input_ids": torch.ones(x.shape[:2], dtype=torch.int64, device=x.device)}
-    width = getattr(table, "embedding_dim", x.shape[-1])  # a map may act between the table and the blocks
+        return {name: torch.ones(x.shape[:2], dtype=torch.int64, device=x.device)}
+    # a map may act between the table and the blocks
+    width = getattr(model.get_input_embeddings(), "embedding_dim", x.shape[-1])
     return {"inputs_embeds": x.new_zeros(*x.shape[:2], width), "use_cache": False}
-
-
-def _blank(model: nn.Module, x: Tensor) -> dict[str, Any]:
-    return {"pixel_values": images(model, x.shape[0]).to(x)}
-
-
-def _silent(model: nn.Module, x: Tensor) -> dict[str, Any]:
-    return {"input_features": sounds(model, x.shape[0]).to(x)}
-
-
-STAND_INS: Mapping[str, Callable[[nn.Module, Tensor], dict[str, Any]]] = {
-    "input_ids": _embedded,
-    "pixel_values": _blank,
-    "input_features": _silent,
-}

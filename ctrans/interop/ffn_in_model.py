@@ -17,7 +17,7 @@ from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, Units
 from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, plain_bound, plain_lipschitz
 from ctrans.interop.module_chain import ModuleChain, Projection
 from ctrans.interop.recorded_calls import RecordedCall, watched
-from ctrans.interop.tolerances import unit
+from ctrans.interop.tolerances import difference, unit
 
 KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
     "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), 1.129),
@@ -161,7 +161,7 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
             if gate is not None and activation.degree != 1:
                 continue
             found = activation(values[up]) if gate is None else activation(values[gate]) * values[up]
-            fits.append((float((found - last.x).norm() / last.x.norm()), FeedForwardReading(gate, up, down, name)))
+            fits.append((difference(found, last.x), FeedForwardReading(gate, up, down, name)))
     miss, reading = min(fits, key=lambda fit: fit[0], default=(math.inf, None))
     if reading is None or not miss <= 64 * unit(x.dtype):
         return f"it is no plain or gated FFN with an activation of {', '.join(KNOWN)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.recorded_calls import without_fast_path
-from ctrans.interop.tolerances import tolerance
+from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError
 
 Example = Tensor | Mapping[str, Any]
@@ -158,7 +157,7 @@ class ModuleAdapter(ModelAdapter):
             rebuilt = x
             for k in range(i * per_block, (i + 1) * per_block):
                 rebuilt = depth.sublayers[k].step(rebuilt, depth.lengths[k])
-            miss = float((rebuilt - y).norm() / y.norm().clamp_min(torch.finfo(y.dtype).tiny))
+            miss = difference(rebuilt, y)
             if not miss <= tolerance(y.dtype):
                 raise ConfigError(
                     f"blocks=: block {i} ({type(block).__name__}) gives another state than the maps that were seen in it (off by "
@@ -171,8 +170,7 @@ class ModuleAdapter(ModelAdapter):
         rebuilt = self.tensor(self.outputs(depth(self.embed(tokens))))
         if whole is None or rebuilt is None or self.own_embed is not None or self.own_head is not None:
             return  # what the user put in the module's place is the user's
-        size = whole.norm().clamp_min(torch.finfo(whole.dtype).tiny)
-        miss = float((rebuilt - whole).norm() / size) if rebuilt.shape == whole.shape else math.inf
+        miss = difference(rebuilt, whole)
         if not miss <= tolerance(whole.dtype):
             raise ConfigError(
                 f"head=: what {type(self.model).__name__} returns is not made of its last block's state alone (off by {miss:.1g}), as "

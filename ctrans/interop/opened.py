@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,7 @@ class Opened(ModelAround):
         most = wanted if said is None else min(wanted, said)
         if said is not None or not self.vocabulary or self._reads(most):
             return most
-        low, high = 1, most  # it reads low and not high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._reads(middle) else (low, middle)
-        return low
+        return 1 + bisect.bisect_left(range(2, most), True, key=lambda length: not self._reads(length))
 
     def _reads(self, length: int) -> bool:
         like = next((weight for weight in self.parameters()), torch.empty(0))

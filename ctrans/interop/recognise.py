@@ -26,7 +26,7 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as_norm
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
-from ctrans.interop.tolerances import tolerance, unit
+from ctrans.interop.tolerances import difference, tolerance, unit
 from ctrans.ode_block import in_context
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
@@ -127,7 +127,7 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
 
     def fit(structures: Iterable[Structure], close: float) -> tuple[Structure | None, list[tuple[float, Structure]]]:
         """The nearest of the structures if it is that close, and all with how far their output is from the block's, nearest first."""
-        misses = [(float((_output(each, x) - run.y).norm() / run.y.norm()), each) for each in structures]
+        misses = [(difference(_output(each, x), run.y), each) for each in structures]
         misses.sort(key=lambda miss: miss[0])
         return (misses[0][1] if misses and misses[0][0] <= close else None), misses
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.tolerances import tolerance
+from ctrans.interop.tolerances import difference, tolerance
 
 DIGITS = 15
 """A number that was fitted is taken as the one of so many digits, or fewer, that is as near as the fit is good."""
@@ -39,15 +39,17 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
     """
     close, rounding = tolerance(values.dtype), torch.finfo(values.dtype).eps
     added, values = added.double(), values.double()
+    if bool(values.any()) and not bool(added.any()):
+        return 0.0
     square = values.square()
     alone = float((added * values).sum() / square.sum())
-    if _close(alone * values, added, close):
-        missed = float((alone * values - added).norm() / added.norm())
+    missed = difference(alone * values, added)
+    if missed <= close:
         return _said(block, alone, 4 * max(missed, rounding))
     each = (added * values).flatten(0, -2).sum(0) / square.flatten(0, -2).sum(0)
-    if not _close(each * values, added, close):
+    if not difference(each * values, added) <= close:
         return None
-    own = (part for part in block.parameters() if part.shape == each.shape and _close(part.detach().double(), each, close))
+    own = (part for part in block.parameters() if difference(part.detach().double(), each) <= close)
     return next(own, each)
 
 
@@ -64,7 +66,3 @@ def _numbers(block: nn.Module) -> Iterator[float]:
         for weight in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
             if weight.numel() == 1 and weight.is_floating_point():
                 yield float(weight)
-
-
-def _close(found: Tensor, expected: Tensor, close: float) -> bool:
-    return float((found - expected).norm()) <= close * float(expected.norm())
