@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import sys
 import types
@@ -24,6 +25,8 @@ REQUIRED: Any = dataclasses.MISSING
 """The default of an option that has none."""
 KEY = "ctrans"
 """Where a field's metadata hold its `Option`."""
+OWN = "Options"
+"""The heading of options without another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Option:
     """What a field says of itself.
 
     - `help`: one sentence or two, as ``--help`` shows them; the choices and the default follow
-    - `group`: the heading under which ``--help`` has it
+    - `group`: its heading in ``--help``; the class's `option_group` if empty
     - `choices`: the table of its values. It is read when it is needed, so that plugins can add to it
     - `other_choices`: whether other values are allowed too, which the class checks itself
     - `limits`: the range of its numbers
@@ -70,7 +73,7 @@ class Option:
     """
 
     help: str
-    group: str = "Options"
+    group: str = ""
     choices: Mapping[str, Any] | None = None
     other_choices: bool = False
     limits: Range | None = None
@@ -87,7 +90,7 @@ def option(
     default: Value,
     help: str,
     *,
-    group: str = "Options",
+    group: str = "",
     choices: Mapping[str, Any] | None = None,
     other_choices: bool = False,
     limits: Range | None = None,
@@ -127,8 +130,14 @@ def _field_type(hint: Any) -> FieldType:
 
 @functools.cache
 def options_of(cls: type) -> Mapping[str, Option]:
-    """The options of a dataclass, by the names of their fields."""
-    return {field.name: field.metadata[KEY] for field in dataclasses.fields(cls) if KEY in field.metadata}
+    """The options of a dataclass, by the names of their fields. Those without a group have that of the class that defines them."""
+    found = {}
+    for field in dataclasses.fields(cls):
+        if KEY in field.metadata:
+            home = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
+            about: Option = field.metadata[KEY]
+            found[field.name] = about if about.group else dataclasses.replace(about, group=getattr(home, "option_group", OWN))
+    return found
 
 
 def defaults_of(cls: type) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from ctrans.option import FieldType, Option, defaults_of, field_types, option, options_of
+from ctrans.option import OWN, FieldType, Option, defaults_of, field_types, option, options_of
 from ctrans.placement import PLACEMENTS, spell
 from solvers import ConfigError
 from solvers.errors import unknown
 
-ARGUMENTS, OWN = "Arguments", "Options"
+ARGUMENTS = "Arguments"
 GROUPS = (
     *(ARGUMENTS, "Architecture", "Norms", "Residual", "Attention", "Feed-forward", "Experts", "Weights", "Data", "Training"),
     *("Solver", OWN, "Monitor", "Device", "Other models", "Output"),
@@ -58,7 +58,7 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[str, list[tuple[str, str]]] = {OWN: []}
         for parameter in self.get_params(ctx):
-            if (row := parameter.get_help_record(ctx)) is not None:
+            if isinstance(parameter, click.Option) and (row := parameter.get_help_record(ctx)) is not None:
                 rows.setdefault(getattr(parameter, "group", OWN), []).append(row)
         for group, own in rows.items():
             with formatter.section(group):

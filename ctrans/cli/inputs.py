@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from ctrans.cli.model_sources import Subject, tokens_of
 from ctrans.cli.request import ModelRequest
 from ctrans.depth import check_count
-from ctrans.interop.image_inputs import Images, images_for
+from ctrans.interop.image_inputs import images_for
 from ctrans.interop.opened import Opened
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.text import read_text, windows
@@ -52,73 +53,56 @@ class Text:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pictures:
-    """The same of images, or of other arrays, of which there are no targets. `exact` is whether the user said how many."""
+class InputRows:
+    """Images or arrays, or the batch that a function of the user's returned.
 
-    images: Images
-    loss: str
-    exact: bool
-
-    @property
-    def said(self) -> str:
-        return self.images.said
-
-    def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
-        """So many images, or where nobody said how many as many as there are; their number of tokens is the model's."""
-        return self.images.batch(
-            _as_many(count, walks, self.images.there, self.exact, f"{str(self.images.path)!r} holds", "image")
-        )
-
-    def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
-        """Images, and targets that no loss looks at: -1 for each number where there is to be no loss."""
-        x = self.sequences(count, length, walks)
-        return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Batch:
-    """What a function of the user's gave: rows of a tensor, and targets for the user's loss, None where there are none.
-
-    `reader` is the model that reads rows of token ids, None where they are something else.
+    - `take`: gives the first so many of them, or so many spread evenly; `there`: how many there are
+    - `said`: where they come from; `holds`: the same with a verb; `unit`: what one of them is called
+    - `loss`: the name of the model's loss
+    - `exact`: whether the user chose how many to read
+    - `targets`: for the user's loss
+    - `reader`: the model, if rows are token ids without targets
     """
 
-    rows: Tensor
-    targets: Tensor | None
+    take: Callable[[int], Tensor]
+    there: int
     said: str
+    holds: str
+    unit: str
     loss: str
     exact: bool
+    targets: Tensor | None = None
     reader: Opened | None = None
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
-        """So many of the first rows, or where nobody said how many as many as there are; of token ids no more than that length."""
-        x = self.rows[: _as_many(count, walks, len(self.rows), self.exact, f"{self.said} has", "row")]
+        """So many rows for each walk. If the user chose no number there may be fewer. InputRows of token ids have at most that length.
+
+        Raises ConfigError where there are fewer than the user wants, or than walks.
+        """
+        wanted = walks * check_count("batch", count)
+        if not self.exact:
+            wanted = min(wanted, max(1, self.there // walks) * walks)
+        if self.there < wanted:
+            each = f" ({wanted // walks} to look at, and as many as another text beside them)" if walks > 1 else ""
+            most = f", or lower --batch to {self.there // walks}" if self.there >= walks else ""
+            units = f"{self.there} {self.unit}{'s' * (self.there != 1)}"
+            raise ConfigError(f"{self.holds} {units}, and {wanted} are wanted{each}: give more{most}")
+        x = self.take(wanted)
         return x if self.reader is None else x[:, :length]
 
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
-        """Rows and their targets; where there are none, those of token ids (`Opened.pairs`), or some that no loss looks at."""
+        """InputRows and their targets. Without targets: those of token ids (`Opened.pairs`), or -1, which no loss reads."""
         x = self.sequences(count, length, walks)
-        if self.targets is None and self.reader is not None:
-            if self.loss == "given":  # it may know nothing of targets of -1
-                return self.reader.pairs(x)
-            return self.reader.pairs(torch.cat([x, torch.full_like(x[:, :1], -1)], 1))  # what follows the last is not known
         if self.targets is not None:
             return x, self.targets[: len(x)]
-        return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
+        if self.reader is None:
+            return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
+        if self.loss == "given":  # it may know nothing of targets of -1
+            return self.reader.pairs(x)
+        return self.reader.pairs(torch.cat([x, torch.full_like(x[:, :1], -1)], 1))  # what follows the last is not known
 
 
-def _as_many(count: int, walks: int, there: int, exact: bool, holds: str, what: str) -> int:
-    """How many of what is there are read in so many walks. Raises ConfigError for too few, of what the user wants or of one a walk."""
-    wanted = walks * check_count("batch", count)
-    if not exact:
-        wanted = min(wanted, max(1, there // walks) * walks)
-    if there < wanted:
-        each = f" ({wanted // walks} to look at, and as many as another text beside them)" if walks > 1 else ""
-        most = f", or lower --batch to {there // walks}" if there >= walks else ""
-        raise ConfigError(f"{holds} {there} {what}{'s' * (there != 1)}, and {wanted} are wanted{each}: give more{most}")
-    return wanted
-
-
-def read(request: ModelRequest, found: Sequence[Subject]) -> Text | Pictures | Batch:
+def read(request: ModelRequest, found: Sequence[Subject]) -> Text | InputRows:
     """The text that the request names, as tokens of those models; or its images, or the batch of its example."""
     subject = found[0]
     if subject.given is not None:
@@ -144,7 +128,7 @@ def read(request: ModelRequest, found: Sequence[Subject]) -> Text | Pictures | B
     return Text(ids, subject.vocabulary, tokeniser.said, tokeniser.mask, subject.opened, tokeniser.words)
 
 
-def _pictures(request: ModelRequest, found: Sequence[Subject]) -> Pictures:
+def _pictures(request: ModelRequest, found: Sequence[Subject]) -> InputRows:
     opened = found[0].opened
     if opened is None or opened.vocabulary:
         raise ConfigError(f"--images is for a model of images, and {found[0].name} reads token ids: leave it out")
@@ -160,10 +144,12 @@ def _pictures(request: ModelRequest, found: Sequence[Subject]) -> Pictures:
     if len(shapes) > 1:
         raise ConfigError(f"the models read images of {len(shapes)} sizes: compare models of one size")
     dtype = next(opened.parameters()).dtype
-    return Pictures(images_for(request.images, shapes.pop(), dtype, opened.directory), opened.loss, "batch" in request.typed)
+    images = images_for(request.images, shapes.pop(), dtype, opened.directory)
+    holds = f"{str(images.path)!r} holds"
+    return InputRows(images.batch, images.there, images.said, holds, "image", opened.loss, "batch" in request.typed)
 
 
-def _given(request: ModelRequest, subject: Subject) -> Text | Pictures | Batch:
+def _given(request: ModelRequest, subject: Subject) -> Text | InputRows:
     """The example's batch; a text or images that are asked for in its place."""
     assert subject.given is not None, "who asks for it has it"
     assert subject.opened is not None, "an example is for a model that was opened"
@@ -174,7 +160,13 @@ def _given(request: ModelRequest, subject: Subject) -> Text | Pictures | Batch:
     if asked:
         return read(request, [dataclasses.replace(subject, given=None)])
     reader = subject.opened if subject.vocabulary and targets is None else None
-    return Batch(rows, targets, f"the batch of {request.example}", subject.opened.loss, "batch" in request.typed, reader)
+    said = f"the batch of {request.example}"
+    take, exact = partial(_first, rows), "batch" in request.typed
+    return InputRows(take, len(rows), said, f"{said} has", "row", subject.opened.loss, exact, targets, reader)
+
+
+def _first(rows: Tensor, count: int) -> Tensor:
+    return rows[:count]
 
 
 def _check_alike(one: Subject, other: Subject) -> None:
@@ -198,7 +190,7 @@ class InputSummary:
 
     request: ModelRequest
     found: Sequence[Subject]
-    text: Text | Pictures | Batch
+    text: Text | InputRows
     tokens: Tensor
 
     @property

@@ -182,18 +182,24 @@ def seeded(request: ModelRequest, changes: Mapping[str, Any]) -> Subject:
     large = too_large_to_stay(number_of_weights(config) * torch.get_default_dtype().itemsize)
     on_demand = large if request.stream is None else request.stream
     check_buildable(config, request.seed, on_demand=on_demand)
+    weights = f"{config.initialisation} weights, seed {request.seed}"
+    make = partial(GPT, config, seed=request.seed, on_demand=on_demand)
+    return _of_config(config, make, weights, context=config.context, streamed=on_demand)
+
+
+def _of_config(config: GPTConfig, make: Callable[[], GPT], weights: str, **more: Any) -> Subject:
+    """A model of ours. `more` are further fields of `Subject`."""
     return Subject(
         config=config,
-        make=partial(GPT, config, seed=request.seed, on_demand=on_demand),
-        weights=f"{config.initialisation} weights, seed {request.seed}",
-        vocabulary=VOCABULARY,
+        make=make,
+        weights=weights,
+        vocabulary=config.vocab_size,
         blocks=config.depth,
         segments=config.segments,
         width=config.width,
-        context=config.context,
         longest=config.context,
         placements=_names(config),
-        streamed=on_demand,
+        **more,
     )
 
 
@@ -207,21 +213,9 @@ def _saved(request: ModelRequest) -> list[Subject]:
     check_buildable(config, request.seed)
     length = min(request.context, config.context)
     own = {name: getattr(config, name) for name in request.config}
-    subject = Subject(
-        config=config,
-        make=partial(load, path),
-        weights=f"weights of {path}",
-        vocabulary=config.vocab_size,
-        blocks=config.depth,
-        segments=config.segments,
-        width=config.width,
-        context=length,
-        longest=config.context,
-        placements=_names(config),
-        brought={**own, "context": length, "norm": config.norm},
-        trained=True,
-    )
-    return [subject]
+    brought = {**own, "context": length, "norm": config.norm}
+    weights = f"weights of {path}"
+    return [_of_config(config, partial(load, path), weights, context=length, brought=brought, trained=True)]
 
 
 def _foreign(request: ModelRequest) -> list[Subject]:

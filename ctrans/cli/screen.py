@@ -14,7 +14,7 @@ from torch import Tensor
 from ctrans.cli.click_options import expand, expand_placements
 from ctrans.cli.comparison import SETTINGS, architectures_of, axes_of
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.inputs import Batch, InputSummary, Pictures, Text, read
+from ctrans.cli.inputs import InputRows, InputSummary, Text, read
 from ctrans.cli.model_sources import Subject, check_foreign_options, find, seeded, settle_threads
 from ctrans.cli.request import MODEL_OPTIONS, ComparisonRequest, ModelRequest, command_of, get_device, get_dtype
 from ctrans.model.architectures import ARCHITECTURES, PLAIN
@@ -180,7 +180,7 @@ def _check_dtype(name: str) -> None:
         raise ConfigError("dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or float64")
 
 
-def _parts(text: Text | Pictures | Batch, request: ScreenRequest, found: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(text: Text | InputRows, request: ScreenRequest, found: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, targets, and as many tokens of another text: every second sequence."""
     shortest = min(subject.context for subject in found)
     tokens, targets = text.pairs(request.batch, shortest, 2)

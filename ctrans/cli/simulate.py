@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.inputs import Batch, InputSummary, Pictures, Text, read
+from ctrans.cli.inputs import InputRows, InputSummary, Text, read
 from ctrans.cli.model_sources import find, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
 from ctrans.depth import check_count
@@ -117,7 +117,7 @@ def command(request: SimulateRequest) -> None:
 class OptionalAnalyses:
     """Analyses that the user asked for besides the trajectory, by the name of each model."""
 
-    def __init__(self, request: SimulateRequest, text: Text | Pictures | Batch, tokens: Tensor):
+    def __init__(self, request: SimulateRequest, text: Text | InputRows, tokens: Tensor):
         if request.lyapunov:
             check_count("lyapunov", request.lyapunov)
         if request.lyapunov and not isinstance(text, Text):

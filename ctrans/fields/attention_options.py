@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from ctrans.fields.positions import POSITIONS, Positions, turned_entries
 from ctrans.option import COUNT, LARGEST, SMALLEST, Range, check_options, option
@@ -22,43 +23,40 @@ class AttentionOptions:
     `sinks` are those of GPT-OSS, `gated_output` is that of Qiu et al. 2025.
     """
 
-    positions: str = option("learned", "How positions enter.", group="Attention", choices=POSITIONS)
+    option_group: ClassVar[str] = "Attention"
+
+    positions: str = option("learned", "How positions enter.", choices=POSITIONS)
     rotary_base: float = option(
         ROTARY_BASE,
         "Base of the angles of rotary positions.",
-        group="Attention",
         limits=Range(1, LARGEST, f"a finite number of at least 1; {ROTARY_BASE:g} is the usual one"),
     )
     rotary_fraction: float = option(
         1.0,
         "The part of each head that rotary positions turn.",
-        group="Attention",
         limits=Range(SMALLEST, 1, "the part of a head that is turned, above 0 and up to 1"),
     )
     kv_heads: int | None = option(
         None,
         "Heads of keys and values. Query heads share them.",
-        group="Attention",
         limits=COUNT,
         default_words="--heads",
     )
     window: int | None = option(
         None,
         "How many tokens a token reads: itself and those before it.",
-        group="Attention",
         limits=COUNT,
         default_words="all",
     )
     softcap: float | None = option(
         None,
         "Soft cap c: a score s becomes c tanh(s/c).",
-        group="Attention",
         limits=Range(1e-12, 1e30, "a number from 1e-12 to 1e+30"),
         default_words="none",
     )
     """Beyond these limits scores over c, or c times a tanh, are no numbers of single precision."""
-    sinks: bool = option(False, "Add a learned logit of each head to the denominator of its rows.", group="Attention")
-    gated_output: bool = option(False, "Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry.", group="Attention")
+    sinks: bool = option(False, "Add a learned logit of each head to the denominator of its rows.")
+    gated_output: bool = option(False, "Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry.")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -69,13 +69,15 @@ class ExpertOptions:
     `shared_experts` (DeepSeekMoE).
     """
 
-    experts: int = option(8, "Routed experts of --ffn moe.", group="Experts", limits=EXPERT_COUNT)
-    top_k: int = option(2, "How many of them a token goes through.", group="Experts", limits=EXPERT_COUNT)
+    option_group: ClassVar[str] = "Experts"
+
+    experts: int = option(8, "Routed experts of --ffn moe.", limits=EXPERT_COUNT)
+    top_k: int = option(2, "How many of them a token goes through.", limits=EXPERT_COUNT)
     shared_experts: int = option(
-        0, "Experts that every token goes through.", group="Experts", limits=Range(0, 10**6, "a whole number from 0 to 10^6")
+        0, "Experts that every token goes through.", limits=Range(0, 10**6, "a whole number from 0 to 10^6")
     )
-    router: str = option("topk_softmax", "How experts are chosen and weighted.", group="Experts", choices=ROUTERS)
-    expert: str = option("mlp", "What an expert is.", group="Experts", choices=EXPERTS)
+    router: str = option("topk_softmax", "How experts are chosen and weighted.", choices=ROUTERS)
+    expert: str = option("mlp", "What an expert is.", choices=EXPERTS)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
+from typing import ClassVar
 
 from ctrans.depth import check_count, check_dt
 from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, AttentionOptions, ExpertOptions
@@ -57,16 +58,16 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
       have steps of length 1
     """
 
+    option_group: ClassVar[str] = "Architecture"
+
     vocab_size: int = 256
-    context: int = option(256, "Tokens per sequence.", group="Architecture", limits=COUNT, flags="--context --tokens")
-    depth: int = option(
-        6, "Blocks. Each has an attention and an FFN sublayer.", group="Architecture", limits=Range(1, MOST_BLOCKS)
-    )
-    width: int = option(128, "Width d of a token.", group="Architecture", limits=COUNT)
-    heads: int = option(4, "Attention heads. They divide the width.", group="Architecture", limits=COUNT)
+    context: int = option(256, "Tokens per sequence.", limits=COUNT, flags="--context --tokens")
+    depth: int = option(6, "Blocks. Each has an attention and an FFN sublayer.", limits=Range(1, MOST_BLOCKS))
+    width: int = option(128, "Width d of a token.", limits=COUNT)
+    heads: int = option(4, "Attention heads. They divide the width.", limits=COUNT)
     placement: str = option("peri", f"Which norms act where; {MIXED}.", group="Norms", choices=PLACEMENTS, other_choices=True)
     norm: str = option("layernorm", "The norm.", group="Norms", choices=NORMS)
-    dt: float = option(1.0, "Residual scale: the length of a segment in depth-time.", group="Architecture")
+    dt: float = option(1.0, "Residual scale: the length of a segment in depth-time.")
     attention: str = option("softmax", "Attention map.", group="Attention", choices=ATTENTIONS)
     ffn: str = option("mlp", "FFN map.", group="Feed-forward", choices=FFNS)
     ffn_width: int | None = option(

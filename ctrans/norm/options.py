@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ctrans.option import COUNT, Range, option
 from solvers import ConfigError
@@ -17,20 +17,18 @@ SIZES = Range(1e-12, 1e12, "a number from 1e-12 to 1e+12")
 class NormOptions:
     """Options of some norms. None leaves the norm's own value."""
 
+    option_group: ClassVar[str] = "Norms"
+
     norm_groups: int | None = option(
         None,
         "Groups of channels. group_rmsnorm normalises each by itself.",
-        group="Norms",
         limits=COUNT,
         default_words="--heads",
     )
-    norm_alpha: float | None = option(
-        None, "alpha of dyt and derf at the start.", group="Norms", limits=SIZES, default_words="0.5"
-    )
+    norm_alpha: float | None = option(None, "alpha of dyt and derf at the start.", limits=SIZES, default_words="0.5")
     norm_radius: float | None = option(
         None,
         "Largest RMS of a token (clip_length) or entry (clip_entries) after clipping.",
-        group="Norms",
         limits=SIZES,
         default_words="1",
     )

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctrans.model.config import GPTConfig
+from ctrans.option import LARGEST, POSITIVE, SEED, SMALLEST, Range
 from ctrans.study.measures import MEASURES
 from ctrans.study.run_key import run_key
 from ctrans.training.data import Data, Source
-from ctrans.training.settings import TrainConfig, number, positive
+from ctrans.training.settings import TrainConfig, number
 from ctrans.training.tasks import TASKS, Task
 from solvers import ConfigError
 from solvers.errors import look_up, unknown
@@ -21,6 +22,7 @@ MODEL = frozenset(field.name for field in dataclasses.fields(GPTConfig))
 TRAINING = frozenset(field.name for field in dataclasses.fields(TrainConfig))
 OWN = ("learning_rate", "seed")
 """Settings that a study has lists of in any case, as `learning_rates` and `seeds`."""
+HOURS = Range(SMALLEST, LARGEST, "a positive number of processor hours")
 MOST_RUNS = 100_000
 """Runs of a study: more are a mistake in a grid."""
 
@@ -91,8 +93,8 @@ class Study:
             raise ConfigError(f"measure = {self.measure!r}: give a list of names")
         for name in self.measure:
             look_up("measure", name, MEASURES)
-        if self.budget is not None and not positive(self.budget):
-            raise ConfigError(f"budget = {self.budget!r}: give a positive number of processor hours, or leave it out")
+        if self.budget is not None:
+            HOURS.check("budget", self.budget, hint=", or leave it out")
         if self.count > MOST_RUNS:
             raise ConfigError(f"{self.count:,} runs: give at most {MOST_RUNS:,}, by shorter lists")
         runs = self.runs()
@@ -170,11 +172,7 @@ def _check_list(name: str, values: object) -> None:
     # numbers as themselves: 1 is 1.0, and not every whole number is a float
     if len({value if number(value) else json.dumps(value, sort_keys=True) for value in values}) < len(values):
         raise ConfigError(f"{name} = {list(values)} has a value twice: give each once")
-    if name == "learning_rates":
+    if name in ("learning_rates", "seeds"):
+        limits = SEED if name == "seeds" else POSITIVE
         for value in values:
-            if not positive(value):
-                raise ConfigError(f"learning_rates has {value!r}: give positive finite numbers")
-    if name == "seeds":
-        for value in values:
-            if not number(value) or isinstance(value, float) or not 0 <= value < 2**63:
-                raise ConfigError(f"seeds has {value!r}: give whole numbers from 0 to 2^63 - 1")
+            limits.check(f"a value of {name}", value, whole=limits is SEED)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -39,54 +38,45 @@ class TrainConfig:
     `patience` evaluations in a row lie more than `margin` nats above the first.
     """
 
-    batch: int = option(8, "Sequences of a micro-batch, over all processes.", group="Training", limits=COUNT)
-    accumulate: int = option(1, "Micro-batches of an iteration.", group="Training", limits=COUNT)
-    iterations: int = option(2500, "Updates of the weights.", group="Training", limits=COUNT)
-    optimiser: str = option("adamw", "The optimiser.", group="Training", choices=OPTIMISERS)
-    learning_rate: float = option(3e-3, "Peak of the learning rate.", group="Training", limits=POSITIVE)
-    min_learning_rate: float | None = option(
-        None, "Learning rate at the end of the cosine.", group="Training", default_words="a tenth of the peak"
-    )
-    warmup: int = option(100, "Iterations in which the learning rate grows linearly.", group="Training", limits=ITERATIONS)
+    option_group: ClassVar[str] = "Training"
+
+    batch: int = option(8, "Sequences of a micro-batch, over all processes.", limits=COUNT)
+    accumulate: int = option(1, "Micro-batches of an iteration.", limits=COUNT)
+    iterations: int = option(2500, "Updates of the weights.", limits=COUNT)
+    optimiser: str = option("adamw", "The optimiser.", choices=OPTIMISERS)
+    learning_rate: float = option(3e-3, "Peak of the learning rate.", limits=POSITIVE)
+    min_learning_rate: float | None = option(None, "Learning rate at the end of the cosine.", default_words="a tenth of the peak")
+    warmup: int = option(100, "Iterations in which the learning rate grows linearly.", limits=ITERATIONS)
     schedule: str = option(
         "cosine",
         "How the learning rate grows. nanoGPT's first of w steps is 1/(w + 1) of the peak, ours 1/w.",
-        group="Training",
         choices=SCHEDULES,
     )
-    weight_decay: float = option(
-        0.1, "Weight decay of matrices; with --decay-gains of all weights.", group="Training", limits=NOT_NEGATIVE
-    )
+    weight_decay: float = option(0.1, "Weight decay of matrices; with --decay-gains of all weights.", limits=NOT_NEGATIVE)
     decay_gains: bool = option(
         False,
         "Apply weight decay to gains and offsets of norms and to biases, too. A finite H behind an output norm needs it.",
-        group="Training",
     )
-    beta1: float = option(0.9, "Decay of the first moment, or the momentum of sgd.", group="Training", limits=BELOW_ONE)
-    beta2: float = option(0.99, "Decay of the second moment.", group="Training", limits=BELOW_ONE)
-    clip: float = option(1.0, "Largest norm of the gradient.", group="Training", limits=POSITIVE)
-    temperature_start: float | None = option(
-        None, "Attention's temperature at the start. It decays to --temperature.", group="Training"
-    )
-    temperature_steps: int = option(0, "Iterations of that decay.", group="Training", limits=ITERATIONS)
-    kinetic: float = option(0.0, "Weight lam of the running cost lam/2 int |v|^2 dt.", group="Training", limits=NOT_NEGATIVE)
+    beta1: float = option(0.9, "Decay of the first moment, or the momentum of sgd.", limits=BELOW_ONE)
+    beta2: float = option(0.99, "Decay of the second moment.", limits=BELOW_ONE)
+    clip: float = option(1.0, "Largest norm of the gradient.", limits=POSITIVE)
+    temperature_start: float | None = option(None, "Attention's temperature at the start. It decays to --temperature.")
+    temperature_steps: int = option(0, "Iterations of that decay.", limits=ITERATIONS)
+    kinetic: float = option(0.0, "Weight lam of the running cost lam/2 int |v|^2 dt.", limits=NOT_NEGATIVE)
     balance: float = option(
         0.01,
         "Weight of the load-balancing loss of a mixture of experts, summed over FFNs.",
-        group="Training",
         limits=NOT_NEGATIVE,
     )
-    router_z: float = option(0.001, "Weight of the router's z-loss, summed over FFNs.", group="Training", limits=NOT_NEGATIVE)
+    router_z: float = option(0.001, "Weight of the router's z-loss, summed over FFNs.", limits=NOT_NEGATIVE)
     bias_rate: float = option(
         0.0,
         "How much each update moves the biases that balance experts without a loss; 0 leaves them.",
-        group="Training",
         limits=NOT_NEGATIVE,
     )
     low_rank: int = option(
         0,
         "Rank r: train W + B A for each linear map W of the model of --from, with A and B alone; 0 trains all weights.",
-        group="Training",
         limits=ITERATIONS,
     )
     method: str = option("euler", f"Method of integration: {METHOD_WORDS}.", group="Solver", metavar="NAME")
@@ -96,14 +86,12 @@ class TrainConfig:
     gradient: str = option("backprop", "How gradients are computed.", group="Solver", choices=GRADIENTS)
     dtype: str = option("float32", "Type of the numbers. bfloat16 is autocast.", group="Solver", choices=PRECISIONS)
     compile: bool = option(False, "Compile the model.", group="Solver")
-    eval_every: int = option(100, "Iterations between validation losses.", group="Training", limits=COUNT)
-    eval_windows: int = option(64, "Validation sequences, evenly spaced, always the same.", group="Training", limits=COUNT)
-    save_every: int = option(100, "Iterations between checkpoints. The best is always kept.", group="Training", limits=COUNT)
-    theta: bool = option(False, "Measure attention's balanced-mass factor with every validation loss.", group="Training")
-    margin: float = option(
-        1.0, "Nats above the first validation loss from which a run counts as diverging.", group="Training", limits=POSITIVE
-    )
-    patience: int = option(3, "Validation losses in a row above it that end the run.", group="Training", limits=COUNT)
+    eval_every: int = option(100, "Iterations between validation losses.", limits=COUNT)
+    eval_windows: int = option(64, "Validation sequences, evenly spaced, always the same.", limits=COUNT)
+    save_every: int = option(100, "Iterations between checkpoints. The best is always kept.", limits=COUNT)
+    theta: bool = option(False, "Measure attention's balanced-mass factor with every validation loss.")
+    margin: float = option(1.0, "Nats above the first validation loss from which a run counts as diverging.", limits=POSITIVE)
+    patience: int = option(3, "Validation losses in a row above it that end the run.", limits=COUNT)
     seed: int = option(0, "Seed of the weights and the batches.", group="Weights", limits=SEED)
 
     def __post_init__(self) -> None:
@@ -191,8 +179,3 @@ def check_names(given: Iterable[str]) -> None:
 def number(value: object) -> bool:
     """Whether it is an int or float, and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def positive(value: Any) -> bool:
-    """Whether it is a positive finite number."""
-    return number(value) and 0 < value < math.inf

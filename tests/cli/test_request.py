@@ -2,17 +2,24 @@
 
 import dataclasses
 import importlib
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from ctrans.cli import COMMANDS
-from ctrans.cli.click_options import settings_in
+from ctrans.cli.click_options import settings_in, settings_of
+from ctrans.cli.comparison import SETTINGS, values_of
 from ctrans.cli.model_sources import find, resolved
 from ctrans.cli.request import ModelRequest, Request, command_of
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.norm import NORMS
+from ctrans.option import Range, option, options_of
+from ctrans.study.description import MODEL
+from solvers import ConfigError
 
 
 def asked(*args):
@@ -61,3 +68,46 @@ def test_every_field_of_a_request_is_an_option_of_its_command(name):
     settings = settings_in(kind)
     fields = {field.name for field in dataclasses.fields(kind)} - {"command", "options", "typed", "several", *settings}
     assert fields | {name for names in settings.values() for name in names} == context.params.keys()
+
+
+@pytest.mark.parametrize("name", ["simulate", "hjb-check", "control", "diagnose", "screen", "train", "coordinate-check"])
+def test_every_option_of_an_architecture_is_one_of_the_command(name):
+    module = importlib.import_module(f"ctrans.cli.{name.replace('-', '_')}")
+    flags = {flag for parameter in module.command.params for flag in parameter.opts}
+    assert {about.flag(field) for field, about in options_of(GPTConfig).items()} <= flags
+
+
+def test_a_new_field_is_an_option_by_being_there():
+    """As a field of the architecture or of a request, with its type, limits and default."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Larger(GPTConfig):
+        sparsity: float = option(0.5, "How sparse.", group="Attention", limits=Range(0, 1, "a number from 0 to 1"))
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Asking(Request):
+        config: Any = settings_of(Larger)
+
+    seen = []
+    command_of(Asking, "ask")(seen.append).main(["--sparsity", "0.25"], standalone_mode=False)
+    assert Larger(**seen[0].config).sparsity == 0.25
+    assert seen[0].shown()["sparsity"] == 0.25
+    with pytest.raises(ConfigError, match=r"sparsity = 2: give a number from 0 to 1"):
+        Larger(sparsity=2)
+
+
+def test_what_screen_compares_and_studies_vary_are_the_options_of_an_architecture():
+    assert set(SETTINGS.values()) == set(options_of(GPTConfig)) <= MODEL
+    assert SETTINGS["init"] == "initialisation"
+    assert values_of("window", "none,2") == {"none": None, 2: 2}
+    assert values_of("qk-norm", "none,l2") == {"none": False, "l2": "l2"}
+    assert values_of("sinks", "yes") == {"yes": True}
+    assert list(values_of("norm", "all")) == list(NORMS)
+    assert values_of("heads", "2,4") == {2: 2, 4: 4}
+
+
+def test_an_option_is_named_in_few_files():
+    """Its field and what it does there: no list of options is kept elsewhere."""
+    ctrans = Path(importlib.import_module("ctrans").__file__).parent
+    named = {path.name for path in ctrans.rglob("*.py") if "stack_steps" in path.read_text()}
+    assert named <= {"config.py", "stack.py", "gpt.py", "start_from.py", "ot_transformer.py", "run_key.py"}
