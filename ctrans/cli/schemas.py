@@ -135,6 +135,9 @@ def _trained() -> dict[str, Schema]:
         "best_step": schema_of(int | None),
         "accuracy": described("The share of held-out answers that are right, of a task with answers.", schema_of(float | None)),
         "losses": an_object("Pairs of a step and a loss.", training=PAIRS, validation=PAIRS),
+        "curves": an_object(
+            "Pairs of a step and a figure.", learning_rate=PAIRS, gradient_norm=PAIRS, growth=PAIRS, largest=PAIRS
+        ),
         "other_depths": a_map("Validation loss by number of blocks.", NUMBER),
         "seconds": NUMBER,
     }
@@ -142,6 +145,7 @@ def _trained() -> dict[str, Schema]:
 
 def _studied() -> dict[str, Schema]:
     figures = a_map("Figures by name; null where not known.", schema_of(float | None))
+    spread = a_map("By name.", schema_of(list[float]))
     return {
         "study": described("The description: base configuration, what varies, learning rates, seeds, data.", {"type": "object"}),
         "runs": described("How many runs it has.", WHOLE),
@@ -151,8 +155,10 @@ def _studied() -> dict[str, Schema]:
         "losses": a_map(
             "By case: its learning rates, and over seeds the mean, lowest and highest loss at the end; that before the first step for "
             "a run that diverged.",
-            a_map("By name.", schema_of(list[float])),
+            spread,
         ),
+        "curves": a_map("By case with one learning rate: iterations, and over its runs the validation loss.", spread),
+        "states": a_map("By case that measured moments: segments, and over its trained models the mean |x|.", spread),
         "verdict": one_of(Verdict, type(None)),
         "frequencies_loss": described(
             "Nats a token where a model ends that knows how often tokens come and nothing else; null for a task.",
@@ -221,6 +227,7 @@ RESULT_KEYS: dict[str, Callable[[], dict[str, Schema]]] = {
         "probes": described(
             "Figures of each walk on the held batch, with its step.", {"type": "array", "items": {"type": "object"}}
         ),
+        "unknown": a_map("What the last report could not look at, and why.", WORD),
     },
     "generate": lambda: {
         "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),

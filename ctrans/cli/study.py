@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from rich.markup import escape
-from rich.table import Table
-
 from ctrans.cli.ending import CommandEnding, check_json, end
 from ctrans.cli.request import command_of
-from ctrans.cli.study_request import StudyRequest, begins, carry_out, engine, options_of, rest, tell_cost
+from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
 from ctrans.depth import check_count
-from ctrans.report.files import png
-from ctrans.report.study_report import outcomes_table, plateau_words, rates_figure
-from ctrans.report.verdict_report import effects_table, verdict_figure
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
-from ctrans.study.database import Finished, Store, open_store
+from ctrans.study.database import FILE, Finished, Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
-from ctrans.study.outcomes import losses, outcomes_of
+from ctrans.study.outcomes import curves, losses, outcomes_of, states
 from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.table import PRESETS, Preset
 from ctrans.study.study_file import read_study
@@ -58,17 +52,18 @@ def command(request: StudyRequest) -> None:
     _check(request, directory)
     study = _study(request)
     if request.dry_run:
-        tell_cost(request, study, directory)
+        kept = open_store(directory, write=False) if (directory / FILE).exists() else contextlib.nullcontext()
+        with kept as store:
+            plan = prospect(study, store)
+        result = {**begins(plan), "cost": costs(plan, processes(request.workers))}
+        end(request, None, CommandEnding(result=result, options=_options(request)))
         return
-    if request.report:
-        with open_store(directory, write=False) as store:
-            _end(request, directory, study, store, prospect(study, store, as_begun=True))
-        return
-    with open_store(directory) as store:
-        plan = prospect(study, store)
-        if plan.left:
+    with open_store(directory, write=not request.report) as store:
+        plan = prospect(study, store, as_begun=request.report)
+        if plan.left and not request.report:
             carry_out(plan, store, engine(request.workers, request.ray))
-        _end(request, directory, study, store, prospect(study, store))
+            plan = prospect(study, store)
+        _end(request, directory, store, plan)
 
 
 def _study(request: StudyRequest) -> Study:
@@ -123,27 +118,25 @@ def _check(request: StudyRequest, directory: Path) -> None:
     check_json(request, directory)
 
 
-def _end(request: StudyRequest, directory: Path, study: Study, store: Store, plan: Prospect) -> None:
-    """Writes and prints what the study's runs show by now."""
+def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -> None:
+    """Writes and prints what the study's runs show so far."""
     runs = plan.kept(store)
-    outcomes, verdict, frequencies = outcomes_of(runs), _verdict(request, plan, runs), _frequencies_loss(plan, runs)
-    files: dict[str, Callable[[], bytes]] = {"study.png": lambda: png(_figure(study, runs, verdict))}
-    files |= {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
-    findings = {
+    outcomes = outcomes_of(runs)
+    result = {
         **begins(plan),
         "outcomes": outcomes,
         "losses": losses(runs),
-        "frequencies_loss": frequencies,
-        "verdict": verdict,
+        "curves": curves(runs),
+        "states": states(runs),
+        "frequencies_loss": _frequencies_loss(plan, runs),
+        "verdict": _verdict(request, plan, runs),
     }
-    ending = CommandEnding(
-        result=findings,
-        page=[*_page(runs, outcomes, frequencies, verdict)],
-        options=options_of(request),
-        files=files,
-        said=f"{len(runs)} of {len(plan.runs)} runs are done{rest(plan)}. ",
-    )
-    end(request, directory, ending)
+    files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
+    end(request, directory, CommandEnding(result=result, options=_options(request), files=files))
+
+
+def _options(request: StudyRequest) -> dict[str, Any]:
+    return {"formats": list(request.formats)}
 
 
 def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) -> Verdict | None:
@@ -153,10 +146,6 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) ->
     preset, left = _preset(request), {run.training.seed for run in plan.left.values()}
     whole = [run for run in runs if run.run.training.seed not in left]
     return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes)
-
-
-def _figure(study: Study, runs: Sequence[Finished], verdict: Verdict | None) -> Figure:
-    return rates_figure(runs, study.name) if verdict is None else verdict_figure(runs, verdict, study.name)
 
 
 def _frequencies_loss(plan: Prospect, runs: Sequence[Finished]) -> float | None:
@@ -171,18 +160,6 @@ def _frequencies_loss(plan: Prospect, runs: Sequence[Finished]) -> float | None:
     except ConfigError:
         return None
     return data.frequencies_loss() if data.fingerprint() == plan.fingerprints[context] else None
-
-
-def _page(
-    runs: Sequence[Finished], outcomes: dict[str, dict[str, float | None]], frequencies: float | None, verdict: Verdict | None
-) -> Iterator[str | Table]:
-    if runs:
-        yield outcomes_table(runs, outcomes)
-    if frequencies is not None:
-        yield f"\n{escape(plateau_words(runs, outcomes, frequencies))}"
-    if verdict is not None:
-        yield from ("", f"[bold]Claim[/]: {escape(verdict.claim)} ({escape(verdict.source)}).", "", effects_table(verdict), "")
-        yield f"[bold]{verdict.verdict}[/]." + (f" Note: {escape(verdict.notes)}." if verdict.notes else "")
 
 
 command.help = (command.help or "").replace("{presets}", ", ".join(PRESETS))

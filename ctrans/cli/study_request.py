@@ -11,15 +11,12 @@ from typing import Any, ClassVar
 import torch
 
 from ctrans.cli.click_options import argument
-from ctrans.cli.ending import CommandEnding, end
 from ctrans.cli.request import WrittenRequest
 from ctrans.option import option
 from ctrans.report.progress import duration, progress_bar
-from ctrans.report.study_report import cost_table
-from ctrans.study.carry_out import Advance, Prospect, carry_out_study, prospect
+from ctrans.study.carry_out import Advance, Prospect, carry_out_study
 from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
-from ctrans.study.database import FILE, Store, open_store
-from ctrans.study.description import Study
+from ctrans.study.database import FILE, Store
 from ctrans.study.engine import Engine, by_ray, in_processes
 from ctrans.study.export import FORMATS
 from ctrans.training.data import read_source
@@ -70,19 +67,6 @@ def cost(plan: Prospect) -> tuple[Cost, Cost]:
     return cost_of(list(plan.runs.values()), rate), cost_of(list(plan.left.values()), rate)
 
 
-def tell_cost(request: StudyRequest, study: Study, directory: Path) -> None:
-    """Prints and writes what it costs. Nothing is made but the JSON."""
-    if (directory / FILE).exists():
-        with open_store(directory, write=False) as store:
-            plan = prospect(study, store)
-    else:
-        plan = prospect(study, None)
-    whole, left = cost(plan)
-    findings = {**begins(plan), "cost": as_object(left, processes(request.workers))}
-    page = [cost_table(whole, left, processes(request.workers))]
-    end(request, None, CommandEnding(result=findings, page=page, options=options_of(request)))
-
-
 def carry_out(plan: Prospect, store: Store, engine: Engine) -> None:
     """Carries out what is left, with a bar of runs and the time that the rest will take. Errors as `carry_out_study`."""
     with progress_bar("study", len(plan.left)) as advance:
@@ -115,22 +99,16 @@ def rest(plan: Prospect) -> str:
 
 def begins(plan: Prospect) -> dict[str, Any]:
     """What every study's result has: which, how far it is, and nothing yet of what this request may add."""
-    nothing: dict[str, Any] = {
-        "cost": None,
-        "outcomes": {},
-        "losses": {},
-        "frequencies_loss": None,
-        "verdict": None,
-        "prediction": None,
-    }
-    return {"study": plan.study.as_object(), "runs": len(plan.runs), "done": len(plan.runs) - len(plan.left), **nothing}
+    maps: dict[str, Any] = {name: {} for name in ("outcomes", "losses", "curves", "states")}
+    nothing = dict.fromkeys(("cost", "frequencies_loss", "verdict", "prediction"))
+    done = len(plan.runs) - len(plan.left)
+    return {"study": plan.study.as_object(), "runs": len(plan.runs), "done": done, **maps, **nothing}
 
 
-def as_object(cost: Cost, workers: int) -> dict[str, float]:
-    """The cost for JSON, with processor hours, and hours of so many processes."""
-    return {**dataclasses.asdict(cost), "processor_hours": cost.processor_hours, "hours": cost.hours(workers)}
-
-
-def options_of(request: StudyRequest) -> dict[str, Any]:
-    """The options that the JSON says beside the study: formats of exports."""
-    return {"formats": list(request.formats)}
+def costs(plan: Prospect, processes: int) -> dict[str, Any]:
+    """What is left to do as JSON: its cost with processor hours, and hours of so many processes; under `all`, of all runs."""
+    whole, left = (
+        {**dataclasses.asdict(each), "processor_hours": each.processor_hours, "hours": each.hours(processes)}
+        for each in cost(plan)
+    )
+    return {**left, "processes": processes, "all": whole}

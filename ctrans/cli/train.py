@@ -26,10 +26,12 @@ from ctrans.monitor import Alarm, Monitor
 from ctrans.monitor.log_lines import plain_numbers
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.reactions import check_reactions
-from ctrans.report.files import png, write_atomic
-from ctrans.report.progress import progress_bar
+from ctrans.report.contents import page_of
+from ctrans.report.files import write_atomic
+from ctrans.report.picture import pictures
+from ctrans.report.progress import bar_words, evaluation_line, progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
-from ctrans.report.train_report import bar_words, by_step, evaluation_line, loss_figure
+from ctrans.report.terminal import show
 from ctrans.threads import choose_threads, flops
 from ctrans.training import log
 from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, carry_out
@@ -237,7 +239,7 @@ def _say(words: str) -> None:
 def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: float) -> dict[str, Any]:
     rows = list(log.read(run.store.directory))
     evaluations = [row for row in rows if "validation_loss" in row]
-    progress = outcome.progress
+    progress, curves = outcome.progress, log.curves(rows)
     shown = request.shown()
     if request.resume:  # it has its settings from its checkpoint, under "model" and "training", but for what was typed anew
         shown = {name: value for name, value in shown.items() if name in request.typed}
@@ -257,7 +259,8 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
         "best_validation_loss": progress.best,
         "best_step": progress.best_step,
         "accuracy": evaluations[-1].get("accuracy") if evaluations else None,
-        "losses": by_step(rows),
+        "losses": {name: curves.pop(name) for name in ("training", "validation")},
+        "curves": curves,
         "other_depths": {},
         "seconds": seconds,
     }
@@ -274,19 +277,16 @@ def _add_depths(request: TrainRequest, result: dict[str, Any], run: TrainingRun,
 
 def _show(request: TrainRequest, result: dict[str, Any], run: TrainingRun, outcome: Outcome) -> None:
     """Writes the picture and the JSON, but not yet to stdout, and prints how the run ended."""
-    directory, model, progress = run.store.directory, run.model.config, outcome.progress
-    blocks = f"{model.depth} block{'s' * (model.depth != 1)}"
-    title = f"{model.placement}, {blocks}, width {model.width}, dt = {model.dt:g}, {result['parameters']:,} parameters"
-    if result["trained_parameters"] != result["parameters"]:
-        title += f", {result['trained_parameters']:,} of them trained"
-    save_json(request, directory, result)
-    write_atomic(directory / "loss.png", png(loss_figure(list(log.read(directory)), title)))
+    directory = run.store.directory
+    page = page_of({request.command: json.loads(save_json(request, directory, result))})
+    drawn = pictures(page)
+    for name, make in drawn.items():
+        write_atomic(directory / name, make())
     if not request.quiet:
         console = Console()
-        if progress.best_step is not None:
-            console.print(f"Best validation loss {progress.best:.4f} at step {progress.best_step}.", soft_wrap=True)
-        written = ", ".join(f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", "loss.png"))
-        console.print(f"{title}. Written: {written}", soft_wrap=True)
+        show(page, console, verbose=request.verbose)
+        written = ", ".join(f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", *drawn))
+        console.print(f"Written: {written}", soft_wrap=True, markup=False, highlight=False)
     if outcome.ending is not Ending.FINISHED:
         advice = ADVICE[run.store.exists, outcome.ending].format(rate=run.config.learning_rate / 2)
         click.echo(f"ctrans: {outcome.ending.value}: {outcome.message}; {advice} --out {directory}", err=True)

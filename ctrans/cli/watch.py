@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from ctrans.cli.click_options import argument
 from ctrans.cli.ending import CPU, check_json, result_of, write_json
@@ -17,9 +20,11 @@ from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.monitor.history import history
 from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.option import option
-from ctrans.report.files import check_writable, png, write_atomic
-from ctrans.report.watch_figure import watch_figure
-from ctrans.report.watch_report import page
+from ctrans.report.contents import page_of
+from ctrans.report.files import check_writable, to_json, write_atomic
+from ctrans.report.picture import pictures
+from ctrans.report.sections import Page
+from ctrans.report.terminal import show
 from solvers import ConfigError
 
 LEAST_WAIT = 0.1
@@ -55,17 +60,16 @@ def command(request: WatchRequest) -> None:
     if out is not None:
         check_writable(out)
     console = Console()
-    if request.once or request.quiet or not console.is_terminal:
-        if not request.quiet:
-            console.print(page(log))
-    else:
+    if not (request.once or request.quiet) and console.is_terminal:
         log = _followed(request, console, log)
-    write_json(request, out, {**result_of(request, request.shown(), CPU), **findings(log)})
-    if out is not None and log.reports:
-        write_atomic(out / "watch.png", png(watch_figure(log)))
+    elif not request.quiet:
+        show(_page(log), console, verbose=request.verbose)
+    text = write_json(request, out, {**result_of(request, request.shown(), CPU), **findings(log)})
+    drawn = pictures(page_of({request.command: json.loads(text)})) if out is not None else {}
+    for name, make in drawn.items():
+        write_atomic(Path(str(out)) / name, make())
     if not request.quiet:
-        names = ["watch.json", *(["watch.png"] if log.reports else [])]
-        click.echo(f"Written: {', '.join(f'{out}/{name}' for name in names)}")
+        click.echo(f"Written: {', '.join(f'{out}/{name}' for name in ('watch.json', *drawn))}")
 
 
 def findings(log: MonitorLog) -> dict[str, Any]:
@@ -80,17 +84,30 @@ def findings(log: MonitorLog) -> dict[str, Any]:
         "history": history(log),
         "alarms": log.alarms,
         "probes": log.probes,
+        "unknown": {where: why for report in log.reports[-1:] for where, why in report.unknown.items()},
     }
+
+
+def _page(log: MonitorLog) -> Page:
+    return page_of({"watch": json.loads(to_json({"command": "watch", **findings(log)}))})
+
+
+def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
+    """The page as text of the terminal's width, to be shown in place of the one before."""
+    inner = Console(file=io.StringIO(), width=console.width, force_terminal=True)
+    with inner.capture() as capture:
+        show(_page(log), inner, verbose=request.verbose)
+    return Text.from_ansi(capture.get())
 
 
 def _followed(request: WatchRequest, console: Console, log: MonitorLog) -> MonitorLog:
     """The log when the run has ended, or Ctrl-C was pressed."""
     try:
-        with Live(page(log), console=console, auto_refresh=False, screen=False) as live:
+        with Live(_live(request, console, log), console=console, auto_refresh=False, screen=False) as live:
             while not log.ended:
                 time.sleep(request.refresh)
                 log = read_log(request.directory)
-                live.update(page(log), refresh=True)
+                live.update(_live(request, console, log), refresh=True)
     except KeyboardInterrupt:
         pass
     return log

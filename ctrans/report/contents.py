@@ -138,5 +138,6 @@ def _line(command: str, name: str, result: CommandResult) -> str:
     options = result.get("options") or {}
     words = {"depth": "{} blocks", "width": "width {}", "heads": "{} heads", "dt": "step dt = {}", "seed": "seed {}"}
     known = [form.format(options[key]) for key, form in words.items() if options.get(key) is not None]
-    described = _model(result) or ", ".join(known)
+    named = (result.get("study") or {}).get("name") or (result.get("log") or {}).get("model")
+    described = _model(result) or ", ".join(known) or str(named or "")
     return described if name == command else f"{name}: {described or command}"

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from ctrans.report.axes import (
     MOST_LINES,
@@ -39,10 +40,13 @@ WIDTH, HEIGHT = 4.5, 4.2
 
 
 def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
-    """What makes each PNG file of the page, by its name: one for each chapter that has a `picture`."""
-    named = [chapter for chapter in page.chapters if chapter.picture and chapter.charts]
-    title = f"{page.title}: {page.asked}"
-    return {f"{each.picture}.png": partial(_png, each.charts, title) for each in named}
+    """What makes each PNG file of the page, by its name; chapters with the same `picture` share one."""
+    plots: dict[str, list[Plot]] = {}
+    for chapter in page.chapters:
+        if chapter.picture and chapter.charts:
+            plots.setdefault(chapter.picture, []).extend(chapter.charts)
+    title = f"{page.title}: {page.asked}" if page.asked else page.title
+    return {f"{name}.png": partial(_png, each, title) for name, each in plots.items()}
 
 
 def _png(charts: Sequence[Plot], title: str) -> bytes:
@@ -202,8 +206,13 @@ def _moments(figure: Figure, axes: Axes, chart: Plot) -> None:
     known = values[np.isfinite(values)]
     scale = LogNorm(known.min(), max(known.max(), known.min() * 1.01)) if chart.log and known.size else None
     names = list(chart.frames)
-    at = [float(name) for name in names] if all(name.replace(".", "", 1).isdigit() for name in names) else range(len(names))
+    at = (
+        [float(name.replace(",", "")) for name in names]
+        if all(name.replace(".", "", 1).replace(",", "").isdigit() for name in names)
+        else range(len(names))
+    )
     shown = np.ma.masked_invalid(values.T)
     image = axes.pcolormesh(at, chart.lines[0].x, shown, norm=scale, shading="nearest", cmap="cividis")
     figure.colorbar(image, ax=axes, label=chart.y)
     axes.set(xlabel=chart.over, ylabel=chart.x)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,10 +1,11 @@
-"""A progress bar on stderr for work that takes over a second."""
+"""How the progress of long work is shown: a bar on stderr, and the lines of a training."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -91,3 +92,22 @@ def progress_bar(what: str, total: int, done: int = 0) -> Iterator[Bar]:
         yield bar
     finally:
         bar.close()
+
+
+def bar_words(row: dict[str, Any]) -> str:
+    """What the progress bar says of an iteration."""
+    return f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
+
+
+def evaluation_line(row: dict[str, Any], iterations: int) -> str:
+    """What is printed of an evaluation."""
+    width = len(str(iterations))
+    parts = [f"step {row['step']:{width}d}/{iterations}", f"validation loss {row['validation_loss']:.4f}"]
+    if "loss" in row:
+        parts += [f"loss {row['loss']:.4f}", f"|gradient| {row['gradient_norm']:.2g}", f"lr {row['learning_rate']:.1e}"]
+    parts.append(f"rms X_T/X_0 {row['growth']:.3g}")
+    if "accuracy" in row:
+        parts.insert(2, f"accuracy {100 * row['accuracy']:.1f} %")
+    if "theta" in row:
+        parts.append(f"theta {row['theta']:.4f}")
+    return ", ".join(parts)

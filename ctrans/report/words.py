@@ -27,23 +27,6 @@ SCREENED = {
     "attention": Drawn("attention's rows alone", "segment", "relative gain through the softmax"),
 }
 """What a screening measures by depth."""
-WATCHED = {
-    "rms": ("hidden states", "root mean square of X"),
-    "gradient": ("gradients", "norm of a sublayer's, |dL/dW|"),
-    "costate": ("costate", "|dL/dX|"),
-    "velocity": ("what sublayers add", "root mean square of r"),
-    "step_share": ("length of a step", "|dt r| / |X|, of what is added"),
-    "bound_share": ("used of the bound", "share of what norm or weights allow"),
-    "update": ("updates", "|change of W| / |W|, one step"),
-    "surprise": ("surprise", "gradient / root of Adam's second moment"),
-    "peak": ("outliers", "largest over median |x|"),
-    "logit": ("attention scores", "largest |score|"),
-    "entropy": ("attention's entropy", "share of that of equal weights"),
-    "routing": ("experts used", "share of the experts"),
-}
-"""What a monitor sees by depth: a title, and the figure in words."""
-ALONG = {"state": "sublayers done", "sublayer": "sublayer", "head": "head, counted through the depth"}
-"""The axis along the depth, by a gauge's scope."""
 JUDGED = {
     "held": "a norm stands in between, so that growing weights hardly change it; of attention: within its limit",
     "follows weights": "no norm holds it: if every map put out c times as much, c large, the last state (forward) and the distance of two "

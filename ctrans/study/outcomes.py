@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ctrans.study.database import Finished
 from ctrans.study.training import FAILED
@@ -46,17 +47,44 @@ def by_rate(runs: Sequence[Finished]) -> dict[float, list[Finished]]:
     return {rate: [run for run in runs if run.run.training.learning_rate == rate] for rate in rates}
 
 
-def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[float]]]:
+def spread(axis: str, values: Mapping[Any, Sequence[float]]) -> dict[str, list[Any]]:
+    """The mean, the lowest and the highest of the values at each place of an axis."""
+    return {
+        axis: list(values),
+        "mean": [statistics.fmean(each) for each in values.values()],
+        "lowest": [min(each) for each in values.values()],
+        "highest": [max(each) for each in values.values()],
+    }
+
+
+def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
     """By case: its learning rates, ascending, and the mean, the lowest and the highest min(l, l_0) over the seeds of each."""
+    return {
+        case: spread("rates", {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()})
+        for case, each in by_case(runs).items()
+    }
+
+
+def curves(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
+    """By case that has one learning rate: iterations, and the validation loss there over its runs."""
     found = {}
     for case, each in by_case(runs).items():
-        ends = {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()}
-        found[case] = {
-            "rates": list(ends),
-            "mean": [statistics.fmean(values) for values in ends.values()],
-            "lowest": [min(values) for values in ends.values()],
-            "highest": [max(values) for values in ends.values()],
-        }
+        at: dict[int, list[float]] = {}
+        for row in (row for run in each for row in run.result.evaluations if isinstance(row["validation_loss"], float)):
+            at.setdefault(row["step"], []).append(row["validation_loss"])
+        if len(by_rate(each)) == 1:
+            found[case] = spread("steps", dict(sorted(at.items())))
+    return found
+
+
+def states(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
+    """By case whose runs measured moments: segments, and the mean |X| behind each of them over the trained models."""
+    found = {}
+    for case, each in by_case(runs).items():
+        measured = [run.result.trained.get("after", {}).get("moments") for run in each]
+        sizes = [moments["mean_abs"] for moments in measured if isinstance(moments, dict)]
+        if sizes:
+            found[case] = spread("segments", dict(enumerate(zip(*sizes, strict=True))))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from solvers import ConfigError
 
 LOG = "log.jsonl"
 Row = dict[str, Any]
+SMOOTH = 100
+"""Of about this many stretches of iterations `curves` has means."""
 
 
 def append(directory: Path, row: Row) -> None:
@@ -34,6 +36,28 @@ def read(directory: Path) -> Iterator[Row]:
     path = directory / LOG
     if path.exists():
         yield from (row for row in map(_decode, _lines(path)) if row is not None)
+
+
+def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, float]]]:
+    """Pairs of a step and a figure, by what it is.
+
+    Of iterations they are means over about `SMOOTH` stretches of equal length.
+    """
+    rows = list(rows)
+    steps = [row for row in rows if "loss" in row]
+    evaluations = [row for row in rows if "validation_loss" in row]
+    stretch = max(1, len(steps) // SMOOTH)
+    parts = [steps[i : i + stretch] for i in range(0, len(steps) - stretch + 1, stretch)]
+    found = {}
+    for name, key in {"training": "loss", "learning_rate": "learning_rate", "gradient_norm": "gradient_norm"}.items():
+        found[name] = [(_mean(part, "step"), _mean(part, key)) for part in parts]
+    for name, key in {"validation": "validation_loss", "growth": "growth", "largest": "largest"}.items():
+        found[name] = [(float(row["step"]), float(row[key])) for row in evaluations]
+    return found
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    return sum(float(row[name]) for row in rows) / len(rows)
 
 
 def unsaved(directory: Path) -> bool:

@@ -99,7 +99,7 @@ def test_the_run_is_written_before_it_is_evaluated_at_other_depths(tmp_path, mon
     monkeypatch.setattr("ctrans.cli.other_depths.evaluate", fail)
     result = run("train", *TINY, "--eval-depth", "3", "--out", tmp_path)
     assert (result.exit_code, result.stderr) == (1, "ctrans: too deep\n")
-    assert "Best validation loss" in result.stdout
+    assert "best validation loss" in result.stdout
     kept = strict((tmp_path / "train.json").read_text())
     assert (kept["ending"], kept["other_depths"]) == ("finished", {})
     assert (tmp_path / "loss.png").exists()

@@ -12,8 +12,8 @@ from ctrans.cli import watch
 from ctrans.model.checkpoint import load
 from ctrans.monitor.log import LOG, LogWriter, read_log
 from ctrans.monitor.log_lines import Header, Report
-from ctrans.report.watch_figure import watch_figure
-from ctrans.report.watch_report import BARS, page, sparkline
+from ctrans.report.pages.watch_page import BARS, sparkline
+from ctrans.report.terminal import show
 from tests.cli.test_commands import run, strict
 from tests.cli.test_train import TINY
 
@@ -48,10 +48,10 @@ def test_watch_shows_a_run_and_writes_picture_and_json(tmp_path):
     for word in (
         "step 60 of 100 (60%)",
         "2 steps/s",
-        "attention logits grow (danger)",
+        "attention logits grow (serious)",
         "doubles every 10 steps",
         "QK-norm",
-        "rms",
+        "hidden states",
     ):
         assert word in " ".join(result.stdout.split()), word
     assert (tmp_path / "watch.png").read_bytes().startswith(b"\x89PNG")
@@ -72,8 +72,8 @@ def test_a_terminal_of_80_characters_shows_every_number_whole(tmp_path):
         row = [1.234e-10 * 10**k for k in range(24)]
         writer.report(Report(10 * (i + 1), {"loss": 1.0, **dict.fromkeys(("bound_share", "gradient", "logit"), row)}))
     console = Console(file=io.StringIO(), width=80)
-    console.print(page(read_log(tmp_path)))
-    table = [line for line in console.file.getvalue().splitlines() if line.startswith("bound share")]
+    show(watch._page(read_log(tmp_path)), console)
+    table = [line for line in console.file.getvalue().splitlines() if "used of the bound" in line]
     assert len(table) == 1
     assert "…" not in table[0]
 
@@ -124,7 +124,6 @@ def test_train_with_a_monitor_has_the_weights_of_one_without(tmp_path):
     log = read_log(tmp_path / "with")
     assert log.steps == [1, 2, 4, 6, 8, 10, 12]
     assert log.ended == "finished"
-    assert watch_figure(log).axes
     rows = [json.loads(line) for line in (tmp_path / "with" / "log.jsonl").read_text().splitlines()]
     assert log.reports[-1].figures["gradient_norm"] == pytest.approx(rows[-1]["gradient_norm"], rel=1e-5)
 

@@ -400,7 +400,8 @@ def logged(steps, value, names=2):
     """A result of ctrans watch whose state of every place is `value` at every step."""
     header = {"model": "m", "places": ["a"] * names, "total": None}
     found = {"over_time": {"loss": [1.0] * len(steps)}, "steps": steps, "by_depth": {"rms": [[value] * names] * len(steps)}}
-    return {"command": "watch", "log": header, "ended": "", "steps": steps, "loss": [1.0], "alarms": [], "history": found}
+    rest = {"log": header | {"every": 1}, "ended": "", "steps": steps, "loss": [1.0], "last": {}, "alarms": [], "probes": []}
+    return {"command": "watch", **rest, "history": found}
 
 
 def test_runs_side_by_side_share_a_slider():
@@ -439,7 +440,7 @@ def test_cases_of_a_study_have_the_colours_of_their_placements(results):
         for name in ("pre", "peri")
     }
     page = page_of({"study": {**found, "losses": losses}})
-    (chart,) = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Plot)]
+    (chart,) = [plot for chapter in page.chapters for plot in chapter.charts if plot.title == "Loss by learning rate"]
     assert chart.log_x
     assert [(line.model, line.placement, list(line.y)) for line in chart.lines] == [
         ("placement pre", "pre", [2.0, 3.0]),

@@ -1,99 +1,144 @@
-"""The page of `ctrans study`: the verdict, what each case came to, and loss by learning rate."""
+"""What `ctrans study` shows: a verdict on the claim, what each case came to, and loss by learning rate."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.pages import other_page
-from ctrans.report.sections import Cell, Chapter, Column, Line, Mark, Plot, Table, Words, cell, number, numbers
-from ctrans.report.study_report import case_name
-from ctrans.report.verdict_report import WORDS
+from ctrans.report.sections import Answer, Cell, Chapter, Column, Line, Mark, Plot, Table, Words, cell, digits, number, numbers
+from ctrans.study.outcomes import LEARNED
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, Effect
 
-MARKS: dict[bool | None, Mark] = {True: "good", False: "bad", None: "note"}
+HOLDS: dict[bool | None, Cell] = {
+    True: Cell("holds", mark="good"),
+    False: Cell("refuted", mark="bad"),
+    None: Cell("open", mark="note"),
+}
 VERDICTS: dict[str, Mark] = {REPRODUCED: "good", NOT_REPRODUCED: "bad"}
 OUTCOMES = {
     "runs": "trainings of this case that are done",
-    "diverged": "of them, how many diverged; their loss counts as that before the first step",
-    "failed": "of them, how many ended for another reason",
+    "diverged": "trainings that diverged; their loss counts as the one before the first step",
+    "failed": "trainings that ended with an error",
     "best loss": "lowest mean over seeds of the validation loss at the end, in nats a token",
-    "best learning rate": "the learning rate that has it",
-    "largest stable learning rate": "up to here every seed ended within a quarter of what the best gained",
-    "sensitivity": "mean over learning rates of the loss above the best, in nats a token: small is easy to tune",
+    "best learning rate": "the learning rate with the best loss",
+    "largest stable learning rate": "up to this rate every seed kept at least nine tenths of what the best rate gained",
+    "sensitivity": "mean over learning rates of the loss above the best, in nats a token; small is easy to tune",
 }
+EFFECTS = (
+    Column("effect", "a difference that is positive where the claim holds"),
+    Column("figure", "the figure that is compared"),
+    Column("seeds"),
+    Column("mean", "over the seeds"),
+    Column("95% interval", "over the seeds: the wider of bootstrap and Student's t"),
+    Column("verdict", "holds: the interval lies above 0; refuted: below 0; open: neither"),
+)
+COSTS = {
+    "runs": "runs",
+    "tokens": "tokens trained on",
+    "flops": "floating-point operations",
+    "processor_hours": "processor hours",
+    "hours": "hours with {} processes",
+}
+PLACES = {
+    "losses": ("rates", "Loss by learning rate", "learning rate", "validation loss at the end, nats a token"),
+    "curves": ("steps", "Loss by iteration", "iteration", "validation loss, nats a token"),
+    "states": ("segments", "Hidden states after training", "segments done", "mean |x| over entries"),
+}
+"""By key of the result: the key of its horizontal axis, and title and axes of its chart."""
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
-    """Of each study: how far it is, its verdict and cases; costs and predictions where they were asked for."""
+    """The chapters of each study."""
     return [chapter for name, each in models.items() for chapter in _study(f"{name}: " if name else "", each)]
 
 
 def _study(prefix: str, study: Mapping[str, Any]) -> list[Chapter]:
-    done = Words(f"{study['done']:,} of {study['runs']:,} trainings are done.")
-    verdict = _verdict(study["verdict"]) if study["verdict"] else []
-    chart = _rates(study["losses"])
-    found = [
-        Chapter(f"{prefix}Verdict" if verdict else f"{prefix}How far it is", [*verdict, done]),
-        Chapter(f"{prefix}By case", [_outcomes(study["outcomes"])] if study["outcomes"] else []),
-        Chapter(f"{prefix}Learning rates", [chart] if chart.lines else []),
-        *(Chapter(f"{prefix}{title}", [other_page.table(study[key])] if study[key] else []) for key, title in MORE.items()),
+    cost = [_costs(study["cost"])] if study["cost"] else []
+    outcomes = [_outcomes(study["outcomes"])] if study["outcomes"] else []
+    plateau = [] if study["frequencies_loss"] is None else [_plateau(study["outcomes"], study["frequencies_loss"])]
+    return [
+        Chapter(f"{prefix}Result", [_answer(study), *_claim(study["verdict"]), *cost]),
+        Chapter(f"{prefix}By case", [*outcomes, *plateau]),
+        Chapter(f"{prefix}Charts", [_chart(study, key) for key in PLACES], picture="study"),
     ]
-    return [chapter for chapter in found if chapter.parts]
 
 
-MORE = {"cost": "What is left to do costs", "prediction": "Prediction from initial weights"}
+def _answer(study: Mapping[str, Any]) -> Answer:
+    left = study["runs"] - study["done"]
+    done = f"{study['done']:,} of {study['runs']:,} runs are done"
+    if study["cost"]:
+        return Answer(f"{done}. The rest takes about {digits(study['cost']['processor_hours'])} processor hours on this machine.")
+    if left:
+        spent = study["study"]["budget"] is not None
+        done += "; the budget is spent: give more with --budget" if spent else "; the same command continues the study"
+    verdict = (study["verdict"] or {}).get("verdict")
+    if verdict is None:
+        return Answer(f"{done}.", "note" if left else "")
+    return Answer(f"The claim is {verdict}. {done}.", VERDICTS.get(verdict, "note"))
 
 
-def _verdict(verdict: Mapping[str, Any]) -> list[Words | Table]:
-    """The claim, what was measured of it, and the verdict."""
+def _claim(verdict: Mapping[str, Any] | None) -> list[Words | Table]:
+    """The claim, and what was measured of it."""
+    if verdict is None:
+        return []
     rows = []
     for each in verdict["effects"]:
-        mean, low, high = (number(each[key]) for key in ("mean", "low", "high"))
-        nan = float("nan")
-        known = [nan if value is None else value for value in (mean, low, high)]
-        holds = Effect(each["says"], each["figure"], each["seeds"], *known).holds
-        interval = f"{cell(low).text} to {cell(high).text}" if mean is not None else "–"
-        rows.append(
-            [cell(each["says"]), cell(each["figure"]), cell(each["seeds"]), cell(mean), Cell(interval, low), _word(holds)]
-        )
-    columns = [
-        Column("effect", "a difference that is positive where the claim holds"),
-        Column("of", "the figure that is compared"),
-        Column("seeds"),
-        Column("mean", "over the seeds"),
-        Column("95% interval", "by bootstrap over the seeds"),
-        Column("it", "holds: the interval lies above 0; refuted: below; open: neither"),
-    ]
-    colour = VERDICTS.get(verdict["verdict"], "note")
-    ruled = Table(
-        "", [Column("the claim"), Column("verdict here")], [[cell(verdict["claim"]), Cell(verdict["verdict"], mark=colour)]]
-    )
+        mean, low, high = (math.nan if number(each[key]) is None else float(each[key]) for key in ("mean", "low", "high"))
+        alike = "all seeds alike" if low == high else f"{digits(low)} to {digits(high)}"
+        interval = Cell("–") if math.isnan(low) else Cell(alike, low)
+        holds = Effect(each["says"], each["figure"], each["seeds"], mean, low, high).holds
+        rows.append([cell(each["says"]), cell(each["figure"]), cell(each["seeds"]), cell(each["mean"]), interval, HOLDS[holds]])
     notes = [Words(f"Note: {verdict['notes']}.")] if verdict["notes"] else []
-    return [ruled, Words(f"Source: {verdict['source']}."), *notes, Table("", columns, rows)]
+    return [Words(f"Claim: {verdict['claim']} ({verdict['source']})."), Table("", EFFECTS, rows), *notes]
 
 
-def _word(holds: bool | None) -> Cell:
-    return Cell(WORDS[holds], mark=MARKS[holds])
+def _costs(cost: Mapping[str, Any]) -> Table:
+    rows = [[Cell(words.format(cost["processes"])), cell(cost["all"][key]), cell(cost[key])] for key, words in COSTS.items()]
+    return Table("What it costs on this machine", [Column("cost"), Column("in all"), Column("left")], rows)
 
 
 def _outcomes(outcomes: Mapping[str, Mapping[str, Any]]) -> Table:
-    shown = [name for name in OUTCOMES if any(name in each for each in outcomes.values())]
-    rows = [[Cell(case_name(json.loads(case))), *(cell(each.get(name)) for name in shown)] for case, each in outcomes.items()]
-    return Table("", [Column("case"), *(Column(name, OUTCOMES[name]) for name in shown)], rows)
+    columns = [Column("case"), *(Column(name, meaning) for name, meaning in OUTCOMES.items())]
+    rows = [[Cell(case_name(case)), *(_figure(each, name) for name in OUTCOMES)] for case, each in outcomes.items()]
+    return Table("", columns, rows)
 
 
-def _rates(losses: Mapping[str, Mapping[str, Sequence[Any]]]) -> Plot:
-    """Loss by learning rate where there are several rates."""
+def _figure(outcomes: Mapping[str, Any], name: str) -> Cell:
+    """Failures only where there are some."""
+    value = outcomes.get(name)
+    return cell(None if name == "failed" and not value else value)
+
+
+def _plateau(outcomes: Mapping[str, Mapping[str, Any]], frequencies: float) -> Words:
+    """Which cases ended no lower than what token frequencies alone are worth: their losses cannot be compared."""
+    best = {case: number(each.get("best loss")) for case, each in outcomes.items()}
+    names = [case_name(case) for case, loss in best.items() if loss is None or loss > frequencies - LEARNED]
+    known = f"A model that only knows how often each token comes has a loss of {digits(frequencies)} nats a token"
+    if not names:
+        return Words(f"{known}; every case learned more.")
+    if len(names) == len(outcomes):
+        return Words(f"{known}, and no case ended more than {LEARNED:g} below it: the losses say nothing; train longer.")
+    return Words(f"{known}. These cases ended at most {LEARNED:g} below it, so that their losses cannot be compared:", names)
+
+
+def _chart(study: Mapping[str, Any], key: str) -> Plot:
+    """Mean, lowest and highest over runs, for cases that have more than one point."""
+    axis, title, x, y = PLACES[key]
     lines = []
-    for case, each in losses.items():
-        varied = json.loads(case)
-        if len(each["rates"]) > 1:
-            lines.append(
-                Line(case_name(varied), [float(r) for r in each["rates"]], numbers(each["mean"]), varied.get("placement"))
-            )
-    says = "Mean over seeds; a run that diverged counts as its loss before the first step."
-    return Plot(
-        "Loss by learning rate", "learning rate", "validation loss at the end, nats a token", lines, says, log=False, log_x=True
-    )
+    for case, each in (study.get(key) or {}).items():
+        if len(each[axis]) > 1:
+            mean, low, high = (numbers(each[name]) for name in ("mean", "lowest", "highest"))
+            placement = json.loads(case).get("placement")
+            known = placement if isinstance(placement, str) else None
+            lines.append(Line(case_name(case), list(map(float, each[axis])), mean, known, low=low, high=high))
+    meaning = "Mean over runs, from the lowest to the highest one."
+    if key == "losses":
+        meaning += " A run that diverged counts as its loss before the first step."
+    return Plot(title, x, y, lines, meaning, log=key == "states", log_x=key == "losses")
+
+
+def case_name(case: str) -> str:
+    """What varies in a case, from its JSON: "placement pre, dt 0.1"."""
+    return ", ".join(f"{name} {value}" for name, value in json.loads(case).items()) or "all"

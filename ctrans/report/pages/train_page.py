@@ -1,71 +1,87 @@
-"""The page of `ctrans train`: how a run ended."""
+"""What `ctrans train` shows: how a run ended, and its losses and states by iteration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrans.report.sections import Cell, Chapter, Column, Line, Plot, Table, cell, number
+from ctrans.report.sections import Answer, Cell, Chapter, Column, Line, Plot, Table, cell, digits, number, numbers
 
 FIGURES = {
-    "ending": "how it ended",
-    "step": "iterations done",
-    "first_validation_loss": "validation loss before the first step, nats a token",
-    "validation_loss": "validation loss at the end",
-    "best_validation_loss": "the lowest one",
-    "best_step": "iteration at which it was the lowest",
-    "parameters": "number of parameters",
-    "seconds": "seconds that training took",
+    "ending": Column("how it ended"),
+    "step": Column("iterations done"),
+    "first_validation_loss": Column("first loss", "validation loss before the first iteration, nats a token"),
+    "validation_loss": Column("last loss", "validation loss at the end"),
+    "best_validation_loss": Column("best loss", "the lowest validation loss"),
+    "best_step": Column("best iteration", "the iteration with the best loss"),
+    "accuracy": Column("accuracy", "share of the held-out answers that are right"),
+    "parameters": Column("parameters"),
+    "trained_parameters": Column("trained parameters", "parameters that are trained: fewer with adapters of low rank"),
+    "seconds": Column("seconds"),
 }
+CURVES = {
+    "training": ("Training loss", "cross-entropy, nats a token", "Means over about a hundred stretches of iterations."),
+    "validation": ("Validation loss", "cross-entropy, nats a token", "Of text that the model is not trained on."),
+    "learning_rate": ("Learning rate", "learning rate", ""),
+    "gradient_norm": ("Gradient", "|dL/dW|, all weights, before clipping", ""),
+    "growth": ("Growth of the hidden state", "rms X_T / rms X_0", "Size of the last hidden state over that of the first one."),
+    "largest": ("Largest entry", "largest |x| of any hidden state", ""),
+}
+"""By key of `losses` and `curves`: title, vertical axis and meaning of the chart."""
+LINEAR = ("training", "validation", "learning_rate")
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
-    """One row a run, its losses by step, and its loss at other depths."""
-    names = {name: name or str((each.get("model") or {}).get("placement", "run")) for name, each in models.items()}
-    columns = [Column("run"), *(Column(key.replace("_", " "), meaning) for key, meaning in FIGURES.items())]
-    rows = [[cell(names[name]), *(_cell(key, each) for key in FIGURES)] for name, each in models.items()]
+    """The answer with a row for each run, its curves, and its loss with other numbers of blocks."""
+    runs = {name or str((each.get("model") or {}).get("placement", "run")): each for name, each in models.items()}
+    columns = [Column("run"), *FIGURES.values()]
+    rows = [[cell(name), *(_figure(key, run) for key in FIGURES)] for name, run in runs.items()]
+    return [
+        Chapter("Result", [*(_answer(name, run) for name, run in runs.items()), Table("", columns, rows)]),
+        Chapter("By iteration", [_curve(runs, key) for key in CURVES], picture="loss"),
+        Chapter("Other depths", _other_depths(runs)),
+    ]
+
+
+def _answer(name: str, run: Mapping[str, Any]) -> Answer:
+    first, last, best = (number(run.get(f"{which}validation_loss")) for which in ("first_", "", "best_"))
+    ending, step = run.get("ending"), run.get("step")
+    said = f"{name}: {ending} after {step:,} iterations"
+    if first is not None and last is not None:
+        said += f". The validation loss went from {digits(first)} to {digits(last)} nats a token"
+    if best is not None:
+        said += f"; the best validation loss is {best:.4f} at step {run.get('best_step')}"
+    finished = ending == "finished"
+    return Answer(f"{said}.", "bad" if ending == "diverged" else "" if finished else "note")
+
+
+def _figure(key: str, run: Mapping[str, Any]) -> Cell:
+    shown = cell(run.get(key))
+    if key == "trained_parameters" and run.get(key) == run.get("parameters"):
+        return cell(None)
+    return Cell(shown.text, shown.value, "note" if key == "ending" and run.get(key) != "finished" else "")
+
+
+def _curve(runs: Mapping[str, Any], key: str) -> Plot:
+    title, axis, meaning = CURVES[key]
     lines = []
-    for name, each in models.items():
-        depths = sorted((int(depth), number(loss)) for depth, loss in (each.get("other_depths") or {}).items())
-        if depths:
-            lines.append(
-                Line(
-                    names[name],
-                    [float(d) for d, _ in depths],
-                    [loss for _, loss in depths],
-                    (each.get("model") or {}).get("placement"),
-                )
-            )
-    found = [Chapter("How it ended", [Table("", columns, rows)])]
-    curves = _curves(models, names)
-    if curves:
-        found.append(Chapter("Losses by step", curves))
+    for name, run in runs.items():
+        known = {**(run.get("losses") or {}), **(run.get("curves") or {})}.get(key) or []
+        lines.append(_line(name, run, known))
+    return Plot(title, "iteration", axis, lines, meaning, log=key not in LINEAR)
+
+
+def _other_depths(runs: Mapping[str, Any]) -> list[Table | Plot]:
+    """The loss of the same weights in other numbers of blocks."""
+    found = {name: sorted((int(d), loss) for d, loss in (run.get("other_depths") or {}).items()) for name, run in runs.items()}
+    rows = [[Cell(name), cell(depth), cell(loss)] for name, each in found.items() for depth, loss in each]
+    columns = [Column("run"), Column("blocks"), Column("validation loss", "nats a token, of the same weights")]
+    lines = [_line(name, runs[name], each) for name, each in found.items()]
     chart = Plot("The same weights in other numbers of blocks", "blocks", "validation loss, nats a token", lines, log=False)
-    return [*found, Chapter("Other depths", [chart])] if lines else found
+    return [Table("", columns, rows), chart] if rows else []
 
 
-CURVES = {
-    "training": ("Training loss", "Of the batches that it is trained on, as means over about a hundred stretches of steps."),
-    "validation": ("Validation loss", "Of text that it is not trained on."),
-}
-
-
-def _curves(models: Mapping[str, Any], names: Mapping[str, str]) -> list[Plot]:
-    """A picture for each kind of loss, with a line for each run."""
-    found = []
-    for kind, (title, meaning) in CURVES.items():
-        lines = []
-        for name, each in models.items():
-            known = (each.get("losses") or {}).get(kind) or []
-            if known:
-                x, y = [number(step) or 0.0 for step, _ in known], [number(loss) for _, loss in known]
-                lines.append(Line(names[name], x, y, (each.get("model") or {}).get("placement")))
-        if lines:
-            found.append(Plot(title, "iteration", "cross-entropy, nats a token", lines, meaning, log=False))
-    return found
-
-
-def _cell(key: str, each: Mapping[str, Any]) -> Cell:
-    shown = cell(each.get(key))
-    bad = key == "ending" and each.get(key) not in ("finished", "done", "completed")
-    return Cell(shown.text, shown.value, "note" if bad else "")
+def _line(name: str, run: Mapping[str, Any], pairs: Sequence[Sequence[Any]]) -> Line:
+    placement = (run.get("model") or {}).get("placement")
+    x, y = [float(at) for at, _ in pairs], numbers([value for _, value in pairs])
+    return Line(name, x, y, placement if isinstance(placement, str) else None)

@@ -1,55 +1,121 @@
-"""The page of `ctrans watch`: how a training goes, its alarms, its figures over the steps and, by a slider, by depth."""
+"""What `ctrans watch` shows: how far a training is, its findings, its figures over the steps and by depth."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.history import kept_reports
-from ctrans.report.sections import Cell, Chapter, Column, Line, Plot, Table, Words, cell, numbers
-from ctrans.report.words import ALONG, WATCHED
+from ctrans.report.progress import duration
+from ctrans.report.sections import Answer, Cell, Chapter, Column, Findings, Line, Mark, Plot, Table, Words, cell, number, numbers
 
 OVER_TIME = {
-    "loss": ("Loss", "loss, as it was given (nats a token)"),
+    "loss": ("Loss", "loss, nats a token"),
     "highest_loss": ("Highest loss", "largest loss since the report before"),
     "gradient_norm": ("Gradient", "|dL/dW|, all weights"),
+    "highest_gradient_norm": ("Highest gradient", "largest |dL/dW| since the report before"),
     "learning_rate": ("Learning rate", "learning rate"),
     "largest_logit": ("Largest logit", "largest |logit|"),
 }
 """Titles and axes of the figures of a whole run."""
+WATCHED = {
+    "rms": ("hidden states", "root mean square of X"),
+    "gradient": ("gradients", "norm of a sublayer's, |dL/dW|"),
+    "costate": ("costate", "|dL/dX|"),
+    "velocity": ("what sublayers add", "root mean square of r"),
+    "step_share": ("length of a step", "|dt r| / |X|, of what is added"),
+    "bound_share": ("used of the bound", "share of what norm or weights allow"),
+    "update": ("updates", "|change of W| / |W|, one step"),
+    "surprise": ("surprise", "gradient / root of Adam's second moment"),
+    "peak": ("outliers", "largest over median |x|"),
+    "logit": ("attention scores", "largest |score|"),
+    "entropy": ("attention's entropy", "share of that of equal weights"),
+    "routing": ("experts used", "share of the experts"),
+}
+"""What a monitor sees by depth: a title, and the figure in words."""
+ALONG = {"state": "sublayers done", "sublayer": "sublayer", "head": "head, counted through the depth"}
+"""The axis along the depth, by a gauge's scope."""
+DRAWN = ("rms", "gradient", "logit", "update", "step_share", "velocity")
+"""Figures by depth that the picture shows."""
 MOMENTS = 200
 """At most so many positions of the slider where several runs are shown together."""
-ALARM = (
-    Column("run"),
-    Column("step", "when it was raised"),
-    Column("what"),
-    Column("grade", "danger: the run may be lost; notice: worth knowing, and often meant so"),
-    Column("where"),
-    Column("figure"),
-    Column("limit"),
-    Column("it"),
-    Column("helps"),
-)
+BARS = "▁▂▃▄▅▆▇█"
+TIME, DEPTH = 16, 14
+"""Characters of a sparkline over time, and over depth."""
+NEWEST = 8
+"""So many of the newest findings are shown without --verbose."""
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
-    """Runs, alarms, charts over the steps and by depth."""
-    runs = {name or "run": each for name, each in models.items()}
-    over_time = [_over_time(runs, gauge) for gauge in OVER_TIME]
-    by_depth = [_by_depth(runs, gauge) for gauge in WATCHED]
-    kept = [f"{len(each['history']['steps'])} of {len(each['steps'])}" for each in runs.values()]
-    words = (
-        f"The slider moves over {', '.join(kept)} reports that the log holds; the log itself keeps the older ones ever sparser. "
-        "The vertical axis stays as it is while the slider moves."
-    )
+    """How each run goes and what was found, its last figures, charts over the steps and by depth."""
+    runs = {name or "run": _with_findings(each) for name, each in models.items()}
+    unseen = [f"{name}: {words}" if len(runs) > 1 else words for name, run in runs.items() for words in _not_seen(run)]
+    found, older = _found(runs)
+    drawn, others = ([_by_depth(runs, gauge) for gauge in WATCHED if (gauge in DRAWN) == is_drawn] for is_drawn in (True, False))
+    several = len(runs) > 1
     return [
-        Chapter("How it goes", [_runs(runs)]),
-        Chapter("Alarms", [_alarms(runs)]),
-        Chapter("Over the steps", [chart for chart in over_time if chart.lines]),
-        Chapter("By depth", [Words(words), *(chart for chart in by_depth if chart.lines)]),
+        Chapter("Progress", [*(_answer(name if several else "", run) for name, run in runs.items()), _runs(runs)]),
+        Chapter("Not seen", [Words("These figures could not be measured:", unseen)] if unseen else []),
+        Chapter("Findings", found),
+        Chapter("Earlier findings", older, folded=True),
+        Chapter("Last figures", [_figures(name if several else "", run) for name, run in runs.items() if run["steps"]]),
+        Chapter("Over the steps", [_over_time(runs, gauge) for gauge in OVER_TIME], picture="watch"),
+        Chapter("By depth", drawn, picture="watch"),
+        Chapter("Further figures by depth", others, folded=True),
+        Chapter("About the slider", [Words(_slider(runs))], folded=True),
     ]
+
+
+def _with_findings(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The run with its alarms as findings."""
+    return {**run, "findings": [_finding(alarm) for alarm in run["alarms"]]}
+
+
+def _finding(alarm: Mapping[str, Any]) -> dict[str, Any]:
+    value, limit, doubling, crossing = (alarm.get(name) for name in ("value", "limit", "doubling", "crossing"))
+    figure = cell(value).text
+    figure += f", doubles every {doubling:.0f} steps" if doubling is not None else ""
+    passes = crossing is not None and crossing > alarm["step"]
+    figure += f", passes {cell(limit).text} at about step {crossing}" if passes else ""
+    return {
+        "check": alarm["rule"],
+        "severity": "serious" if alarm["grade"] == "danger" else "note",
+        "place": f"step {alarm['step']}: {alarm['place']}",
+        "value": value,
+        "figure": figure,
+        "limit": cell(limit).text,
+        "source": "",
+        "impact": alarm.get("does") or "",
+        "remediation": alarm["helps"],
+        "step": alarm["step"],
+    }
+
+
+def _answer(name: str, run: Mapping[str, Any]) -> Answer:
+    """How far it is, how fast, how long it will take, how it ended, and the worst that was found."""
+    known = [finding["severity"] for finding in run["findings"]]
+    counts = ", ".join(f"{known.count(severity)} {severity}" for severity in dict.fromkeys(known))
+    found = f"{len(known)} finding{'s' * (len(known) != 1)} ({counts})" if known else "no findings"
+    mark: Mark = "bad" if {"broken", "serious"} & set(known) else "note" if known else "good"
+    parts = [*_progress(run), run["ended"] or "no end yet: it goes on, or was killed"]
+    return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark)
+
+
+def _progress(run: Mapping[str, Any]) -> list[str]:
+    if not run["steps"]:
+        return ["no report yet"]
+    step, total, seconds = run["steps"][-1], run["log"]["total"], number(run["last"].get("seconds"))
+    parts = [f"step {step:,}" + (f" of {total:,} ({step / total:.0%})" if total else "")]
+    if seconds is not None and seconds > 0:
+        parts.append(f"{1 / seconds:.3g} steps/s")
+        if total and total > step and not run["ended"]:
+            parts.append(f"about {duration(seconds * (total - step))} to go")
+    return parts
 
 
 def _runs(runs: Mapping[str, Any]) -> Table:
@@ -57,60 +123,102 @@ def _runs(runs: Mapping[str, Any]) -> Table:
         Column("run"),
         Column("model"),
         Column("sublayers"),
+        Column("steps between reports"),
         Column("step", "of the last report"),
         Column("of"),
-        Column("ended"),
-        Column("loss at first"),
-        Column("loss at last"),
-        Column("dangers", "alarms of the grade danger"),
-        Column("notices"),
+        Column("first loss", "nats a token"),
+        Column("last loss"),
+        Column("loss", "the loss over the steps, from its least to its largest"),
+        Column("learning rate"),
+        Column("gradient", "norm of the gradient by all weights"),
     ]
     rows = []
     for name, run in runs.items():
-        grades = [alarm["grade"] for alarm in run["alarms"]]
-        steps, losses = run["steps"] or [None], run["loss"] or [None]
-        rows.append([
-            Cell(name),
-            cell(run["log"]["model"]),
-            cell(len(run["log"]["places"])),
-            cell(steps[-1]),
-            cell(run["log"]["total"]),
-            cell(run["ended"] or "no end yet: it goes on, or was killed"),
-            cell(losses[0]),
-            cell(losses[-1]),
-            cell(grades.count("danger"), "bad" if "danger" in grades else ""),
-            cell(grades.count("notice"), "note" if "notice" in grades else ""),
-        ])  # fmt: skip
+        steps, losses, log, last = run["steps"] or [None], run["loss"] or [None], run["log"], run["last"]
+        figures = [log["model"].split(",")[0], len(log["places"]), log["every"], steps[-1], log["total"], losses[0], losses[-1]]
+        bars = sparkline(_floats(run["loss"]), 2 * TIME)
+        rows.append(
+            [Cell(name), *map(cell, figures), Cell(bars), cell(last.get("learning_rate")), cell(last.get("gradient_norm"))]
+        )
     return Table("", columns, rows)
 
 
-def _alarms(runs: Mapping[str, Any]) -> Table | Words:
-    rows = [
-        [
-            Cell(name),
-            cell(alarm["step"]),
-            cell(alarm["rule"]),
-            Cell(alarm["grade"], mark="bad" if alarm["grade"] == "danger" else "note"),
-            cell(alarm["place"]),
-            cell(alarm["value"]),
-            cell(alarm.get("limit")),
-            cell(alarm.get("does")),
-            cell(alarm.get("helps")),
-        ]
-        for name, run in runs.items()
-        for alarm in run["alarms"]
+def _not_seen(run: Mapping[str, Any]) -> list[str]:
+    """What the run, its last report and its last probe could not look at, and why."""
+    last = (run["probes"] or [{}])[-1].get("unknown") or {}
+    known = {**(run.get("unknown") or {}), **last}
+    return [*filter(None, [run["log"].get("unseen")]), *(f"{where}: {why}" for where, why in known.items())]
+
+
+def _found(runs: Mapping[str, Any]) -> tuple[list[Findings], list[Findings]]:
+    """The newest findings of each run, and the ones before."""
+    newest, older = [], []
+    for name, run in runs.items():
+        title, found = name if len(runs) > 1 else "", run["findings"]
+        newest += [Findings(found[-NEWEST:], title)] if found else []
+        older += [Findings(found[:-NEWEST], title)] if found[:-NEWEST] else []
+    return newest, older
+
+
+def _figures(name: str, run: Mapping[str, Any]) -> Table:
+    """Each figure by depth of the last report, and how its largest value moved over the steps."""
+    rows = []
+    for gauge, (title, _) in WATCHED.items():
+        series = [_floats(each) for each in run["history"]["by_depth"].get(gauge, ())]
+        if not series:
+            continue
+        last = np.array(series[-1])
+        known = last[np.isfinite(last)]
+        three = (known.min(), float(np.median(known)), known.max()) if len(known) else (None,) * 3
+        largest = [max(filter(math.isfinite, each), default=math.nan) for each in series]
+        deep = known if gauge in ("routing", "costate") else last
+        bars = [Cell(sparkline(deep, DEPTH)), Cell(sparkline(largest, TIME))]
+        rows.append([Cell(title), *(cell(None if v is None else float(v)) for v in three), *bars])
+    columns = [
+        Column("figure"),
+        Column("least", "over the depth, at the last report"),
+        Column("median"),
+        Column("largest"),
+        Column("by depth", "from the first sublayer to the last, at the last report"),
+        Column("largest over time", "the largest value over the depth, from the first report to the last"),
     ]
-    return Table("", ALARM, rows) if rows else Words("None were raised.")
+    return Table(name, columns, rows)
+
+
+def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
+    """The values as bars, each the mean of its stretch, from the least to the largest; x where one is not finite.
+
+    Logarithms are drawn where all are positive and span more than a factor of 4.
+    """
+    if not len(values):
+        return ""
+    array = np.asarray(values, dtype=float)
+    parts = np.array_split(array, min(width, len(array)))
+    means = np.array([part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan for part in parts])
+    known = means[np.isfinite(means)]
+    if not len(known):
+        return "x" * len(means)
+    if known.min() > 0 and known.max() > 4 * known.min():
+        means, known = np.log(means), np.log(known)
+    low, span = known.min(), known.max() - known.min()
+    levels = [(value - low) / (span or 1.0) for value in means]
+    return "".join("x" if math.isnan(value) else BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in levels)
 
 
 def _over_time(runs: Mapping[str, Any], gauge: str) -> Plot:
+    """A figure of the whole run, with a line where each kind of serious finding was first reported."""
     title, unit = OVER_TIME[gauge]
     lines = [
         Line(name, [float(step) for step in run["steps"]], numbers(values))
         for name, run in runs.items()
         if len(values := run["history"]["over_time"].get(gauge, ())) > 1
     ]
-    return Plot(title, "training step", unit, lines, GAUGES[gauge].says, log=gauge not in ("loss", "highest_loss"))
+    first: dict[str, float] = {}
+    for finding in (finding for run in runs.values() for finding in run["findings"] if finding["severity"] != "note"):
+        first.setdefault(finding["check"], float(finding["step"]))
+    events = [(step, check) for check, step in first.items()] if gauge in ("loss", "gradient_norm") else []
+    says = GAUGES[gauge].says
+    return Plot(title, "training step", unit, lines, says, log=gauge not in ("loss", "highest_loss"), events=events)
 
 
 def _by_depth(runs: Mapping[str, Any], gauge: str) -> Plot:
@@ -130,3 +238,16 @@ def _by_depth(runs: Mapping[str, Any], gauge: str) -> Plot:
 def _until(history: Mapping[str, Any], gauge: str, step: int, places: int) -> Sequence[float | None]:
     at = bisect_right(history["steps"], step) - 1
     return numbers(history["by_depth"][gauge][at]) if at >= 0 else [None] * places
+
+
+def _slider(runs: Mapping[str, Any]) -> str:
+    kept = ", ".join(f"{len(each['history']['steps'])} of {len(each['steps'])}" for each in runs.values())
+    return (
+        f"The slider moves over {kept} reports of the log, which keeps fewer of the older ones. "
+        "The vertical axis stays as it is while the slider moves."
+    )
+
+
+def _floats(values: Sequence[Any]) -> list[float]:
+    """With nan for what is not known."""
+    return [math.nan if value is None else value for value in numbers(values)]
