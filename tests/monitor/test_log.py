@@ -19,11 +19,11 @@ import torch
 from rich.console import Console
 
 from ctrans import ConfigError
-from ctrans.cli.watch import findings
+from ctrans.cli.watch import _page, findings
 from ctrans.monitor.log import DENSE, KEPT, LOG, LogWriter, read_log
 from ctrans.monitor.log_lines import Header, Report, decoded, encoded
 from ctrans.report.files import to_json
-from ctrans.report.watch_report import page
+from ctrans.report.terminal import show
 from tests.cli.test_commands import strict
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def test_a_log_of_anybodys_is_read_and_shown_or_refused(tmp_path):
             except ConfigError:
                 assert i == 0  # without a header it is no log
                 continue
-            console.print(page(log))
+            show(_page(log), console)
             assert strict(to_json(findings(log)))
     assert count > 150
 
@@ -159,7 +159,7 @@ def test_a_line_that_is_nested_without_end_is_left_out(tmp_path, deep):
         file.writelines(line.replace("NEST", nest) + "\n" for line in lines)
     log = read_log(tmp_path)
     assert log.header == HEADER
-    Console(file=io.StringIO()).print(page(log))
+    show(_page(log), Console(file=io.StringIO()))
     assert strict(to_json(findings(log)))
 
 
