@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.fields import HeadMatrices, Matrix, Role, TokenBound, norm_of_product, spectral_norm
 from ctrans.fields.scaled_linear import ScaledLinear
-from ctrans.interop.attention_reading import AttentionReading, seeing_rows
-from ctrans.interop.model_adapter import Contexts, showing_rows
+from ctrans.interop.attention_reading import AttentionReading
+from ctrans.interop.attention_rows import seeing_rows, showing_rows
+from ctrans.interop.model_adapter import Contexts
 from ctrans.interop.module_chain import ModuleChain, Projection
 
 

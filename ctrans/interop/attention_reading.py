@@ -14,22 +14,21 @@ their order and shapes, and a reading counts only if it gives back what came out
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ctrans.interop.attention_rows import seeing_rows
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain, Projection, is_linear
 from ctrans.interop.norms import as_norm
 from ctrans.interop.recorded_calls import RecordedCall, own_module, watched
-from ctrans.interop.softmax_rows import softmax_rows
 from ctrans.interop.tolerances import difference, tolerance
 
 ROTARY = "position_embeddings"
@@ -83,28 +82,6 @@ def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Map
         return str(reason)
     except FOREIGN_ERRORS as error:
         return f"it does not run in the way that shows its rows ({named_error(error)})"
-
-
-def rows_of(output: Any) -> Tensor | None:
-    """The attention rows (batch, heads, tokens, tokens) among what a module returns, if they are: at least 0 (T5 returns biases too)."""
-    returned = output[1:] if isinstance(output, tuple) else ()
-    square = (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3])
-    return next((each for each in square if bool((each >= 0).all())), None)
-
-
-@contextlib.contextmanager
-def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
-    """Inside, what it gives says the rows (batch, heads, tokens, tokens) of that module's last call: as returned, or as computed."""
-    with watched({"": first}) as seen, softmax_rows() as computed:
-
-        def rows() -> Tensor | None:
-            returned = rows_of(seen[-1].output)
-            if returned is not None or not computed:
-                return returned
-            # of several sequences and heads on one axis, sequences come first
-            return computed[-1] if computed[-1].dim() == 4 else computed[-1].unflatten(0, (len(seen[-1].x), -1))
-
-        yield rows
 
 
 def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, Any]) -> AttentionReading:

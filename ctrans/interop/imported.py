@@ -21,9 +21,10 @@ from ctrans.fields import ParallelMaps
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import AttentionReading, random_states, read_attention
+from ctrans.interop.attention_rows import showing_rows
 from ctrans.interop.block_calls import evaluating
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
-from ctrans.interop.model_adapter import OUTPUTS, Contexts, ModelAdapter, showing_rows
+from ctrans.interop.model_adapter import OUTPUTS, Contexts, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
@@ -173,16 +174,16 @@ class Imported(nn.Module):
             )
         if mask.dim() != 2 or not bool(((mask == 0) | (mask == 1)).all()) or not bool(mask.any(1).all()):
             raise ConfigError("a padding mask is (batch, tokens) of 1 for tokens and 0 for padding, a token in each row")
-        before, self.adapter.padding.mask = self.adapter.padding.mask, mask.long()
+        before, self.adapter.padding = self.adapter.padding, mask.long()
         try:
             yield
         finally:
-            self.adapter.padding.mask = before
+            self.adapter.padding = before
 
     @property
     def kept(self) -> Bool[Tensor, "batch tokens"] | None:
         """Where `padded` says that there is text; None outside of it."""
-        mask = self.adapter.padding.mask if isinstance(self.adapter, TransformersAdapter) else None
+        mask = self.adapter.padding if isinstance(self.adapter, TransformersAdapter) else None
         return None if mask is None else mask.bool()
 
     @property

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.attention_rows import IMPLEMENTATION
 from ctrans.interop.block_calls import Call, StateForm, recorded_until
 from ctrans.interop.find_blocks import blocks_at
 from ctrans.interop.recognise import Structure, alike, make_of, recognise
@@ -22,32 +22,8 @@ from solvers import ConfigError
 
 REMEMBERED = 8
 """For how many shapes of the state the contexts are kept."""
-IMPLEMENTATION, ROWS = "_attn_implementation", "eager"
-"""The setting by which the library chooses how attention is computed, and its value for which attention returns its rows."""
 OUTPUTS = ("logits", "prediction_logits", "last_hidden_state")
 """What a head's output is called, in order of preference."""
-
-
-class Padding:
-    """Which tokens of the sequences are padding, if any: set by `Imported.padded`, and read wherever a forward pass is run."""
-
-    def __init__(self) -> None:
-        self.mask: Tensor | None = None
-
-    def given(self, x: Tensor) -> dict[str, Tensor]:
-        """The library's argument for states or token ids x of these sequences, or of several copies of all of them, one after the other.
-
-        Raises ConfigError where x is of other sequences.
-        """
-        if self.mask is None:
-            return {}
-        copies, rest = divmod(len(x), len(self.mask))
-        if rest or x.shape[1] != self.mask.shape[1]:
-            raise ConfigError(
-                f"the padding mask is of {len(self.mask)} sequences of {self.mask.shape[1]} tokens, and {len(x)} of {x.shape[1]} are "
-                "looked at: give one row for each"
-            )
-        return {"attention_mask": self.mask.to(x.device).repeat(copies, 1)}
 
 
 class ModelAdapter(ABC):
@@ -69,7 +45,9 @@ class ModelAdapter(ABC):
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.model: Any = model
-        self.anatomy, self.form, self.padding = anatomy, StateForm(), Padding()
+        self.anatomy, self.form = anatomy, StateForm()
+        self.padding: Tensor | None = None
+        """Which tokens of the sequences are padding (0) and which are text (1), where `Imported.padded` says so."""
 
     @abstractmethod
     def predicts(self) -> bool:
@@ -153,6 +131,23 @@ class ModelAdapter(ABC):
                 contexts = [own or call.context for own, call in zip(contexts, of_blocks, strict=True)]
         return contexts
 
+    def padding_for(self, x: Tensor) -> dict[str, Tensor]:
+        """The library's argument for states or token ids x of the padded sequences, or of several copies of all of them, one after the
+        other.
+
+        Raises ConfigError where x is of other sequences.
+        """
+        mask = self.padding
+        if mask is None:
+            return {}
+        copies, rest = divmod(len(x), len(mask))
+        if rest or x.shape[1] != mask.shape[1]:
+            raise ConfigError(
+                f"the padding mask is of {len(mask)} sequences of {mask.shape[1]} tokens, and {len(x)} of {x.shape[1]} are "
+                "looked at: give one row for each"
+            )
+        return {"attention_mask": mask.to(x.device).repeat(copies, 1)}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelAdapter:
         """Itself, or for a copy of the model the same around the copy."""
         model = memo.get(id(self.model))
@@ -181,7 +176,7 @@ class Contexts:
     def of(self, block: int, x: Tensor) -> dict[str, Any]:
         """The context of that block for the state x (batch, tokens, width): keyword arguments of its attention."""
         kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)  # kernels differ in what masks they are given
-        key = (x.shape, x.dtype, x.device, kernel, self.adapter.padding.mask)
+        key = (x.shape, x.dtype, x.device, kernel, self.adapter.padding)
         if key not in self._known:
             found = self.adapter.contexts_for(x, self.paths)
             if len(self._known) == REMEMBERED:
@@ -196,20 +191,6 @@ class Contexts:
     def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
         adapter = copy.deepcopy(self.adapter, memo)
         return self if adapter is self.adapter else Contexts(adapter, self.paths)
-
-
-@contextlib.contextmanager
-def showing_rows(model: nn.Module) -> Iterator[None]:
-    """Inside, the library computes attention in the way that returns the rows too."""
-    parts = {id(config): config for part in model.modules() if hasattr(config := getattr(part, "config", None), IMPLEMENTATION)}
-    before = [(config, getattr(config, IMPLEMENTATION)) for config in parts.values()]
-    try:
-        for config, _ in before:
-            setattr(config, IMPLEMENTATION, ROWS)
-        yield
-    finally:
-        for config, own in before:  # the outer ones first: setting these sets those inside
-            setattr(config, IMPLEMENTATION, own)
 
 
 def tensor_in(output: Any) -> Tensor | None:

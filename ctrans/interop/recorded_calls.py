@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,13 +26,14 @@ class Template:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    def mapped(self, change: Callable[[Any], Any]) -> Template:
+        """The same call with each argument changed so."""
+        return Template(tuple(map(change, self.args)), {name: change(value) for name, value in self.kwargs.items()})
+
     def with_state(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of that call with x for the state."""
-
-        def filled(value: Any) -> Any:
-            return x if value is STATE else torch.zeros_like(x) if value is RESIDUAL else value
-
-        return tuple(map(filled, self.args)), {name: filled(value) for name, value in self.kwargs.items()}
+        call = self.mapped(lambda value: x if value is STATE else torch.zeros_like(x) if value is RESIDUAL else value)
+        return call.args, call.kwargs
 
     def alone(self, state: Tensor) -> Template:
         """The same call with nothing in the place of other states of that one's shape."""
@@ -41,7 +42,7 @@ class Template:
             other = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3 and value.shape == state.shape
             return RESIDUAL if other else value
 
-        return Template(tuple(map(freed, self.args)), {name: freed(value) for name, value in self.kwargs.items()})
+        return self.mapped(freed)
 
     @property
     def adds(self) -> bool:
@@ -77,9 +78,8 @@ def template_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Templ
     state = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
     if state is None:
         return None
-    left = tuple(STATE if value is state else value for value in args)
-    rest = {name: None if name in CACHES else STATE if value is state else value for name, value in kwargs.items()}
-    return Template(left, rest), state
+    whole = Template(args, {name: None if name in CACHES else value for name, value in kwargs.items()})
+    return whole.mapped(lambda value: STATE if value is state else value), state
 
 
 @contextlib.contextmanager

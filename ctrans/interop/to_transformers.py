@@ -46,7 +46,7 @@ Weights = dict[str, Tensor]
 class Target:
     """A family that our GPT can be written as.
 
-    - `settings`: our settings that it has, by its names; all others are as in `like`
+    - `settings`: our settings that it has, and what follows from them, by its names; all other settings of ours are as in `like`
     - `fixed`: its other settings
     - `names`: its names of our weights
     - `layout`: from our weights by these names to views of them by its own names, in its order of axes; a head's rows stand on an
@@ -57,7 +57,7 @@ class Target:
     family: str
     like: GPTConfig
     settings: Mapping[str, str]
-    fixed: Callable[[GPTConfig], dict[str, Any]]
+    fixed: Mapping[str, Any]
     names: WeightNames
     layout: Callable[[GPTConfig, Weights], Weights]
     readable: bool = True
@@ -69,17 +69,25 @@ class Target:
 
     def config(self, c: GPTConfig) -> dict[str, Any]:
         """Its settings for a model of ours."""
-        values = {ours: getattr(c, ours) for ours in self.settings}
-        values |= {"kv_heads": c.kv_heads or c.heads, "ffn_width": c.hidden_width, "rotary_fraction": _turned_fraction(c)}
+        head = c.width // c.heads
+        values = {
+            **vars(c),
+            "kv_heads": c.kv_heads or c.heads,
+            "ffn_width": c.hidden_width,
+            "rotary_fraction": _turned_fraction(c),
+            "head_width": head,
+            "score_scale": head**-0.5,
+        }
         theirs = {name: values[ours] for ours, name in self.settings.items()}
         rotary = {name: theirs.pop(name) for name in OF_ROTARY if name in theirs}
-        return theirs | ({"rope_parameters": {"rope_type": "default", **rotary}} if rotary else {}) | self.fixed(c)
+        return {**theirs, **self.fixed, **({"rope_parameters": {"rope_type": "default", **rotary}} if rotary else {})}
 
     def read(self, config: Any) -> GPTConfig:
         """What ours is of its config."""
         values = {
             ours: config.rope_parameters[name] if name in OF_ROTARY else getattr(config, name)
             for ours, name in self.settings.items()
+            if hasattr(self.like, ours)
         }
         if values.get("kv_heads") == values["heads"]:
             values["kv_heads"] = None
@@ -96,25 +104,6 @@ def _turned_fraction(c: GPTConfig) -> float:
     head = c.width // c.heads
     turned = turned_entries(head, c.rotary_fraction)
     return c.rotary_fraction if int(head * c.rotary_fraction) == turned else turned / head
-
-
-def _llama_fixed(c: GPTConfig) -> dict[str, Any]:
-    flags = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
-    return {"head_dim": c.width // c.heads, **flags, **dict.fromkeys(SPECIAL_TOKENS)}
-
-
-def _granite_fixed(c: GPTConfig) -> dict[str, Any]:
-    return {**_llama_fixed(c), "attention_multiplier": (c.width // c.heads) ** -0.5}
-
-
-def _gpt2_fixed(c: GPTConfig) -> dict[str, Any]:
-    dropout = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
-    return {"activation_function": "gelu", **dropout, **dict.fromkeys(SPECIAL_TOKENS[:2])}
-
-
-def _neox_fixed(c: GPTConfig) -> dict[str, Any]:
-    flags = {"use_parallel_residual": True, "attention_bias": True, "hidden_act": "gelu"}
-    return {**flags, **dict.fromkeys(SPECIAL_TOKENS[:2])}
 
 
 def _queries_keys_and_values_apart(c: GPTConfig, weights: Weights) -> Weights:
@@ -150,8 +139,8 @@ COMMON = {
     "tied": "tie_word_embeddings",
     "rotary_base": "rope_theta",
 }
-OF_LLAMA = {**COMMON, "kv_heads": "num_key_value_heads", "eps": "rms_norm_eps"}
-OF_GRANITE = {**OF_LLAMA, "dt": "residual_multiplier"}
+OF_LLAMA = {**COMMON, "kv_heads": "num_key_value_heads", "eps": "rms_norm_eps", "head_width": "head_dim"}
+OF_GRANITE = {**OF_LLAMA, "dt": "residual_multiplier", "score_scale": "attention_multiplier"}
 OF_NEOX = {**COMMON, "eps": "layer_norm_eps", "rotary_fraction": "partial_rotary_factor"}
 OF_GPT2 = {
     "vocab_size": "vocab_size",
@@ -163,11 +152,16 @@ OF_GPT2 = {
     "eps": "layer_norm_epsilon",
     "tied": "tie_word_embeddings",
 }
+NO_SPECIAL_TOKENS = dict.fromkeys(SPECIAL_TOKENS)
+NO_ENDS = dict.fromkeys(SPECIAL_TOKENS[:2])
+AS_LLAMA = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", **NO_SPECIAL_TOKENS}
+AS_NEOX = {"use_parallel_residual": True, "attention_bias": True, "hidden_act": "gelu", **NO_ENDS}
+AS_GPT2 = {"activation_function": "gelu", **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0), **NO_ENDS}
 TARGETS: dict[str, Target] = {
-    "llama": Target("Llama", LLAMA, OF_LLAMA, _llama_fixed, LLAMA_NAMES, _queries_keys_and_values_apart),
-    "granite": Target("Granite", LLAMA, OF_GRANITE, _granite_fixed, LLAMA_NAMES, _queries_keys_and_values_apart),
-    "gpt_neox": Target("GPTNeoX", GPT_NEOX, OF_NEOX, _neox_fixed, GPT_NEOX_NAMES, _each_heads_queries_keys_and_values),
-    "gpt2": Target("GPT2", GPT2, OF_GPT2, _gpt2_fixed, GPT2_NAMES, _matrices_transposed, readable=False),
+    "llama": Target("Llama", LLAMA, OF_LLAMA, AS_LLAMA, LLAMA_NAMES, _queries_keys_and_values_apart),
+    "granite": Target("Granite", LLAMA, OF_GRANITE, AS_LLAMA, LLAMA_NAMES, _queries_keys_and_values_apart),
+    "gpt_neox": Target("GPTNeoX", GPT_NEOX, OF_NEOX, AS_NEOX, GPT_NEOX_NAMES, _each_heads_queries_keys_and_values),
+    "gpt2": Target("GPT2", GPT2, OF_GPT2, AS_GPT2, GPT2_NAMES, _matrices_transposed, readable=False),
 }
 """Families that ours can be written as, by `model_type`; the first that fits is taken."""
 

@@ -55,15 +55,15 @@ class TransformersAdapter(ModelAdapter):
 
     def run_like(self, x: Tensor) -> object:
         like = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-        return self.model(**stand_in(self.model, like), **self.padding.given(like))
+        return self.model(**stand_in(self.model, like), **self.padding_for(like))
 
     def embed(self, tokens: Tensor) -> Tensor:
         lead, words = tokens.shape[:-1], reads_tokens(self.model)
         tokens = tokens.reshape(-1, tokens.shape[-1]) if words else tokens
-        inputs = {main_input(self.model): tokens, **self.padding.given(tokens)}
+        inputs = {main_input(self.model): tokens, **self.padding_for(tokens)}
         x = recorded_until(self.blocks(), 0, lambda: self.model(**inputs), self.form)[0].x
         return x.reshape(*lead, *x.shape[-2:]) if words else x
 
     def outputs(self, x: Tensor) -> Any:
         with intercepted(self.blocks(), lambda i, call: x if i == 0 else call.x, self.form):
-            return self.model(**stand_in(self.model, x.detach()), **self.padding.given(x), return_dict=True)
+            return self.model(**stand_in(self.model, x.detach()), **self.padding_for(x), return_dict=True)

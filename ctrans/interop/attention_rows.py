@@ -1,0 +1,99 @@
+"""A model's attention rows made visible: as the library returns them, as a softmax gives them, or as fused attention weighs values."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ctrans.interop.recorded_calls import watched
+
+IMPLEMENTATION, ROWS = "_attn_implementation", "eager"
+"""The setting by which the library chooses how attention is computed, and its value for which attention returns its rows."""
+SOFTMAXES: tuple[Callable[..., Any], ...] = (torch.softmax, F.softmax, Tensor.softmax)
+
+
+class _SoftmaxRows(TorchFunctionMode):
+    """Notes every square array of rows (batch, heads, tokens, tokens) that a softmax gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is F.scaled_dot_product_attention:
+            self._note(_rows(*args, **(kwargs or {})))
+        elif func in SOFTMAXES:
+            self._note(output)
+        return output
+
+    def _note(self, rows: Tensor) -> None:
+        if rows.dim() in (3, 4) and rows.shape[-1] == rows.shape[-2]:
+            self.rows.append(rows)
+
+
+@contextlib.contextmanager
+def showing_rows(model: nn.Module) -> Iterator[None]:
+    """Inside, the library computes attention in the way that returns the rows too."""
+    parts = {id(config): config for part in model.modules() if hasattr(config := getattr(part, "config", None), IMPLEMENTATION)}
+    before = [(config, getattr(config, IMPLEMENTATION)) for config in parts.values()]
+    try:
+        for config, _ in before:
+            setattr(config, IMPLEMENTATION, ROWS)
+        yield
+    finally:
+        for config, own in before:  # the outer ones first: setting these sets those inside
+            setattr(config, IMPLEMENTATION, own)
+
+
+def _returned(output: Any) -> Tensor | None:
+    """The attention rows (batch, heads, tokens, tokens) among what a module returns, if they are: at least 0 (T5 returns biases too)."""
+    returned = output[1:] if isinstance(output, tuple) else ()
+    square = (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3])
+    return next((each for each in square if bool((each >= 0).all())), None)
+
+
+@contextlib.contextmanager
+def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
+    """Inside, what it gives says the rows (batch, heads, tokens, tokens) of that module's last call: as returned, or as computed."""
+    with watched({"": first}) as seen, _SoftmaxRows() as computing:
+
+        def rows() -> Tensor | None:
+            found = _returned(seen[-1].output)
+            if found is None and computing.rows:
+                found = computing.rows[-1]
+                if found.dim() == 3:  # of several sequences and heads on one axis, sequences come first
+                    found = found.unflatten(0, (len(seen[-1].x), -1))
+            return found
+
+        yield rows
+
+
+def _rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(s q k' + mask), as `F.scaled_dot_product_attention` defines it."""
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    scores = (1 / math.sqrt(query.shape[-1]) if scale is None else scale) * (query @ key.transpose(-1, -2))
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return scores.softmax(-1)
