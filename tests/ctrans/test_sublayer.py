@@ -138,7 +138,7 @@ def test_a_sublayer_keeps_its_placement_where_its_parts_are_those_of_another():
 
 
 def test_the_table_of_placements_is_complete_and_says_where_a_final_norm_stands():
-    page = (Path(__file__).parents[2] / "docs/commands/simulate.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/commands/architecture.md").read_text()
     rows = [f"| `{p.name}` | {p.velocity} | {p.step} | {p.seen_in} |" for p in PLACEMENTS.values()]
     assert "| placement | velocity | discrete step | seen in |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n\n" in page
     assert all(name == placement.name for name, placement in PLACEMENTS.items())
