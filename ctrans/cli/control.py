@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from rich.markup import escape
-
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.inputs import InputSummary, read
 from ctrans.cli.model_sources import check_loss, find, settle_threads
@@ -17,9 +15,6 @@ from ctrans.control.attained import Attained, attained
 from ctrans.control.costate import continuous_or_discrete
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
 from ctrans.option import option
-from ctrans.report.control_figure import control_figure
-from ctrans.report.control_report import attained_table, control_notes, control_table
-from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 from solvers.request import check_solver
@@ -73,19 +68,9 @@ def command(request: ControlRequest) -> None:
                 trained[subject.name] = attained(model, tokens, targets, progress=word)
             except ConfigError as error:
                 trained[subject.name] = str(error)
-    page: list[Any] = []
-    for name, reading in readings.items():
-        page += [control_table(name, reading), "", *control_notes(reading, instead.get(name))]
-        found_by_training = trained[name]
-        if isinstance(found_by_training, str):
-            page += [escape(f"what training attains is left out: {found_by_training}"), ""]
-        else:
-            page += [attained_table(name, found_by_training), ""]
     ending = CommandEnding(
         looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result={"placements": readings, "attained": trained, "instead": instead},
-        files={"control.png": lambda: png(control_figure(readings))},
-        page=page,
     )
     end(request, directory, ending)

@@ -14,8 +14,6 @@ from ctrans.model.orders import Convergence, depth_convergence, own_methods, sub
 from ctrans.norm import NORMS
 from ctrans.option import option
 from ctrans.placement import PLACEMENTS
-from ctrans.report.convergence_report import convergence_figure, convergence_table
-from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads
 from solvers import METHODS, ConfigError, fixed_step
@@ -81,8 +79,6 @@ def command(request: ConvergenceRequest) -> None:
     ending = CommandEnding(
         options={"norm": request.norm, "seed": request.seed},
         result={"results": [{**vars(r), "order": r.order} for r in results]},
-        files={"convergence.png": lambda: png(convergence_figure(results))},
-        page=[convergence_table(results)],
     )
     end(request, directory, ending)
 

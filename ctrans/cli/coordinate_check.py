@@ -14,8 +14,7 @@ from ctrans.depth import check_count
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
 from ctrans.option import option
-from ctrans.report.coordinate_report import coordinate_figure, coordinate_table, coordinate_words
-from ctrans.report.files import png
+from ctrans.report.pages.coordinate_page import coordinate_words
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads, flops
 from ctrans.training.coordinate_check import coordinate_check, place_names, powers
@@ -94,7 +93,5 @@ def command(request: CoordinateRequest) -> None:
             "change_powers": [powers(each.changes) for each in found],
             "verdict": verdict,
         },
-        files={"coordinate-check.png": lambda: png(coordinate_figure(found, places))},
-        page=[coordinate_table(found, places), "", verdict],
     )
     end(request, directory, ending)

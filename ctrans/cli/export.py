@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from rich.markup import escape
 
 from ctrans.cli.click_options import once
 from ctrans.cli.ending import CommandEnding, check_json, end
@@ -83,6 +82,5 @@ def command(request: ExportRequest) -> None:
     ending = CommandEnding(
         options={"out": str(request.out)},
         result={"family": family, "directory": str(request.out), "files": files},
-        page=[escape(f"{family}, of {request.checkpoint}. Written: {', '.join(f'{request.out}/{name}' for name in files)}")],
     )
     end(request, None, ending)

@@ -10,7 +10,6 @@ from ctrans.cli.ending import CommandEnding, check_json, end
 from ctrans.cli.request import Request, command_of
 from ctrans.interop.families import FAMILIES, found_family
 from ctrans.interop.transformers_library import import_transformers, quiet
-from ctrans.report.families_report import families_table, family_words
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads
 from solvers.errors import look_up
@@ -52,11 +51,8 @@ def command(request: FamiliesRequest) -> None:
         for name in names:
             found.append(found_family(name))
             advance(name)
-
-    told = [each for each in found if request.names or not each.supported]
     ending = CommandEnding(
         options={"names": list(request.names)},
         result={"families": {each.family: each for each in found}},
-        page=[families_table(found), *(line for each in told for line in family_words(each))],
     )
     end(request, None, ending)

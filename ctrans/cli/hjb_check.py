@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from ctrans.cli.inputs import InputSummary, read
 from ctrans.cli.model_sources import Subject, check_loss, find, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
 from ctrans.control.control_checks import findings_of
-from ctrans.control.hjb_study import PDEStudy, pde_study
+from ctrans.control.hjb_study import pde_study
 from ctrans.control.hopf_lax import velocity_hull
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
@@ -23,7 +23,6 @@ from ctrans.option import option
 from ctrans.placement import get_placement
 from ctrans.report import hjb_figure
 from ctrans.report.files import png
-from ctrans.report.hjb_check_report import check_figure, check_notes, evidence_table, key, verdict_table
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 from solvers.request import check_solver
@@ -122,11 +121,7 @@ def command(request: HJBCheckRequest) -> None:
             "not_applicable": refused,
             "pde": None if study is None else study.summary(),
         },
-        files=_pictures(checks, study),
-        page=[
-            *(part for norm, row in checks.items() for part in _tables(norm, row, refused)),
-            *(key(refused), ""),
-        ],
+        files={} if study is None else {"hjb-pde.png": lambda: png(hjb_figure.draw(study))},
         failures=[*failures, ADVICE] if failures else [],
     )
     end(request, directory, ending)
@@ -143,17 +138,8 @@ def _refused(found: Sequence[Subject], regularization: Regularization) -> dict[s
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _tables(norm: str, row: Sequence[ModelCheck], refused: Mapping[str, str]) -> list[Any]:
-    """What the terminal shows of the checks with one norm."""
-    return [verdict_table(norm, row, refused), "", evidence_table(row), "", check_notes(row), ""]
-
-
 def _summary(check: ModelCheck) -> dict[str, Any]:
     properties = ("verdict", "step_verdict", "agrees", "failures", "evidence", "step_evidence", "training_threshold", "held")
-    return {**vars(check), **{name: getattr(check, name) for name in properties}, "largest": check.largest.segment}
-
-
-def _pictures(checks: Mapping[str, Sequence[ModelCheck]], study: PDEStudy | None) -> dict[str, Callable[[], bytes]]:
-    """What makes each picture, by the name of its file."""
-    pictures = {"hjb-check.png": lambda: png(check_figure(checks))}
-    return pictures if study is None else {**pictures, "hjb-pde.png": lambda: png(hjb_figure.draw(study))}
+    segments = [{**vars(each), "verdict": each.verdict, "hamiltonian": each.hamiltonian} for each in check.segments]
+    known = {name: getattr(check, name) for name in properties}
+    return {**vars(check), **known, "segments": segments, "largest": check.largest.segment}

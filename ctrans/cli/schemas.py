@@ -15,7 +15,7 @@ from ctrans.cli import COMMANDS
 from ctrans.control.attained import Attained
 from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.maximum_principle import MaximumPrinciple
-from ctrans.control.model_check import ModelCheck
+from ctrans.control.model_check import ModelCheck, SegmentCheck
 from ctrans.findings import Check, Finding
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
@@ -72,8 +72,15 @@ FLAGS = a_map("Quantities outside of their limits, and what they are called ther
 
 
 def _checks() -> dict[str, Schema]:
+    number = schema_of(float | None)
+    segment = schema_of(
+        SegmentCheck,
+        verdict=described("Of the ODE, or what the weight decay asked about makes of it.", WORD),
+        hamiltonian=described("H under what the verdict assumes; null where it is not known how large.", number),
+    )
     check = schema_of(
         ModelCheck,
+        segments={"type": "array", "items": segment},
         verdict=described("The weakest of the segments', for the ODE.", WORD),
         step_verdict=described("The same for the discrete model.", WORD),
         agrees=TRUTH,

@@ -14,7 +14,7 @@ from ctrans.given_files import read_file
 from ctrans.option import option
 from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
-from ctrans.report.verify_report import END, START, between_markers, failure, markdown_table, summary, verify_table
+from ctrans.report.verify_markdown import END, START, between_markers, failure, markdown_table
 from ctrans.threads import choose_threads
 from ctrans.verify.run import Result
 from ctrans.verify.table import SECTIONS, select, verify_all
@@ -70,7 +70,6 @@ def command(request: VerifyRequest) -> None:
     table, seconds = markdown_table(results), sum(r.seconds for r in results)
     if request.markdown is not None:
         write_atomic(request.markdown, (between_markers(page, table) or f"{START}\n\n{table}\n{END}\n").encode())
-    sections = dict.fromkeys(r.section for r in results)
     ending = CommandEnding(
         options={"only": list(request.only), "cases": request.cases, "seed": request.seed},
         result={
@@ -80,8 +79,6 @@ def command(request: VerifyRequest) -> None:
             "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},
         },
         files={"verify.md": table.encode},
-        page=[part for section in sections for part in (verify_table(results, section), "")],
-        said=f"{summary(results)}, {seconds:.0f} s. ",
         failures=[failure(r) for r in violated],
     )
     end(request, directory, ending)

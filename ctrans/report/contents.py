@@ -13,6 +13,7 @@ from typing import Any
 from ctrans.report.pages import (
     control_page,
     convergence_page,
+    coordinate_page,
     diagnose_page,
     families_page,
     hjb_check_page,
@@ -23,6 +24,7 @@ from ctrans.report.pages import (
     train_page,
     verify_page,
     watch_page,
+    written_page,
 )
 from ctrans.report.sections import Cell, Chapter, Column, Page, Table, Words, cell
 from solvers import ConfigError
@@ -62,6 +64,9 @@ SECTIONS: dict[str, Sections] = {
     "watch": Sections(watch_page.chapters),
     "study": Sections(study_page.chapters),
     "families": Sections(families_page.chapters, "families"),
+    "coordinate-check": Sections(coordinate_page.chapters),
+    "export": Sections(written_page.exported),
+    "generate": Sections(written_page.generated),
 }
 """A command that has no entry is shown as tables of all that its result holds (`other_page`)."""
 
@@ -136,8 +141,9 @@ def _model(result: CommandResult) -> str:
 def _line(command: str, name: str, result: CommandResult) -> str:
     """A result in a line: which model it is about, and its size."""
     options = result.get("options") or {}
-    words = {"depth": "{} blocks", "width": "width {}", "heads": "{} heads", "dt": "step dt = {}", "seed": "seed {}"}
-    known = [form.format(options[key]) for key, form in words.items() if options.get(key) is not None]
+    words = {"depth": "{} block", "width": "width {}", "heads": "{} head", "dt": "step dt = {}", "seed": "seed {}"}
+    given = {key: options[key] for key in words if options.get(key) is not None}
+    known = [words[key].format(value) + "s" * (key in ("depth", "heads") and value != 1) for key, value in given.items()]
     named = (result.get("study") or {}).get("name") or (result.get("log") or {}).get("model")
     described = _model(result) or ", ".join(known) or str(named or "")
     return described if name == command else f"{name}: {described or command}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctrans.report.files import plain
 from ctrans.report.placement_style import looks_of
-from ctrans.report.sections import SEVERITIES, Page, Plot, digits, finding_rows
+from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
 from solvers import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def render(page: Page) -> str:
         number={id(chart): i for i, chart in enumerate(charts)},
         described=_described,
         finding_rows=finding_rows,
-        severities=SEVERITIES,
+        severities=SEVERITY_MARKS,
         charts=_data([dataclasses.asdict(chart) for chart in charts]),
         results=_data(plain(page.results)),
         looks=_data(_looks(charts)),

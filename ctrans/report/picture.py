@@ -55,7 +55,7 @@ def _png(charts: Sequence[Plot], title: str) -> bytes:
 
 def draw(charts: Sequence[Plot], title: str) -> Figure:
     """A panel for each chart, with one legend below. More than `MOST_LINES` models are rows of a map."""
-    columns = min(COLUMNS, len(charts))
+    columns = 2 if len(charts) == 4 else min(COLUMNS, len(charts))
     rows = math.ceil(len(charts) / columns)
     maps = [len(_measured(chart)) > MOST_LINES and chart.kind == "lines" for chart in charts]
     tallest = max(HEIGHT, *(2 + 0.2 * len(_measured(chart)) * is_map for chart, is_map in zip(charts, maps, strict=True)))

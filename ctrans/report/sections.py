@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Mark = Literal["", "bad", "note", "good"]
+EMPTY = ("–", "")
+"""Texts of cells in which there is nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,16 @@ class Table:
     meaning: str = ""
     rows_shown: int = 0
     alternate: bool = False
+
+    def only(self, *details: bool) -> Table:
+        """The first column, and of those that are a detail or not, as asked, the ones in which some row has something."""
+        chosen = [
+            k
+            for k, column in enumerate(self.columns)
+            if k == 0 or (column.detail in details and any(row[k].text not in EMPTY for row in self.rows))
+        ]
+        rows = [[row[k] for k in chosen] for row in self.rows]
+        return dataclasses.replace(self, columns=[self.columns[k] for k in chosen], rows=rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +247,7 @@ def digits(value: float) -> str:
     return f"{value:.1e}" if "e" in text else text
 
 
-SEVERITIES: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
+SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
 
 
 def finding_rows(finding: Mapping[str, Any]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -12,7 +11,8 @@ from rich.text import Text
 
 from ctrans.report.fit import fitted, shown_rows
 from ctrans.report.sections import (
-    SEVERITIES,
+    EMPTY,
+    SEVERITY_MARKS,
     Answer,
     ColouredText,
     Column,
@@ -27,7 +27,6 @@ from ctrans.report.sections import (
 )
 
 STYLES: dict[Mark, str] = {"": "", "bad": "bold red", "note": "yellow", "good": "green"}
-EMPTY = ("–", "")
 HEADING, LONGEST_NAME = 10, 24
 """Letters of a heading's line at least, and of a row's name that is never broken."""
 
@@ -53,12 +52,14 @@ def show(page: Page, console: Console, *, looked_at: str | None = None, verbose:
             _show(part, console, legend, verbose=verbose)
     if legend:
         console.print(Text("\nHow to read it", "bold"))
-        for name, meaning in legend.items():
-            console.print(Text.assemble((name, "italic"), ": ", meaning), highlight=False)
+        for meaning in dict.fromkeys(legend.values()):
+            names = " and ".join(name for name, other in legend.items() if other == meaning)
+            console.print(Text.assemble((names, "italic"), ": ", meaning), highlight=False)
     folded = [each.title for each in page.chapters if each.folded and any(not isinstance(part, Plot) for part in each.parts)]
     if folded and not verbose:
         console.print(Text(f"\n--verbose also shows: {', '.join(folded)}."), highlight=False)
-    console.print(Text(page.asked), highlight=False)
+    if page.asked:
+        console.print(Text(page.asked), highlight=False)
 
 
 def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: bool) -> None:
@@ -66,13 +67,12 @@ def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: b
         for line in filter(None, (part.text, *(f"- {line}" for line in part.lines))):
             console.print(Text(line), highlight=False)
     elif isinstance(part, Table):
-        columns = _shown(part, verbose=verbose)
-        for piece in fitted(_table(part, columns, verbose=verbose), console.width):
+        table = part.only(False, verbose)
+        for piece in fitted(_table(table, verbose=verbose), console.width):
             console.print(piece, highlight=False)
         if part.meaning:
             console.print(Text(part.meaning), highlight=False)
-        described = [part.columns[k] for k in columns]
-        legend |= {column.name: meaning for column in described if (meaning := _meaning(column, verbose=verbose))}
+        legend |= {column.name: meaning for column in table.columns if (meaning := _meaning(column, verbose=verbose))}
     elif isinstance(part, ColouredText):
         console.print(Text(part.title, "bold"))
         tokens = Text(no_wrap=False)
@@ -88,30 +88,22 @@ def _meaning(column: Column, *, verbose: bool) -> str:
     return column.legend if verbose else column.meaning
 
 
-def _shown(table: Table, *, verbose: bool) -> list[int]:
-    """The columns that say something."""
-    return [
-        k
-        for k, column in enumerate(table.columns)
-        if (verbose or not column.detail) and any(row[k].text not in EMPTY for row in table.rows)
-    ]
-
-
-def _table(table: Table, columns: Sequence[int], *, verbose: bool) -> RichTable:
-    made = RichTable(title=Text(table.title) if table.title else None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+def _table(table: Table, *, verbose: bool) -> RichTable:
+    title = Text(table.title) if table.title else None
+    made = RichTable(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     made.title_style, made.title_justify = "bold", "left"
-    for k in columns:
+    for k, column in enumerate(table.columns):
         known = [row[k] for row in table.rows if row[k].text not in EMPTY]
-        widest = max(len(cell.text) for cell in known)
-        heading = Text("\n".join(textwrap.wrap(table.columns[k].name, max(HEADING, widest), break_long_words=False)))
+        widest = max((len(cell.text) for cell in known), default=1)
+        heading = Text("\n".join(textwrap.wrap(column.name, max(HEADING, widest), break_long_words=False)))
         if k > 0 and all(cell.value is not None for cell in known):
             made.add_column(heading, justify="right", no_wrap=True)
         else:
             made.add_column(heading, overflow="fold", no_wrap=k == 0 and widest <= LONGEST_NAME)
-    rows = [row for row in table.rows if len(columns) == 1 or any(row[k].text not in EMPTY for k in columns if k > 0)]
+    rows = [row for row in table.rows if len(row) == 1 or any(cell.text not in EMPTY for cell in row[1:])]
     wanted = table.rows_shown if table.rows_shown and not verbose else len(rows)
     for i in shown_rows(len(rows), wanted, alternate=table.alternate) if rows else []:
-        made.add_row(*(Text(rows[i][k].text, STYLES[rows[i][k].mark]) for k in columns))
+        made.add_row(*(Text(cell.text, STYLES[cell.mark]) for cell in rows[i]))
     return made
 
 
@@ -122,7 +114,7 @@ def _findings(part: Findings) -> RichTable:
     made.add_column(no_wrap=True)
     made.add_column(overflow="fold")
     for i, finding in enumerate(part.found, 1):
-        style = STYLES[SEVERITIES.get(finding["severity"], "")]
+        style = STYLES[SEVERITY_MARKS.get(finding["severity"], "")]
         made.add_row(f"{i}.", Text.assemble((finding["check"], "bold"), " (", (finding["severity"], style), ")"))
         for name, text in finding_rows(finding).items():
             made.add_row(name, Text(text))

@@ -104,7 +104,8 @@ def test_simulate_writes_table_json_and_picture(tmp_path):
     assert len(kept["placements"]["peri"]["mean_abs"]) == 5
     assert kept["options"]["dt"] == 0.1
     assert (tmp_path / "simulate.png").read_bytes().startswith(b"\x89PNG")
-    assert "peri: X + dt v" in result.stdout
+    assert result.stdout.startswith("Through the depth the hidden states change in size by a factor of")
+    assert "peri: X + dt v" in run("simulate", *QUICK, "--placement", "peri", "--out", tmp_path).stdout
     assert result.stderr == ""
 
 

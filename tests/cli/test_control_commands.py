@@ -28,8 +28,11 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     assert certificate["velocities"]["best"] == pytest.approx(certificate["hamiltonian"], rel=1e-8)
     assert certificate["weights"]["best"] <= certificate["hamiltonian"]
     assert kept["checks"]["layernorm"]["none"]["segments"][0]["certificate"]["hamiltonian"] == "inf"
-    assert "degenerate" in result.stdout
-    assert "peri, output: f_j = beta + gamma * u_j, |u_j|^2 = 16, 1'u_j = 0" in result.stdout
+    assert "only a bound or penalty on the weights makes it finite for none, pre" in " ".join(result.stdout.split())
+    verbose = run("hjb-check", *SMALL, "--norm", "layernorm", "--verbose", "--out", tmp_path).stdout
+    assert "degenerate" in verbose
+    assert "peri, output: f_j = beta + gamma * u_j, |u_j|^2 = 16, 1'u_j = 0" in verbose
+    assert len(result.stdout.splitlines()) <= 40
     assert result.stderr == ""
     assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
     assert "…" not in result.stdout
@@ -50,10 +53,10 @@ def test_weight_decay_as_trained_is_compared_with_its_threshold(tmp_path):
     )
     assert (small.exit_code, large.exit_code) == (0, 0)
     assert "times too small for a finite H" in small.stdout
-    assert "degenerate" in small.stdout
+    assert "weights" in small.stdout
     assert "keeps both factors from running away" in large.stdout
-    assert "well-posed, biases+gains fixed" in large.stdout
-    assert "inf" not in large.stdout.split("ODE: each")[0].replace("infinite", "")
+    assert "biases+gains fixed" in " ".join(large.stdout.split())
+    assert "∞" not in large.stdout.partition("How to read it")[0]
     assert "the value grows like R^3" in " ".join(large.stdout.split())
     (row,) = strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"].values()
     assert row["training_threshold"]["lower"] < 1e4 <= row["segments"][0]["weight_decay"]
@@ -97,7 +100,8 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     assert result.stderr.startswith("ctrans: rmsnorm, peri, segment 0 (attention): does not hold")
     assert "KKT conditions (found: to 1)" in result.stderr
     assert "compare another --seed" in result.stderr.splitlines()[-1]
-    assert "well-posed for bounded gains?" in result.stdout
+    assert "gains?" in result.stdout
+    assert result.stdout.startswith("The numerical evidence disagrees with the verdict for peri.")
     assert strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"]["peri"]["agrees"] is False
 
 
@@ -106,13 +110,12 @@ def test_control_writes_table_json_and_picture(tmp_path):
     assert result.exit_code == 0, result.output
     kept = strict((tmp_path / "control.json").read_text())
     assert max(kept["attained"]["pre"]["identity"] + kept["attained"]["peri"]["identity"]) < 1e-12
-    assert "what training attains" in result.stdout
     kept = kept["placements"]
     assert (tmp_path / "control.png").read_bytes().startswith(PICTURE)
     assert all(gap > 0 for gap in kept["peri"]["gap"])
     assert kept["pre"]["gap"] == kept["pre"]["hamiltonian"] == ["inf", "inf"]
     assert max(kept["pre"]["drift"] + kept["peri"]["drift"]) < 1e-6
-    assert "cos(-P, v)" in result.stdout
+    assert "What training attains" in result.stdout
     assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
 
 

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from ctrans.cli import main
 from ctrans.placement import PLACEMENTS, Placement
-from ctrans.report.hjb_check_report import SMALLEST, mark_size
-from ctrans.report.placement_style import colour, equation, marker
+from ctrans.report.placement_style import colour, equation, looks_of, marker
 
 SMALL = ["--depth", "2", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]
 QUICK = {"simulate": ["--no-reference"], "control": [], "hjb-check": ["--norm", "layernorm"], "screen": ["--quick"]}
@@ -127,6 +126,6 @@ def test_an_eighth_placement_is_drawn_by_its_entry(monkeypatch):
     assert (colour("damped"), marker("damped")) == ("C7", "<")
     assert equation("damped").startswith(DAMPED.step)
     assert (colour("post/pre"), marker("post/pre")) == ("0.4", "*")
-    for k in range(20):
-        monkeypatch.setitem(PLACEMENTS, f"another {k}", DAMPED)
-    assert mark_size("another 19") == SMALLEST > 0
+    looks = looks_of([("a", "damped"), ("b", "damped"), ("a", "pre"), ("place", None)])
+    assert [(look.colour, look.marker, look.repeat) for look in looks.values()][:2] == [("C7", "<", 0), ("C7", "<", 1)]
+    assert list(looks) == ["a", "b", "place"]

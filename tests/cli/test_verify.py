@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from ctrans.cli import main
 from ctrans.norm import SphereNorm
-from ctrans.report.verify_report import END, START
+from ctrans.report.verify_markdown import END, START
 from ctrans.verify.table import select
 
 

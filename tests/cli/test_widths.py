@@ -9,8 +9,10 @@ from rich.table import Table
 
 from ctrans.model.orders import Convergence
 from ctrans.placement import PLACEMENTS
-from ctrans.report.convergence_report import convergence_table
+from ctrans.report.contents import page_of
+from ctrans.report.files import plain
 from ctrans.report.fit import FURTHER, fitted, shown_rows
+from ctrans.report.terminal import show
 from tests.cli.test_commands import run
 
 SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]
@@ -75,13 +77,13 @@ def test_the_table_of_orders_names_each_method_and_placement_whole(width):
         for limit, method in (("substeps", "torchdiffeq:euler"), ("depth", "symmetric"))
         for placement in PLACEMENTS
     ]
+    found = [plain({**vars(each), "order": each.order}) for each in results]
     console = Console(width=width)
     with console.capture() as capture:
-        for part in fitted(convergence_table(results), width):
-            console.print(part)
+        show(page_of({"convergence": {"command": "convergence", "results": found}}), console)
     page = capture.get()
-    assert all(word in page for word in ("substeps", "torchdiffeq:euler", "symmetric", "formal", *PLACEMENTS))
-    assert page.count("1.00") == len(results)
+    assert all(word in page for word in ("substeps", "torchdiffeq:euler", "symmetric", "theory", *PLACEMENTS))
+    assert page.partition("How to read it")[0].count("1.00") == len(results)
     assert "…" not in page
 
 

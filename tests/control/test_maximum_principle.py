@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,9 @@ from ctrans.depth import Depth
 from ctrans.fields import FeedForward
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS
-from ctrans.report.control_figure import control_figure
-from ctrans.report.files import png, to_json
+from ctrans.report.contents import page_of
+from ctrans.report.files import plain, png, to_json
+from ctrans.report.picture import draw
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Stats
 from tests.cases import PAPERS
@@ -141,22 +141,26 @@ def test_norms_of_no_placement_are_refused() -> None:
         _ = sublayer.placement
 
 
+def control_charts(readings):
+    page = page_of({"control": plain({"command": "control", "placements": readings, "attained": {}})})
+    return {chart.title: chart for chapter in page.chapters for chart in chapter.charts}
+
+
 def test_picture_draws_a_line_for_each_model_and_none_where_there_is_no_hamiltonian() -> None:
     readings = {name: maximum_principle(*solved(name)) for name in ("pre", "peri", "output")}
-    figure = control_figure({**readings, "peri again": readings["peri"]})
-    sizes, gaps, alignments = figure.axes
+    charts = control_charts({**readings, "peri again": readings["peri"]})
+    assert [line.model for line in charts["Costate"].lines] == ["pre", "peri", "output", "peri again"]
+    gaps = [line for line in charts["Gap to free velocities"].lines if not line.bound]
+    assert [line.y for line in gaps] == [readings[name].gap for name in ("peri", "output", "peri")]
+    figure = draw(list(charts.values()), "")
+    sizes, drawn, alignments = figure.axes[:3]
     assert [text.get_text() for text in figure.legends[0].get_texts()][:4] == ["pre", "peri", "output", "peri again"]
-    drawn = [
-        line
-        for line in gaps.lines
-        if np.isfinite(line.get_ydata()).any() and line.get_linewidth() < 2 and len(line.get_xdata()) == 4
-    ]
-    assert [line.get_ydata().tolist() for line in drawn] == [readings[name].gap for name in ("peri", "output", "peri")]
-    assert len({(line.get_color(), line.get_linestyle()) for line in drawn}) == 3
-    assert (sizes.get_yscale(), gaps.get_yscale(), alignments.get_yscale()) == ("log", "log", "linear")
+    lines = [line for line in drawn.lines if len(line.get_xdata()) == 4 and line.get_marker() not in ("", "None")]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 3
+    assert (sizes.get_yscale(), drawn.get_yscale(), alignments.get_yscale()) == ("log", "log", "linear")
 
 
-def test_picture_of_unbounded_models_says_why_there_is_no_gap() -> None:
-    figure = control_figure({"pre": maximum_principle(*solved("pre"))})
-    assert "infty" in figure.axes[1].texts[0].get_text()
-    assert png(figure).startswith(b"\x89PNG")
+def test_unbounded_models_have_no_gap_in_the_picture() -> None:
+    charts = control_charts({"pre": maximum_principle(*solved("pre"))})
+    assert "Gap to free velocities" not in charts
+    assert png(draw(list(charts.values()), "")).startswith(b"\x89PNG")

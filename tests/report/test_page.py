@@ -283,7 +283,7 @@ def test_a_name_that_is_markup_is_a_name(name, results):
 
 def test_every_result_has_a_page_known_or_not():
     page = page_of(
-        {"x": {"command": "export", "count": 3, "families": {"gpt2": {"placement": "pre", "theta": True}}, "empty": []}}
+        {"x": {"command": "unheard-of", "count": 3, "families": {"gpt2": {"placement": "pre", "theta": True}}, "empty": []}}
     )
     assert {"gpt2", "pre", "yes", "count", "3"} <= set(Reader(render(page)).words)
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from ctrans import GPTConfig
-from ctrans.report.coordinate_report import growth_words
+from ctrans.report.pages.coordinate_page import growth_words
 from ctrans.training.coordinate_check import Power, coordinate_check, power_of
 from ctrans.training.data import from_text
 from ctrans.training.settings import TrainConfig

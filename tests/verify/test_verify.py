@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ctrans.norm import SphereNorm
-from ctrans.report.verify_report import END, START, between_markers, markdown_table, summary
+from ctrans.report.verify_markdown import END, START, between_markers, markdown_table, summary
 from ctrans.stability.attention import lipschitz_statements
 from ctrans.stability.transport import bounds, transport_statements
 from ctrans.statement import CaseTest, Printed, Statement, Trial, at_most, equal, statement, worst

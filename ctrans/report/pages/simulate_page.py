@@ -29,21 +29,18 @@ from ctrans.report.token_colours import colours, visible
 
 ROUNDING = 1e-9
 LARGE = 10.0
+CONSERVED = "departure from the quantity that this placement conserves"
+SHARE = "size over bound. Above 100% the method takes too few steps"
+APART = "relative distance between the Transformer (one Euler step a sublayer) and the ODE that it discretises"
+FORMULA = "|X_discrete − X_ODE| / |X_ODE|"
 COLUMNS = (
     Column("model"),
     Column("solved to the end", "whether the solution reached the end of the depth"),
     Column("size at the start", "mean absolute value of the hidden state's entries, before the first layer", "mean |X_0|"),
     Column("size at the end", "the same behind the last layer", "mean |X_T|"),
-    Column(
-        "share of the bound",
-        "largest share of what theory allows that the state reached behind any segment. Above 100% the method takes too few steps",
-    ),
-    Column("conservation error", "largest departure from the quantity that this placement conserves"),
-    Column(
-        "distance to the ODE",
-        "largest relative distance between the Transformer (one Euler step a sublayer) and the ODE that it discretises",
-        "|X_discrete − X_ODE| / |X_ODE|",
-    ),
+    Column("share of the bound", SHARE, "the largest of all segments"),
+    Column("conservation error", CONSERVED, "the largest of all segments"),
+    Column("distance to the ODE", APART, FORMULA),
 )
 BY_SEGMENT = (
     Column("segment", "sublayers done"),
@@ -51,11 +48,11 @@ BY_SEGMENT = (
     Column("size", "mean absolute value of the hidden state's entries", "mean |x|"),
     Column("variance", "variance of a token's entries, mean over tokens"),
     Column("root mean square", "of all entries", "rms", detail=True),
-    Column("paper's bound", "bound on the size as the paper prints it"),
-    Column("bound", "what the placement's theorem allows the size to be"),
-    Column("share of the bound", "size over bound"),
-    Column("conservation error", "departure from the quantity that this placement conserves, on the segment before"),
-    Column("distance to the ODE", "of the Transformer, relative"),
+    Column("paper's bound", "bound on the size as the paper prints it", detail=True),
+    Column("bound", "the most that theory allows the size to be"),
+    Column("share of the bound", SHARE),
+    Column("conservation error", CONSERVED),
+    Column("distance to the ODE", APART, FORMULA),
     Column("method's error", "relative distance of the chosen method's solution from the ODE's"),
 )
 
@@ -70,7 +67,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
         Chapter("Remarks", remarks),
         Chapter("By depth", _charts(models), picture="simulate"),
         *_analyses(models),
-        Chapter("Figures by depth", by_depth, folded=True),
+        Chapter("Figures by depth", by_depth, folded=len(models) > 1),
         Chapter("What theory says of each placement", theory, folded=True),
     ]
 
@@ -90,8 +87,8 @@ def _answer(models: Mapping[str, Any]) -> Answer:
     change = digits(factors[low]) if len(factors) == 1 else many
     text = f"Through the depth the hidden states change in size by a factor of {change}"
     if above:
-        too_coarse = ", ".join(above)
-        return Answer(f"{text}; {too_coarse} exceed what theory allows, so that the method takes too few steps.", "bad")
+        where = ", ".join(above)
+        return Answer(f"{text}, which exceeds the bound of the exact solution ({where}): the method takes too few steps.", "bad")
     if any(model["bounds"] for model in models.values()):
         text += ", within what theory allows"
     large = not all(1 / LARGE <= factor <= LARGE for factor in factors.values())
@@ -136,7 +133,7 @@ def _by_segment(name: str, model: Mapping[str, Any]) -> Table:
     rows = [[cell(k), *(at(key, k) for key in lists)] for k in range(len(model["times"]))]
     step = equation(model["placement"]).partition(", v = ")[0]
     cost = f"{model['evaluations']} evaluations, {model['accepted']} steps, {model['rejected']} rejected"
-    return Table(f"{name}: {step}", BY_SEGMENT, rows, f"{cost}, {model['seconds']:.2f} s")
+    return Table(f"{name}: {step}", BY_SEGMENT, rows, f"{cost}, {model['seconds']:.2f} s", rows_shown=7)
 
 
 def _charts(models: Mapping[str, Any]) -> list[Plot]:

@@ -1,44 +1,97 @@
-"""The page of `ctrans verify`: every statement of the theory with what became of it."""
+"""What `ctrans verify` shows: every statement of the theory, and whether it holds as printed."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.sections import Cell, Chapter, Column, Mark, Table, Words, cell
+from ctrans.report.sections import Answer, Cell, Chapter, Column, Findings, Mark, Table, cell
+from ctrans.verify.table import SECTIONS
 
-MARKS: dict[str, Mark] = {"violated": "bad", "corrected": "note"}
+MARKS: dict[str, Mark] = {"as printed": "good", "sharpened": "good", "corrected": "note", "new": "good", "violated": "bad"}
+FEW = 12
+"""So many statements are shown one by one on a terminal; of more, --verbose shows each."""
+VERDICT = Column(
+    "verdict",
+    "as printed: the source's form holds; corrected: it fails and another form holds; sharpened: it holds, and so does a stronger form; "
+    "new: no source states it; violated: a form that should hold does not",
+)
 COLUMNS = (
-    Column("result"),
     Column("statement"),
+    VERDICT,
+    Column("what holds"),
+    Column("source", detail=True),
+    Column("printed form", "as the source prints it", detail=True),
+    Column("fate of the printed form", detail=True),
     Column(
-        "verdict",
-        "as printed: the source's form holds; corrected: it fails and another holds; sharpened: both hold; new: no source states it",
+        "reached",
+        "the worst case: measured/bound − 1 for a bound, so that −0.1 is 10% of slack; a relative difference for an equality; how far a "
+        "slope, order or mean lies outside its range, negative inside",
     ),
-    Column("says"),
-    Column("source"),
-    Column("printed form"),
-    Column("reached", "the worst case's distance from equality, or its excess"),
     Column("cases"),
+    Column("seconds", detail=True),
 )
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
-    """All statements in one table."""
-    rows, counts = [], dict[str, int]()
-    for name, each in models.items():
-        for statement, found in each["statements"].items():
-            counts[found["verdict"]] = counts.get(found["verdict"], 0) + 1
-            rows.append([
-                cell(name or "this"),
-                Cell(statement),
-                Cell(found["verdict"], mark=MARKS.get(found["verdict"], "good")),
-                cell(found["says"]),
-                cell(found["source"]),
-                cell(found["printed"]),
-                cell(found["corrected"]["excess"]),
-                cell(found["corrected"]["cases"]),
-            ])  # fmt: skip
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    words = "Checked on random cases in float64: a statement that holds here was not refuted, which is no proof of it."
-    return [Chapter("Statements", [Words(f"{len(rows)} statements: {said}. {words}"), Table("", COLUMNS, rows)])]
+    """How many statements hold, by section; then every statement."""
+    several = len(models) > 1
+    statements = [
+        (f"{name}: {key}" if several else key, found)
+        for name, each in models.items()
+        for key, found in each["statements"].items()
+    ]
+    found = [finding for each in models.values() for finding in each.get("findings") or []]
+    sections = list(dict.fromkeys(each["section"] for _, each in statements))
+    tables = [
+        Table(f"{k}. {SECTIONS[k]}", COLUMNS, [_row(name, each) for name, each in statements if each["section"] == k])
+        for k in sections
+    ]
+    return [
+        Chapter("Summary", [_answer(statements), _by_section(statements)]),
+        Chapter("Violated", [Findings(found)] if found else []),
+        Chapter("Statements", tables, folded=len(statements) > FEW),
+    ]
+
+
+def _answer(statements: list[tuple[str, Any]]) -> Answer:
+    counts = Counter(each["verdict"] for _, each in statements)
+    many = f"{len(statements)} statement{'s' * (len(statements) != 1)}"
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    seconds = sum(each["seconds"] for _, each in statements)
+    if counts["violated"]:
+        names = ", ".join(name for name, each in statements if each["verdict"] == "violated")
+        return Answer(f"{counts['violated']} of {many} did not hold: {names}.", "bad")
+    return Answer(f"No counterexample was found to any of {many} ({words}; {seconds:.0f} s). This is no proof of them.", "good")
+
+
+def _by_section(statements: list[tuple[str, Any]]) -> Table:
+    verdicts = [verdict for verdict in MARKS if any(each["verdict"] == verdict for _, each in statements)]
+    rows = []
+    for k in dict.fromkeys(each["section"] for _, each in statements):
+        counts = Counter(each["verdict"] for _, each in statements if each["section"] == k)
+        rows.append(
+            [
+                Cell(f"{k}. {SECTIONS[k]}"),
+                *(Cell(str(counts[v] or "–"), float(counts[v]), MARKS[v] if v == "violated" else "") for v in verdicts),
+            ]
+        )
+    meanings = dict(part.split(": ", 1) for part in VERDICT.meaning.split("; "))
+    return Table("", [Column("section"), *(Column(v, meanings.get(v, "")) for v in verdicts)], rows)
+
+
+def _row(name: str, each: Mapping[str, Any]) -> list[Cell]:
+    seed = each["seed"]
+    fate = None if seed is None or not each["printed"] else "holds" if seed["holds"] else f"fails: {seed['words']}"
+    return [
+        Cell(name),
+        Cell(each["verdict"], mark=MARKS[each["verdict"]]),
+        cell(each["says"]),
+        cell(each["source"]),
+        cell(each["printed"]),
+        cell(fate),
+        cell(each["corrected"]["excess"]),
+        cell(each["corrected"]["cases"]),
+        cell(each["seconds"]),
+    ]

@@ -15,7 +15,8 @@ from ctrans.control.maximum_principle import maximum_principle
 from ctrans.findings import SEVERITIES, Check, Checks, limits_table
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.report.control_report import control_notes
+from ctrans.report.contents import page_of
+from ctrans.report.files import plain
 from ctrans.stability.diagnosis.diagnose import diagnose, merged
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from ctrans.stability.diagnosis.weight_readings import weight_readings
@@ -388,7 +389,8 @@ def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
     x, y = text()
     found = maximum_principle(model.depth, costate(model, x, y))
     assert found.hamiltonian == found.gap == [0.0] * 6
-    assert ZERO_GRADIENT in control_notes(found, None)[0]
+    page = page_of({"control": plain({"command": "control", "placements": {"pre": found}, "attained": {}})})
+    assert [answer.text for answer in page.answers] == [f"{ZERO_GRADIENT}."]
     screening = screen(model, x, y, "quick")
     assert math.isnan(screening.steps["updates"].quantities["Adam, spread"])
     assert "Adam, spread" not in screening.flags

@@ -5,7 +5,9 @@ import torch
 
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
-from ctrans.report.simulate_report import simulation_table
+from ctrans.report.contents import page_of
+from ctrans.report.files import plain
+from ctrans.report.sections import Words
 from ctrans.stability.forward.conservation import conservation_drift
 from ctrans.stability.forward.simulation import simulate
 from solvers import METHODS, Status, solve
@@ -95,5 +97,7 @@ def test_what_a_solver_warns_of_is_told():
     found = simulate(model, tokens(), method="tsit5", reference=False)
     assert len(found.warnings) == 1
     assert "esdirk4" in found.warnings[0]
-    assert found.warnings[0] in str(simulation_table(found).caption)
+    page = page_of({"simulate": {"command": "simulate", "placements": {"peri": plain(found)}}})
+    words = [part.text for chapter in page.chapters for part in chapter.parts if isinstance(part, Words)]
+    assert f"peri: {found.warnings[0]}" in words
     assert simulate(small_model("peri"), tokens(), method="tsit5", reference=False).warnings == []

@@ -1,55 +1,30 @@
-"""Tables of verified statements, for the terminal and as Markdown."""
+"""Verified statements as a Markdown table."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+<<<<<<< HEAD:ctrans/report/verify_report.py
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from ctrans.verify.run import Result
 from ctrans.verify.table import SECTIONS
+=======
+from ctrans.verify.statement import Result
+>>>>>>> 2cfd219 (hjb-check, control, convergence, coordinate-check, verify, families, export, generate: one description each in place of a report, a figure and a page):ctrans/report/verify_markdown.py
 
 START, END = "<!-- ctrans verify: start -->", "<!-- ctrans verify: end -->"
 """What stands around the table in a Markdown file."""
 
-STYLES = {"new": "cyan", "as printed": "green", "sharpened": "green", "corrected": "yellow", "violated": "bold red"}
-
-
-def verify_table(results: Sequence[Result], section: int) -> Table:
-    """The statements of one section: what holds, what became of the printed form, verdict, worst distance and cases."""
-    table = Table(
-        title=f"{section}. {SECTIONS[section]}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, expand=True
-    )
-    table.add_column("statement", ratio=1, overflow="fold")
-    table.add_column("verdict", no_wrap=True)
-    for name in ("reached", "cases", "s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for r in (r for r in results if r.section == section):
-        printed = f"\n[dim]printed: {escape(r.printed)}[/]\n{escape(seed_words(r))}" if r.printed else ""
-        table.add_row(
-            f"[bold]{r.name}[/]  [dim]{escape(r.source)}[/]\n{escape(r.says)}{printed}",
-            f"[{STYLES[r.verdict]}]{r.verdict}[/]",
-            f"{r.corrected.excess:.1e}",
-            str(r.corrected.cases),
-            f"{r.seconds:.1f}",
-            end_section=True,
-        )
-    return table
-
-
-def seed_words(r: Result) -> str:
-    """What became of the printed form."""
-    if r.seed is None:
-        return "-"
-    return "holds" if r.seed.holds else f"fails: {r.seed.words}"
+VERDICTS = ("new", "as printed", "sharpened", "corrected", "violated")
 
 
 def summary(results: Sequence[Result]) -> str:
     """How many statements have which verdict."""
-    counts = {verdict: sum(r.verdict == verdict for r in results) for verdict in STYLES}
+    counts = {verdict: sum(r.verdict == verdict for r in results) for verdict in VERDICTS}
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     return f"{len(results)} statements: {words}"
 
