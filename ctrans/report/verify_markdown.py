@@ -5,16 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-<<<<<<< HEAD:ctrans/report/verify_report.py
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
 from ctrans.verify.run import Result
-from ctrans.verify.table import SECTIONS
-=======
-from ctrans.verify.statement import Result
->>>>>>> 2cfd219 (hjb-check, control, convergence, coordinate-check, verify, families, export, generate: one description each in place of a report, a figure and a page):ctrans/report/verify_markdown.py
 
 START, END = "<!-- ctrans verify: start -->", "<!-- ctrans verify: end -->"
 """What stands around the table in a Markdown file."""

@@ -24,7 +24,7 @@ from ctrans.report.sections import (
     numbers,
 )
 
-CheckResult = Mapping[str, Any]
+CheckJSON = Mapping[str, Any]
 FREE = {"well-posed": "nothing", "well-posed for bounded gains": "gains", "degenerate": "weights", "open": "unknown"}
 """What has to be bounded or penalised so that H is finite, by verdict."""
 NEEDS = (
@@ -80,7 +80,7 @@ def models(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def chapters(models: Mapping[str, CheckResult], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: Mapping[str, CheckJSON], result: Mapping[str, Any]) -> list[Chapter]:
     """The answer with a row for each model, what a decay does, then growth with the weights, figures by depth and sets."""
     refused = [Words(f"n/a: {why}") for why in dict.fromkeys((result.get("not_applicable") or {}).values())]
     notes = [Words(line) for line in _notes(models)]
@@ -99,7 +99,7 @@ def chapters(models: Mapping[str, CheckResult], result: Mapping[str, Any]) -> li
     ]
 
 
-def _answer(models: Mapping[str, CheckResult]) -> Answer:
+def _answer(models: Mapping[str, CheckJSON]) -> Answer:
     """Which models have a finite best update, and what the others need."""
     wrong = [name for name, model in models.items() if not model["agrees"]]
     if wrong:
@@ -122,17 +122,17 @@ def _answer(models: Mapping[str, CheckResult]) -> Answer:
     return Answer(f"{text[0].upper()}{text[1:]}.", "good")
 
 
-def _short(name: str, model: CheckResult) -> str:
+def _short(name: str, model: CheckJSON) -> str:
     return name.removeprefix(f"{model['norm']}, ")
 
 
-def _free(model: CheckResult, verdict: str) -> str:
+def _free(model: CheckJSON, verdict: str) -> str:
     """What has to be bounded; what must stay fixed where a penalty decides."""
     held = "+".join(model["held"]) if model["held"] else "the rest"
     return FREE.get(verdict, f"{held} fixed")
 
 
-def _row(name: str, model: CheckResult) -> list[Cell]:
+def _row(name: str, model: CheckJSON) -> list[Cell]:
     largest = next(s for s in model["segments"] if s["segment"] == model["largest"])
     evidence = model["evidence"] or {}
     has_ode = all(segment["ode"] for segment in model["segments"])
@@ -194,7 +194,7 @@ def penalty(threshold: Mapping[str, Any] | None) -> str:
     return f"{low}{power}" if low == high else f"{low}-{high}{power}"
 
 
-def _notes(models: Mapping[str, CheckResult]) -> list[str]:
+def _notes(models: Mapping[str, CheckJSON]) -> list[str]:
     """What replaces an ODE, what was skipped, what a weight decay does, and where more than one velocity is optimal."""
     lines = [f"{name}: {model['instead']}" for name, model in models.items() if model["instead"] is not None]
     lines += [
@@ -211,7 +211,7 @@ def _notes(models: Mapping[str, CheckResult]) -> list[str]:
     return lines
 
 
-def _decay_notes(model: CheckResult) -> list[str]:
+def _decay_notes(model: CheckJSON) -> list[str]:
     """What the weight decay asked about does, and what no weight decay can do."""
     threshold = model["training_threshold"]
     asked = next((s["weight_decay"] for s in model["segments"] if s["segment"] == model["largest"]), None)
@@ -239,7 +239,7 @@ def _decay_notes(model: CheckResult) -> list[str]:
     return lines
 
 
-def _sets(models: Mapping[str, CheckResult]) -> list[Words]:
+def _sets(models: Mapping[str, CheckJSON]) -> list[Words]:
     """The admissible sets, each with the models that have a segment with it."""
     sets: dict[str, list[str]] = {}
     for name, model in models.items():
@@ -255,15 +255,15 @@ def _segment(segment: Mapping[str, Any]) -> list[Cell]:
     return [where, cell(certificate["words"]), cell(segment["verdict"]), cell(certificate["hamiltonian"])]
 
 
-def _norms(models: Mapping[str, CheckResult]) -> dict[str, dict[str, CheckResult]]:
+def _norms(models: Mapping[str, CheckJSON]) -> dict[str, dict[str, CheckJSON]]:
     """The models by norm."""
-    norms: dict[str, dict[str, CheckResult]] = {}
+    norms: dict[str, dict[str, CheckJSON]] = {}
     for name, model in models.items():
         norms.setdefault(model["norm"], {})[_short(name, model)] = model
     return norms
 
 
-def _growth(models: Mapping[str, CheckResult]) -> list[Plot]:
+def _growth(models: Mapping[str, CheckJSON]) -> list[Plot]:
     """The best value with |W|_F <= R against R, at the segment with the largest costate; a chart for each norm."""
     charts = []
     for norm, row in _norms(models).items():
@@ -294,7 +294,7 @@ def _growth(models: Mapping[str, CheckResult]) -> list[Plot]:
     return charts
 
 
-def _by_depth(models: Mapping[str, CheckResult]) -> list[Plot]:
+def _by_depth(models: Mapping[str, CheckJSON]) -> list[Plot]:
     charts = []
     for norm, row in _norms(models).items():
         costates = [_line(name, model, [s["costate_norm"] for s in model["segments"]]) for name, model in row.items()]
@@ -312,7 +312,7 @@ def _by_depth(models: Mapping[str, CheckResult]) -> list[Plot]:
     return charts
 
 
-def _line(name: str, model: CheckResult, values: Sequence[Any]) -> Line:
+def _line(name: str, model: CheckJSON, values: Sequence[Any]) -> Line:
     return Line(name, [number(s["time"]) or 0.0 for s in model["segments"]], numbers(values), model["placement"])
 
 
