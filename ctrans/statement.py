@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -77,6 +77,10 @@ class Trial(NamedTuple):
     words: str
 
 
+Trials = Trial | Sequence[Trial]
+"""The parts of one case where a form says several things: it holds where all of them do, so that the worst counts."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CaseTest:
     """The test of one form of a statement: a drawn case must not exceed it by more than the tolerance.
@@ -84,7 +88,7 @@ class CaseTest:
     `share` is the part of the requested cases that the test draws, at least one case: less for slow tests, 0 for a demonstration.
     """
 
-    draw: Callable[[Draw], Trial]
+    draw: Callable[[Draw], Trials]
     tolerance: float = BOUND
     share: float = 1.0
 
@@ -122,7 +126,7 @@ class Printed(NamedTuple):
 STATEMENTS: dict[str, Statement] = {}
 """All statements of the modules imported so far, by name."""
 
-Form = TypeVar("Form", bound=Callable[..., Trial])
+Form = TypeVar("Form", bound=Callable[..., Trials])
 
 
 def statement(
@@ -136,7 +140,7 @@ def statement(
     as_printed: bool = False,
     printed: Printed | None = None,
 ) -> Callable[[Form], Form]:
-    """Registers the decorated function, which maps a Draw to a Trial, as the test of a statement.
+    """Registers the decorated function, which maps a Draw to a Trial or several, as the test of a statement.
 
     `as_printed`: the source states the same. `printed`: the source states something else; then the function takes a second argument,
     `printed`, and with True it tests the source's form. Raises ConfigError for a name that another statement has.
@@ -145,7 +149,7 @@ def statement(
     def register(function: Form) -> Form:
         if name in STATEMENTS:
             raise ConfigError(f"a statement called {name!r} is registered by {STATEMENTS[name].module}: choose another name")
-        form: Callable[[Draw], Trial] = function if printed is None else partial(function, printed=False)
+        form: Callable[[Draw], Trials] = function if printed is None else partial(function, printed=False)
         corrected, seed, words = CaseTest(form, tolerance, share), None, ""
         if as_printed:
             seed = corrected
@@ -181,7 +185,7 @@ def holds_if(condition: bool, words: str) -> Trial:
 
 
 def worst(*cases: Trial) -> Trial:
-    """The case furthest from its statement: a form that says several things holds where all of them do."""
+    """The case furthest from its statement."""
     return max(cases, key=lambda case: math.inf if math.isnan(case.excess) else case.excess)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ctrans.fields import EXPERTS, ROUTERS, ExpertOptions, MixtureOfExperts
-from ctrans.statement import Draw, Printed, Trial, at_most, dense_jacobian, statement, worst
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, statement
 from solvers import Segment, solve
 
 END, STEPS = 0.1, 5
@@ -82,7 +82,7 @@ def slope(draw: Draw, printed: bool) -> Trial:
     "a token goes through the same experts up to the distance min (z_e - z_e')/|w_e - w_e'|, e chosen and e' not, and no further",
     0.0,
 )
-def distance(draw: Draw) -> Trial:
+def distance(draw: Draw) -> Trials:
     """30 tokens at the distance to the switch go where x goes, and the one just beyond the plane goes elsewhere."""
     made = mixture(draw)
     x = draw.normal(1, made.up.in_features)
@@ -92,10 +92,10 @@ def distance(draw: Draw) -> Trial:
     here = made.route(x).chosen
     on, normal = nearest_switch(made, x[0])
     beyond = made.route((on + 1e-9 * normal).unsqueeze(0)).chosen
-    return worst(
+    return [
         Trial(float((made.route(around).chosen != here).any()), f"{words(made)}: another choice nearer than {far:.3g}"),
         Trial(float(torch.equal(beyond, here)), f"{words(made)}: the same choice beyond {far:.3g}"),
-    )
+    ]
 
 
 def nearest_switch(made: MixtureOfExperts, x: Tensor) -> tuple[Tensor, Tensor]:

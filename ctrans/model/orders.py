@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch.func import functional_call
 from ctrans.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.statement import Draw
 from solvers import METHODS, HasReversibleForm, Segment, fixed_step, solve
 
 # Enough steps to be asymptotic, few enough to stay above rounding.
@@ -77,7 +77,7 @@ def substep_convergence(method: str, placement: str, norm: str = "layernorm", se
     chosen = fixed_step(method)
     exact = _substep_limit(placement, norm, seed)
     sizes = STEPS[min(chosen.order, max(STEPS))]
-    errors = _errors(exact, [partial(lambda n: solve(segments, x0, method=chosen, steps=n).x1, n) for n in sizes])
+    errors = _errors(exact, (solve(segments, x0, method=chosen, steps=n).x1 for n in sizes))
     return Convergence("substeps", method, placement, sizes, errors, chosen.order)
 
 
@@ -97,7 +97,7 @@ def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "l
         end: Tensor = depth(x0)
         return end
 
-    errors = _errors(exact, [partial(end, n) for n in BLOCKS])
+    errors = _errors(exact, (end(n) for n in BLOCKS))
     return Convergence("depth", "symmetric" if symmetric else "plain", placement, BLOCKS, errors, 2 if symmetric else 1)
 
 
@@ -143,8 +143,7 @@ def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, Float[Tensor, "
         initialisation="xavier",
     )
     model = GPT(config, seed=seed).double().requires_grad_(False)
-    x0 = torch.randn(1, 4, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return model, x0
+    return model, Draw(seed).normal(1, 4, 96)
 
 
 # Exact solutions serve many measurements. They are taken by many equal steps: an adaptive method near rounding gains nothing.
@@ -162,8 +161,6 @@ def _depth_limit(placement: str, norm: str, seed: int) -> Tensor:
     return solve(averaged_segments(model.depth), x0, method=fixed_step("tsit5"), steps=24).x1
 
 
-def _errors(exact: Tensor, solutions: Sequence[Callable[[], Tensor]]) -> tuple[float, ...]:
-    with torch.no_grad():
-        return tuple(
-            float(torch.linalg.vector_norm(solution() - exact) / torch.linalg.vector_norm(exact)) for solution in solutions
-        )
+@torch.no_grad()
+def _errors(exact: Tensor, ends: Iterable[Tensor]) -> tuple[float, ...]:
+    return tuple(float(torch.linalg.vector_norm(end - exact) / torch.linalg.vector_norm(exact)) for end in ends)

@@ -6,7 +6,7 @@ import torch
 
 from ctrans.norm import NORMS, ClipNorm, SquashNorm
 from ctrans.norm.random_norms import SQUASHING, any_norm, norm_words
-from ctrans.statement import Draw, Trial, at_most, dense_jacobian, equal, statement, worst
+from ctrans.statement import Draw, Trial, Trials, at_most, dense_jacobian, equal, statement
 
 SURFACES = sorted(name for name, kind in NORMS.items() if kind(2).has_tangent)
 CLIPPING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), ClipNorm))
@@ -19,17 +19,17 @@ CLIPPING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), Cl
     "each norm of the table has the Jacobian, its bound at x and its bound anywhere that it says",
     1e-9,
 )
-def jacobians(draw: Draw) -> Trial:
+def jacobians(draw: Draw) -> Trials:
     """J in closed form against autograd, relative to the slope stated; |J|_2 <= slope(x) <= steepest; at inputs of any size."""
     norm = any_norm(draw, eps=draw.choice((1e-5, 0.1)))
     x = draw.log_uniform(-1, 1) * draw.normal(norm.width)
     dense = dense_jacobian(norm, x)
     slope, words = norm.slope(x), norm_words(norm)
-    return worst(
+    return [
         equal(norm.jacobian(x), dense, f"J against autograd, {words}", slope),
         Trial(float(torch.linalg.matrix_norm(dense, 2) - slope) / (float(slope) or 1.0), f"|J|_2 against the slope, {words}"),
         at_most(slope, norm.steepest, f"the slope against the steepest, {words}"),
-    )
+    ]
 
 
 @statement(
@@ -39,7 +39,7 @@ def jacobians(draw: Draw) -> Trial:
     "ellipsoids, their slices and products have tangent parts off the normals, and a retraction that agrees to second order",
     1e-9,
 )
-def surfaces(draw: Draw) -> Trial:
+def surfaces(draw: Draw) -> Trials:
     """Tangent parts: n'v = 0 for the normals n, T(T f) = T f. R(z) = z on the image, R(y) is on it, R(x + hf) = x + h T f + O(h^2)."""
     norm = any_norm(draw, SURFACES)
     if (norm.image == "slice" and norm.width == 2) or norm.width == 1:
@@ -48,7 +48,7 @@ def surfaces(draw: Draw) -> Trial:
     v, length = norm.tangent(x, f), f.norm() * (norm.gamma.abs().max() / norm.gamma.abs().min()) ** 2
     normals = norm.normals(x)
     gap = (norm.retract(x + h * f) - x - h * v).norm() / (h * length)
-    return worst(
+    return [
         Trial(float((normals.mT @ v).abs().max() / (normals.norm() * length)), f"normals against T f, {words}"),
         equal(norm.tangent(x, v), v, f"T(T f) against T f, {words}", length),
         equal(norm.retract(x), x, f"R against the identity on the image, {words}"),
@@ -56,7 +56,7 @@ def surfaces(draw: Draw) -> Trial:
             float(norm.constraint_violation(norm.retract(draw.log_uniform(-1, 1) * f + norm.beta))), f"residual of R(y), {words}"
         ),
         Trial(1e-9 * float(gap / (100 * h * length / norm.gamma.abs().min())), f"R(x + hf) less x + h T f, {words}"),
-    )
+    ]
 
 
 @statement(
@@ -88,18 +88,18 @@ def projected_flow(draw: Draw) -> Trial:
     "clipping is the projection on a closed convex set: N(N(x)) = N(x), Lipschitz with constant 1, the nearest point",
     1e-9,
 )
-def clipping_is_a_projection(draw: Draw) -> Trial:
+def clipping_is_a_projection(draw: Draw) -> Trials:
     """N(N(x)) = N(x); |N(x) - N(y)| <= |x - y|; <x - N(x), z - N(x)> <= 0 for z in the set: N(x) is the nearest point."""
     norm = any_norm(draw, CLIPPING)
     x, y = (draw.log_uniform(-1, 1) * draw.normal(50, norm.width) for _ in range(2))
     z, words = norm(x), norm_words(norm)
     others = norm(3 * draw.normal(50, norm.width))
     turn = ((x - z) * (others - z)).sum(-1).max() / (x - z).square().sum(-1).max().clamp_min(1e-12)
-    return worst(
+    return [
         equal(norm(z), z, f"N(N(x)) against N(x), {words}"),
         at_most(((norm(x) - norm(y)).norm(dim=-1) / (x - y).norm(dim=-1)).max(), 1.0, f"|N(x) - N(y)|/|x - y|, {words}"),
         Trial(float(turn), f"<x - N(x), z - N(x)>, {words}"),
-    )
+    ]
 
 
 @statement(

@@ -10,7 +10,7 @@ import zlib
 import torch
 
 from ctrans.depth import check_count
-from ctrans.statement import CaseTest, Draw, Statement, Trial
+from ctrans.statement import CaseTest, Draw, Statement, Trial, worst
 from solvers import ConfigError, SolveError
 
 
@@ -59,24 +59,22 @@ def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
     printed = corrected if statement.seed is statement.corrected else None
     if printed is None and statement.seed is not None:
         printed = find(statement.seed, statement.name, cases, seed)
-    seconds = time.perf_counter() - start
-    return Result(
-        statement.name, statement.section, statement.source, statement.says, statement.printed, printed, corrected, seconds
-    )
+    said = {field: getattr(statement, field) for field in ("name", "section", "source", "says", "printed")}
+    return Result(**said, seed=printed, corrected=corrected, seconds=time.perf_counter() - start)
 
 
 @torch.no_grad()
 def find(test: CaseTest, name: str, cases: int, seed: int) -> CheckResult:
     """The worst of the test's cases. A case that cannot be computed, or whose distance is not a number, counts as worst."""
     drawn = [_trial(test, draw_of(name, seed, k)) for k in range(test.count(cases))]
-    worst = max(range(len(drawn)), key=lambda k: math.inf if math.isnan(drawn[k].excess) else drawn[k].excess)
-    excess, words = drawn[worst]
-    return CheckResult(excess <= test.tolerance, excess, test.tolerance, len(drawn), worst, words)
+    found = worst(*drawn)
+    return CheckResult(found.excess <= test.tolerance, found.excess, test.tolerance, len(drawn), drawn.index(found), found.words)
 
 
 def _trial(test: CaseTest, draw: Draw) -> Trial:
     try:
-        return test.draw(draw)
+        found = test.draw(draw)
+        return found if isinstance(found, Trial) else worst(*found)
     except (ConfigError, SolveError) as error:
         return Trial(math.nan, f"cannot be computed: {error}")
 

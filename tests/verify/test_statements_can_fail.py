@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ctrans.control import LastMapDecay, StepImage
-from ctrans.control.statements import critical_points, trained_weights
+from ctrans.control.statements import costates, trained_weights
 from ctrans.control.tangent import TangentSpace
 from ctrans.stability.backward import adjoint_statements
 from ctrans.stability.transport import transport_statements
@@ -44,7 +44,7 @@ MUTATIONS = {
     ),
     "H of the tangent space is 0": ("discrete-hamiltonian-limit", TangentSpace, "support", lambda space, P: torch.tensor(0.0)),
     "H of the last map times 7": ("weight-decay-features", LastMapDecay, "support", times(7, LastMapDecay.support)),
-    "random costates": ("shared-principle", critical_points, "costate", with_random_costates(critical_points.costate)),
+    "random costates": ("shared-principle", costates, "costate", with_random_costates(costates.costate)),
     "a power law without the first factor": ("adjoint-power-law", adjoint_statements, "_power_law", without_first_factor),
     "a rate of 1/(k + 1)": ("intrinsic-rate", transport_statements, "_slope", times(0.75, transport_statements._slope)),
 }

@@ -1,17 +1,19 @@
-"""Section 4: the Hamiltonian H(P) = sup -<P, f> over the velocities that each placement allows, and its maximisers."""
+"""Section 4: the Hamiltonian H(P) = sup -<P, f> over the velocities of each placement, its maximisers, and a cost lam/2 |f|^2 on f."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
-from ctrans.control import EllipsoidSlice, TangentSpace, WholeSpace, certify, ellipsoid_value
+from ctrans.control import EllipsoidSlice, KineticCost, TangentSpace, WholeSpace, admissible_set, certify, ellipsoid_value
 from ctrans.control.sets_by_norm import image_of
 from ctrans.control.statements.payoffs import largest_payoff, none_better, payoff
 from ctrans.norm import SphereNorm
-from ctrans.norm.random_norms import random_norm
-from ctrans.statement import Draw, Printed, Trial, at_most, equal, holds_if, known, statement, worst
+from ctrans.norm.random_norms import PAPERS, random_norm
+from ctrans.placement import PLACEMENTS
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
 
 
 def _named(P: Tensor) -> str:
@@ -26,11 +28,11 @@ def _problem(draw: Draw, name: str | None = None, eps: float = 0.0) -> tuple[Sph
 @statement(
     "theorem-2", 4, "Kan, theorem 2", "none and pre: H(P) = +inf for P other than 0, along f = -R P/|P|", 1e-12, as_printed=True
 )
-def unbounded(draw: Draw) -> Trial:
+def unbounded(draw: Draw) -> Trials:
     """-<P, f> = R|P| along f = -R P/|P|."""
     P, radius, space = draw.normal(3, 5), draw.log_uniform(0, 8), WholeSpace()
     gained = equal(payoff(P, space.witness(P, radius)), radius * P.norm(), f"-<P, f> against R|P|, R = {radius:.3g}")
-    return worst(gained, holds_if(float(space.support(P)) == math.inf, "H(P) = +inf"))
+    return [gained, holds_if(float(space.support(P)) == math.inf, "H(P) = +inf")]
 
 
 @statement(
@@ -57,7 +59,7 @@ def unbounded_weights(draw: Draw) -> Trial:
     1e-12,
     printed=Printed("H(P) = 0 where the tangent part of P (eq. 132) is 0", 1e-12),
 )
-def projection_decides(draw: Draw, printed: bool) -> Trial:
+def projection_decides(draw: Draw, printed: bool) -> Trials:
     """H = 0 at p_j = u_j/gamma, normal to the image; H = +inf at a random P; <u/gamma, v> = 0 for the tangent part v of P.
 
     Printed: at P = gamma * u the tangent part of eq. 132 is 0, yet unit tangent velocities gain something.
@@ -71,11 +73,11 @@ def projection_decides(draw: Draw, printed: bool) -> Trial:
         return Trial(gained, f"P = gamma*u: tangent part {part:.1g}, yet a unit tangent velocity gains {gained:.3g} |P|")
     P, normal = draw.normal(*X.shape), u / chosen.gamma
     part = float(chosen.tangent(X, normal).abs().max())
-    return worst(
+    return [
         holds_if(float(space.support(normal)) == 0, f"P normal to the image: H = 0, though eq. 132 leaves {part:.2g} of it"),
         holds_if(float(space.support(P)) == math.inf, "P not normal: H = +inf"),
         equal((normal * chosen.tangent(X, P)).sum() / normal.norm() / P.norm(), 0.0, "tangent velocities against the normal"),
-    )
+    ]
 
 
 @statement(
@@ -86,7 +88,7 @@ def projection_decides(draw: Draw, printed: bool) -> Trial:
     1e-12,
     as_printed=True,
 )
-def ellipsoid(draw: Draw) -> Trial:
+def ellipsoid(draw: Draw) -> Trials:
     """Eq. 99: the printed maximiser attains the value, and no point of the image exceeds it."""
     return _attained(draw, *_problem(draw, "rmsnorm"))
 
@@ -99,7 +101,7 @@ def ellipsoid(draw: Draw) -> Trial:
     1e-10,
     printed=Printed("H = sum_j sqrt(d)|gamma*p_j| - <p_j, beta>, attained", 1e-7, 0.05),
 )
-def layernorm_slice(draw: Draw, printed: bool) -> Trial:
+def layernorm_slice(draw: Draw, printed: bool) -> Trials:
     """H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>: its f* in the image attains it, none of 30 random outputs exceeds it.
 
     Printed: eq. 99 against the best that ascents through the module find.
@@ -113,7 +115,7 @@ def layernorm_slice(draw: Draw, printed: bool) -> Trial:
     return Trial((value - best.best) / abs(value), words)
 
 
-def _attained(draw: Draw, chosen: SphereNorm, P: Tensor) -> Trial:
+def _attained(draw: Draw, chosen: SphereNorm, P: Tensor) -> Trials:
     w = chosen.gamma * P
     w = w - w.mean(-1, keepdim=True) if chosen.centred else w
     best = -math.sqrt(chosen.width) * chosen.gamma * w / w.norm(dim=-1, keepdim=True)
@@ -121,12 +123,12 @@ def _attained(draw: Draw, chosen: SphereNorm, P: Tensor) -> Trial:
     if chosen.centred:
         best, value = chosen.beta + best, value - (P @ chosen.beta).sum()
     image, scale, words = image_of(chosen), largest_payoff(P, best), _named(P)
-    return worst(
+    return [
         equal(image.support(P), value, f"H against the formula, {words}", scale),
         equal(payoff(P, best), value, f"-<P, f*> against H, {words}", scale),
         Trial(float(image.residual(best)), f"f* is in the image, {words}"),
         none_better(P, chosen(draw.normal(30, *P.shape)), value, scale, f"the best of 30 image points against H, {words}"),
-    )
+    ]
 
 
 @statement(
@@ -147,7 +149,7 @@ def climbed(draw: Draw) -> Trial:
 @statement(
     "eq-99-bound", 4, "ctrans", "for LayerNorm the ellipsoid's value is an upper bound, equal where 1'(gamma*p_j) = 0", 1e-11
 )
-def printed_value_is_a_bound(draw: Draw) -> Trial:
+def printed_value_is_a_bound(draw: Draw) -> Trials:
     """H <= eq. 99's value under LayerNorm at a random P, and H = that value at the same P made to have 1'(gamma*p_j) = 0."""
     chosen, P = _problem(draw, "layernorm")
     image, cases = EllipsoidSlice(chosen), []
@@ -156,7 +158,7 @@ def printed_value_is_a_bound(draw: Draw) -> Trial:
         scale = value.abs() + (at @ chosen.beta).abs().sum()
         above = Trial(float((H - value) / scale), f"H against eq. 99, {_named(P)}")
         cases.append(above if at is P else equal(H, value, "the two where 1'(gamma*p) = 0", scale))
-    return worst(*cases)
+    return cases
 
 
 @statement(
@@ -167,7 +169,7 @@ def printed_value_is_a_bound(draw: Draw) -> Trial:
     1e-11,
     printed=Printed("the optimal velocity is unique", 1e-6, 0.25),
 )
-def unique_maximiser(draw: Draw, printed: bool) -> Trial:
+def unique_maximiser(draw: Draw, printed: bool) -> Trials:
     """H - value = |w| |du|^2/(2 sqrt d) off the ties; at a tie all points attain H.
 
     Printed: how far apart two maximisers are; P may be anything, a token may have none.
@@ -184,7 +186,7 @@ def unique_maximiser(draw: Draw, printed: bool) -> Trial:
     second = _second_best(draw)
     chosen, P, best, other = _tie(draw)
     value = image_of(chosen).support(P)
-    return worst(second, equal(payoff(P, other), value, "at a tie, another image point", largest_payoff(P, best)))
+    return [second, equal(payoff(P, other), value, "at a tie, another image point", largest_payoff(P, best))]
 
 
 def _tie(draw: Draw) -> tuple[SphereNorm, Tensor, Tensor, Tensor]:
@@ -235,3 +237,81 @@ def stationarity(draw: Draw) -> Trial:
     chosen, P = _problem(draw)
     image = image_of(chosen)
     return Trial(float(image.kkt(P, image.maximizer(P))), f"KKT residual at the maximiser, {_named(P)}")
+
+
+@statement(
+    "kinetic-cost",
+    4,
+    "OT-Transformer; ctrans",
+    "running cost lam/2 |f|^2 on the whole space: H = |P|^2/(2 lam), f* = -P/lam",
+    1e-12,
+    as_printed=True,
+)
+def whole_space(draw: Draw) -> Trials:
+    """H = |P|^2/(2 lam) and f* = -P/lam over all velocities, for lam from 1e-3 to 1e3."""
+    P, lam = draw.normal(3, 5), draw.log_uniform(-3, 3)
+    cost = KineticCost(WholeSpace(), lam)
+    return [
+        equal(cost.support(P), P.square().sum() / (2 * lam), f"H against |P|^2/(2 lam), lam = {lam:.3g}"),
+        equal(cost.maximizer(P), -P / lam, "the maximiser against -P/lam"),
+    ]
+
+
+@statement(
+    "kinetic-well-posed",
+    4,
+    "OT-Transformer; ctrans",
+    "with a kinetic cost every placement has a finite H, attained over the closure of its velocities",
+    1e-10,
+    0.03,
+    as_printed=True,
+)
+def every_placement(draw: Draw) -> Trials:
+    """H is finite, its f* attains it, and ascents through the modules agree."""
+    placement, lam = draw.choice(PLACEMENTS), draw.log_uniform(-1, 1)
+    chosen, P = random_norm(draw, width=6, eps=1e-5), draw.normal(3, 6)
+    state = chosen(draw.normal(3, 6)) if PLACEMENTS[placement].state_norm else None
+    allowed = admissible_set(chosen, placement, state=state, kinetic=lam)
+    H, f = allowed.support(P), allowed.maximizer(P)
+    scale = H.abs() + P.norm() * f.norm()
+    return [
+        equal(payoff(P, f) - lam / 2 * f.square().sum(), H, f"payoff of f* against H, {placement}", scale),
+        holds_if(
+            math.isfinite(float(H)) and certify(allowed, P).agrees,
+            f"H finite, the certificate's findings agree, {placement}",
+        ),
+    ]
+
+
+@statement(
+    "kinetic-with-eps",
+    4,
+    "ctrans",
+    "with a kinetic cost and eps > 0 the admissible set is the filled ellipsoid (slice): a best velocity "
+    "inside is attained, the surface's value exceeded",
+    1e-6,
+    0.05,
+    printed=Printed("the ellipsoid itself is the admissible set", 1e-6, 0.05),
+)
+def with_eps(draw: Draw, printed: bool) -> Trials:
+    """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of the norm <= H over the filled ellipsoid (slice), which ascents reach.
+
+    Printed: <= H over the ellipsoid (slice) itself. Both are relative to |H| + 1.
+    """
+    name, lam = draw.choice(PAPERS), draw.log_uniform(0, 1)
+    chosen = random_norm(draw, name, width=5, eps=1e-5)
+    chosen.beta.zero_()  # so that resting, f = 0, is inside the set
+    P = 0.1 * draw.normal(2, 5)
+    sharp = random_norm(draw, name, width=5)
+    sharp.load_state_dict(chosen.state_dict())
+    sizes = torch.logspace(-6, 1, 15, dtype=torch.float64).reshape(-1, 1, 1)
+    f = chosen(torch.cat([-sizes * chosen.centre(chosen.gamma * P), sizes * draw.normal(15, 2, 5)]))
+    reached = float((payoff(P, f) - lam / 2 * f.square().sum((-2, -1))).max())
+    allowed = admissible_set(sharp if printed else chosen, "peri", kinetic=lam)
+    value = float(allowed.support(P))
+    named = f"the surface allows {value:.4g}" if printed else f"filled image {value:.4g}"
+    above = Trial((reached - value) / (abs(value) + 1), f"lam = {lam:.3g}: {named}, the norm reaches {reached:.4g}")
+    if printed:
+        return above
+    best = known(certify(allowed, P).velocities)
+    return [above, Trial(abs(best.gap), f"ascents through the norm miss the filled image's value by {best.gap:.2g}")]

@@ -14,7 +14,7 @@ from ctrans.control.gains import has_offset
 from ctrans.control.sets_by_norm import image_of
 from ctrans.norm import NORMS, Norm, SquashNorm
 from ctrans.norm.random_norms import SQUASHING, any_norm, norm_words
-from ctrans.statement import Draw, Trial, at_most, equal, holds_if, known, statement, worst
+from ctrans.statement import Draw, Trial, Trials, at_most, equal, holds_if, known, statement
 
 DECAYING = ["derf", "dyt", "group_rmsnorm", "rmsnorm", "scalenorm"]
 """Norms with gains whose decay has one maximum; LayerNorm's local ones are `gain-decay`'s."""
@@ -68,13 +68,13 @@ def closed_forms(draw: Draw) -> Trial:
     "each norm's maximiser is on the closure of its image and has its support",
     1e-9,
 )
-def maximiser_has_it(draw: Draw) -> Trial:
+def maximiser_has_it(draw: Draw) -> Trials:
     """<p, z*> = sup <p, z> and the residual of z*, the maximiser, which is on the image's closure."""
     norm = any_norm(draw)
     p = draw.normal(5, norm.width)
     best = norm.maximizer(p)
     value = equal((p * best).sum(-1), norm.support(p), f"<p, z*> against the support, {norm_words(norm)}")
-    return worst(value, Trial(float(norm.constraint_violation(best).max()), f"residual of z*, {norm_words(norm)}"))
+    return [value, Trial(float(norm.constraint_violation(best).max()), f"residual of z*, {norm_words(norm)}")]
 
 
 @statement(
@@ -85,7 +85,7 @@ def maximiser_has_it(draw: Draw) -> Trial:
     "r/sqrt(d)) under DyT, 0 clipped",
     1e-9,
 )
-def approached(draw: Draw) -> Trial:
+def approached(draw: Draw) -> Trials:
     """sup <p, z> less the best <p, N(x)> within |x - c| <= r, by ascent projected there, r from 1/10 to 30, against the rate stated."""
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
     p, radius = draw.normal(norm.width), draw.log_uniform(-1, 1.5)
@@ -102,7 +102,7 @@ def approached(draw: Draw) -> Trial:
     late = Trial(
         float((top - best - norm.shortfall(p, radius)) / scale), f"sup less the best within {radius:.3g}, {norm_words(norm)}"
     )
-    return worst(late, Trial(float((best - top) / scale), f"the best within {radius:.3g} against sup, {norm_words(norm)}"))
+    return [late, Trial(float((best - top) / scale), f"the best within {radius:.3g} against sup, {norm_words(norm)}")]
 
 
 def _way(norm: Norm, p: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def verdicts(draw: Draw) -> Trial:
     1e-9,
     0.5,
 )
-def gain_slopes(draw: Draw) -> Trial:
+def gain_slopes(draw: Draw) -> Trials:
     """H at 200 random gains and offsets with |gamma|^2 + |beta|^2 = 1, against the largest slope proven, and that the latter is met.
 
     It is met at gamma in proportion to a_i = sum_j abs(p_ji), beta to -sum_j p_j for a box; at g = 1 where one gain is shared.
@@ -185,7 +185,7 @@ def gain_slopes(draw: Draw) -> Trial:
     words = f"H at gains and offsets of length 1, {norm_words(norm)}"
     met = equal(best, slope.lower, words) if isinstance(norm, SquashNorm) or norm.gains == "one" else Trial(-1.0, words)
     assert has_offset(norm) == (slope.offset > 0), "offsets count where there are any"
-    return worst(at_most(best, slope.upper, words), met)
+    return [at_most(best, slope.upper, words), met]
 
 
 @statement(
@@ -197,7 +197,7 @@ def gain_slopes(draw: Draw) -> Trial:
     1e-8,
     0.25,
 )
-def decayed_gains(draw: Draw) -> Trial:
+def decayed_gains(draw: Draw) -> Trials:
     """(kappa^2 + |sum_j p_j|^2)/(2 lam) written out anew, and what gains that improve step by step reach by the norm's own support."""
     norm = any_norm(draw, DECAYING)
     P, lam = draw.normal(1 + draw.integer(4), norm.width), draw.log_uniform(-1, 1)
@@ -211,7 +211,7 @@ def decayed_gains(draw: Draw) -> Trial:
         found.append(equal(H, (float(P.abs().sum(0).square().sum()) + drift) / (2 * lam), f"{words}: H"))
     if norm.gains == "one":
         found.append(equal(H, float(P.norm(dim=-1).sum()) ** 2 / (2 * lam), f"{words}: H"))
-    return worst(*found, equal(best, H, f"{words}: the best gains against H"))
+    return [*found, equal(best, H, f"{words}: the best gains against H")]
 
 
 def _improved(norm: Norm, P: Tensor, lam: float, own: list[torch.nn.Parameter], draw: Draw) -> float:

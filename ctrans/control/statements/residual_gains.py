@@ -15,7 +15,7 @@ from ctrans.control.statements.payoffs import largest_payoff, none_better, payof
 from ctrans.model.random_models import described, random_model, random_text
 from ctrans.norm import SphereNorm
 from ctrans.norm.random_norms import random_norm
-from ctrans.statement import Draw, Printed, Trial, at_most, equal, holds_if, known, statement, worst
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
 
 
 @statement(
@@ -25,7 +25,7 @@ from ctrans.statement import Draw, Printed, Trial, at_most, equal, holds_if, kno
     "velocities W v, W linear (gains by channel, streams written to): H(P) is that of the v at W'P, attained at W v*",
     1e-12,
 )
-def pullback(draw: Draw) -> Trial:
+def pullback(draw: Draw) -> Trials:
     """H over {W v} at P is H over the v at W'P: its maximiser attains it, and 30 outputs through the sublayer's own W do not exceed it."""
     residual = draw.choice(("layerscale", "rezero", "hyper_connections", "mhc"))
     made = random_model(draw, draw.choice(("peri", "output")), residual=residual, eps=0.0)
@@ -36,10 +36,10 @@ def pullback(draw: Draw) -> Trial:
     H, best = float(image.support(q)), sublayer.joined(image.maximizer(q), x)
     others = torch.stack([sublayer.joined(chosen(draw.normal(len(P), 8)), x) for _ in range(30)])
     scale = P.norm() * best.norm()
-    return worst(
+    return [
         equal(payoff(P, best), H, f"{residual}, {described(made)}", scale),
         none_better(P, others, H, scale, "the best of 30 outputs against H"),
-    )
+    ]
 
 
 def _scaled(draw: Draw, name: str, least: int = 2) -> tuple[SphereNorm, Tensor, float, list[float], float]:
@@ -64,7 +64,7 @@ def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
     0.2,
     printed=Printed("the same R H(P) behind LayerNorm", share=0.2),
 )
-def gain_by_channel(draw: Draw, printed: bool) -> Trial:
+def gain_by_channel(draw: Draw, printed: bool) -> Trials:
     """RMSNorm: every corner of the box has R H(P), 30 gains inside have no more. LayerNorm: corners are between R H(P) and the bound.
 
     Printed: R H(P) for LayerNorm against the best corner of the box.
@@ -78,12 +78,12 @@ def gain_by_channel(draw: Draw, printed: bool) -> Trial:
     inside += [R * (2 * draw.unit(chosen.width) - 1) * P for _ in range(25)]
     other, Q, S, corners, least = _scaled(draw, "layernorm")
     bound = S * float(math.sqrt(other.width) * (other.gamma * Q).norm(dim=-1).sum() + (Q.sum(0).abs() * other.beta.abs()).sum())
-    return worst(
+    return [
         equal(torch.tensor(values, dtype=torch.float64), H, f"corners, d = {chosen.width}", scale),
         Trial((max(_supports(chosen, inside)) - H) / scale, "gains inside the box against R H(P)"),
         at_most(max(corners), bound, f"LayerNorm, d = {other.width}: the best corner against the bound"),
         Trial((least - max(corners)) / bound, "LayerNorm: R H(P) against the best corner"),
-    )
+    ]
 
 
 @statement(
@@ -93,7 +93,7 @@ def gain_by_channel(draw: Draw, printed: bool) -> Trial:
     "one gain |a| <= R, trained behind an output norm: H = R max(H(P), H(-P)), so +inf over all a where P is not a tie",
     1e-12,
 )
-def one_gain(draw: Draw) -> Trial:
+def one_gain(draw: Draw) -> Trials:
     """max over 41 values of |a| <= R of H(a P) is R max(H(P), H(-P)), and ten times the bound has ten times that."""
     chosen = random_norm(draw)
     P, R = draw.normal(1 + draw.integer(3), chosen.width), draw.log_uniform(-1, 1)
@@ -103,10 +103,10 @@ def one_gain(draw: Draw) -> Trial:
 
     H = R * max(_supports(chosen, [-P, P]))
     scale = R * float(largest_payoff(P, image_of(chosen).maximizer(P)))
-    return worst(
+    return [
         equal(most(R), H, f"d = {chosen.width}, {len(P)} tokens", scale),
         equal(most(10 * R), 10 * H, "ten times the bound", 10 * scale),
-    )
+    ]
 
 
 @statement(
@@ -117,7 +117,7 @@ def one_gain(draw: Draw) -> Trial:
     1e-9,
     0.2,
 )
-def towards_image(draw: Draw) -> Trial:
+def towards_image(draw: Draw) -> Trials:
     """H_N(Q) + <Q, X>: the closed form's maximiser attains it through the sublayer, and 30 outputs do not exceed it."""
     made = random_model(draw, draw.choice(("post", "pre_post")), residual="ngpt", eps=0.0)
     sublayer = draw.choice(made.depth.sublayers)
@@ -130,10 +130,10 @@ def towards_image(draw: Draw) -> Trial:
     best = around.tangent(X, residual.pull(toward - X))
     others = torch.stack([around.tangent(X, sublayer.joined(draw.normal(*P.shape), X)) for _ in range(30)])
     scale = q.norm() * (X.norm() + toward.norm())
-    return worst(
+    return [
         equal(payoff(P, best), H, described(made), scale),
         none_better(P, others, H, scale, "the best of 30 outputs against H"),
-    )
+    ]
 
 
 @statement(
@@ -145,7 +145,7 @@ def towards_image(draw: Draw) -> Trial:
     1e-6,
     0.5,
 )
-def section(draw: Draw) -> Trial:
+def section(draw: Draw) -> Trials:
     """Gains that are 0 in some channels, inside a norm around the state: the step's support in closed form, the ODE's costates of H = 0.
 
     N(X + dt g * f) = beta + sqrt(d) gamma * C y/|C y|, C y = r + v: v any vector of V = C span(e_i : g_i != 0), r the part of C X that
@@ -176,7 +176,7 @@ def section(draw: Draw) -> Trial:
     outputs = g * draw.normal(30, d)
     moved = chosen.tangent(at.expand_as(outputs), outputs)
     words = f"{type(chosen).__name__}, d = {d}, {moving} channels move"
-    return worst(
+    return [
         equal(chosen(X + dt * g * f) @ p, H, f"{words}: what the best output reaches", scale),
         Trial((float((chosen(X + dt * g * raw) @ p).max()) - H) / scale, f"{words}: 300 outputs against the support"),
         Trial(
@@ -184,7 +184,7 @@ def section(draw: Draw) -> Trial:
             f"{words}: a costate that T' takes to channels without gain",
         ),
         holds_if(len(idle) >= d - moving, f"{words}: costates of H = 0, of at least as many dimensions as channels stand"),
-    )
+    ]
 
 
 @statement(

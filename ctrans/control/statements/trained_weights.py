@@ -1,14 +1,17 @@
-"""Section 4: trained gains, decay of both factors of a path, and the discrete step."""
+"""Section 4: what weights attain at fixed features, trained gains, decay of both factors of a path, and the discrete step."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
-from ctrans.control import GainDecay, LastMapDecay, StepImage, boxed_value, certify, gain_slope, gap_of_rank
+from ctrans.control import FrobeniusBall, GainDecay, LastMapDecay, StepImage, boxed_value, certify, gain_slope, gap_of_rank
 from ctrans.control.ascent import ascend
+from ctrans.control.certificate import climb_weights
 from ctrans.control.decay_threshold import UnitsPath, ValuePath, climb_factors, decay_threshold, with_evidence
 from ctrans.control.last_map import Features
 from ctrans.control.sets_by_norm import image_of
@@ -16,8 +19,116 @@ from ctrans.control.statements.payoffs import largest_payoff, payoff
 from ctrans.control.tangent import TangentSpace
 from ctrans.fields import ACTIVATIONS
 from ctrans.norm import SphereNorm
-from ctrans.norm.random_norms import norm_words, random_norm
-from ctrans.statement import Draw, Printed, Trial, at_most, equal, holds_if, known, statement, worst
+from ctrans.norm.random_norms import PAPERS, norm_words, random_norm
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
+
+
+@statement("frobenius-ball", 4, "ctrans", "pre with the last map in a ball |W| <= R: H = R|h'P|, attained at -R P'h/|h'P|", 1e-12)
+def ball(draw: Draw) -> Trials:
+    """H = R|h'P|, attained at W = -R P'h/|h'P| and exceeded by none of 30 random W with |W| = R."""
+    h, P, radius = draw.normal(4, 6), draw.normal(4, 5), draw.log_uniform(-2, 3)
+    allowed = FrobeniusBall(h, radius)
+    value = radius * (h.mT @ P).norm()
+    best = -radius * P.mT @ h / (h.mT @ P).norm()
+    others = draw.normal(30, 5, 6)
+    others = radius * others / others.flatten(1).norm(dim=-1)[:, None, None]
+    return [
+        equal(allowed.support(P), value, f"H against R|h'P|, R = {radius:.3g}"),
+        equal(allowed.weights(P), best, "the maximiser against -R P'h/|h'P|"),
+        equal(payoff(P, h @ best.mT), value, "what it attains"),
+        Trial(float(payoff(P, h @ others.mT).max() / value) - 1, "the best of 30 weights of norm R"),
+    ]
+
+
+@statement(
+    "last-map-decay",
+    4,
+    "ctrans, on Kan, section 3.2",
+    "pre with cost lam/2 |W|^2 of the last map, its features fixed: H = |h'P|^2/(2 lam), attained at -P'h/lam",
+    1e-12,
+)
+def decay(draw: Draw) -> Trials:
+    """H = |h'P|^2/(2 lam), attained by W* = -P'h/lam: -<P, h W*'> - lam/2 |W*|^2 = H."""
+    h, P, lam = draw.normal(4, 6), draw.normal(4, 5), draw.log_uniform(-3, 2)
+    allowed = LastMapDecay(h, lam)
+    H, best = allowed.support(P), -P.mT @ h / lam
+    return [
+        equal(H, (h.mT @ P).square().sum() / (2 * lam), f"H against |h'P|^2/(2 lam), lam = {lam:.3g}"),
+        equal(allowed.weights(P), best, "the maximiser against -P'h/lam"),
+        equal(payoff(P, h @ best.mT) - lam / 2 * best.square().sum(), H, "what it attains"),
+    ]
+
+
+@statement(
+    "weights-attain",
+    4,
+    "ctrans",
+    "behind an output norm, rank(h) = n lets the weights of the last map attain the closed form",
+    1e-6,
+    0.05,
+)
+def full_rank(draw: Draw) -> Trial:
+    """An ascent over weights through the norm reaches H."""
+    chosen = random_norm(draw, width=5 + draw.integer(6), eps=1e-5)
+    tokens = 2 + draw.integer(5)
+    P, h = draw.normal(tokens, chosen.width), draw.normal(tokens, tokens + draw.integer(6))
+    gap = _gap(chosen, P, h, draw)
+    return Trial(abs(gap), f"{_shape(P, h)}: weights miss H by {gap:.2g}")
+
+
+@statement(
+    "fewer-features",
+    4,
+    "ctrans",
+    "rank(h) < n keeps weights strictly below H if (n - rank)(d - 1) >= n (RMSNorm: d for d - 1), not in narrower layers",
+    0.0,
+    0.03,
+    printed=Printed("with fewer features than tokens the supremum over weights is strictly smaller", 0.0, 0.03),
+)
+def fewer_features(draw: Draw, printed: bool) -> Trial:
+    """A gap where (n - rank)(d - 1) >= n: the case's excess is 1e-6 less the gap.
+
+    Printed: n = 16, d = 3, rank 15. Weights with norm(h W') the maximiser exist where (I - hh^+) diag(s) U = 0 has a solution s > 0.
+    """
+    tokens, width, rank = (16, 3, 15) if printed else (8, 8, draw.choice((2, 5, 6)))
+    chosen = random_norm(draw, width=width)
+    P, h = draw.normal(tokens, width), draw.normal(tokens, rank) @ draw.normal(rank, 20)
+    if not printed:
+        gap = _gap(chosen, P, h, draw)
+        return Trial(1e-6 - gap, f"{_shape(P, h)}: the best weights stay {gap:.2g} |H| below")
+    image = image_of(chosen)
+    U = chosen.coordinates(image.maximizer(P))
+    missed = torch.eye(len(P), dtype=P.dtype) - h @ torch.linalg.pinv(h)
+    equations = torch.stack([torch.outer(missed[:, j], U[j]).flatten() for j in range(len(P))], -1)
+    longer, _ = nnls(equations.numpy(), -equations.sum(-1).numpy())  # s = 1 + longer
+    W = (torch.linalg.pinv(h) @ (torch.from_numpy(1 + np.asarray(longer)).unsqueeze(-1) * U)).mT
+    H = float(image.support(P))
+    gap = (H - float(payoff(P, chosen(h @ W.mT)))) / abs(H)
+    return Trial(1e-6 - gap, f"{_shape(P, h)}: weights attain H to {gap:.1g}")
+
+
+@statement("weights-bounded", 4, "ctrans", "whatever the rank, no weights exceed the non-parametric value", 1e-12)
+def never_above(draw: Draw) -> Trial:
+    """Any weights, any gains with zeros and either sign, any eps."""
+    name, eps = draw.choice(PAPERS), draw.choice((0.0, 1e-5, 0.1))
+    chosen = random_norm(draw, name, eps=eps)
+    chosen.gamma[: draw.integer(3)] = 0
+    tokens = 1 + draw.integer(6)
+    P, h = draw.normal(tokens, chosen.width), draw.normal(tokens, 1 + draw.integer(8))
+    W = draw.log_uniform(-6, 6) * draw.normal(chosen.width, h.shape[1])
+    image = image_of(chosen)
+    scale = float(largest_payoff(P, image.maximizer(P))) or 1.0
+    value, H = float(payoff(P, chosen(h @ W.mT))), float(image.support(P))
+    return Trial((value - H) / scale, f"{_shape(P, h)}: weights attain {value:.6g}, H is {H:.6g}")
+
+
+def _gap(chosen: SphereNorm, P: Tensor, h: Tensor, draw: Draw) -> float:
+    image = image_of(chosen)
+    return climb_weights(image.chart(P), Features(h), float(image.support(P)), 2, draw.generator).gap
+
+
+def _shape(P: Tensor, h: Tensor) -> str:
+    return f"n = {P.shape[0]}, d = {P.shape[1]}, rank {min(int(torch.linalg.matrix_rank(h)), *h.shape)}"
 
 
 def _problem(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]:
@@ -34,7 +145,7 @@ def _problem(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]
     0.25,
     printed=Printed("the output norm bounds velocities, whatever training does (gamma and beta are trainable)", 1e-6, 0.05),
 )
-def bounded_gains(draw: Draw, printed: bool) -> Trial:
+def bounded_gains(draw: Draw, printed: bool) -> Trials:
     """Gains and offsets from their own ascent, 30 of norm R, reach R sqrt(kappa^2 + |sum p|^2) and no more.
 
     The dual bound proves that for RMSNorm and meets it; for LayerNorm it need not. Printed: H with the gains a thousand times as
@@ -53,12 +164,12 @@ def bounded_gains(draw: Draw, printed: bool) -> Trial:
     found = float((math.sqrt(chosen.width) * chosen.centre(gamma * P).norm(dim=-1).sum(-1)).amax())
     best = radius * math.hypot(found, slope.offset)
     words = f"{norm_words(chosen)}, {len(P)} tokens"
-    return worst(
+    return [
         at_most(best, radius * slope.upper, f"{words}: gains within {radius:.3g} against the proven bound"),
         at_most(radius * slope.lower, radius * slope.upper, f"{words}: what is attained against what is proven"),
         at_most(best, radius * slope.lower, f"{words}: gains of another ascent against those found"),
         at_most(slope.lower if chosen.centred else slope.upper, slope.lower, f"{words}: what is proven against what is attained"),
-    )
+    ]
 
 
 def _without_offset(chosen: SphereNorm, P: Tensor, factor: float) -> float:
@@ -75,7 +186,7 @@ def _without_offset(chosen: SphereNorm, P: Tensor, factor: float) -> float:
     1e-8,
     0.05,
 )
-def gain_decay(draw: Draw) -> Trial:
+def gain_decay(draw: Draw) -> Trials:
     """(kappa^2 + |sum p|^2)/(2 lam), and ascents through the norm over inputs, gains and offsets reach no more."""
     chosen, P = _problem(draw, 4)
     lam = draw.log_uniform(-1, 1)
@@ -83,12 +194,12 @@ def gain_decay(draw: Draw) -> Trial:
     H = float(decay.support(P))
     found = known(certify(decay, P, pairs=1).velocities)
     words = norm_words(chosen)
-    return worst(
+    return [
         equal(H, gain_slope(chosen, P).lower ** 2 / (2 * lam), f"{words}: H against kappa, lam = {lam:.3g}"),
         at_most(found.best, decay.ceiling(P), f"{words}: the best found against the bound"),
         equal(found.best, H, f"{words}: the best found against H"),
         Trial(float(decay.kkt(P, decay.maximizer(P))), f"{words}: stationary gains"),
-    )
+    ]
 
 
 @statement(
@@ -98,7 +209,7 @@ def gain_decay(draw: Draw) -> Trial:
     "|gamma_i| <= g, |beta_i| <= b: H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1, attained by RMSNorm",
     1e-12,
 )
-def gain_box(draw: Draw) -> Trial:
+def gain_box(draw: Draw) -> Trials:
     """H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1 for 30 gains and offsets in the box; equal for RMSNorm at gamma = g."""
     chosen, P = _problem(draw)
     g, b = draw.log_uniform(-2, 2), draw.log_uniform(-2, 2) if chosen.centred else 0.0
@@ -112,7 +223,7 @@ def gain_box(draw: Draw) -> Trial:
     chosen.gamma.fill_(g)
     if not chosen.centred:
         cases.append(equal(image_of(chosen).support(P), bound, "RMSNorm at the box's corner"))
-    return worst(*cases)
+    return cases
 
 
 @statement(
@@ -122,7 +233,7 @@ def gain_box(draw: Draw) -> Trial:
     "rank(h) < n: no weights come nearer to H than sqrt(d)/2 min_j |w_j|/(G^-1)_jj, G = (I - hh^+) * (U* U*')",
     1e-9,
 )
-def rank_gap(draw: Draw) -> Trial:
+def rank_gap(draw: Draw) -> Trials:
     """Ascents over the weights stay below H by at least the bound; it is positive where dimensions are twice as many as it takes.
 
     With just as many, n, it is positive for almost all P, but may be so small that rounding hides it. In half of the cases the best
@@ -137,15 +248,14 @@ def rank_gap(draw: Draw) -> Trial:
         P = -chosen.centre(made + draw.log_uniform(-1.5, 0) * draw.normal(*P.shape)) / chosen.gamma
     H, proven = float(image_of(chosen).support(P)), gap_of_rank(chosen, P, Features(h))
     starts = torch.cat([draw.normal(4, rank, chosen.width), -(u.mT @ chosen.centre(chosen.gamma * P)).unsqueeze(0)])
-    climbed = ascend(lambda z: payoff(P, chosen(u @ z)), starts, (-2, -1), steps=300)
+    lost = H - float(ascend(lambda z: payoff(P, chosen(u @ z)), starts, (-2, -1), steps=300).best.max())
     free = chosen.width - 1 if chosen.centred else chosen.width
     words = f"{norm_words(chosen)}, {len(P)} tokens, rank {rank}"
     scale = float(largest_payoff(P, chosen.maximizer(-P)))
-    lost = H - float(climbed.best.amax())
-    return worst(
+    return [
         Trial((proven - lost) / scale, f"{words}: the best weights lose {lost:.6g}, at least {proven:.6g}"),
         holds_if(proven > 0 or (len(P) - rank) * free < 2 * len(P), f"{words}: a gap of {proven:.2g}"),
-    )
+    ]
 
 
 @statement(
@@ -155,7 +265,7 @@ def rank_gap(draw: Draw) -> Trial:
     "post, pre_post, deepnorm: of the step N(X + dt r), H = (sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta> + <P, X>)/dt",
     1e-9,
 )
-def step(draw: Draw) -> Trial:
+def step(draw: Draw) -> Trials:
     """The discrete step's H at dt from 1 to 1/1000: never exceeded by 30 raw velocities, approached by long ones along f*."""
     chosen, P = _problem(draw)
     dt, X = draw.log_uniform(-3, 0), draw.normal(*P.shape)
@@ -166,10 +276,10 @@ def step(draw: Draw) -> Trial:
     best = (1e6 * chosen.coordinates(X + dt * allowed.maximizer(P)) - X) / dt
     made, reached = (payoff(P, chosen(X + dt * f) - X) / dt for f in (raw, best))
     words = f"{norm_words(chosen)}, dt = {dt:.3g}"
-    return worst(
-        Trial((float(made.amax()) - H) / scale, f"{words}: the best of 30 raw velocities against H"),
+    return [
+        Trial((float(made.max()) - H) / scale, f"{words}: the best of 30 raw velocities against H"),
         equal(reached, H, f"{words}: a long raw velocity", scale),
-    )
+    ]
 
 
 @statement(
@@ -179,7 +289,7 @@ def step(draw: Draw) -> Trial:
     "as dt goes to 0, for X on the image, it goes to +inf like 1/dt, unless X is the lowest point for P: there it is 0, as the ODE's",
     1e-9,
 )
-def step_limit(draw: Draw) -> Trial:
+def step_limit(draw: Draw) -> Trials:
     """dt H is <P, X - z> for every dt, z the norm of a long raw output towards the image's lowest point.
 
     X on the image: positive for P at random, where the ODE's H is infinite, and 0 for the P whose lowest point is X, as the ODE's.
@@ -198,11 +308,11 @@ def step_limit(draw: Draw) -> Trial:
         cases += [equal(value, exact, "dt H against <P, X - z>", scale) for value in found]
         cases.append(holds_if(wanted * exact > 0 or wanted == 0, f"<P, X - z> = {exact:.3g}"))
     tangent = TangentSpace(chosen, X)
-    return worst(
+    return [
         *cases,
         holds_if(float(tangent.support(lowest)) == 0, "the ODE's H is 0 where X is the lowest point"),
         holds_if(math.isinf(float(tangent.support(P))), "the ODE's H is infinite at another P"),
-    )
+    ]
 
 
 @statement(
@@ -214,7 +324,7 @@ def step_limit(draw: Draw) -> Trial:
     0.1,
     printed=Printed("with weight decay the Hamiltonian exists (whatever the decay)", 0.0, 0.02),
 )
-def decayed_path(draw: Draw, printed: bool) -> Trial:
+def decayed_path(draw: Draw, printed: bool) -> Trials:
     """An ascent over both factors: R^2/2 (lam* - lam) below lam*, nothing above it.
 
     Printed: at half of lam* the best value of both factors, for a bound ten times as large, over what it was.
@@ -234,10 +344,10 @@ def decayed_path(draw: Draw, printed: bool) -> Trial:
     below = known(threshold.below)
     radius, value = below.radii[-1], below.values[-1]
     words = f"{words}, lam* = {threshold.lower:.3g}"
-    return worst(
+    return [
         *(holds_if(holds, f"{words}: {finding}") for finding, holds in threshold.findings.items()),
         at_most(value, radius**2 / 2 * (threshold.upper - 0.9 * threshold.lower), f"{words}: value against R^2/2 (lam* - lam)"),
-    )
+    ]
 
 
 @statement(
@@ -248,7 +358,7 @@ def decayed_path(draw: Draw, printed: bool) -> Trial:
     1e-10,
     0.25,
 )
-def one_map_decayed(draw: Draw) -> Trial:
+def one_map_decayed(draw: Draw) -> Trials:
     """-<P, h W'> - lam/2 |W|^2 at W = -P'h/lam, which 30 other W do not exceed; 10^4 times that for features 100 times as long."""
     h, P, lam = draw.normal(5, 6), draw.normal(5, 4), draw.log_uniform(-2, 1)
 
@@ -258,12 +368,12 @@ def one_map_decayed(draw: Draw) -> Trial:
     best = -P.mT @ h / lam
     others = best + draw.log_uniform(-3, 1) * draw.normal(30, 4, 6)
     small, large = (float(LastMapDecay(c * h, lam).support(P)) for c in (1.0, 100.0))
-    return worst(
+    return [
         equal(small, value(1.0, best), "H against the value of W = -P'h/lam"),
         at_most(float(value(1.0, others).amax()), small, "the best of 30 other W against H"),
         equal(large, value(100.0, 100 * best), "H at features a hundred times as long"),
         equal(large / small, 1e4, "H at features a hundred times as long, over H"),
-    )
+    ]
 
 
 @statement(
@@ -274,20 +384,17 @@ def one_map_decayed(draw: Draw) -> Trial:
     0.05,
     0.25,
 )
-def three_factors(draw: Draw) -> Trial:
+def three_factors(draw: Draw) -> Trials:
     """gamma, V and O of size R: R^3 from a decay of R^2, so that ten times lam* is exceeded for large R."""
     x, P = draw.normal(5, 4), draw.normal(5, 4)
     gamma, V, out = draw.normal(4), draw.normal(4, 4), draw.normal(4, 4)
-    product = float((P * ((gamma * x) @ V.mT @ out.mT)).sum())
-    out = out if product < 0 else -out
+    out = out if float(payoff(P, (gamma * x) @ V.mT @ out.mT)) > 0 else -out
     unit = float((gamma.square().sum() + V.square().sum() + out.square().sum()).sqrt())
     decay = 10 * ValuePath(x.unsqueeze(0), 4).threshold(P)[0]
     values = []
     for radius in (1e9, 1e10):
         r = radius / unit
-        f = (r * gamma * x) @ (r * V).mT @ (r * out).mT
-        values.append(-float((P * f).sum()) - decay / 2 * radius**2)
-    return worst(
-        holds_if(values[0] > 0, "ten times lam* is exceeded"),
-        Trial(abs(math.log10(values[1] / values[0]) - 3), f"the value grows like R^{math.log10(values[1] / values[0]):.4f}"),
-    )
+        values.append(float(payoff(P, (r * gamma * x) @ (r * V).mT @ (r * out).mT)) - decay / 2 * radius**2)
+    rate = math.log10(values[1] / values[0])
+    above = holds_if(values[0] > 0, "ten times lam* is exceeded")
+    return [above, Trial(abs(rate - 3), f"the value grows like R^{rate:.4f}")]

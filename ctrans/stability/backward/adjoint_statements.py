@@ -12,7 +12,7 @@ from ctrans.model.random_models import described, random_model, random_text
 from ctrans.norm import Norm
 from ctrans.residual import sinkhorn
 from ctrans.stability.forward.mixing import product_gains
-from ctrans.statement import Draw, Printed, Trial, at_most, dense_jacobian, equal, statement, worst
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, equal, statement
 
 
 @statement(
@@ -23,18 +23,16 @@ from ctrans.statement import Draw, Printed, Trial, at_most, dense_jacobian, equa
     1e-9,
     0.25,
 )
-def adjoint_growth(draw: Draw) -> Trial:
+def adjoint_growth(draw: Draw) -> Trials:
     """|P_i| against the product from i on, L_f the dense spectral norm of the map's Jacobian where it acts."""
     made = random_model(draw, draw.choice(("peri", "output")), width=4, ffn_width=6, depth=2)
     found = costate(made, random_text(draw, 1, 3), random_text(draw, 1, 3))
     factors = [1 + slope / sigma for slope, sigma in _slopes(made, found)]
     end = float(found.costates[-1].norm())
-    return worst(
-        *(
-            at_most(p.norm(), end * math.prod(factors[i:]), f"{described(made)}: |P_{i}| against |P_D| times the product")
-            for i, p in enumerate(found.costates)
-        )
-    )
+    return [
+        at_most(p.norm(), end * math.prod(factors[i:]), f"{described(made)}: |P_{i}| against |P_D| times the product")
+        for i, p in enumerate(found.costates)
+    ]
 
 
 def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
@@ -60,7 +58,7 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
     0.5,
     printed=Printed("the product is polynomial in depth however sigma_in behaves", 1e-9, 0.02),
 )
-def power_law(draw: Draw, printed: bool) -> Trial:
+def power_law(draw: Draw, printed: bool) -> Trials:
     """prod_k (1 + c/(s + b k)), k = 0 to D - 1, against (1 + c/s)(1 + b (D-1)/s)^(c/b): numbers up to D = 10^5, and a model.
 
     The model's c is the largest of its sublayers' measured g_out L_f g_in dt/sigma_out, and s + b k lies below every sigma_in.
@@ -82,7 +80,7 @@ def power_law(draw: Draw, printed: bool) -> Trial:
     grown = math.log(float(found.costates[0].norm() / found.costates[-1].norm()))
     bound = _power_law(max(slopes), s, b, len(sigmas))
     # of logarithms: the growth itself may be below 1
-    return worst(numbers, Trial((grown - bound) / bound, f"{described(made)}: log |P_0|/|P_D| = {grown:.3g} against {bound:.3g}"))
+    return [numbers, Trial((grown - bound) / bound, f"{described(made)}: log |P_0|/|P_D| = {grown:.3g} against {bound:.3g}")]
 
 
 def _power_law(c: float, s: float, b: float, steps: int) -> float:
@@ -99,15 +97,15 @@ def _power_law(c: float, s: float, b: float, steps: int) -> float:
     0.1,
     as_printed=True,
 )
-def isometry(draw: Draw) -> Trial:
+def isometry(draw: Draw) -> Trials:
     """a = 0 in every sublayer: X_D = X_0 and the Jacobian is the identity."""
     made = random_model(draw, draw.choice(("none", "pre", "peri", "output")), residual="rezero", spread=0.0)
     x = draw.log_uniform(-1, 1) * draw.normal(3, 8)
     jacobian = torch.func.jacrev(made.depth)(x).reshape(x.numel(), x.numel())
-    return worst(
+    return [
         equal(made.depth(x), x, f"X_D, {described(made)}"),
         equal(jacobian, torch.eye(x.numel(), dtype=x.dtype), "the Jacobian"),
-    )
+    ]
 
 
 @statement(
@@ -119,7 +117,7 @@ def isometry(draw: Draw) -> Trial:
     0.1,
     printed=Printed("20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)", 1e-3, 0.1),
 )
-def mixing(draw: Draw, printed: bool) -> Trial:
+def mixing(draw: Draw, printed: bool) -> Trials:
     """Products of doubly stochastic matrices have norm 1 and keep the mean stream; free ones M = (1 + s) I have (1 + s)^k.
 
     Printed: rows of M after 20 Sinkhorn rounds from nearly the identity.
@@ -132,8 +130,8 @@ def mixing(draw: Draw, printed: bool) -> Trial:
     gains, rows = torch.tensor(product_gains(each), dtype=torch.float64), torch.ones(streams, dtype=torch.float64) / streams
     s = draw.uniform(0.01, 0.2)
     free = product_gains((1 + s) * torch.eye(3, dtype=torch.float64).expand(len(each), 3, 3))
-    return worst(
+    return [
         equal(gains, 1.0, f"{len(each)} matrices of {streams} streams"),
         equal(torch.stack([rows @ m for m in each]), rows.expand(len(each), -1), "the mean stream"),
         equal(free[-1], (1 + s) ** len(each), "free mixing"),
-    )
+    ]

@@ -17,7 +17,7 @@ from ctrans.residual import Streams
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
 from ctrans.stability.forward.moments import MomentsByDepth, moments
 from ctrans.stability.forward.single_entries import data_variance
-from ctrans.statement import Draw, Printed, Trial, at_most, equal, known, statement, worst
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, known, statement
 from ctrans.walk import states_of, walk_depth
 
 OUTPUT = ("peri", "output")
@@ -62,7 +62,7 @@ def _levels(made: GPT) -> tuple[float, float]:
     "MA(X_D) <= MA(X_0) + dt sum_k (g_k + b_k), and |X_D|/sqrt(nd) likewise",
     printed=Printed("MA(X_D) <= |X_0|/sqrt(nd) + 2 D dt (g_max + b_max)"),
 )
-def mean(draw: Draw, printed: bool) -> Trial:
+def mean(draw: Draw, printed: bool) -> Trials:
     """MA(X_0) + dt sum_k (g_k + b_k), and the same increments for the norm.
 
     Printed: MA(X_D) <= |X_0|/sqrt(N) + T (g_max + b_max), T = 2 D dt, N the entries of X, under peri or output.
@@ -73,10 +73,10 @@ def mean(draw: Draw, printed: bool) -> Trial:
     if printed:
         return at_most(end.mean_abs, float(x0.norm()) / math.sqrt(x0.numel()) + made.depth.times[-1] * level, words)
     grown = made.config.dt * levels
-    return worst(
+    return [
         at_most(end.mean_abs, start.mean_abs + grown, words),
         at_most(end.rms, start.rms + grown, f"|X_D|/sqrt(nd), {described(made)}"),
-    )
+    ]
 
 
 @statement(
@@ -115,7 +115,7 @@ def sharper_is_attained(draw: Draw) -> Trial:
     share=0.5,
     printed=Printed("an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2", share=0.5),
 )
-def entries_over_data(draw: Draw, printed: bool) -> Trial:
+def entries_over_data(draw: Draw, printed: bool) -> Trials:
     """max over entries of X_D of Var over 6 inputs <= max over entries of E(|x_0| + growth)^2 <= theorem 5's printed bound.
 
     Printed: the first against the last.
@@ -124,9 +124,7 @@ def entries_over_data(draw: Draw, printed: bool) -> Trial:
     found = data_variance(made.depth, states_of(made.depth, random_state(draw, made, batch=6)))
     loose = known(found.printed_bound)[-1]
     over_data = at_most(found.largest[-1], loose if printed else found.bound[-1], f"Var over data, {described(made)}")
-    return (
-        over_data if printed else worst(over_data, at_most(found.bound[-1], loose, "the sharper bound against the printed one"))
-    )
+    return over_data if printed else [over_data, at_most(found.bound[-1], loose, "the sharper bound against the printed one")]
 
 
 @statement(
@@ -136,7 +134,7 @@ def entries_over_data(draw: Draw, printed: bool) -> Trial:
     "under pre MA(X_D) <= (1 + C)^D |X_0|/sqrt(nd), with D_i = sigma(x_i) in C, which is |x_i|/sqrt(d) for RMSNorm",
     printed=Printed("the same with D_i = |x_i|"),
 )
-def theorem_3(draw: Draw, printed: bool) -> Trial:
+def theorem_3(draw: Draw, printed: bool) -> Trials:
     """D_i = |x_i|/sqrt(d), for one token under attention with W V = I, and for models.
 
     Printed: the factor 1 + dt |W V| max|gamma|/D of an attention sublayer (eq. 82) with D_i = |x_i|, for that token.
@@ -150,10 +148,10 @@ def theorem_3(draw: Draw, printed: bool) -> Trial:
     if printed:
         return at_most(after, start * (1 + dt / start), f"{words}, dt = {dt:.2g}: |X|")
     made, states, bounds = _walk(draw, "pre")
-    return worst(
+    return [
         at_most(after, start * (1 + dt * math.sqrt(width) / start), f"{words}: |X|"),
         at_most(moments(states[-1]).mean_abs, known(bounds.seed_mean_abs)[-1], f"MA(X_D), {described(made)}"),
-    )
+    ]
 
 
 @statement(
@@ -162,11 +160,11 @@ def theorem_3(draw: Draw, printed: bool) -> Trial:
     "ctrans",
     "under pre |X_{k+1}| <= |X_k| + dt |f_k(N X_k)|, the last term bounded by weights, gains and offsets alone",
 )
-def pre_bound(draw: Draw) -> Trial:
+def pre_bound(draw: Draw) -> Trials:
     """|X_k|/sqrt(nd) <= RMS bound of `forward_bounds` at every k >= 1, for a random model under pre."""
     made, states, bounds = _walk(draw, "pre")
     words = f"|X_k|/sqrt(nd), {described(made)}"
-    return worst(*(at_most(moments(x).rms, bound, words) for x, bound in zip(states[1:], bounds.rms[1:], strict=True)))
+    return [at_most(moments(x).rms, bound, words) for x, bound in zip(states[1:], bounds.rms[1:], strict=True)]
 
 
 @statement(
@@ -178,7 +176,7 @@ def pre_bound(draw: Draw) -> Trial:
     0,
     printed=Printed("theorem 3's exponential is the rate of growth (to half of it)", 0.0, 0),
 )
-def linear_growth(draw: Draw, printed: bool) -> Trial:
+def linear_growth(draw: Draw, printed: bool) -> Trials:
     """From 16 to 32 blocks under pre the bound on |X_D| grows by a factor of 1.8 to 2.2, |X_D| itself by at most 2.2.
 
     Printed: O(e^D): with weights of one size, doubling the depth would square the growth.
@@ -195,10 +193,10 @@ def linear_growth(draw: Draw, printed: bool) -> Trial:
         rate, most = (math.log(v[2] / v[1]) / 16 for v in (measured, claimed))
         return at_most(0.5 * most, rate, f"theorem 3 allows e^({most:.2g} D), states grow like e^({rate:.2g} D): half its rate")
     words = f"8, 16, 32 blocks: |X_D| {', '.join(f'{m:.3g}' for m in measured)}, bound {', '.join(f'{s:.3g}' for s in sharp)}"
-    return worst(
+    return [
         Trial(abs(sharp[2] / sharp[1] - 2) - 0.2, f"{words}: doubling the depth doubles the bound"),
         Trial(measured[2] / measured[1] / 2 - 1.1, words),
-    )
+    ]
 
 
 @statement(
@@ -236,7 +234,7 @@ def _attention(draw: Draw, heads: int, causal: bool) -> Attention:
     "attention: |f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, whatever the number of tokens; attained",
     printed=Printed("|f(X)| <= sqrt(n) sum_h |W_h V_h| |X|"),
 )
-def attention_rows(draw: Draw, printed: bool) -> Trial:
+def attention_rows(draw: Draw, printed: bool) -> Trials:
     """|f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, attained by equal tokens for one head.
 
     Printed: |f(X)| <= sqrt(n) sum_h |W_h V_h| |X|.
@@ -250,7 +248,7 @@ def attention_rows(draw: Draw, printed: bool) -> Trial:
     single = _attention(draw, 1, causal=False)
     top = torch.linalg.svd(single.out.weight @ single.qkv.weight.chunk(3)[2]).Vh[0].repeat(len(x), 1)
     attained = abs(float(single(top).norm() / top.norm()) / single.bound().gain - 1)
-    return worst(bounded, Trial(attained, f"{len(x)} equal tokens, one head: the gain misses its bound by {attained:.1g}"))
+    return [bounded, Trial(attained, f"{len(x)} equal tokens, one head: the gain misses its bound by {attained:.1g}")]
 
 
 @statement(

@@ -12,7 +12,7 @@ from ctrans.model.random_models import random_block, random_model
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.initialisation.over_seeds import HiddenGrowth, Setting, gradient_slope, hidden_growth
 from ctrans.stability.initialisation.theory import SLOPES, last_layer_bound
-from ctrans.statement import Draw, Printed, Trial, at_most, statement, worst
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, statement
 
 SMALL = Setting(width=32, tokens=6)
 SEEDS = 16
@@ -32,15 +32,13 @@ def relu_half(draw: Draw) -> Trial:
     )
 
 
-def _growth_case(growth: HiddenGrowth, words: str) -> Trial:
+def _growth_case(growth: HiddenGrowth, words: str) -> list[Trial]:
     """How far the intervals over the seeds lie outside their ranges."""
     places = zip(growth.measured, growth.low, growth.high, strict=True)
-    return worst(
-        *(
-            Trial(m.outside(low, high), f"{words}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]")
-            for m, low, high in places
-        )
-    )
+    return [
+        Trial(m.outside(low, high), f"{words}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]")
+        for m, low, high in places
+    ]
 
 
 @statement(
@@ -52,7 +50,7 @@ def _growth_case(growth: HiddenGrowth, words: str) -> Trial:
     0,
     as_printed=True,
 )
-def pre_growth(draw: Draw) -> Trial:
+def pre_growth(draw: Draw) -> Trials:
     """E|x_l|^2/d in [1 + l/2, 1 + 3l/2] after each of 6 pre blocks: how far the interval over 16 seeds lies outside."""
     (growth,) = hidden_growth("pre", 6, SEEDS, SMALL)
     return _growth_case(growth, "pre, E|x_l|^2/d")
@@ -67,7 +65,7 @@ def pre_growth(draw: Draw) -> Trial:
     0,
     printed=Printed("post: 3/2 before each norm", 0.0, 0),
 )
-def post_growth(draw: Draw, printed: bool) -> Trial:
+def post_growth(draw: Draw, printed: bool) -> Trials:
     """E|x|^2/d = 3/2 before the FFN's norm, in [1, 2] before the attention's, in each of 6 post blocks, by intervals over 16 seeds.
 
     Printed: 3/2 before the attention's norm too.
@@ -76,7 +74,7 @@ def post_growth(draw: Draw, printed: bool) -> Trial:
     if printed:
         attention = dataclasses.replace(attention, low=[1.5] * 6, high=[1.5] * 6)
     before_attention = _growth_case(attention, f"post, {attention.where}")
-    return before_attention if printed else worst(_growth_case(ffn, f"post, {ffn.where}"), before_attention)
+    return before_attention if printed else [*_growth_case(ffn, f"post, {ffn.where}"), *before_attention]
 
 
 @statement(
@@ -88,7 +86,7 @@ def post_growth(draw: Draw, printed: bool) -> Trial:
     0.03,
     printed=Printed("[1 + l/2, 1 + 3l/2] whatever the initialisation", 0.0, 0),
 )
-def every_initialisation(draw: Draw, printed: bool) -> Trial:
+def every_initialisation(draw: Draw, printed: bool) -> Trials:
     """E|x_l|^2/d in [1 + l f, 1 + l (a + f)] after 3 pre blocks of a drawn initialisation, two heads, d_ff = 2 d, 16 seeds.
 
     Printed: [1 + l/2, 1 + 3l/2] for He's.
@@ -178,7 +176,7 @@ def last_layer(draw: Draw, printed: bool) -> Trial:
     0.05,
     as_printed=True,
 )
-def deviations(draw: Draw) -> Trial:
+def deviations(draw: Draw) -> Trials:
     """The standard deviation of drawn entries against its formula, within five standard errors."""
     name = draw.choice(INITIALISATIONS)
     made = random_model(draw, "pre", spread=0, initialisation=name, width=32, ffn_width=64)
@@ -191,4 +189,4 @@ def deviations(draw: Draw) -> Trial:
             drawn = float(weight.square().mean().sqrt())
             error = abs(drawn / std - 1) * math.sqrt(2 * weight.numel()) if std else float(weight.abs().max())
             cases.append(Trial(error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"))
-    return worst(*cases)
+    return cases

@@ -20,10 +20,12 @@ from ctrans.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.initialisation.theory import gains
+from ctrans.statement import Draw
 from ctrans.walk import states_of
 from solvers import ConfigError
 
 CONFIDENCE = 0.95
+VOCABULARY = 64
 
 STREAM = 2**32
 """How far apart the seeds of weights, inputs and targets lie, so that they are independent."""
@@ -60,7 +62,6 @@ class Setting:
 
     width: int = 128
     tokens: int = 16
-    vocab_size: int = 64
     initialisation: str = "xiong"
     heads: int = 1
     ffn_width: int | None = None
@@ -74,7 +75,7 @@ class Setting:
     def model(self, placement: str, depth: int, seed: int) -> GPT:
         """Float64, all tokens read all; the head's rows have length about 1, so that logits do not grow with the width."""
         config = GPTConfig(
-            vocab_size=self.vocab_size,
+            vocab_size=VOCABULARY,
             context=self.tokens,
             depth=depth,
             width=self.width,
@@ -92,8 +93,7 @@ class Setting:
 
     def inputs(self, seed: int) -> Float[Tensor, "1 tokens width"]:
         """X_0 with entries N(0, 1)."""
-        generator = torch.Generator().manual_seed(seed + STREAM)
-        return torch.randn(1, self.tokens, self.width, dtype=torch.float64, generator=generator)
+        return Draw(seed + STREAM).normal(1, self.tokens, self.width)
 
 
 XIONG = Setting()
@@ -155,7 +155,7 @@ def gradient_slope(placement: str, depths: Sequence[int] = (16, 32, 64), seeds: 
 def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XIONG) -> float:
     """|dL/dW_2|_F of the last FFN, L the mean cross-entropy of random targets."""
     model, x = setting.model(placement, depth, seed), setting.inputs(seed)
-    targets = torch.randint(setting.vocab_size, (setting.tokens,), generator=torch.Generator().manual_seed(seed + 2 * STREAM))
+    targets = torch.randint(VOCABULARY, (setting.tokens,), generator=Draw(seed + 2 * STREAM).generator)
     loss = F.cross_entropy(model.head(model.depth(x)).flatten(0, -2), targets)
     (gradient,) = torch.autograd.grad(loss, model.depth.sublayers[-1].field.output_projection.weight)
     return float(torch.linalg.vector_norm(gradient))

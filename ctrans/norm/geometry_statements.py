@@ -1,4 +1,4 @@
-"""Section 3: the image of a norm and its Jacobian."""
+"""Section 3: the image of a norm, its Jacobian, its tangent velocities and the retraction."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from ctrans.norm import LayerNorm, SphereNorm
-from ctrans.norm.random_norms import norm_words, random_norm
-from ctrans.statement import Draw, Printed, Trial, at_most, dense_jacobian, equal, statement, worst
+from ctrans.norm.random_norms import PAPERS, norm_words, random_norm
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, equal, statement
+from solvers import Segment, solve
+from solvers.segment import Map
 
 
 def _on_sphere(x: Tensor) -> Tensor:
@@ -42,7 +44,7 @@ def on_ellipsoid(draw: Draw) -> Trial:
     1e-8,
     printed=Printed("LayerNorm's outputs are the ellipsoid (as the supremum over it takes them to be)", 1e-10),
 )
-def fills_slice(draw: Draw, printed: bool) -> Trial:
+def fills_slice(draw: Draw, printed: bool) -> Trials:
     """1'Gamma^-1 (z - beta)/d = 0 for 20 outputs z of LayerNorm, and N(u) = beta + Gamma u at a random u, |u|^2 = d, 1'u = 0.
 
     Printed: Of every point of the ellipsoid, some input is sent to it: the point's own coordinates, if any.
@@ -52,7 +54,7 @@ def fills_slice(draw: Draw, printed: bool) -> Trial:
     chosen = random_norm(draw, "layernorm")
     z = chosen(draw.normal(20, chosen.width))
     flat = equal(((z - chosen.beta) / chosen.gamma).sum(-1) / chosen.width, 0.0 * z[:, 0], "1'Gamma^-1 (z - beta)/d")
-    return worst(flat, _fills(draw, chosen, centre=True))
+    return [flat, _fills(draw, chosen, centre=True)]
 
 
 @statement("rmsnorm-image", 3, "Kan, lemma 10", "RMSNorm's image is the whole ellipsoid", 1e-10, as_printed=True)
@@ -75,7 +77,7 @@ def _fills(draw: Draw, chosen: SphereNorm, centre: bool) -> Trial:
     "with eps > 0 the image is strictly inside: |x_hat|^2 = d v/(v + eps) < d, v the token's variance",
     1e-10,
 )
-def inside_with_eps(draw: Draw) -> Trial:
+def inside_with_eps(draw: Draw) -> Trials:
     """|x_hat|^2 = d v/(v + eps) <= d, v = mean((C x)^2), for 20 inputs and eps from 1e-8 to 1."""
     eps = draw.log_uniform(-8, 0)
     chosen = random_norm(draw, eps=eps)
@@ -83,7 +85,7 @@ def inside_with_eps(draw: Draw) -> Trial:
     variance = chosen.centre(x).square().mean(-1)
     square = chosen.coordinates(chosen(x)).square().sum(-1)
     share = equal(square, chosen.width * variance / (variance + eps), f"|x_hat|^2 against d v/(v + eps), eps = {eps:.2g}")
-    return worst(share, at_most(square.max(), chosen.width, f"|x_hat|^2 against d, eps = {eps:.2g}"))
+    return [share, at_most(square.max(), chosen.width, f"|x_hat|^2 against d, eps = {eps:.2g}")]
 
 
 @statement(
@@ -163,3 +165,92 @@ def jacobian_norm(draw: Draw, printed: bool) -> Trial:
         x = draw.log_uniform(-1, 1) * draw.normal(chosen.width) + draw.log_uniform(-1, 2)
         bound, words = _steepness(chosen, x), f"|J|_2, {norm_words(chosen)}"
     return at_most(torch.linalg.matrix_norm(dense_jacobian(chosen, x), 2), bound, words)
+
+
+def printed_tangent(chosen: SphereNorm, x: Tensor, f: Tensor) -> Tensor:
+    """f - (x - beta)'Sigma f/((x - beta)'Sigma (x - beta)) (x - beta), Sigma = Gamma^-2 (Kan, eq. 132)."""
+    away = x - chosen.beta
+    weighted = away / chosen.gamma.square()
+    return f - away * (weighted * f).sum(-1, keepdim=True) / (weighted * away).sum(-1, keepdim=True)
+
+
+@statement(
+    "tangent-part",
+    3,
+    "Kan, eq. 132",
+    "with u = Gamma^-1 (x - beta), q = C Gamma^-1 f, v = Gamma (q - u (u.q)/(u.u)) is tangent to the norm's image",
+    1e-12,
+    printed=Printed("the same without C, which leaves LayerNorm's slice", 1e-12),
+)
+def tangent_is_tangent(draw: Draw, printed: bool) -> Trials:
+    """u.(v/gamma) = 0, for LayerNorm 1'(v/gamma) = 0, and tangent(x, v) = v: v = tangent(x, f), with C, at image points.
+
+    The rates at which v leaves the image are relative to sqrt(d)|f/gamma|. Printed: v by eq. 132, without C.
+    """
+    chosen = random_norm(draw, draw.choice(PAPERS), width=3 + draw.integer(10))
+    f = draw.normal(4, chosen.width)
+    x = chosen(draw.normal(4, chosen.width))
+    v = printed_tangent(chosen, x, f) if printed else chosen.tangent(x, f)
+    rate, scale = v / chosen.gamma, math.sqrt(chosen.width) * (f / chosen.gamma).norm()
+    off = float((chosen.coordinates(x) * rate).sum(-1).abs().max() / scale)
+    tilt = float(rate.sum(-1).abs().max() / scale) if chosen.centred else 0.0
+    leaves = Trial(max(off, tilt), f"{norm_words(chosen)}: leaves |u|^2 = d at rate {off:.2g}, 1'u = 0 at {tilt:.2g}")
+    return leaves if printed else [leaves, equal(chosen.tangent(x, v), v, "the tangent part of a tangent velocity")]
+
+
+@statement(
+    "prop-12", 3, "Kan, prop. 12", "moved by eq. 132 a state stays on the ellipsoid for all t", 1e-7, 0.05, as_printed=True
+)
+def stays_on_ellipsoid(draw: Draw) -> Trial:
+    """|u|^2 = d at t = 1, moved by eq. 132's part of a constant field from three image points of a drawn norm."""
+    chosen, x0, f = _motion(draw)
+    end = _solve(lambda x: printed_tangent(chosen, x, f), x0)
+    square = ((end - chosen.beta) / chosen.gamma).square().sum(-1)
+    return equal(square, torch.full_like(square, chosen.width), f"|u|^2 at t = 1, {norm_words(chosen)}")
+
+
+@statement(
+    "prop-12-image",
+    3,
+    "Kan, prop. 12 and the remark before it",
+    "moved by the tangent part with C a state stays on the norm's image, so that it is Post-LN's continuous form",
+    1e-7,
+    0.05,
+    printed=Printed("eq. 132 is the continuous form of Post-LN, whose states are outputs of LayerNorm", 1e-7, 0.05),
+)
+def stays_on_image(draw: Draw, printed: bool) -> Trial:
+    """`Norm.constraint_violation` at t = 1, moved by the tangent part, with C, of a constant field from three outputs of a drawn norm.
+
+    Printed: by eq. 132's part, without C, from outputs of LayerNorm.
+    """
+    chosen, x0, f = _motion(draw, "layernorm" if printed else None)
+    end = _solve(lambda x: printed_tangent(chosen, x, f) if printed else chosen.tangent(x, f), x0)
+    off = float(chosen.constraint_violation(end).max())
+    return Trial(off, f"off the image at t = 1, {norm_words(chosen)}: {off:.2g}")
+
+
+def _motion(draw: Draw, name: str | None = None) -> tuple[SphereNorm, Tensor, Tensor]:
+    """A norm with a constant field, from points of its image."""
+    chosen = random_norm(draw, name, width=3 + draw.integer(6))
+    return chosen, chosen(draw.normal(3, chosen.width)), draw.normal(3, chosen.width)
+
+
+def _solve(velocity: Map, x0: Tensor) -> Tensor:
+    return solve([Segment(0, 1, lambda t, x: velocity(x))], x0, method="tsit5", rtol=1e-10, atol=1e-12).x1
+
+
+@statement(
+    "retraction",
+    3,
+    "ctrans",
+    "R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta), is on the image, and the identity there",
+    1e-8,
+)
+def retraction(draw: Draw) -> Trials:
+    """R(z) = z at five image points, and `Norm.constraint_violation` of R(y) at five random y."""
+    chosen = random_norm(draw)
+    z, y = chosen(draw.normal(5, chosen.width)), 3 * draw.normal(5, chosen.width)
+    return [
+        equal(chosen.retract(z), z, f"R is the identity on the image, {norm_words(chosen)}"),
+        Trial(float(chosen.constraint_violation(chosen.retract(y)).max()), f"R(y) is on the image, {norm_words(chosen)}"),
+    ]
