@@ -50,10 +50,10 @@ MODULES = (
 
 @functools.cache
 def all_statements() -> dict[str, Statement]:
-    """Every statement by name, in the order of sections, then of `MODULES`, then of definition."""
-    modules = [importlib.import_module(f"ctrans.{module}").__name__ for module in MODULES]
-    found = [each for each in STATEMENTS.values() if each.module in modules]
-    return {each.name: each for each in sorted(found, key=lambda each: (each.section, modules.index(each.module)))}
+    """Every statement by name, in the order of sections, then of `MODULES`, then of definition; a section's last are a plugin's."""
+    places = {importlib.import_module(f"ctrans.{module}").__name__: place for place, module in enumerate(MODULES)}
+    ordered = sorted(STATEMENTS.values(), key=lambda each: (each.section, places.get(each.module, len(places))))
+    return {each.name: each for each in ordered}
 
 
 def select(only: Sequence[str] = ()) -> list[Statement]:

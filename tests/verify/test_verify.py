@@ -1,3 +1,4 @@
+import json
 import math
 import re
 import subprocess
@@ -76,6 +77,22 @@ def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
 def test_nothing_else_imports_statements():
     code = "import sys, ctrans, ctrans.cli, ctrans.cli.verify; print([m for m in sys.modules if 'statements' in m])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_plugins_statement_is_verified_last_in_its_section(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from ctrans.statement import at_most, statement\n"
+        "@statement('mine', 3, 'me', 'a cosine is at most 1')\n"
+        "def cosine(draw):\n"
+        "    x, y = draw.normal(2, 5)\n"
+        "    return at_most(x @ y, x.norm() * y.norm(), 'a cosine')\n"
+    )
+    asked = ["--plugin", str(file), "verify", "--only", "mine", "--only", "3", "--cases", "2", "--json", "-"]
+    done = subprocess.run([sys.executable, "-m", "ctrans", *asked], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)["statements"]
+    assert list(found)[-1] == "mine"
+    assert found["mine"]["verdict"] == "new"
 
 
 def test_every_statement_says_what_differs():
