@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,6 +59,15 @@ class Family:
     refused: str = ""
 
 
+def _family(kind: str, sizes: Mapping[str, Any], stem: str, refused: str = "", **more: Any) -> Family:
+    return Family(f"{stem}{kind}", f"{stem}Config", {**sizes, **more}, refused=refused)
+
+
+_causal = partial(_family, "ForCausalLM", CAUSAL)
+_masked = partial(_family, "ForMaskedLM", TEXT)
+_classifier = partial(_family, "ForImageClassification", IMAGES)
+
+
 def _gemma(**more: Any) -> dict[str, Any]:
     layers = {"num_hidden_layers": 4, "layer_types": ALTERNATING * 2}
     return {**CAUSAL, "head_dim": 12, "sliding_window": WINDOW, "query_pre_attn_scalar": 12, **layers, **more}
@@ -81,18 +91,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "gptj": Family("GPTJForCausalLM", "GPTJConfig", {**GPT, "rotary_dim": 4, **ENDS}),
     "gpt_neox": Family("GPTNeoXForCausalLM", "GPTNeoXConfig", {**TEXT, **ENDS}),
-    "gpt_oss": Family(
-        "GptOssForCausalLM",
-        "GptOssConfig",
-        {
-            **CAUSAL,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "head_dim": 8,
-            "sliding_window": WINDOW,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-            "layer_types": [*ALTERNATING, ALTERNATING[0]],
-        },
+    "gpt_oss": _causal(
+        "GptOss",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        head_dim=8,
+        sliding_window=WINDOW,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        layer_types=[*ALTERNATING, ALTERNATING[0]],
     ),
     "opt": Family(
         "OPTForCausalLM",
@@ -112,15 +118,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "falcon": Family("FalconForCausalLM", "FalconConfig", {**TEXT, **ENDS}),
     "mpt": Family("MptForCausalLM", "MptConfig", {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_layers": 3, "n_heads": 4}),
-    "llama": Family("LlamaForCausalLM", "LlamaConfig", CAUSAL),
-    "mistral": Family("MistralForCausalLM", "MistralConfig", {**CAUSAL, "sliding_window": WINDOW}),
-    "qwen2": Family(
-        "Qwen2ForCausalLM",
-        "Qwen2Config",
-        {**CAUSAL, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW},
-    ),
-    "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", {**CAUSAL, "head_dim": 12}),
-    "smollm3": Family("SmolLM3ForCausalLM", "SmolLM3Config", CAUSAL),
+    "llama": _causal("Llama"),
+    "mistral": _causal("Mistral", sliding_window=WINDOW),
+    "qwen2": _causal("Qwen2", use_sliding_window=True, max_window_layers=1, sliding_window=WINDOW),
+    "qwen3": _causal("Qwen3", head_dim=12),
+    "smollm3": _causal("SmolLM3"),
     "gemma2": Family("Gemma2ForCausalLM", "Gemma2Config", _gemma()),
     "gemma3_text": Family("Gemma3ForCausalLM", "Gemma3TextConfig", _gemma()),
     "gemma3n_text": Family(
@@ -149,92 +151,65 @@ FAMILIES: dict[str, Family] = {
             "attention_chunk_size": WINDOW,
         },
     ),
-    "olmo": Family("OlmoForCausalLM", "OlmoConfig", CAUSAL),
-    "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", CAUSAL),
-    "olmo3": Family("Olmo3ForCausalLM", "Olmo3Config", {**CAUSAL, "sliding_window": WINDOW}),
-    "glm4": Family("Glm4ForCausalLM", "Glm4Config", {**CAUSAL, "head_dim": 8}),
-    "granite": Family("GraniteForCausalLM", "GraniteConfig", {**CAUSAL, "residual_multiplier": 0.22}),
-    "nemotron": Family("NemotronForCausalLM", "NemotronConfig", CAUSAL),
-    "starcoder2": Family("Starcoder2ForCausalLM", "Starcoder2Config", CAUSAL),
-    "phi": Family("PhiForCausalLM", "PhiConfig", CAUSAL),
-    "phi3": Family("Phi3ForCausalLM", "Phi3Config", CAUSAL),
-    "stablelm": Family("StableLmForCausalLM", "StableLmConfig", CAUSAL),
-    "cohere": Family("CohereForCausalLM", "CohereConfig", CAUSAL),
-    "cohere2": Family("Cohere2ForCausalLM", "Cohere2Config", {**CAUSAL, "sliding_window": WINDOW}),
-    "mixtral": Family("MixtralForCausalLM", "MixtralConfig", {**CAUSAL, "num_local_experts": 4}),
-    "granitemoe": Family(
-        "GraniteMoeForCausalLM", "GraniteMoeConfig", {**CAUSAL, "residual_multiplier": 0.22, "num_local_experts": 4}
-    ),
-    "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM",
-        "Qwen3MoeConfig",
-        {**CAUSAL, **FOUR_EXPERTS, "moe_intermediate_size": 24, "head_dim": 8, "mlp_only_layers": [1]},
-    ),
-    "olmoe": Family("OlmoeForCausalLM", "OlmoeConfig", {**CAUSAL, **FOUR_EXPERTS}),
-    "deepseek_v3": Family(
-        "DeepseekV3ForCausalLM",
-        "DeepseekV3Config",
-        {
-            **CAUSAL,
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 16,
-            "q_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-            "moe_intermediate_size": 24,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
+    "olmo": _causal("Olmo"),
+    "olmo2": _causal("Olmo2"),
+    "olmo3": _causal("Olmo3", sliding_window=WINDOW),
+    "glm4": _causal("Glm4", head_dim=8),
+    "granite": _causal("Granite", residual_multiplier=0.22),
+    "nemotron": _causal("Nemotron"),
+    "starcoder2": _causal("Starcoder2"),
+    "phi": _causal("Phi"),
+    "phi3": _causal("Phi3"),
+    "stablelm": _causal("StableLm"),
+    "cohere": _causal("Cohere"),
+    "cohere2": _causal("Cohere2", sliding_window=WINDOW),
+    "mixtral": _causal("Mixtral", num_local_experts=4),
+    "granitemoe": _causal("GraniteMoe", residual_multiplier=0.22, num_local_experts=4),
+    "qwen3_moe": _causal("Qwen3Moe", **FOUR_EXPERTS, moe_intermediate_size=24, head_dim=8, mlp_only_layers=[1]),
+    "olmoe": _causal("Olmoe", **FOUR_EXPERTS),
+    "deepseek_v3": _causal(
+        "DeepseekV3",
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        moe_intermediate_size=24,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
     ),
     "mamba": Family(
         "MambaForCausalLM",
         "MambaConfig",
         {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 3, "state_size": 4},
     ),
-    "bert": Family("BertForMaskedLM", "BertConfig", TEXT),
+    "bert": _masked("Bert"),
     "minilm": Family("BertModel", "BertConfig", {**TEXT, "hidden_act": "gelu"}),
-    "roberta": Family("RobertaForMaskedLM", "RobertaConfig", TEXT),
-    "electra": Family("ElectraForMaskedLM", "ElectraConfig", {**TEXT, "embedding_size": 16}),
+    "roberta": _masked("Roberta"),
+    "electra": _masked("Electra", embedding_size=16),
     "distilbert": Family(
         "DistilBertForMaskedLM",
         "DistilBertConfig",
-        {
-            "vocab_size": VOCABULARY,
-            "dim": WIDTH,
-            "n_layers": 3,
-            "n_heads": 4,
-            "hidden_dim": 48,
-            "max_position_embeddings": 32,
-        },
+        {"vocab_size": VOCABULARY, "dim": WIDTH, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 32},
     ),
-    "mpnet": Family("MPNetForMaskedLM", "MPNetConfig", TEXT),
-    "deberta": Family(
-        "DebertaForMaskedLM", "DebertaConfig", {**TEXT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    "mpnet": _masked("MPNet"),
+    "deberta": _masked("Deberta", relative_attention=True, pos_att_type=["c2p", "p2c"]),
+    "deberta-v2": _masked(
+        "DebertaV2",
+        relative_attention=True,
+        position_buckets=8,
+        pos_att_type=["c2p", "p2c"],
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        position_biased_input=False,
     ),
-    "deberta-v2": Family(
-        "DebertaV2ForMaskedLM",
-        "DebertaV2Config",
-        {
-            **TEXT,
-            "relative_attention": True,
-            "position_buckets": 8,
-            "pos_att_type": ["c2p", "p2c"],
-            "norm_rel_ebd": "layer_norm",
-            "share_att_key": True,
-            "position_biased_input": False,
-        },
-    ),
-    "modernbert": Family(
-        "ModernBertForMaskedLM",
-        "ModernBertConfig",
-        {**TEXT, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "local_attention": WINDOW, **ENDS},
-    ),
-    "albert": Family("AlbertForMaskedLM", "AlbertConfig", {**TEXT, "embedding_size": 16}, refused="is called 3 times"),
+    "modernbert": _masked("ModernBert", pad_token_id=0, cls_token_id=1, sep_token_id=2, local_attention=WINDOW, **ENDS),
+    "albert": _masked("Albert", embedding_size=16, refused="is called 3 times"),
     "t5": Family(
         "T5EncoderModel",
         "T5Config",
@@ -247,10 +222,10 @@ FAMILIES: dict[str, Family] = {
         {**ENCODER, "num_mel_bins": 8, "max_source_positions": 6, "max_target_positions": 8},
         part="encoder",
     ),
-    "vit": Family("ViTForImageClassification", "ViTConfig", {**IMAGES, "num_labels": 5}),
-    "deit": Family("DeiTForImageClassification", "DeiTConfig", {**IMAGES, "num_labels": 5}),
-    "beit": Family("BeitForImageClassification", "BeitConfig", {**IMAGES, "num_labels": 5}),
-    "dinov2": Family("Dinov2ForImageClassification", "Dinov2Config", {**IMAGES, "num_labels": 5}),
+    "vit": _classifier("ViT", num_labels=5),
+    "deit": _classifier("DeiT", num_labels=5),
+    "beit": _classifier("Beit", num_labels=5),
+    "dinov2": _classifier("Dinov2", num_labels=5),
     "siglip_vision_model": Family("SiglipVisionModel", "SiglipVisionConfig", IMAGES),
     "siglip_text_model": Family("SiglipTextModel", "SiglipTextConfig", TEXT),
     "clip_vision_model": Family("CLIPVisionModel", "CLIPVisionConfig", IMAGES),
