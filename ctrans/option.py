@@ -151,7 +151,7 @@ def check_options(made: Any) -> None:
     about = options_of(cls)
     for name, own in field_types(cls).items():
         value = getattr(made, name)
-        if value is None and own.optional:
+        if own.several or (value is None and own.optional):
             continue
         if own.kind is bool and not isinstance(value, bool):
             raise ConfigError(f"{name} = {value!r}: give True or False")

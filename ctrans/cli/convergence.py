@@ -17,7 +17,6 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads
 from solvers import METHODS, ConfigError, fixed_step
-from solvers.errors import look_up
 
 LIMITS = ("substeps", "depth")
 
@@ -58,7 +57,6 @@ def command(request: ConvergenceRequest) -> None:
     choose_threads(0)  # its models are small
     names = expand_placements(request.placements)
     chosen = expand(request.limits, dict.fromkeys(LIMITS), "limit")
-    look_up("norm", request.norm, NORMS)
     if request.methods and "substeps" not in chosen:
         raise ConfigError("--method only matters in the substeps limit: add --limit substeps, or leave it out")
     mixed = [name for name in names if name not in PLACEMENTS]

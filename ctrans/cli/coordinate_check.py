@@ -10,18 +10,15 @@ from typing import Any, ClassVar
 from ctrans.cli.click_options import settings_of
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import Request, WrittenRequest, command_of
-from ctrans.depth import check_count
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
-from ctrans.option import option
+from ctrans.option import Range, option
 from ctrans.report.pages.coordinate_page import coordinate_words
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads, flops
 from ctrans.training.coordinate_check import coordinate_check, place_names, powers
 from ctrans.training.data import source_of
 from ctrans.training.settings import TrainConfig
-
-MOST_UPDATES = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +30,7 @@ class CoordinateRequest(WrittenRequest):
     widths: tuple[int, ...] = option(
         (64, 128, 256, 512), "Repeatable: the widths. Each has heads as wide as --width has with --heads."
     )
-    updates: int = option(3, "Steps of the optimiser, all on one batch.")
+    updates: int = option(3, "Steps of the optimiser, all on one batch.", limits=Range(1, 1000))
     file: Path | None = option(
         None, "Take the batch from this file's bytes.", group="Data", default_words="Python's language documentation"
     )
@@ -74,7 +71,6 @@ def command(request: CoordinateRequest) -> None:
     ctrans coordinate-check --placement pre --norm rmsnorm --ffn swiglu --no-bias --widths 128 --widths 256 --widths 1024
     ctrans coordinate-check --optimiser sgd --learning-rate 0.1 --updates 1
     """
-    check_count("updates", request.updates, MOST_UPDATES)
     model, settings = request.model, request.settings
     tokens = source_of(request.file, model.context)[1]
     directory = directory_of(request)

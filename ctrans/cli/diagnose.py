@@ -14,27 +14,27 @@ from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.inputs import InputSummary, read
 from ctrans.cli.model_sources import Subject, find, settle_threads
 from ctrans.cli.request import ComparisonRequest, command_of, get_device, get_dtype
-from ctrans.depth import check_count
 from ctrans.findings import as_object, limits_in_words
-from ctrans.option import option
+from ctrans.option import NOT_NEGATIVE, Range, option
 from ctrans.report.diagnosis_report import diagnosis_figure, findings_table, not_looked_at, summary
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
-from ctrans.stability.diagnosis.diagnose import Diagnosis, check_decay, diagnose, merged
+from ctrans.stability.diagnosis.diagnose import Diagnosis, diagnose, merged
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from ctrans.stability.diagnosis.words import OF_PARTS
-
-MOST_SEEDS = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest(ComparisonRequest):
     """The request of `diagnose`."""
 
-    weight_decay: float | None = option(None, "The training's weight decay. ctrans compares it with dt lam*.", metavar="LAM")
+    weight_decay: float | None = option(
+        None, "The training's weight decay. ctrans compares it with dt lam*.", metavar="LAM", limits=NOT_NEGATIVE
+    )
     seeds: int = option(
         1,
         "Walk this many other parts of the text, and for a seeded model other initial weights: findings get error bars.",
+        limits=Range(1, 1000),
     )
 
 
@@ -60,8 +60,7 @@ def command(request: DiagnoseRequest) -> None:
     ctrans diagnose --placement none --init large
     """
     device, dtype = get_device(request.device), get_dtype(request.dtype)
-    check_decay(request.weight_decay)
-    seeds = check_count("seeds", request.seeds, MOST_SEEDS)
+    seeds = request.seeds
     found = find(request)
     text = read(request, found)
     opened, length = found[0].opened, min(subject.context for subject in found)

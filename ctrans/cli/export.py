@@ -18,7 +18,6 @@ from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT
 from ctrans.option import REQUIRED, option
 from solvers import ConfigError
-from solvers.errors import look_up
 
 
 def _to_nanogpt(model: GPT, directory: Path) -> str:
@@ -51,7 +50,7 @@ class ExportRequest(Request):
         "hf",
         "hf: config.json and model.safetensors, as AutoModelForCausalLM.from_pretrained reads them. nanogpt: ckpt.pt.",
         flags="--to",
-        metavar="NAME",
+        choices=FORMATS,
     )
     out: Path = option(REQUIRED, "The directory to write.", group="Output")
 
@@ -71,7 +70,7 @@ def command(request: ExportRequest) -> None:
     ctrans export --checkpoint out/llama --out models/llama
     ctrans screen --model models/llama --quick
     """
-    write = look_up("form", request.form, FORMATS)
+    write = FORMATS[request.form]
     if request.checkpoint is None:
         raise ConfigError("which model? Give --checkpoint, a directory that ctrans saved or a training run")
     check_json(request, request.out)

@@ -17,13 +17,12 @@ import torch
 from ctrans.cli.click_options import once
 from ctrans.cli.ending import check_json, result_of, write_json
 from ctrans.cli.request import Request, command_of, get_device
-from ctrans.depth import check_count
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.generation import Sampling, stream
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
-from ctrans.option import REQUIRED, option
+from ctrans.option import COUNT, REQUIRED, option
 from ctrans.report.progress import progress_bar
 from ctrans.scheme import DISCRETE, Scheme
 from ctrans.threads import choose_threads, flops
@@ -50,8 +49,8 @@ class GenerateRequest(Request):
         callback=once,
     )
     prompt: str = option("", "Text to continue; token ids if the vocabulary is not bytes.", default_words="a new line")
-    tokens: int = option(200, "Tokens to make. A token is a byte, unless the model has others.")
-    samples: int = option(1, "Continuations, with seeds SEED, SEED + 1 and so on.")
+    tokens: int = option(200, "Tokens to make. A token is a byte, unless the model has others.", limits=COUNT)
+    samples: int = option(1, "Continuations, with seeds SEED, SEED + 1 and so on.", limits=COUNT)
     temperature: float = option(0.8, "Divide logits by this. 0 takes the likeliest token.")
     top_k: int | None = option(None, "Draw among this many likeliest tokens.", default_words="all")
     seed: int = option(0, "Seed of the draws.")
@@ -135,8 +134,6 @@ def decoder(vocabulary: int) -> Decode:
 
 def _check(request: GenerateRequest) -> None:
     """Says what can be said before a model is read."""
-    check_count("tokens", request.tokens)
-    check_count("samples", request.samples)
     for seed in (request.seed, request.seed + request.samples - 1):
         Sampling(request.temperature, request.top_k, seed)
     check_json(request)

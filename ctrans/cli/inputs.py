@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ctrans.cli.model_sources import Subject, tokens_of
 from ctrans.cli.request import ModelRequest
-from ctrans.depth import check_count
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.opened import Opened
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
@@ -37,7 +36,7 @@ class Text:
         """For each of so many walks as many sequences of that many tokens, spread evenly over the text. ConfigError for tokens beyond the
         vocabulary.
         """
-        cut = windows(self.ids, walks * check_count("batch", count), length)
+        cut = windows(self.ids, walks * count, length)
         lowest, highest = int(cut.min()), int(cut.max())
         if not 0 <= lowest <= highest < self.vocabulary:
             raise ConfigError(
@@ -79,7 +78,7 @@ class InputRows:
 
         Raises ConfigError where there are fewer than the user wants, or than walks.
         """
-        wanted = walks * check_count("batch", count)
+        wanted = walks * count
         if not self.exact:
             wanted = min(wanted, max(1, self.there // walks) * walks)
         if self.there < wanted:

@@ -18,7 +18,7 @@ from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
-from ctrans.option import option
+from ctrans.option import COUNT, check_options, option
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -131,7 +131,7 @@ class ModelRequest(WrittenRequest):
         group="Data",
         metavar="PATH",
     )
-    batch: int = option(4, "Sequences, spread evenly over the text.", group="Data")
+    batch: int = option(4, "Sequences, spread evenly over the text.", group="Data", limits=COUNT)
     dtype: str = option("float64", "Type of the numbers.", group="Device", choices=DTYPES)
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
     checkpoint: Path | None = option(
@@ -263,13 +263,15 @@ Asked = TypeVar("Asked", bound=Request)
 
 
 def request_of(kind: type[Asked], context: click.Context) -> Asked:
-    """The request of a command that is being called."""
+    """The request of a command that is being called. Raises ConfigError for values beyond their limits (`check_options`)."""
     given, settings = context.params, settings_in(kind)
     values: dict[str, Any] = {field: {name: given[name] for name in names} for field, names in settings.items()}
     fields = {field.name for field in dataclasses.fields(kind)} - values.keys()
     values |= {name: value for name, value in kind.read(given).items() if name in fields}
     typed = [name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    return kind(command=str(context.command.name), options=MappingProxyType(dict(given)), typed=frozenset(typed), **values)
+    made = kind(command=str(context.command.name), options=MappingProxyType(dict(given)), typed=frozenset(typed), **values)
+    check_options(made)
+    return made
 
 
 def command_of(kind: type[Asked], name: str, epilog: str | None = None) -> Callable[[Callable[[Asked], None]], click.Command]:

@@ -14,10 +14,9 @@ from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.inputs import InputRows, InputSummary, Text, read
 from ctrans.cli.model_sources import find, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
-from ctrans.depth import check_count
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.model.gpt import GPT
-from ctrans.option import option
+from ctrans.option import Range, option
 from ctrans.report.progress import progress_bar
 from ctrans.scheme import METHOD_WORDS, Scheme
 from ctrans.stability.backward.token_exponents import TokenExponents, token_exponents
@@ -51,6 +50,7 @@ class SimulateRequest(ModelRequest):
     lyapunov: int = option(
         0,
         "Show this many tokens as coloured text: how much a small change of each grows on its way to the last token's state.",
+        limits=Range(0, 10**9),
     )
     spectra: bool = option(False, "Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png.")
     contributions: bool = option(
@@ -118,8 +118,6 @@ class OptionalAnalyses:
     """Analyses that the user asked for besides the trajectory, by the name of each model."""
 
     def __init__(self, request: SimulateRequest, text: Text | InputRows, tokens: Tensor):
-        if request.lyapunov:
-            check_count("lyapunov", request.lyapunov)
         if request.lyapunov and not isinstance(text, Text):
             raise ConfigError("--lyapunov shows tokens of a text, and this model reads none: leave it out")
         self.request, self.text, self.tokens = request, text, tokens

@@ -11,7 +11,6 @@ from typing import Any
 from ctrans.cli.ending import CommandEnding, check_json, end
 from ctrans.cli.request import command_of
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
-from ctrans.depth import check_count
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
 from ctrans.study.database import FILE, Finished, Store, open_store
@@ -107,10 +106,8 @@ def _check(request: StudyRequest, directory: Path) -> None:
         raise ConfigError("--file and --bin exclude each other: choose one")
     if request.dry_run and request.report:
         raise ConfigError("--dry-run and --report exclude each other: choose one")
-    if request.workers is not None:
-        check_count("workers", request.workers, 1024)
-        if request.ray is not None:
-            raise ConfigError("--workers and --ray exclude each other: Ray has as many as its processors; leave one out")
+    if request.workers is not None and request.ray is not None:
+        raise ConfigError("--workers and --ray exclude each other: Ray has as many as its processors; leave one out")
     if request.ray is not None:
         check_ray()
     for name in request.formats:

@@ -12,7 +12,7 @@ import torch
 
 from ctrans.cli.click_options import argument
 from ctrans.cli.request import WrittenRequest
-from ctrans.option import option
+from ctrans.option import Range, option
 from ctrans.report.progress import duration, progress_bar
 from ctrans.study.carry_out import Advance, Prospect, carry_out_study
 from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
@@ -39,7 +39,9 @@ class StudyRequest(WrittenRequest):
     budget: float | None = option(None, "Processor hours in all after which no further run begins. The same command goes on.")
     stage: str | None = option(None, "", hidden=True)
     regime: str | None = option(None, "", hidden=True)
-    workers: int | None = option(None, "Processes, each of one thread.", default_words="as many as processors")
+    workers: int | None = option(
+        None, "Processes, each of one thread.", limits=Range(1, 1024), default_words="as many as processors"
+    )
     ray: str | None = option(None, "Use the Ray cluster at this address (auto: one that runs here).", metavar="ADDRESS")
     dry_run: bool = option(False, "Only show the cost. This times a short run.")
     report: bool = option(False, "Train nothing: make tables and pictures again from what is kept.")

@@ -20,7 +20,6 @@ from ctrans.cli.ending import check_json, result_of, save_json, write_json
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import command_of, get_device
 from ctrans.cli.train_options import TrainRequest
-from ctrans.depth import check_count
 from ctrans.model.gpt import GPT
 from ctrans.monitor import Alarm, Monitor
 from ctrans.monitor.log_lines import plain_numbers
@@ -44,8 +43,6 @@ from solvers import ConfigError
 
 SIGNALLED = 128
 """Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and not finished."""
-MOST_THREADS = 256
-"""Threads of a run where there are fewer processors; too many of them cannot be made, and end the process."""
 HELD = 2
 """So many windows of the validation text are the monitor's held batch."""
 ADVICE = {
@@ -103,15 +100,10 @@ def _check_places(request: TrainRequest) -> None:
             raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
     if request.origin is not None and request.resume:
         raise ConfigError("--from begins a run and --resume goes on with one: choose one")
-    if request.threads is not None:
-        check_count("threads", request.threads, max(MOST_THREADS, os.cpu_count() or 1))
     if request.use_tensorboard:
         check_tensorboard()
-    check_count("every", request.every)
-    if request.probe_every is not None:
-        check_count("probe_every", request.probe_every)
-        if not request.monitor:
-            raise ConfigError("--probe-every is the monitor's: give --monitor too, or leave it out")
+    if request.probe_every is not None and not request.monitor:
+        raise ConfigError("--probe-every is the monitor's: give --monitor too, or leave it out")
     if check_reactions(request.react) and not request.monitor:
         raise ConfigError("--react is the monitor's: give --monitor too, or leave it out")
     check_json(request, request.out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,13 +13,14 @@ from ctrans.cli.request import Request, WrittenRequest
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
 from ctrans.monitor.reactions import REACTIONS
-from ctrans.option import option
+from ctrans.option import COUNT, Range, option
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS, Task
 from solvers import ConfigError
-from solvers.errors import look_up
 
+MOST_THREADS = 256
+"""Threads of a run on a machine with fewer processors. Too many of them end the process."""
 GPT2_VOCABULARY = 50304
 """What nanoGPT's .bin files need: GPT-2's 50257 tokens, rounded up to a multiple of 64."""
 
@@ -62,15 +64,21 @@ class TrainRequest(WrittenRequest):
     overwrite: bool = option(False, "Remove the run in --out and start again.")
     parallel: str = option("none", "How the processes that torchrun started share the work.", group="Device", choices=PARALLEL)
     threads: int | None = option(
-        None, "Threads on the CPU.", group="Device", default_words="OMP_NUM_THREADS, or by the model's size"
+        None,
+        "Threads on the CPU.",
+        group="Device",
+        limits=Range(1, max(MOST_THREADS, os.cpu_count() or 1)),
+        default_words="OMP_NUM_THREADS, or by the model's size",
     )
     eval_depth: tuple[int, ...] = option((), "Repeatable: also evaluate at this depth, over the same depth-time.")
     use_tensorboard: bool = option(False, "Also write TensorBoard's files to --out.", flags="--tensorboard")
     monitor: bool = option(
         False, "Monitor the run: figures by depth and alarms, in --out. ctrans watch shows them.", group="Monitor"
     )
-    every: int = option(50, "Iterations between the monitor's reports.", group="Monitor")
-    probe_every: int | None = option(None, "Iterations between its walks on a held batch.", group="Monitor", default_words="none")
+    every: int = option(50, "Iterations between the monitor's reports.", group="Monitor", limits=COUNT)
+    probe_every: int | None = option(
+        None, "Iterations between its walks on a held batch.", group="Monitor", limits=COUNT, default_words="none"
+    )
     react: tuple[str, ...] = option(
         (),
         "Repeatable: what the monitor does. It can leave out a step whose gradient spikes or is not finite, save a checkpoint before a "
@@ -121,8 +129,7 @@ class TrainRequest(WrittenRequest):
         """The task, where it is not a text's. Raises ConfigError for an unknown one, and for options that it brings itself."""
         if self.task == "text":
             return None
-        task = look_up("task", self.task, {"text": None, **TASKS})
-        assert task is not None
+        task = TASKS[self.task]
         brought = [name for name in ("file", "bin", *task.architecture) if name in self.typed]
         if brought:
             raise ConfigError(f"--task {self.task} brings its own {', '.join(brought)}: leave the option out")

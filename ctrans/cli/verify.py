@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
-from ctrans.depth import check_count
 from ctrans.given_files import read_file
-from ctrans.option import option
+from ctrans.option import COUNT, option
 from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.report.verify_markdown import END, START, between_markers, failure, markdown_table
@@ -32,7 +31,7 @@ class VerifyRequest(WrittenRequest):
         metavar="NAME",
         default_words="all",
     )
-    cases: int = option(200, "Cases for each bound. Slow checks take a share of them.")
+    cases: int = option(200, "Cases for each bound. Slow checks take a share of them.", limits=COUNT)
     seed: int = option(0, "Seed of the cases.")
     markdown: Path | None = option(
         None, "Put the table into this Markdown file, between its marker comments, or write a new file."
@@ -58,7 +57,6 @@ def command(request: VerifyRequest) -> None:
     """
     choose_threads(0)  # its cases are small
     statements = select(request.only)
-    check_count("cases", request.cases)
     page = _page(request.markdown)
     directory = directory_of(request)
     results: list[Result] = []

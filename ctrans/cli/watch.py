@@ -19,16 +19,13 @@ from ctrans.cli.ending import CPU, check_json, result_of, write_json
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.monitor.history import history
 from ctrans.monitor.log import MonitorLog, read_log
-from ctrans.option import option
+from ctrans.option import LARGEST, Range, option
 from ctrans.report.contents import page_of
 from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
 from solvers import ConfigError
-
-LEAST_WAIT = 0.1
-"""Seconds between two looks, at least."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +34,7 @@ class WatchRequest(WrittenRequest):
 
     directory: Path = argument("DIR")
     once: bool = option(False, "Show the run as it is, then end. This is also so if stdout is not a terminal.")
-    refresh: float = option(2.0, "Seconds between two looks.")
+    refresh: float = option(2.0, "Seconds between two looks.", limits=Range(0.1, LARGEST, "at least 0.1 seconds"))
     out: Path | None = option(None, "Directory for watch.png and watch.json.", group="Output", default_words="DIR")
 
 
@@ -52,8 +49,6 @@ def command(request: WatchRequest) -> None:
     ctrans train --monitor --out out/train & ctrans watch out/train
     ctrans watch out/train --once
     """
-    if not request.refresh >= LEAST_WAIT:
-        raise ConfigError(f"refresh = {request.refresh}: give at least {LEAST_WAIT} seconds")
     log = read_log(request.directory)
     out = None if request.quiet and request.out is None else request.out or request.directory
     check_json(request, out)
