@@ -25,7 +25,6 @@ from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
-from solvers import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
