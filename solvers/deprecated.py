@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 ALIASES: dict[str, str] = {
+    "ctrans.control.FilledImage": "ctrans.control.ellipsoid.convex_hull",
     "ctrans.fields.EndsLinear": "ctrans.fields.protocols.HasOutputProjection",
     "ctrans.fields.GivesTokens": "ctrans.fields.protocols.SupportsTokenSubset",
     "ctrans.fields.HasPlainPath": "ctrans.fields.protocols.HasReferenceKernel",

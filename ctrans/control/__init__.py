@@ -5,7 +5,7 @@ from ctrans.control.attained import Attained, attained
 from ctrans.control.certificate import Certificate, VelocityAscent, WeightAscent, certify
 from ctrans.control.costate import Costate, costate
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
-from ctrans.control.ellipsoid import Ellipsoid, EllipsoidSlice, FilledImage, ellipsoid_value
+from ctrans.control.ellipsoid import Ellipsoid, EllipsoidHull, EllipsoidSlice, ellipsoid_value
 from ctrans.control.gains import boxed_value, gain_slope
 from ctrans.control.growth import Growth, Witness
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
@@ -15,6 +15,7 @@ from ctrans.control.regularization import GainDecay, KineticCost
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
 from ctrans.control.tangent import TangentSpace, WholeSpace
+from solvers.deprecated import old_names
 
 __all__ = [
     "VERDICTS",
@@ -24,8 +25,8 @@ __all__ = [
     "Costate",
     "DecayThreshold",
     "Ellipsoid",
+    "EllipsoidHull",
     "EllipsoidSlice",
-    "FilledImage",
     "FrobeniusBall",
     "GainDecay",
     "GainSlope",
@@ -52,3 +53,5 @@ __all__ = [
     "gap_of_rank",
     "maximum_principle",
 ]
+
+__getattr__ = old_names(__name__)

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.ascent import Chart
+from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
 
 Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
@@ -27,6 +28,21 @@ Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, t
 """
 
 VERDICTS: tuple[Posedness, ...] = get_args(Posedness)
+
+
+def verdict_of(finite: bool | None, *, rest_fixed: bool = False, bounded_gains: bool = False) -> Posedness:
+    """The verdict that evidence supports: the only place that decides.
+
+    - `finite`: whether H is finite for every costate; None where nothing is proven
+    - `rest_fixed`: whether that assumes that the weights which feed the regularized maps stay fixed
+    - `bounded_gains`: whether it assumes that gains and offsets, or a residual's gains, stay bounded
+    """
+    if not finite:
+        return "open" if finite is None else "degenerate"
+    if rest_fixed:
+        return "well-posed, the rest fixed"
+    return "well-posed for bounded gains" if bounded_gains else "well-posed"
+
 
 ROUNDING = 32
 """A quantity counts as zero below ROUNDING machine epsilons times the size of what it was computed from."""
@@ -74,38 +90,38 @@ class Supremum(abc.ABC):
         """ConfigError where the costate P is not finite or does not fit the set."""
 
     @abc.abstractmethod
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def support(self, P: TokenRows) -> PerBatch:
         """H(P)."""
 
     @abc.abstractmethod
-    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def maximizer(self, P: TokenRows) -> TokenRows:
         """A velocity of the closed set that attains H(P); where several do, the one that the set's rule picks."""
 
     @abc.abstractmethod
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def ties(self, P: TokenRows) -> TokenMask:
         """For which tokens more than one velocity attains H(P)."""
 
-    def gains_tie(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch"]:
+    def gains_tie(self, P: TokenRows) -> Bool[Tensor, "*batch"]:
         """Whether gains that are free too have more than one optimum: every token's velocity then ties, though H is climbed to."""
         return torch.zeros(P.shape[:-2], dtype=torch.bool, device=P.device)
 
     @abc.abstractmethod
-    def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:
         """The larger of feasibility and stationarity at f, with the best multipliers; dimensionless, 0 at a maximiser."""
 
-    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+    def magnification(self, f: UnbatchedRows) -> float:
         """By how much `kkt` magnifies the rounding of velocities f to read its points off them."""
         return 1.0
 
     @abc.abstractmethod
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+    def chart(self, P: UnbatchedRows) -> Chart:
         """The same problem in free coordinates, through the model's own modules: what a certificate climbs on."""
 
-    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+    def base(self, P: UnbatchedRows) -> float:
         """What H(P) is measured from as a bound on the weights grows: -<P, f> at the set's centre, which no choice changes."""
         return 0.0
 
-    def scale(self, P: Float[Tensor, "tokens width"]) -> float:
+    def scale(self, P: UnbatchedRows) -> float:
         """What gaps are measured by: |H - base| + |base|, as H itself may cancel to nothing, against an offset or a step's state.
 
         It is at least the square root of the machine epsilon times sum_j |p_j||f*_j|, f* the maximiser: all are rounding below.
@@ -114,7 +130,7 @@ class Supremum(abc.ABC):
         base = self.base(P)
         return max(abs(float(self.support(P)) - base) + abs(base), rounding)
 
-    def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:
+    def ceiling(self, P: UnbatchedRows) -> float:
         """What H(P) is proven not to exceed: H(P) itself, but where that is the best that was found."""
         return float(self.support(P))
 
@@ -124,7 +140,7 @@ class AdmissibleSet(Supremum):
     """A supremum over a set of velocities."""
 
     @abc.abstractmethod
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def residual(self, f: TokenRows) -> PerBatch:
         """How far f is from the set, as a dimensionless violation of its equations; 0 on it."""
 
 
@@ -133,20 +149,18 @@ class VelocitySet(AdmissibleSet):
     """An admissible set without running cost: a set of velocities, with its metric projection."""
 
     @abc.abstractmethod
-    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def nearest(self, y: TokenRows) -> TokenRows:
         """argmin over the set of |f - y|."""
 
-    @abc.abstractmethod
-    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
-        """For which tokens more than one point of the set is nearest to y."""
+    def equidistant(self, y: TokenRows) -> TokenMask:
+        """For which tokens more than one point of the set is nearest to y; none where the set is convex."""
+        return nowhere(y)
 
     @abc.abstractmethod
-    def kkt(
-        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
-    ) -> Float[Tensor, "*batch"]:
+    def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
         """The KKT residual of f for -<P, f> - kinetic/2 |f|^2 over the set."""
 
-    def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope | None:
+    def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
         """How fast H grows with the gains and offsets of the norm that makes the set; None where none does."""
         return None
 
@@ -181,12 +195,12 @@ def check_positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} = {value!r}: give a positive finite number")
 
 
-def nowhere(y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+def nowhere(y: TokenRows) -> TokenMask:
     """False for each token."""
     return torch.zeros(y.shape[:-1], dtype=torch.bool, device=y.device)
 
 
-def length(x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+def length(x: Float[Tensor, "*batch width"]) -> PerBatch:
     """|x_j|_2 of each row."""
     lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return lengths

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.control.shapes import UnbatchedRows
+
 Map = Callable[[Tensor], Tensor]
 
 STEPS = 1000
@@ -147,7 +149,7 @@ def ascend(
     return Ascent(best, at, taken)
 
 
-def evened(P: Float[Tensor, "tokens width"], raw: Float[Tensor, "*starts tokens width"]) -> Float[Tensor, "*starts tokens width"]:
+def evened(P: UnbatchedRows, raw: Float[Tensor, "*starts tokens width"]) -> Float[Tensor, "*starts tokens width"]:
     """raw_j sqrt(|p_j|/max |p|), at least 1/1000 of raw_j: lengths at which a norm curves the payoff equally in all tokens."""
     size = torch.linalg.vector_norm(P, dim=-1, keepdim=True)
     largest = size.amax()

@@ -29,10 +29,9 @@ from torch import Tensor
 
 from ctrans.control.ascent import ascend
 from ctrans.control.costate import Costate, costate
-from ctrans.control.last_map import frobenius
+from ctrans.control.last_map import frobenius, projected_field
 from ctrans.control.residual_pullback import highest_towards_image
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.fields import HasOutputProjection
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
@@ -102,27 +101,25 @@ def attained(
         raise ConfigError("weights on demand are made for one pass and are not trained: load the model as a whole")
     found = costate(model, tokens, targets)
     sublayers = list(model.depth.sublayers)
-    steps = [_Step.of(sublayer, found, k, h) for k, (sublayer, h) in enumerate(zip(sublayers, model.depth.lengths, strict=True))]
-    decays = {1: weight_decay * decay_gains, 2: weight_decay}
-    shared = []
-    for k, step in enumerate(steps):
-        shared.append(step.shared_gap)
+    decays = (weight_decay * decay_gains, weight_decay)
+    steps = []
+    for k, (sublayer, h) in enumerate(zip(sublayers, model.depth.lengths, strict=True)):
+        step = _Step.of(sublayer, found, k, h, decays)
+        steps.append({name: getattr(step, name) for name in FIGURES})
         if progress is not None:
             progress(k)
+    figures: dict[str, Any] = {name: [step[name] for step in steps] for name in FIGURES}
     return Attained(
         loss=found.loss,
         times=list(model.depth.times[:-1]),
         kinds=[sublayer.kind for sublayer in sublayers],
         placements=[sublayer.placement.name for sublayer in sublayers],
-        work=[step.work for step in steps],
-        radial=[step.radial for step in steps],
-        identity=[abs(step.work - step.radial) / step.size for step in steps],
-        stationarity=[(step.work + step.decayed(decays)) / step.size for step in steps],
-        pointwise_gap=[step.pointwise_gap for step in steps],
-        last_gap=[step.last_gap for step in steps],
-        shared_gap=shared,
-        first_order=[step.first_order for step in steps],
+        **figures,
     )
+
+
+FIGURES = ("work", "radial", "identity", "stationarity", "pointwise_gap", "last_gap", "shared_gap", "first_order")
+"""What `_Step` measures of each segment."""
 
 
 ENTERING = ("state_norm.", "residual.mix")
@@ -137,13 +134,15 @@ class _Step:
     x: Tensor
     p: Tensor
     h: float
+    decays: tuple[float, float]
+    """The decay of vectors and of matrices."""
 
     @classmethod
-    def of(cls, sublayer: Sublayer, found: Costate, k: int, h: float) -> _Step:
+    def of(cls, sublayer: Sublayer, found: Costate, k: int, h: float, decays: tuple[float, float]) -> _Step:
         x, p = sublayer.enter(found.states[k]), found.costates[k + 1]
         if sublayer.state_norm is not None:
             p = torch.func.vjp(sublayer.state_norm, x + h * sublayer(x))[1](p)[0]
-        return cls(sublayer, x, p, h)
+        return cls(sublayer, x, p, h, decays)
 
     @functools.cached_property
     def velocity(self) -> Tensor:
@@ -184,12 +183,7 @@ class _Step:
                     "linear in no parameter: choose an output norm that has, or a placement without one"
                 )
             return found
-        field = self.sublayer.field
-        if not isinstance(field, HasOutputProjection):
-            raise ConfigError(
-                f"the {self.sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it "
-                "`pre_projection(x)` and `output_projection`, with field(x) = output_projection(pre_projection(x))"
-            )
+        field = projected_field(self.sublayer)
         # the same numbers, also where the model keeps them transposed
         wanted = {(each.data_ptr(), each.numel()) for each in field.output_projection.parameters()}
         found = {name: value for name, value in self.parameters.items() if (value.data_ptr(), value.numel()) in wanted}
@@ -203,9 +197,15 @@ class _Step:
     def radial(self) -> float:
         return sum(float((value * self.gradients[name]).sum()) for name, value in self.last.items())
 
-    def decayed(self, decays: dict[int, float]) -> float:
-        """lam |theta|^2 over the parts of the last factor, with the decay of what has so many axes."""
-        return sum(decays[min(value.dim(), 2)] * float(value.square().sum()) for value in self.last.values())
+    @property
+    def identity(self) -> float:
+        return abs(self.work - self.radial) / self.size
+
+    @property
+    def stationarity(self) -> float:
+        """(work + lam |theta|^2)/(h |P||r|), with the decay of each part of the last factor."""
+        decayed = (self.decays[value.dim() > 1] * float(value.square().sum()) for value in self.last.values())
+        return (self.work + sum(decayed)) / self.size
 
     @property
     def last_gap(self) -> float:

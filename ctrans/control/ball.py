@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
-
-from ctrans.control.admissible import length, nowhere, ratio
+from ctrans.control.admissible import length
 from ctrans.control.ascent import Map
 from ctrans.control.norm_image import NormImage
+from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.norm import ClipLength
 
 
@@ -39,20 +36,8 @@ class Ball(NormImage):
     def spread(self) -> float:
         return self.norm.radius
 
-    def input(self, f: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+    def input(self, f: UnbatchedRows) -> UnbatchedRows:
         return f
 
-    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def nearest(self, y: TokenRows) -> TokenRows:
         return y / (length(y).unsqueeze(-1) / self.radius).clamp_min(1)
-
-    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
-        return nowhere(y)
-
-    def kkt(
-        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
-    ) -> Float[Tensor, "*batch"]:
-        """The duality gap max over f' of <g, f - f'> = c sqrt(d)|g| + <g, f>, g = P + kinetic f; relative."""
-        slope = P + kinetic * f
-        gap = self.radius * length(slope) + (slope * f).sum(-1)
-        scale = self.radius * length(P) + kinetic * f.square().sum(-1)
-        return torch.maximum(ratio(gap.clamp_min(0), scale).amax(-1), self.residual(f))

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import GainSlope, check_costate, nowhere, ratio
+from ctrans.control.admissible import ROUNDING, GainSlope, check_costate
 from ctrans.control.ascent import Map, unchanged
-from ctrans.control.gains import has_offset
+from ctrans.control.gains import BestGains, PerGain, has_offset, unit
 from ctrans.control.norm_image import NormImage
+from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.norm import ClipEntries, SquashNorm
 
 NEARLY = 1 - 5e-6
@@ -47,28 +48,16 @@ class Box(NormImage):
         half = torch.full_like(self.norm.gamma, 0.5)
         return float((self.norm.preimage(half) - self.norm.preimage(0 * half)).abs().amax())
 
-    def input(self, f: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+    def input(self, f: UnbatchedRows) -> UnbatchedRows:
         gamma = self.norm.gamma
         u = torch.where(gamma == 0, 0.0, (f - self.norm.beta) / torch.where(gamma == 0, 1.0, gamma))
         return self.norm.preimage(u if self.attained else NEARLY * u)
 
-    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def nearest(self, y: TokenRows) -> TokenRows:
         beta, reach = self.norm.beta, self.norm.gamma.abs()
         return torch.minimum(torch.maximum(y, beta - reach), beta + reach)
 
-    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
-        return nowhere(y)
-
-    def kkt(
-        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
-    ) -> Float[Tensor, "*batch"]:
-        """The duality gap max over f' of <g, f - f'>, g = P + kinetic f: 0 just at a maximiser of a concave payoff; relative."""
-        reach, slope = self.norm.gamma.abs(), P + kinetic * f
-        gap = (reach * slope.abs() + slope * (f - self.norm.beta)).sum(-1)
-        scale = (reach * P.abs() + kinetic * f.square() + P.abs() * self.norm.beta.abs()).sum(-1)
-        return torch.maximum(ratio(gap.clamp_min(0), scale).amax(-1), self.residual(f))
-
-    def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope | None:
+    def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
         """H + <p, beta> = <abs(gamma), a>, a_i = sum_j abs(p_ji): linear in abs(gamma), so that the bounds meet, at |a|."""
         if not self.trained:
             return None
@@ -76,3 +65,21 @@ class Box(NormImage):
         gain = float(P.abs().sum(0).norm())
         offset = float(P.sum(0).norm()) if has_offset(self.norm) else 0.0
         return GainSlope(gain, offset, math.hypot(gain, offset), math.hypot(gain, offset))
+
+    def best_gains(self, P: TokenRows) -> BestGains:
+        """kappa = |a| at gamma = a/|a|, a_i = sum_j abs(p_ji)."""
+        gamma = unit(P.abs().sum(-2))
+        return BestGains(gamma, torch.zeros_like(gamma[..., 0], dtype=torch.bool))
+
+    def points(self, P: TokenRows, gamma: PerGain) -> Float[Tensor, "*gains tokens width"]:
+        return -torch.sign(gamma * P)
+
+    def points_tie(self, P: TokenRows, gamma: PerGain) -> Bool[Tensor, "*gains tokens"]:
+        size = (gamma * P).abs()
+        unseen = size <= ROUNDING * torch.finfo(P.dtype).eps * size.amax((-2, -1), keepdim=True)
+        return (unseen & (gamma != 0)).any(-1)
+
+    @property
+    def point_chart(self) -> tuple[Map, Map, float]:
+        """u itself in the closed box, as only infinite inputs have its corners."""
+        return unchanged, lambda u: u.clamp(-1, 1), 0.5

@@ -19,6 +19,7 @@ from ctrans.control.norm_image import NormImage
 from ctrans.control.rank_gap import gap_of_rank
 from ctrans.control.regularization import KineticCost
 from ctrans.control.set_of_placement import admissible_set
+from ctrans.control.shapes import UnbatchedRows
 from ctrans.control.tangent import LinearSpace
 from ctrans.norm import NORMS, Norm
 from solvers import ConfigError
@@ -155,11 +156,11 @@ class Certificate:
 @torch.no_grad()
 def certify(
     admissible: Supremum | str,
-    P: Float[Tensor, "tokens width"],
+    P: UnbatchedRows,
     *,
     features: Float[Tensor, "tokens features"] | None = None,
     norm: Norm | str | None = None,
-    state: Float[Tensor, "tokens width"] | None = None,
+    state: UnbatchedRows | None = None,
     pairs: int = PAIRS,
     seed: int = 0,
 ) -> Certificate:
@@ -323,7 +324,7 @@ def climb_weights(
     value: float,
     pairs: int,
     generator: torch.Generator,
-    likely: Float[Tensor, "tokens width"] | None = None,
+    likely: UnbatchedRows | None = None,
     *,
     scale: float | None = None,
 ) -> WeightAscent:

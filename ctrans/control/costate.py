@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.control.shapes import TokenRows
 from ctrans.depth import Depth
 from ctrans.walk import (
     Instrument,
@@ -54,8 +54,8 @@ class Costate:
     form: str
     loss: float
     times: tuple[float, ...]
-    states: tuple[Float[Tensor, "*batch tokens width"], ...]
-    costates: tuple[Float[Tensor, "*batch tokens width"], ...]
+    states: tuple[TokenRows, ...]
+    costates: tuple[TokenRows, ...]
     starts: tuple[Point, ...]
     drift: tuple[float, ...]
     stats: Stats

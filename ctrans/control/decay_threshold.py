@@ -29,9 +29,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import Posedness, length, ratio
+from ctrans.control.admissible import Posedness, length, ratio, verdict_of
 from ctrans.control.ascent import ascend
 from ctrans.control.last_map import frobenius
+from ctrans.control.shapes import UnbatchedRows
 from ctrans.fields import Activation, ExposesHeads, HasUnits, why_not
 from ctrans.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
@@ -62,11 +63,11 @@ class Path(abc.ABC):
         """Of the inner factors and of the outer ones."""
 
     @abc.abstractmethod
-    def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
+    def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
         """What the factors make of X."""
 
     @abc.abstractmethod
-    def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
+    def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
         """lam* of P from below, by factors that were found, and from above."""
 
     @property
@@ -90,10 +91,10 @@ class ValuePath(Path):
         heads, _, width = self.mixed.shape
         return (len(set(self._values)), self.head, width), (heads, width, self.head)
 
-    def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
+    def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
         return (self.mixed @ inner[list(self._values)].mT @ outer.mT).sum(0)
 
-    def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
+    def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
         """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2, exactly: their O_h together are one factor.
 
         With P' = Q T its columns are those of (A_h X)'T' turned by Q', and of these there are no more than tokens.
@@ -112,7 +113,7 @@ class ValuePath(Path):
 class UnitsPath(Path):
     """f = phi(X W_1')W_2': units a phi(<w, x>)."""
 
-    x: Float[Tensor, "tokens width"]
+    x: UnbatchedRows
     activation: Activation
     units: int
     out: int
@@ -120,10 +121,10 @@ class UnitsPath(Path):
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (self.units, self.x.shape[-1]), (self.out, self.units)
 
-    def velocity(self, inner: Tensor, outer: Tensor) -> Float[Tensor, "tokens width"]:
+    def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
         return self.activation(self.x @ inner.mT) @ outer.mT
 
-    def threshold(self, P: Float[Tensor, "tokens width"]) -> tuple[float, float]:
+    def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
         """The best of some ascents of c |P'max(X w, 0)| over |w| = 1, and c (|P'X|_2 + |P|_2|X|_2)/2."""
         growth = self.activation.at_infinity
         shared, vt = product_svd(P, self.x)
@@ -172,9 +173,8 @@ class DecayThreshold:
 
     def verdict(self, decay: float) -> Posedness:
         """What a penalty of that size makes of H, with rows, input gains and biases as they are."""
-        if decay < self.lower:
-            return "degenerate"
-        return "well-posed, the rest fixed" if decay >= self.upper else "open"
+        unproven = self.lower <= decay < self.upper
+        return verdict_of(None if unproven else decay >= self.upper, rest_fixed=True)
 
     @property
     def findings(self) -> dict[str, bool]:
@@ -223,7 +223,7 @@ def product_svd(
 
 
 @torch.no_grad()
-def decay_threshold(path: Path, P: Float[Tensor, "tokens width"], *, bias: bool = False, gains: bool = False) -> DecayThreshold:
+def decay_threshold(path: Path, P: UnbatchedRows, *, bias: bool = False, gains: bool = False) -> DecayThreshold:
     """dt lam* of a path, P being dt times the costate of its output: lam* is linear in it."""
     lower, upper = path.threshold(P)
     return DecayThreshold(lower, upper, float(P.sum(0).norm()) if bias else 0.0, gains, path.homogeneous)
@@ -244,7 +244,7 @@ def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
     )
 
 
-def with_evidence(threshold: DecayThreshold, path: Path, P: Float[Tensor, "tokens width"]) -> DecayThreshold:
+def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> DecayThreshold:
     """The threshold with ascents over both factors below and above it, P as it was given for it."""
     below, above = (climb_factors(path, P, share * threshold.lower) for share in (BELOW, ABOVE))
     for seed in range(1, TRIES):
@@ -256,7 +256,7 @@ def with_evidence(threshold: DecayThreshold, path: Path, P: Float[Tensor, "token
 
 
 @torch.no_grad()
-def climb_factors(path: Path, P: Float[Tensor, "tokens width"], decay: float, seed: int = 0) -> Climb:
+def climb_factors(path: Path, P: UnbatchedRows, decay: float, seed: int = 0) -> Climb:
     """max of -<P, f> - decay/2 |factors|^2 over |factors| <= R by ascent, for each R from where the one before ended."""
     shapes = path.shapes()
     counts = [math.prod(shape) for shape in shapes]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
 from ctrans.control.hopf_lax import BallImage, Terminal, hopf_lax, velocity_ball
+from ctrans.control.shapes import PerBatch
 from solvers import ConfigError
 
 STARTS = 4
@@ -26,7 +27,7 @@ class NearestTarget:
 
     targets: tuple[tuple[float, ...], ...] = ((-0.9, 0.5), (0.8, -0.6))
 
-    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> PerBatch:
         distances: Tensor = torch.linalg.vector_norm(x.unsqueeze(-2) - x.new_tensor(self.targets), dim=-1)
         return distances.amin(-1)
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import (
@@ -19,9 +19,11 @@ from ctrans.control.admissible import (
     check_positive,
     nowhere,
     ratio,
+    verdict_of,
 )
 from ctrans.control.ascent import Chart
 from ctrans.control.regularization import Regularization
+from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.trust_region import in_ball
 from ctrans.fields import HasOutputProjection
 from ctrans.fields.scaled_linear import scaled_parts
@@ -63,17 +65,17 @@ class Features:
         """The largest rank in the batch."""
         return int((self.svd[1] > 0).sum((-2, -1)).amax())
 
-    def coordinates(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch rank width"]:
+    def coordinates(self, f: TokenRows) -> Float[Tensor, "*batch rank width"]:
         """z = S^+ U'f, of the shortest weights whose velocity is closest to f."""
         u, _, inverse, _ = self.svd
         return inverse * (u.mT @ f)
 
-    def velocity(self, z: Float[Tensor, "*batch rank width"]) -> Float[Tensor, "*batch tokens width"]:
+    def velocity(self, z: Float[Tensor, "*batch rank width"]) -> TokenRows:
         """U S z = h W'."""
         u, s, _, _ = self.svd
         return u @ (s * z)
 
-    def pull(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch rank width"]:
+    def pull(self, P: TokenRows) -> Float[Tensor, "*batch rank width"]:
         """S U'P: the gradient of <P, h W'> in the coordinates z; as long as h'P."""
         u, s, _, _ = self.svd
         return s * (u.mT @ P)
@@ -82,11 +84,11 @@ class Features:
         """W = z'V'."""
         return z.mT @ self.svd[3]
 
-    def off_range(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def off_range(self, f: TokenRows) -> PerBatch:
         """|f - U S z|/|f|: the share of f that no weights produce."""
         return ratio(frobenius(f - self.velocity(self.coordinates(f))), frobenius(f))[..., 0, 0]
 
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+    def chart(self, P: UnbatchedRows) -> Chart:
         """Velocities in the coordinates z of their weights."""
         return Chart(P, (self.svd[1].shape[-2], P.shape[-1]), axes=(-2, -1), degree=None, velocity=self.velocity)
 
@@ -109,20 +111,20 @@ class LastMap(AdmissibleSet):
 
     @property
     def verdict(self) -> Posedness:
-        return "well-posed, the rest fixed"
+        return verdict_of(True, rest_fixed=True)
 
     @property
     def attained(self) -> bool:
         return True
 
     @abc.abstractmethod
-    def weights(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch width features"]:
+    def weights(self, P: TokenRows) -> Float[Tensor, "*batch width features"]:
         """The shortest weights that attain H(P)."""
 
     def check(self, P: Tensor) -> None:
         check_costate(P, self.features.dtype, tokens=self.features.shape[-2])
 
-    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def maximizer(self, P: TokenRows) -> TokenRows:
         return self.features @ self.weights(P).mT
 
 
@@ -142,37 +144,32 @@ class FrobeniusBall(LastMap, VelocitySet):
     def words(self) -> str:
         return f"f = h W', |W|_F <= {self.radius:g}"
 
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def support(self, P: TokenRows) -> PerBatch:
         self.check(P)
         return self.radius * frobenius(self.features.mT @ P)[..., 0, 0]
 
-    def weights(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch width features"]:
+    def weights(self, P: TokenRows) -> Float[Tensor, "*batch width features"]:
         slope = P.mT @ self.features
         tie = self.ties(P)[..., :1].unsqueeze(-1)
         return torch.where(tie, 0.0, -self.radius * slope / torch.where(tie, 1.0, frobenius(slope)))
 
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
         terms = frobenius(self.features) * frobenius(P)
         tie = frobenius(self.features.mT @ P) <= ROUNDING * torch.finfo(P.dtype).eps * terms
         return tie[..., 0].expand(P.shape[:-1])
 
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def residual(self, f: TokenRows) -> PerBatch:
         excess = (frobenius(self.map.coordinates(f))[..., 0, 0] / self.radius - 1).clamp_min(0)
         return torch.maximum(excess, self.map.off_range(f))
 
-    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def nearest(self, y: TokenRows) -> TokenRows:
         pull = self.map.pull(y)
         curvature = self.map.svd[1].square().expand(pull.shape)
         z = in_ball(curvature.flatten(-2), -pull.flatten(-2), self.radius)
         return self.map.velocity(z.reshape(pull.shape))
 
-    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
-        return nowhere(y)
-
-    def kkt(
-        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
-    ) -> Float[Tensor, "*batch"]:
+    def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
         """Stationarity in W: (P + kinetic f)'h + eta W = 0 with eta >= 0 and eta (R - |W|) = 0; relative to |h'P|."""
         z = self.map.coordinates(f)
         slope, size = self.map.pull(P + kinetic * f), frobenius(z)
@@ -180,7 +177,7 @@ class FrobeniusBall(LastMap, VelocitySet):
         error = torch.maximum(frobenius(slope + eta * z), eta * (self.radius - size).abs())
         return torch.maximum(ratio(error, frobenius(self.map.pull(P)))[..., 0, 0], self.residual(f))
 
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+    def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
         return dataclasses.replace(self.map.chart(P), project=self._into_ball, spread=self.radius)
 
@@ -204,28 +201,28 @@ class LastMapDecay(LastMap):
     def words(self) -> str:
         return f"f = h W', any W; running cost {self.last_map_decay:g}/2 |W|_F^2"
 
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def support(self, P: TokenRows) -> PerBatch:
         self.check(P)
         return (self.features.mT @ P).square().sum((-2, -1)) / (2 * self.last_map_decay)
 
-    def weights(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch width features"]:
+    def weights(self, P: TokenRows) -> Float[Tensor, "*batch width features"]:
         self.check(P)
         return P.mT @ self.features / -self.last_map_decay
 
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
         return nowhere(P)
 
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def residual(self, f: TokenRows) -> PerBatch:
         return self.map.off_range(f)
 
-    def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:
         """Stationarity in W: P'h + lam W = 0, relative to |h'P|."""
         pull = self.map.pull(P)
         error = frobenius(pull + self.last_map_decay * self.map.coordinates(f))
         return torch.maximum(ratio(error, frobenius(pull))[..., 0, 0], self.residual(f))
 
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+    def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
         return dataclasses.replace(self.map.chart(P), cost=self._cost)
 
@@ -233,17 +230,23 @@ class LastMapDecay(LastMap):
         return self.last_map_decay / 2 * z.square().sum((-2, -1))
 
 
-def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
-    """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, and a column of ones where W holds a bias.
-
-    A gain with no norm behind it is in h. Where a scale by channel stands behind the map, W is with that scale folded in.
-    """
+def projected_field(sublayer: Sublayer) -> HasOutputProjection:
+    """The sublayer's map, which names its last linear map. Raises ConfigError for one that does not."""
     field = sublayer.field
     if not isinstance(field, HasOutputProjection):
         raise ConfigError(
             f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it `pre_projection(x)` and "
             "`output_projection`, with field(x) = output_projection(pre_projection(x))"
         )
+    return field
+
+
+def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
+    """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, and a column of ones where W holds a bias.
+
+    A gain with no norm behind it is in h. Where a scale by channel stands behind the map, W is with that scale folded in.
+    """
+    field = projected_field(sublayer)
     zeros = sum(part.zeros for part in scaled_parts(field))
     if zeros:
         raise ConfigError(

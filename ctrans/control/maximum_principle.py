@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.costate import Costate
 from ctrans.control.set_of_placement import admissible_set
+from ctrans.control.shapes import TokenRows
 from ctrans.depth import Depth
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
@@ -47,14 +47,16 @@ class MaximumPrinciple:
 
 
 class PointwiseReading(NamedTuple):
-    """H(P), the gap and the alignment of one velocity."""
+    """H(P), the gap and the alignment of one velocity v, |v| and <P, v>; None where they mean nothing."""
 
-    hamiltonian: float | None
-    gap: float | None
-    alignment: float | None
+    hamiltonian: float | None = None
+    gap: float | None = None
+    alignment: float | None = None
+    velocity_norm: float | None = None
+    product: float | None = None
 
 
-NOTHING = PointwiseReading(None, None, None)
+NOTHING = PointwiseReading()
 
 
 @torch.no_grad()
@@ -75,40 +77,33 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
     """
     if measure is not None and measure not in MEASURES:
         raise unknown("measure of alignment", measure, MEASURES)
-    sublayers = list(depth.sublayers)
-    placements = [sublayer.placement for sublayer in sublayers]
-    measures = [measure or ("gap" if placement.output_norm else "cosine") for placement in placements]
-    costates = [p for _, p in costate.starts]
-    velocities, skipped = list[Tensor | None](), dict[str, str]()
-    for k, (sublayer, (x, _)) in enumerate(zip(sublayers, costate.starts, strict=True)):
+    sublayers, skipped, readings = list(depth.sublayers), dict[str, str](), list[PointwiseReading]()
+    measures = [measure or ("gap" if sublayer.placement.output_norm else "cosine") for sublayer in sublayers]
+    for k, (name, sublayer, (x, p)) in enumerate(zip(measures, sublayers, costate.starts, strict=True)):
         try:
-            velocities.append(sublayer.velocity(x))
+            v = sublayer.velocity(x)
         except ConfigError as error:
-            velocities.append(None)
+            readings.append(NOTHING)
             skipped[f"segment {k} ({sublayer.kind})"] = str(error)
-    segments = zip(measures, sublayers, costates, velocities, strict=True)
-    readings = [NOTHING if v is None else MEASURES[name](sublayer, p, v) for name, sublayer, p, v in segments]
+            continue
+        pointwise = MEASURES[name](sublayer, p, v)
+        readings.append(pointwise._replace(velocity_norm=float(v.norm()), product=float((p * v).sum())))
+    columns: dict[str, Any] = {name: [getattr(each, name) for each in readings] for name in PointwiseReading._fields}
     return MaximumPrinciple(
         form=costate.form,
         loss=costate.loss,
         times=list(costate.times[:-1]),
         kinds=[sublayer.kind for sublayer in sublayers],
-        placements=[placement.name for placement in placements],
+        placements=[sublayer.placement.name for sublayer in sublayers],
         measures=measures,
-        costate_norm=[float(p.norm()) for p in costates],
-        velocity_norm=[None if v is None else float(v.norm()) for v in velocities],
-        product=[None if v is None else float((p * v).sum()) for p, v in zip(costates, velocities, strict=True)],
+        costate_norm=[float(p.norm()) for _, p in costate.starts],
         drift=list(costate.drift),
-        hamiltonian=[reading.hamiltonian for reading in readings],
-        gap=[reading.gap for reading in readings],
-        alignment=[reading.alignment for reading in readings],
         skipped=skipped,
+        **columns,
     )
 
 
-def _against_maximizer(
-    sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
-) -> PointwiseReading:
+def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> PointwiseReading:
     placement, norm = sublayer.placement, sublayer.output_norm
     if norm is None:
         raise ConfigError(
@@ -123,9 +118,7 @@ def _against_maximizer(
     return PointwiseReading(float(hamiltonian), float(hamiltonian + product), alignment)
 
 
-def _against_costate(
-    sublayer: Sublayer, p: Float[Tensor, "*batch tokens width"], v: Float[Tensor, "*batch tokens width"]
-) -> PointwiseReading:
+def _against_costate(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> PointwiseReading:
     size = p.norm() * v.norm()
     bounded = sublayer.placement.output_norm or sublayer.image is not None
     h = None if bounded else math.inf if bool(p.any()) else 0.0  # where it is finite it was not asked for; H(0) = 0

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import VERDICTS, Posedness, Supremum
+from ctrans.control.admissible import VERDICTS, Posedness, Supremum, verdict_of
 from ctrans.control.certificate import Certificate, certify, weakest
 from ctrans.control.costate import Costate, Point, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
@@ -33,6 +32,7 @@ from ctrans.control.residual_pullback import (
     trains_gains,
 )
 from ctrans.control.set_of_placement import admissible_set
+from ctrans.control.shapes import TokenRows
 from ctrans.control.step_image import StepImage
 from ctrans.control.tangent import LinearSpace
 from ctrans.depth import Depth
@@ -73,7 +73,7 @@ class SegmentCheck:
         """The certificate's, or what weight decay makes of it: a bounded set does not ask what the weights are."""
         if self.weight_decay is None or self.certificate.verdict != "degenerate":
             return self.certificate.verdict
-        return "open" if self.training_threshold is None else self.training_threshold.verdict(self.weight_decay)
+        return verdict_of(None) if self.training_threshold is None else self.training_threshold.verdict(self.weight_decay)
 
     @property
     def decayed(self) -> bool:
@@ -277,8 +277,8 @@ def _at_field(sublayer: Sublayer, start: Point, continuous: bool) -> Point:
 @torch.no_grad()
 def check_at(
     sublayer: Sublayer,
-    x: Float[Tensor, "*batch tokens width"],
-    p: Float[Tensor, "*batch tokens width"],
+    x: TokenRows,
+    p: TokenRows,
     *,
     segment: int,
     time: float,
@@ -334,8 +334,8 @@ def check_at(
 @torch.no_grad()
 def check_step(
     sublayer: Sublayer,
-    x: Float[Tensor, "*batch tokens width"],
-    p: Float[Tensor, "*batch tokens width"],
+    x: TokenRows,
+    p: TokenRows,
     dt: float,
     regularization: Regularization,
 ) -> Certificate:

@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import Posedness, VelocitySet, check_costate
+from ctrans.control.admissible import Posedness, VelocitySet, check_costate, ratio, verdict_of
 from ctrans.control.ascent import Chart, Gains, Map, unchanged
-from ctrans.control.gains import has_offset
+from ctrans.control.gains import BestGains, PerGain, has_offset
+from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
+from solvers import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +31,7 @@ class NormImage(VelocitySet):
 
     @property
     def verdict(self) -> Posedness:
-        return "well-posed for bounded gains" if self.trained else "well-posed"
+        return verdict_of(True, bounded_gains=self.trained)
 
     @property
     def attained(self) -> bool:
@@ -38,30 +40,30 @@ class NormImage(VelocitySet):
     def check(self, P: Tensor) -> None:
         check_costate(P, self.norm.gamma.dtype, width=self.norm.width)
 
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def support(self, P: TokenRows) -> PerBatch:
         self.check(P)
         return self.norm.support(-P).sum(-1)
 
-    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def maximizer(self, P: TokenRows) -> TokenRows:
         self.check(P)
         return self.norm.maximizer(-P)
 
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
         return self.norm.ties(P)
 
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def residual(self, f: TokenRows) -> PerBatch:
         return self.norm.constraint_violation(f).amax(-1)
 
-    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+    def base(self, P: UnbatchedRows) -> float:
         return -float((P @ self.norm.beta).sum())
 
-    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+    def magnification(self, f: UnbatchedRows) -> float:
         """The largest (|f_i| + |beta_i|)/|gamma_i|: u is read off f - beta over gamma, relative to its entries of about 1."""
         seen = self.norm.gamma != 0
         return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if bool(seen.any()) else 1.0
 
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+    def chart(self, P: UnbatchedRows) -> Chart:
         """Raw outputs x, through the module itself."""
         self.check(P)
         return Chart(
@@ -76,6 +78,18 @@ class NormImage(VelocitySet):
             gains=self._gains if self.trained else None,
             parts=self.parts,
         )
+
+    @property
+    def hull(self) -> NormImage:
+        """The convex hull of the set; a set that is convex already is its own."""
+        return self
+
+    def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
+        """The duality gap max over f' of <g, f - f'> = H(g) + <g, f>, g = P + kinetic f, where the set is convex; relative."""
+        slope, beta = P + kinetic * f, self.norm.beta
+        gap = self.norm.support(-slope) + (slope * f).sum(-1)
+        scale = self.norm.support(-P) + P @ beta + (P * beta).abs().sum(-1) + kinetic * f.square().sum(-1)
+        return torch.maximum(ratio(gap.clamp_min(0), scale).amax(-1), self.residual(f))
 
     @property
     def parts(self) -> int:
@@ -93,8 +107,36 @@ class NormImage(VelocitySet):
         """The standard deviation of inputs from which ascents begin."""
 
     @abc.abstractmethod
-    def input(self, f: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+    def input(self, f: UnbatchedRows) -> UnbatchedRows:
         """x with norm(x) = f, nearly where nothing has exactly that, and so large that no eps shows."""
+
+    def best_gains(self, P: TokenRows) -> BestGains:
+        """gamma of length 1 with the largest H at beta = 0, and whether others have it too. Raises ConfigError where none is known."""
+        raise ConfigError(
+            f"no closed form is known here for a decay of the gains of {type(self.norm).__name__}: leave gain_decay out; kinetic applies"
+        )
+
+    def allowed_gains(self, gamma: Tensor) -> Tensor:
+        """The nearest gains that the norm can have."""
+        return gamma
+
+    def points(self, P: TokenRows, gamma: PerGain) -> Float[Tensor, "*gains tokens width"]:
+        """u_j of the closed image before gains with the largest -<p_j, gamma * u_j>; 0 where every point ties."""
+        raise NotImplementedError(f"{type(self).__name__} has no points")
+
+    def points_tie(self, P: TokenRows, gamma: PerGain) -> Bool[Tensor, "*gains tokens"]:
+        """For which tokens several points have the largest value at these gains."""
+        raise NotImplementedError(f"{type(self).__name__} has no points")
+
+    @property
+    def gains_have_local_maxima(self) -> bool:
+        """Whether an ascent over points and gains needs more starts."""
+        return False
+
+    @property
+    def point_chart(self) -> tuple[Map, Map, float]:
+        """Coordinates of u for an ascent: their map to u, their projection, and the size of starts."""
+        return self.norm.standardize, unchanged, self.spread
 
     @property
     def _gains(self) -> Gains:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, length
 from ctrans.control.last_map import Features
+from ctrans.control.shapes import UnbatchedRows
 from ctrans.norm import SphereNorm
 
 SUBSETS = 8
@@ -27,7 +27,7 @@ SUBSETS = 8
 
 
 @torch.no_grad()
-def gap_of_rank(norm: SphereNorm, P: Float[Tensor, "tokens width"], features: Features) -> float:
+def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float:
     """A lower bound of H(P) less the value of any weights W of the last linear map in norm(h W'); 0 where none is proven."""
     w = norm.centre(norm.gamma * P)
     lengths = length(w)

@@ -1,24 +1,23 @@
-"""What a user may charge for, so that a Hamiltonian is finite.
-
-A kinetic running cost on any admissible set: the control problem of optimal transport, well-posed on all of them.
-
-Decay of an output norm's gains and offsets: with it H is finite though they are trained."""
+"""What a user may charge for so that a Hamiltonian is finite: velocities (kinetic), an output norm's gains, or weights."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from ctrans.control.admissible import AdmissibleSet, Posedness, Supremum, VelocitySet, check_positive, length, ratio
+from ctrans.control.admissible import AdmissibleSet, Posedness, Supremum, VelocitySet, check_positive, length, ratio, verdict_of
 from ctrans.control.ascent import Chart
-from ctrans.control.gains import TrainedGains, has_offset, trained_gains, unit
+from ctrans.control.gains import has_offset, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.sets_by_norm import image_of
+from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
+from solvers import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,42 +68,42 @@ class KineticCost(AdmissibleSet):
 
     @property
     def verdict(self) -> Posedness:
-        return "well-posed"
+        return verdict_of(True)
 
     def check(self, P: Tensor) -> None:
         self.velocities.check(P)
 
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def support(self, P: TokenRows) -> PerBatch:
         f = self.maximizer(P)
         return -(P * f).sum((-2, -1)) - self.kinetic / 2 * f.square().sum((-2, -1))
 
-    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def maximizer(self, P: TokenRows) -> TokenRows:
         self.check(P)
         return self.velocities.nearest(-P / self.kinetic)
 
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
         return self.velocities.equidistant(-P / self.kinetic)
 
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def residual(self, f: TokenRows) -> PerBatch:
         return self.velocities.residual(f)
 
-    def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:
         return self.velocities.kkt(P, f, self.kinetic)
 
-    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+    def magnification(self, f: UnbatchedRows) -> float:
         return self.velocities.magnification(f)
 
-    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+    def base(self, P: UnbatchedRows) -> float:
         """So far below H that no cost makes the difference cancel."""
         return float(self.support(P)) - self.scale(P)
 
-    def scale(self, P: Float[Tensor, "tokens width"]) -> float:
+    def scale(self, P: UnbatchedRows) -> float:
         """|H - b| + |b| + lam/2 |f*|^2, b the base without cost."""
         base = self.velocities.base(P)
         return abs(float(self.support(P)) - base) + abs(base) + self.kinetic / 2 * float(self.maximizer(P).square().sum())
 
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+    def chart(self, P: UnbatchedRows) -> Chart:
         chart = self.velocities.chart(P)
         return dataclasses.replace(chart, cost=lambda z, f: self.kinetic / 2 * f.square().sum(chart.axes))
 
@@ -116,8 +115,8 @@ class GainDecay(Supremum):
     H(P) = (kappa^2 + |sum_j p_j|^2)/(2 lam), kappa the maximum over |gamma| = 1 of the image's H at beta = 0 (without the second term
     where the norm has no offset): sqrt(d) sum_j |C(gamma * p_j)| behind a sphere norm, over groups the root of the sum of their
     kappa_g^2, |a| with a_i = sum_j abs(p_ji) behind a box, sum_j |p_j| for one gain. The gains that attain it are kappa/lam times the
-    best ones (`TrainedGains`), the offset is -sum_j p_j/lam. For LayerNorm kappa has local maxima and `support` is the best that was
-    found: H is between it and `ceiling`, lower^2/(2 lam) and upper^2/(2 lam) of the slope in gains, which meet where it is proven.
+    best ones (`NormImage.best_gains`), the offset is -sum_j p_j/lam. For LayerNorm kappa has local maxima and `support` is the best
+    that was found: H is between it and `ceiling`, lower^2/(2 lam) and upper^2/(2 lam) of the slope in gains, which meet where it is proven.
     """
 
     norm: Norm
@@ -125,17 +124,16 @@ class GainDecay(Supremum):
 
     def __post_init__(self) -> None:
         check_positive("gain_decay", self.gain_decay)
-        trained_gains(self.norm)
+        if self.norm.gains == "none":
+            raise ConfigError(
+                f"{type(self.norm).__name__} has no gains or offsets that could decay: leave gain_decay out, as H is finite whatever is "
+                "trained"
+            )
 
-    @property
+    @functools.cached_property
     def image(self) -> NormImage:
         """The norm's image at its own gains."""
         return image_of(self.norm)
-
-    @property
-    def trained(self) -> TrainedGains:
-        """The norm's gains, whatever they are."""
-        return trained_gains(self.norm)
 
     @property
     def words(self) -> str:
@@ -143,7 +141,7 @@ class GainDecay(Supremum):
 
     @property
     def verdict(self) -> Posedness:
-        return "well-posed"
+        return verdict_of(True)
 
     @property
     def attained(self) -> bool:
@@ -152,59 +150,59 @@ class GainDecay(Supremum):
     def check(self, P: Tensor) -> None:
         self.image.check(P)
 
-    def gains(self, P: Float[Tensor, "*batch tokens width"]) -> tuple[Tensor, Tensor]:
+    def gains(self, P: TokenRows) -> tuple[Tensor, Tensor]:
         """gamma and beta that attain H, of shape (*batch, 1, width)."""
         self.check(P)
-        best = self.trained.best(P.detach()).gamma.unsqueeze(-2)
-        kappa = -(P * best * self.trained.points(P, best)).sum((-2, -1))[..., None, None]
+        best = self.image.best_gains(P.detach()).gamma.unsqueeze(-2)
+        kappa = -(P * best * self.image.points(P, best)).sum((-2, -1))[..., None, None]
         drift = P.sum(-2, keepdim=True) if has_offset(self.norm) else torch.zeros_like(best)
         return kappa / self.gain_decay * best, -drift / self.gain_decay
 
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def support(self, P: TokenRows) -> PerBatch:
         gamma, beta = self.gains(P)
         return self.gain_decay / 2 * (gamma.square() + beta.square()).sum((-2, -1))
 
-    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def maximizer(self, P: TokenRows) -> TokenRows:
         gamma, beta = self.gains(P)
-        return beta + gamma * self.trained.points(P, gamma)
+        return beta + gamma * self.image.points(P, gamma)
 
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def ties(self, P: TokenRows) -> TokenMask:
         gamma, _ = self.gains(P)
-        return self.trained.alone(P, gamma) | self.gains_tie(P).unsqueeze(-1)
+        return self.image.points_tie(P, gamma) | self.gains_tie(P).unsqueeze(-1)
 
-    def gains_tie(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch"]:
-        return self.trained.best(P.detach()).tied
+    def gains_tie(self, P: TokenRows) -> Bool[Tensor, "*batch"]:
+        return self.image.best_gains(P.detach()).tied
 
-    def kkt(self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:
         """lam gamma = -sum_j p_j * u_j at the gains and points that make f, and how far f is from theirs; relative."""
         gamma, beta = self.gains(P)
-        u = self.trained.points(P, gamma)
+        u = self.image.points(P, gamma)
         off = ratio((f - beta - gamma * u).flatten(-2).norm(dim=-1), f.flatten(-2).norm(dim=-1))
-        error = (self.gain_decay * gamma + self.trained.allowed((P * u).sum(-2, keepdim=True))).norm(dim=(-2, -1))
+        error = (self.gain_decay * gamma + self.image.allowed_gains((P * u).sum(-2, keepdim=True))).norm(dim=(-2, -1))
         return torch.maximum(off, ratio(error, self.gain_decay * gamma.norm(dim=(-2, -1))))
 
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
-        """Rows of raw output. For given u the best gains are -sum_j p_j * u_j/lam: an ascent over both together would crawl.
+    def chart(self, P: UnbatchedRows) -> Chart:
+        """TokenRows of raw output. For given u the best gains are -sum_j p_j * u_j/lam: an ascent over both together would crawl.
 
         There are local maxima, and guesses: what is best at random gains.
         """
         self.check(P)
-        trained = self.trained
-        spread = self.image.spread if trained.spread is None else trained.spread
+        image = self.image
+        standardize, project, spread = image.point_chart
         beta = -P.sum(0) / self.gain_decay if has_offset(self.norm) else torch.zeros_like(P[0])
 
         def made(x: Tensor) -> tuple[Tensor, Tensor]:
-            u = trained.standardize(x)
-            gamma = -trained.allowed((P * u).sum(-2, keepdim=True)) / self.gain_decay
+            u = standardize(x)
+            gamma = -image.allowed_gains((P * u).sum(-2, keepdim=True)) / self.gain_decay
             return gamma, beta + gamma * u
 
         def cost(x: Tensor, f: Tensor) -> Tensor:
             return self.gain_decay / 2 * (made(x)[0].square().sum((-2, -1)) + beta.square().sum())
 
         def guess(gamma: Tensor) -> Tensor:
-            u = trained.points(P, gamma)
+            u = image.points(P, gamma)
             # a token without costate may go anywhere, but a norm without eps knows no direction of 0
-            u = torch.where(length(u).unsqueeze(-1) > 0, u, trained.points(-torch.ones_like(P), gamma))
+            u = torch.where(length(u).unsqueeze(-1) > 0, u, image.points(-torch.ones_like(P), gamma))
             return math.sqrt(self.norm.width) * spread * unit(u)
 
         return Chart(
@@ -214,13 +212,13 @@ class GainDecay(Supremum):
             degree=None,
             velocity=lambda x: made(x)[1],
             cost=cost,
-            project=trained.inside,
+            project=project,
             spread=spread,
-            guess=guess if trained.guesses else None,
+            guess=guess if image.gains_have_local_maxima else None,
             joint=True,
         )
 
-    def ceiling(self, P: Float[Tensor, "tokens width"]) -> float:
+    def ceiling(self, P: UnbatchedRows) -> float:
         slope = self.image.slope_in_gains(P)
         assert slope is not None, "the norm has gains to train"
         return slope.upper**2 / (2 * self.gain_decay)

@@ -12,17 +12,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import VelocitySet
+from ctrans.control.admissible import VelocitySet, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.regularization import Regularization
 from ctrans.control.section import SectionImage
 from ctrans.control.sets_by_norm import image_of, reachable
+from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.control.tangent import LinearSpace
+from ctrans.norm import SphereNorm
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 
-def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) -> TokenRows:
     """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P where no norm stands behind the map.
 
     Inside a norm around the state it is P: an invertible W leaves the tangent space as it is, and gains that are 0 in some channels
@@ -44,22 +46,27 @@ def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
     return gains.detach() != 0
 
 
-def reachable_set(sublayer: Sublayer, x: Float[Tensor, "tokens width"], *, kinetic: bool = False) -> VelocitySet:
+def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool = False) -> VelocitySet:
     """The states that a step from X may end at, by the norm around the state; with their inside where a `kinetic` cost pays for it."""
     norm, active = sublayer.state_norm, active_channels(sublayer)
     assert norm is not None, "a norm stands around the state"
     if active is not None:
-        return SectionImage.of(norm, x, active)
+        if not isinstance(norm, SphereNorm):
+            raise ConfigError(
+                "some of the residual's gains are 0 and others are not, inside a norm around the state whose image is no ellipsoid: what "
+                "is left of it is not certified here; prune these channels, or leave them a small gain"
+            )
+        return SectionImage(norm, x, active)
     return reachable(norm) if kinetic else image_of(norm)
 
 
-def pulled_back(space: LinearSpace, P: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+def pulled_back(space: LinearSpace, P: UnbatchedRows) -> UnbatchedRows:
     """T'P, T being what the placement does to a raw output: the identity, or the (oblique) projection of `Norm.tangent`."""
     pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
     return pulled
 
 
-def pulled_to_map(sublayer: Sublayer, pulled: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+def pulled_to_map(sublayer: Sublayer, pulled: UnbatchedRows) -> UnbatchedRows:
     """W'T'P of T'P, T being what a norm around the state does; as `costate_of_map` leaves it where there is none."""
     inside = sublayer.state_norm is not None and sublayer.residual is not None and not has_zero_gain(sublayer)
     return sublayer.residual.pull(pulled) if inside and sublayer.residual is not None else pulled
@@ -111,7 +118,7 @@ def for_these_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate
     """The certificate with what its verdict assumes of the residual's gains."""
     if certificate.verdict != "well-posed" or not carries_hamiltonian(sublayer):
         return certificate
-    return dataclasses.replace(certificate, verdict="well-posed for bounded gains")
+    return dataclasses.replace(certificate, verdict=verdict_of(True, bounded_gains=True))
 
 
 def check_residual_remedy(sublayer: Sublayer, regularization: Regularization) -> None:
@@ -123,9 +130,7 @@ def check_residual_remedy(sublayer: Sublayer, regularization: Regularization) ->
         )
 
 
-def highest_towards_image(
-    sublayer: Sublayer, x: Float[Tensor, "*batch tokens width"], p: Float[Tensor, "*batch tokens width"]
-) -> float:
+def highest_towards_image(sublayer: Sublayer, x: TokenRows, p: TokenRows) -> float:
     """sup of -<P, r> over r = a * (u - X), u on the image of the residual's own norm: H_N(Q) + <Q, X>, Q = a * P."""
     assert sublayer.image is not None, "the residual has a norm of its own"
     q = sublayer.pulled(p)
@@ -134,8 +139,8 @@ def highest_towards_image(
 
 def check_towards_image(
     sublayer: Sublayer,
-    x: Float[Tensor, "tokens width"],
-    p: Float[Tensor, "tokens width"],
+    x: UnbatchedRows,
+    p: UnbatchedRows,
     features: Float[Tensor, "tokens features"],
     regularization: Regularization,
 ) -> Certificate:

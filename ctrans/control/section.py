@@ -16,8 +16,9 @@ from torch import Tensor
 from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, ratio
 from ctrans.control.ascent import Chart
 from ctrans.control.sets_by_norm import image_of
+from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.tangent import TangentSpace
-from ctrans.norm import Norm, SphereNorm
+from ctrans.norm import SphereNorm
 from solvers import ConfigError
 
 NO_DIRECTION = 1e-6
@@ -68,18 +69,8 @@ class SectionImage(VelocitySet):
     """
 
     norm: SphereNorm
-    state: Float[Tensor, "*batch tokens width"]
+    state: TokenRows
     active: Bool[Tensor, " width"]
-
-    @classmethod
-    def of(cls, norm: Norm, state: Tensor, active: Tensor) -> SectionImage:
-        """That of a norm around the state. Raises ConfigError for one whose image is no ellipsoid."""
-        if not isinstance(norm, SphereNorm) or norm.image not in ("ellipsoid", "slice"):
-            raise ConfigError(
-                "some of the residual's gains are 0 and others are not, inside a norm around the state whose image is no ellipsoid: what "
-                "is left of it is not certified here; prune these channels, or leave them a small gain"
-            )
-        return cls(norm, state, active)
 
     def __post_init__(self) -> None:
         check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
@@ -101,7 +92,7 @@ class SectionImage(VelocitySet):
         return kept
 
     @functools.cached_property
-    def _rest(self) -> tuple[Float[Tensor, "*batch tokens width"], Float[Tensor, "*batch tokens 1"]]:
+    def _rest(self) -> tuple[TokenRows, Float[Tensor, "*batch tokens 1"]]:
         """r and (|r|^2 + d eps)^(1/2)."""
         centred = self.norm.centre(self.state)
         r = centred - (centred @ self._basis) @ self._basis.mT
@@ -112,102 +103,88 @@ class SectionImage(VelocitySet):
     def check(self, P: Tensor) -> None:
         check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
 
-    def _parts(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        r, size = self._rest
-        return q @ self._basis, ratio((q * r).sum(-1, keepdim=True), size)
+    @property
+    def _frame(self) -> Float[Tensor, "*batch tokens width columns"]:
+        """V and e as columns: u = V a + c e of the coordinates s = (a, c)."""
+        e = ratio(*self._rest)
+        return torch.cat([self._basis.expand(*e.shape, -1), e.unsqueeze(-1)], -1)
 
-    def _joined(self, a: Tensor, c: Tensor) -> Tensor:
-        """f of u = V a + c e."""
-        r, size = self._rest
-        return self.norm.beta + self.norm.gamma * (a @ self._basis.mT + c * ratio(r, size))
+    def _slope(self, P: Tensor) -> Tensor:
+        """(a, b) of q = -gamma * P."""
+        slope: Tensor = ((-self.norm.gamma * P).unsqueeze(-2) @ self._frame).squeeze(-2)
+        return slope
 
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def _uphill(self, P: Tensor) -> Tensor:
+        """(a, max(0, b)): H is sqrt(d) times its length, but for the offset."""
         self.check(P)
-        a, b = self._parts(-self.norm.gamma * P)
-        best = length(torch.cat([a, b.clamp_min(0)], -1))
-        return (math.sqrt(self.norm.width) * best - P @ self.norm.beta).sum(-1)
+        slope = self._slope(P)
+        return torch.cat([slope[..., :-1], slope[..., -1:].clamp_min(0)], -1)
 
-    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def support(self, P: TokenRows) -> PerBatch:
+        return (math.sqrt(self.norm.width) * length(self._uphill(P)) - P @ self.norm.beta).sum(-1)
+
+    def maximizer(self, P: TokenRows) -> TokenRows:
         """Where all active channels tie, the direction of V's first column."""
-        self.check(P)
-        a, b = self._parts(-self.norm.gamma * P)
-        b = b.clamp_min(0)
-        size = length(torch.cat([a, b], -1)).unsqueeze(-1)
-        first = torch.zeros_like(a)
+        best = self._uphill(P)
+        size = length(best).unsqueeze(-1)
+        first = torch.zeros_like(best)
         first[..., 0] = 1
-        a = torch.where(size == 0, first, ratio(a, size))
-        return self._joined(math.sqrt(self.norm.width) * a, math.sqrt(self.norm.width) * ratio(b, size))
+        s = math.sqrt(self.norm.width) * torch.where(size == 0, first, ratio(best, size))
+        return self.norm.beta + self.norm.gamma * (self._frame @ s.unsqueeze(-1))[..., 0]
 
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
-        self.check(P)
-        q = -self.norm.gamma * P
-        a, b = self._parts(q)
-        return length(torch.cat([a, b.clamp_min(0)], -1)) <= ROUNDING * torch.finfo(P.dtype).eps * length(q)
+    def ties(self, P: TokenRows) -> TokenMask:
+        return length(self._uphill(P)) <= ROUNDING * torch.finfo(P.dtype).eps * length(self.norm.gamma * P)
 
-    def _point(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """a, c and what is left of u, with f = beta + gamma * (V a + c e + rest), in the channels that no zero gain hides.
+    def _point(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """(a, c) and what is left of u, with f = beta + gamma * (V a + c e + rest), in the channels that no zero gain hides.
 
-        Where those do not tell all of a and c, the rest of them is what the sphere leaves, in a direction that they do not see: such
-        u make the same f.
+        Where those channels do not determine all of (a, c), the rest of it is what the sphere leaves, in a direction that they do not
+        see: such u make the same f.
         """
-        hidden = self.norm.gamma == 0
+        hidden, frame = self.norm.gamma == 0, self._frame
         u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
-        r, size = self._rest
-        e = ratio(r, size)
-        if bool(hidden.any()):
-            columns = torch.cat([self._basis.expand(*e.shape, -1), e.unsqueeze(-1)], -1)
-            seen = torch.where(hidden.unsqueeze(-1), 0.0, columns)
-            # absolute: what is left of unit vectors is rounding, or not
-            inverse = torch.linalg.pinv(seen, atol=ROUNDING * self.norm.width * torch.finfo(u.dtype).eps)
-            told = (inverse @ u.unsqueeze(-1))[..., 0]
-            told = told + self._left_by(told) * _unseen(torch.eye(columns.shape[-1]).to(u) - inverse @ seen)
-            a, c = told[..., :-1], told[..., -1:]
-        else:
-            a = u @ self._basis
-            c = ratio((u * r).sum(-1, keepdim=True) * size, r.square().sum(-1, keepdim=True))
-        # without r one more dimension is not seen: c is what the sphere leaves
-        c = torch.where((r == 0).all(-1, keepdim=True), self._left_by(a), c)
-        return a, c, torch.where(hidden, 0.0, u - a @ self._basis.mT - c * e)
+        seen = torch.where(hidden.unsqueeze(-1), 0.0, frame)
+        # absolute: what is left of unit vectors is rounding, or not
+        inverse = torch.linalg.pinv(seen, atol=ROUNDING * self.norm.width * torch.finfo(u.dtype).eps)
+        point = (inverse @ u.unsqueeze(-1))[..., 0]
+        point = point + self._left_by(point) * _unseen(torch.eye(frame.shape[-1]).to(u) - inverse @ seen)
+        return point, torch.where(hidden, 0.0, u - (frame @ point.unsqueeze(-1))[..., 0])
 
     def _left_by(self, u: Tensor) -> Tensor:
         """(d - |u|^2)^(1/2), 0 to rounding."""
         spare = self.norm.width - u.square().sum(-1, keepdim=True)
         return torch.where(spare > ROUNDING * self.norm.width * torch.finfo(u.dtype).eps, spare, 0.0).sqrt()
 
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
-        a, c, rest = self._point(f)
-        off_sphere = (torch.cat([a, c], -1).square().sum(-1) / self.norm.width - 1).abs()
-        below = (-c[..., 0]).clamp_min(0) / math.sqrt(self.norm.width)
+    def residual(self, f: TokenRows) -> PerBatch:
+        point, rest = self._point(f)
+        off_sphere = (point.square().sum(-1) / self.norm.width - 1).abs()
+        below = (-point[..., -1]).clamp_min(0) / math.sqrt(self.norm.width)
         return torch.stack([off_sphere, below, length(rest) / math.sqrt(self.norm.width)]).amax(0).amax(-1)
 
-    def kkt(
-        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
-    ) -> Float[Tensor, "*batch"]:
+    def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
         """Stationarity on the half sphere: (a, b) = eta (a_u, c_u), with b replaced by max(0, b) at its edge c_u = 0."""
-        slope = -self.norm.gamma * (P + kinetic * f)
-        a, b = self._parts(slope)
-        a_u, c_u, _ = self._point(f)
-        edge = c_u <= math.sqrt(torch.finfo(P.dtype).eps * self.norm.width)
-        g, u = torch.cat([a, torch.where(edge, b.clamp_min(0), b)], -1), torch.cat([a_u, c_u], -1)
+        slope, (u, _) = P + kinetic * f, self._point(f)
+        edge = u[..., -1:] <= math.sqrt(torch.finfo(P.dtype).eps * self.norm.width)
+        g = torch.where(edge, self._uphill(slope), self._slope(slope))
         eta = ratio((g * u).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
-        return torch.maximum(ratio(length(g - eta * u), length(slope)).amax(-1), self.residual(f))
+        return torch.maximum(ratio(length(g - eta * u), length(self.norm.gamma * slope)).amax(-1), self.residual(f))
 
-    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+    def base(self, P: UnbatchedRows) -> float:
         return -float((P @ self.norm.beta).sum())
 
-    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+    def magnification(self, f: UnbatchedRows) -> float:
         return image_of(self.norm).magnification(f)
 
-    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def nearest(self, y: TokenRows) -> TokenRows:
         raise ConfigError(
             "a kinetic cost of a step in which some channels stand, as their gain is 0, has no closed form here: leave --kinetic out, or "
             "leave these channels a small gain"
         )
 
-    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def equidistant(self, y: TokenRows) -> TokenMask:
         return self.nearest(y).any(-1)
 
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+    def chart(self, P: UnbatchedRows) -> Chart:
         """States y = r + V v through the module itself, v = s a/c by a = V'z and c = <z, r>^2/(|r||z|): smooth where v becomes infinite."""
         self.check(P)
         r, size = self._rest

@@ -13,6 +13,7 @@ from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.regularization import GainDecay, KineticCost
 from ctrans.control.section import TangentSection
 from ctrans.control.sets_by_norm import image_of, reachable
+from ctrans.control.shapes import TokenRows
 from ctrans.control.tangent import TangentSpace, WholeSpace
 from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
@@ -25,7 +26,7 @@ def admissible_set(
     norm: Norm | None,
     placement: str | Placement,
     *,
-    state: Float[Tensor, "*batch tokens width"] | None = None,
+    state: TokenRows | None = None,
     active_channels: Bool[Tensor, " width"] | None = None,
     features: Float[Tensor, "*batch tokens features"] | None = None,
     radius: float | None = None,

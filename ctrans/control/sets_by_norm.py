@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ctrans.control.admissible import VelocitySet
 from ctrans.control.ball import Ball
 from ctrans.control.box import Box
-from ctrans.control.ellipsoid import Ellipsoid, EllipsoidProduct, EllipsoidSlice, FilledImage, SphereImage
+from ctrans.control.ellipsoid import Ellipsoid, EllipsoidProduct, EllipsoidSlice
 from ctrans.control.norm_image import NormImage
 from ctrans.norm import Norm
 from solvers.errors import look_up
@@ -27,11 +26,7 @@ def image_of(norm: Norm) -> NormImage:
     return look_up("image", norm.image, IMAGES)(norm)
 
 
-def reachable(norm: Norm) -> VelocitySet:
-    """The same with its inside where the norm reaches that, which only a running cost can make worth while."""
+def reachable(norm: Norm) -> NormImage:
+    """The closure of the norm's image at its own eps: with the inside where the norm reaches it. Only a running cost uses the inside."""
     image = image_of(norm)
-    if not norm.reaches_inside:
-        return image
-    if isinstance(image, EllipsoidProduct):
-        return EllipsoidProduct(image.norm, inner=True)
-    return FilledImage(image) if isinstance(image, SphereImage) else image
+    return image.hull if norm.reaches_inside else image

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import GainSlope, Posedness, VelocitySet, check_costate, check_positive
 from ctrans.control.ascent import Chart
+from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class StepImage(VelocitySet):
     """
 
     image: VelocitySet
-    state: Float[Tensor, "*batch tokens width"]
+    state: TokenRows
     dt: float
 
     def __post_init__(self) -> None:
@@ -45,44 +45,42 @@ class StepImage(VelocitySet):
         self.image.check(P)
         check_costate(P, self.state.dtype, tokens=self.state.shape[-2], width=self.state.shape[-1])
 
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def support(self, P: TokenRows) -> PerBatch:
         self.check(P)
         return (self.image.support(P) + (P * self.state).sum((-2, -1))) / self.dt
 
-    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def maximizer(self, P: TokenRows) -> TokenRows:
         self.check(P)
         return self._from_next(self.image.maximizer(P))
 
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def ties(self, P: TokenRows) -> TokenMask:
         return self.image.ties(P)
 
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def residual(self, f: TokenRows) -> PerBatch:
         return self.image.residual(self._next(f))
 
-    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def nearest(self, y: TokenRows) -> TokenRows:
         return self._from_next(self.image.nearest(self._next(y)))
 
-    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def equidistant(self, y: TokenRows) -> TokenMask:
         return self.image.equidistant(self._next(y))
 
-    def kkt(
-        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
-    ) -> Float[Tensor, "*batch"]:
+    def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
         """That of the next state z: P + kinetic f = (P - kinetic X/dt) + kinetic/dt^2 (dt z), scaled by dt."""
         return self.image.kkt(P - kinetic / self.dt * self.state, self._next(f), kinetic / self.dt)
 
-    def base(self, P: Float[Tensor, "tokens width"]) -> float:
+    def base(self, P: UnbatchedRows) -> float:
         return (self.image.base(P) + float((P * self.state).sum())) / self.dt
 
-    def magnification(self, f: Float[Tensor, "tokens width"]) -> float:
+    def magnification(self, f: UnbatchedRows) -> float:
         """That of the next state X + dt f, a sum of terms as large as X."""
         return self.image.magnification(self.state.abs() + self.dt * f.abs())
 
-    def slope_in_gains(self, P: Float[Tensor, "tokens width"]) -> GainSlope | None:
+    def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
         slope = self.image.slope_in_gains(P)
         return None if slope is None else GainSlope(*(part / self.dt for part in dataclasses.astuple(slope)))
 
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+    def chart(self, P: UnbatchedRows) -> Chart:
         """Raw velocities r, through the norm around X + dt r."""
         self.check(P)
         chart = self.image.chart(P)

@@ -8,11 +8,12 @@ import functools
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, nowhere, ratio
+from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, ratio, verdict_of
 from ctrans.control.ascent import Chart
+from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
 from solvers import ConfigError
 
@@ -36,12 +37,12 @@ class LinearSpace(VelocitySet):
 
     @property
     def verdict(self) -> Posedness:
-        return "well-posed" if self._trivial else "degenerate"
+        return verdict_of(self._trivial)
 
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def support(self, P: TokenRows) -> PerBatch:
         return torch.where(self.ties(P).all(-1), 0.0, math.inf).to(P.dtype)
 
-    def maximizer(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def maximizer(self, P: TokenRows) -> TokenRows:
         if not bool(self.ties(P).all()):
             raise ConfigError(
                 f"no velocity attains H(P) = +inf over the set of {self.words}: ask `witness(P, R)` for velocities along "
@@ -49,30 +50,25 @@ class LinearSpace(VelocitySet):
             )
         return torch.zeros_like(P)
 
-    def witness(self, P: Float[Tensor, "*batch tokens width"], radius: float) -> Float[Tensor, "*batch tokens width"]:
+    def witness(self, P: TokenRows, radius: float) -> TokenRows:
         """f_R = -R p/|p|, p the projection of P on the space: the f with the largest -<P, f>, R|p|, among those of norm R."""
         self.check(P)
         p = self.nearest(P)
         return -radius * ratio(p, torch.linalg.vector_norm(p, dim=(-2, -1), keepdim=True))
 
-    def ties(self, P: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
+    def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
         rows = ratio(P, P.abs().amax(-1, keepdim=True))  # a square of their smallest entries could vanish
         return length(self.nearest(rows)) <= ROUNDING * torch.finfo(P.dtype).eps * length(rows)
 
-    def residual(self, f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def residual(self, f: TokenRows) -> PerBatch:
         return ratio(length(f - self.nearest(f)), length(f)).amax(-1)
 
-    def equidistant(self, y: Float[Tensor, "*batch tokens width"]) -> Bool[Tensor, "*batch tokens"]:
-        return nowhere(y)
-
-    def kkt(
-        self, P: Float[Tensor, "*batch tokens width"], f: Float[Tensor, "*batch tokens width"], kinetic: float = 0.0
-    ) -> Float[Tensor, "*batch"]:
+    def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
         stationarity = ratio(length(self.nearest(P + kinetic * f)), length(P) + kinetic * length(f))
         return torch.maximum(stationarity.amax(-1), self.residual(f))
 
-    def chart(self, P: Float[Tensor, "tokens width"]) -> Chart:
+    def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
         return Chart(P, P.shape, axes=(-1,), degree=1, velocity=self._velocity)
 
@@ -90,7 +86,7 @@ class WholeSpace(LinearSpace):
     def check(self, P: Tensor) -> None:
         check_costate(P)
 
-    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def nearest(self, y: TokenRows) -> TokenRows:
         return y
 
     def _velocity(self, raw: Tensor) -> Tensor:
@@ -106,7 +102,7 @@ class TangentSpace(LinearSpace):
     """
 
     norm: Norm
-    state: Float[Tensor, "*batch tokens width"]
+    state: TokenRows
 
     def __post_init__(self) -> None:
         check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
@@ -136,7 +132,7 @@ class TangentSpace(LinearSpace):
     def check(self, P: Tensor) -> None:
         check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
 
-    def nearest(self, y: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def nearest(self, y: TokenRows) -> TokenRows:
         return y - (self._normals @ (self._normals.mT @ y.unsqueeze(-1))).squeeze(-1)
 
     def _velocity(self, raw: Tensor) -> Tensor:

@@ -90,7 +90,8 @@ def test_no_state_of_a_step_exceeds_the_support_and_the_best_one_attains_it(name
     optimiser.step(loss)
     climbed = -float((P * norm(torch.where(moves, point, X))).sum().detach())
     assert climbed <= H + 1e-9 * scale
-    a, b = section._parts(-norm.gamma * P)
+    slope = section._slope(P)
+    a, b = slope[..., :-1], slope[..., -1:]
     if bool((b > 0.05 * length(P).amax()).all()) and bool((a.norm(dim=-1) > 0).all()):  # else the best is at infinity
         assert climbed == pytest.approx(H, rel=1e-5)
 

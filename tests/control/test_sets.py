@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ctrans.control import (
     Ellipsoid,
+    EllipsoidHull,
     EllipsoidSlice,
-    FilledImage,
     FrobeniusBall,
     KineticCost,
     LastMapDecay,
@@ -58,7 +58,7 @@ def kinetic_energy(f, W):
 WELL_POSED = {
     "ellipsoid": (lambda t, d: Ellipsoid(make("rmsnorm", dtype=t).to(d)), lambda f, W: 0),
     "slice": (lambda t, d: EllipsoidSlice(make("layernorm", dtype=t).to(d)), lambda f, W: 0),
-    "filled": (lambda t, d: FilledImage(EllipsoidSlice(make("layernorm", dtype=t).to(d))), lambda f, W: 0),
+    "filled": (lambda t, d: EllipsoidHull(make("layernorm", dtype=t).to(d)), lambda f, W: 0),
     "ball": (lambda t, d: FrobeniusBall(features(t, d), 2.5), lambda f, W: 0),
     "thin ball": (lambda t, d: FrobeniusBall(features(t, d, rank=2), 2.5), lambda f, W: 0),
     "weight decay": (lambda t, d: LastMapDecay(features(t, d), 0.7), lambda f, W: 0.35 * (W * W).sum()),
@@ -67,7 +67,7 @@ WELL_POSED = {
     "kinetic ellipsoid": (lambda t, d: KineticCost(Ellipsoid(make("rmsnorm", dtype=t).to(d)), 0.7), kinetic_energy),
     "kinetic slice": (lambda t, d: KineticCost(EllipsoidSlice(make("layernorm", dtype=t).to(d)), 0.7), kinetic_energy),
     "kinetic filled": (
-        lambda t, d: KineticCost(FilledImage(EllipsoidSlice(make("layernorm", dtype=t).to(d))), 0.7),
+        lambda t, d: KineticCost(EllipsoidHull(make("layernorm", dtype=t).to(d)), 0.7),
         kinetic_energy,
     ),
     "kinetic ball": (lambda t, d: KineticCost(FrobeniusBall(features(t, d), 0.3), 0.7), kinetic_energy),
@@ -184,7 +184,7 @@ def test_images_that_are_curves_or_discs_match_a_dense_search(name, width, gains
     """d = 2 (RMSNorm) and d = 3 (LayerNorm): u runs over a circle, or with eps over a disc, in the range of C."""
     norm = make(name, width, gains=gains[:width])
     image = (Ellipsoid if name == "rmsnorm" else EllipsoidSlice)(norm)
-    velocities = FilledImage(image) if filled else image
+    velocities = EllipsoidHull(norm) if filled else image
     admissible = velocities if kinetic is None else KineticCost(velocities, kinetic)
     P = numbers(1, width, seed=seed)
     plane = torch.linalg.svd(norm.centre(torch.eye(width, dtype=torch.float64))).U[:, :2]
@@ -328,7 +328,7 @@ def test_an_isotropic_image_has_its_closed_form_nearest_point():
     on_it = norm.beta + 0.7 * math.sqrt(WIDTH) * w / w.norm(dim=-1, keepdim=True)
     assert torch.allclose(EllipsoidSlice(norm).nearest(y), on_it, atol=1e-13)
     inside = norm.beta + w * (0.7 * math.sqrt(WIDTH) / w.norm(dim=-1, keepdim=True)).clamp_max(1)
-    assert torch.allclose(FilledImage(EllipsoidSlice(norm)).nearest(y), inside, atol=1e-13)
+    assert torch.allclose(EllipsoidHull(norm).nearest(y), inside, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -569,7 +569,7 @@ def test_sets_refuse_the_other_kind_of_norm_and_a_norm_without_an_inside():
     with pytest.raises(ConfigError, match="use Ellipsoid"):
         EllipsoidSlice(RMSNorm(WIDTH))
     with pytest.raises(ConfigError, match="eps = 0"):
-        FilledImage(Ellipsoid(RMSNorm(WIDTH, 0.0)))
+        EllipsoidHull(RMSNorm(WIDTH, 0.0))
     assert type(admissible_set(RMSNorm(WIDTH, 0.0), "peri", kinetic=1.0).velocities) is Ellipsoid
 
 
