@@ -114,13 +114,13 @@ def aside() -> AbstractContextManager[None]:
     return torch._C.DisableTorchFunction()
 
 
-def autocast_state(device: str) -> dict[str, Any]:
-    """The arguments that make the present autocast again, without its cache: that would keep weights cast without a graph."""
+def autocast_state(device: str, cached: bool = False) -> dict[str, Any]:
+    """The arguments that make the present autocast again; by default without its cache, which would keep weights cast without a graph."""
     return {
         "device_type": device,
         "dtype": torch.get_autocast_dtype(device),
         "enabled": torch.is_autocast_enabled(device),
-        "cache_enabled": False,
+        "cache_enabled": cached and torch.is_autocast_cache_enabled(),
     }
 
 

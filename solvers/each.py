@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -82,9 +83,10 @@ def solve_each(
     if not (isinstance(chosen, RungeKutta) and chosen.adaptive and not chosen.implicit):
         raise ConfigError(f"method {method!r} has no steps by row: use an explicit adaptive method of the package, as tsit5")
     control = with_old_keywords("solve_each", step_control or StepControl(), old).with_tolerances(rtol, atol)
+    for name, tolerance in (("rtol", control.rtol), ("atol", control.atol)):
+        if tolerance is not None and not isinstance(tolerance, Real):
+            raise ConfigError(f"{name} = {tolerance!r}: give one number, for all entries of a row")
     limits = control.limits(chosen, method, x0)
-    if isinstance(limits["rtol"], Tensor) or isinstance(limits["atol"], Tensor):
-        raise ConfigError("steps by row have one tolerance for all entries: give rtol and atol as numbers")
     if x0.dim() == 0 or any(segment.learned for segment in segments) or batched() or in_forward_mode():
         raise ConfigError(
             "steps by row need a state whose first axis are the rows, times that are not learned, and no vmap or forward mode: use `solve`"

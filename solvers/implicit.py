@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solvers.errors import ConfigError, SolveError
-from solvers.run import Run, finite
+from solvers.run import Run, dtype_name, finite
 from solvers.segment import Segment
 from solvers.solution import Status
 from solvers.transforms import batched, in_forward_mode
@@ -53,7 +53,7 @@ def implicit_stage(run: Run, segment: Segment, t: float, base: Tensor, c: float,
         )
     if base.dtype.itemsize < 4:
         raise ConfigError(
-            f"Newton's method cannot find a stage in {str(base.dtype).removeprefix('torch.')}: keep the state in float32 (autocast does)"
+            f"Newton's method cannot find a stage in {dtype_name(base.dtype)}: keep the state in float32 (autocast does)"
         )
     with torch.no_grad():
         y = _newton(run, segment, t, base.detach(), c, near.detach())

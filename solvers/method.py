@@ -39,9 +39,9 @@ BOUNDED = ADAPTIVE | {"first_step", "min_step", "max_step"}
 
 
 def options_of(method: Method) -> frozenset[str]:
-    """The options of `solve` that the method heeds, so that others are refused: what it says as `options`, or those of its kind."""
-    heeded: frozenset[str] = getattr(method, "options", ADAPTIVE if method.adaptive else FIXED)
-    return heeded
+    """The options of `solve` that the method uses, its `options` or those of its kind. Others are errors."""
+    used: frozenset[str] = getattr(method, "options", ADAPTIVE if method.adaptive else FIXED)
+    return used
 
 
 @runtime_checkable

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from solvers.capture import autocast_state
 from solvers.errors import SolveError
 
 States = tuple[Tensor, ...]
@@ -74,7 +75,7 @@ class _Call:
         self.function, self.hold, self.checked, self.running = function, hold, checked, False
         self.needs_gradient, self.device = x.requires_grad, x.device
         self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x).grad_fn  # type: ignore[no-untyped-call]  # torch gives it no types
-        self.autocast = [_autocast(device) for device in {x.device.type, "cpu"}]
+        self.autocast = [autocast_state(device, cached=True) for device in {x.device.type, "cpu"}]
         self.thrown: list[tuple[torch.Size, torch.dtype]] = []
         self.saved: dict[int, tuple[Tensor, int]] = {}
         self.random: list[Tensor] | None = None
@@ -170,15 +171,6 @@ def _different() -> SolveError:
         "a field did something else when its steps were computed again for the gradient: it must do the same for the same time and "
         "state, or use gradient='backprop'"
     )
-
-
-def _autocast(device: str) -> dict[str, Any]:
-    return {
-        "device_type": device,
-        "dtype": torch.get_autocast_dtype(device),
-        "enabled": torch.is_autocast_enabled(device),
-        "cache_enabled": torch.is_autocast_cache_enabled(),
-    }
 
 
 def _random(device: torch.device) -> list[Tensor]:

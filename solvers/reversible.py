@@ -15,7 +15,7 @@ from solvers.chain import Backward, Chain, Found, Grads
 from solvers.errors import ConfigError, SolveError
 from solvers.march import Progress, march
 from solvers.method import HasReversibleForm, Method, ReversibleForm
-from solvers.run import Run, Step
+from solvers.run import Run, Step, dtype_name
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
 from solvers.transforms import check_no_transform
@@ -71,7 +71,7 @@ class Reversible:
         check_no_transform("reversible")
         if x0.dtype.itemsize < 4:
             raise ConfigError(
-                f"gradient 'reversible' cannot go back in {str(x0.dtype).removeprefix('torch.')}, whose rounding errors grow on the way: "
+                f"gradient 'reversible' cannot go back in {dtype_name(x0.dtype)}, whose rounding errors grow on the way: "
                 "keep the state in float32 (autocast does), or use gradient='checkpoint'"
             )
         scheme = self.scheme(method)

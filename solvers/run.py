@@ -128,8 +128,8 @@ class Run:
 
     def start(self, segment: Segment, t: float, x: Tensor) -> Tensor | float:
         """The time at which an Euler step begins: as it is, unless it is a segment's later end."""
-        assert segment.whole is not None, "every segment knows it"
-        if t >= segment.whole[1]:
+        assert segment.domain is not None, "every segment knows it"
+        if t >= segment.domain[1]:
             return t
         return self.clock[t] if t in self.clock else as_tensor(t, x.dtype)
 
@@ -138,7 +138,7 @@ class Run:
 
         Where no number lies between the ends, these.
         """
-        ends = segment.whole
+        ends = segment.domain
         assert ends is not None, "every segment knows it"
         if ends not in self.limits:
             low, high = (representable(end, dtype) for end in ends)
@@ -204,8 +204,8 @@ def check_like(what: str, y: object, x: Tensor) -> None:
         and (y.dtype.itemsize < x.dtype.itemsize or torch.is_autocast_enabled(x.device.type))
     ):
         raise ConfigError(
-            f"the {what} returned {_name(y.dtype)} for a state of {_name(x.dtype)}: return it as .to(x.dtype), or start from a state of "
-            "that type"
+            f"the {what} returned {dtype_name(y.dtype)} for a state of {dtype_name(x.dtype)}: return it as .to(x.dtype), or start from a "
+            "state of that type"
         )
     if y.shape != x.shape:
         raise ConfigError(
@@ -218,7 +218,7 @@ def check_like(what: str, y: object, x: Tensor) -> None:
 WANTED = {"field": "dx/dt", "project": "the projected state", "enter": "the state entered with"}
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

@@ -68,7 +68,7 @@ class RungeKutta:
 
     @property
     def options(self) -> frozenset[str]:
-        """What of a request it heeds. Newton's method, which finds the stages of an implicit one, has tolerances."""
+        """The options of `solve` that it uses. Newton's method, which finds the stages of an implicit one, has tolerances."""
         return BOUNDED if self.adaptive else FIXED | {"rtol", "atol", "norm"} if self.implicit else FIXED
 
     shows_steps = True

@@ -34,7 +34,7 @@ class Segment:
     length dt to the last bit, which (k + 1) * dt - k * dt in floats has not. A 0-dimensional tensor that requires a gradient is a time
     to be learned: `solvers.learned_time`. Raises ConfigError for times that are not finite or are equal, and maps that are not callable.
 
-    `whole` is the earlier and the later end of the segment that this one is a part of.
+    `domain` is the earlier and the later end of the segment that this one is a part of.
     """
 
     t0: Time
@@ -42,7 +42,7 @@ class Segment:
     field: Field
     project: Map | None = None
     enter: Map | None = None
-    whole: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
+    domain: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     # made from t0 and t1 once, since exact arithmetic is slow beside a small model's step
     clock: Clock | None = dataclasses.field(init=False, repr=False)
     ends: tuple[Fraction, Fraction] = dataclasses.field(init=False, repr=False)
@@ -73,7 +73,7 @@ class Segment:
             "start": start,
             "end": end,
             "span": float(t1 - t0),
-            "whole": self.whole or (min(start, end), max(start, end)),
+            "domain": self.domain or (min(start, end), max(start, end)),
         }.items():
             object.__setattr__(self, name, value)
 
@@ -84,7 +84,7 @@ class Segment:
 
     def part(self, t0: Time, t1: Time, first: bool) -> Segment:
         """The part from t0 to t1; the `first` one is entered as the whole is."""
-        return Segment(t0, t1, self.field, self.project, self.enter if first else None, self.whole)
+        return Segment(t0, t1, self.field, self.project, self.enter if first else None, self.domain)
 
     def with_maps(self, **maps: Map | Field) -> Segment:
         """The segment with other maps, whatever its times are learned of."""

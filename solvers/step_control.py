@@ -15,6 +15,7 @@ from torch import Tensor
 from solvers.error_norm import Norm, get_norm
 from solvers.errors import ConfigError
 from solvers.method import Method, options_of
+from solvers.run import dtype_name
 from solvers.tree import Tree
 
 RTOL, ATOL = 1e-6, 1e-8
@@ -130,12 +131,13 @@ def check_tolerances(method: Method, rtol: float | None, atol: float | None, dty
             raise ConfigError(f"{what} = {value!r}: give a positive finite number")
     resolution = 4 * torch.finfo(dtype).eps
     if "rtol" in options_of(method) and rtol < resolution:
-        name = str(dtype).removeprefix("torch.")
-        raise ConfigError(f"rtol = {rtol:g} is below what {name} resolves ({resolution:.1g}): raise it or use float64")
+        raise ConfigError(
+            f"rtol = {rtol:g} is below what {dtype_name(dtype)} resolves ({resolution:.1g}): raise it or use float64"
+        )
     compared = tolerance_type(dtype)
     if "atol" in options_of(method) and atol < torch.finfo(compared).tiny:
         # rounded to 0, it leaves 0/0 of an entry that is 0
-        name, least = str(compared).removeprefix("torch."), torch.finfo(compared).tiny
+        name, least = dtype_name(compared), torch.finfo(compared).tiny
         raise ConfigError(f"atol = {atol:g} vanishes in {name}, whose least number is {least:.1e}: raise it or use float64")
     return float(rtol), float(atol)
 

@@ -41,7 +41,7 @@ class TorchDiffEq:
 
     @property
     def options(self) -> frozenset[str]:
-        """What of a request it heeds; scipy's own steps are not seen."""
+        """The options of `solve` that it uses; scipy's own steps are not seen."""
         return frozenset({"rtol", "atol"}) if self.name == "scipy_solver" else ADAPTIVE if self.adaptive else FIXED
 
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:

@@ -28,5 +28,5 @@ class ProjectedMap(nn.Module):
         return linear
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        y: Tensor = self.output_projection(self.pre_projection(x))
+        y: Tensor = getattr(self, self.projection)(self.pre_projection(x))
         return y

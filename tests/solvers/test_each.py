@@ -145,7 +145,7 @@ def test_rows_end_each_in_its_own_way_and_it_is_said():
         (torch.ones(2, 1), {"method": "torchdiffeq:dopri5"}, "no steps by row"),
         (torch.tensor(1.0), {}, "first axis are the rows"),
         (torch.ones(2, 1), {"rtol": -1.0}, "rtol = -1"),
-        (torch.ones(2, 1), {"rtol": torch.full((1,), 1e-3)}, "one tolerance for all entries"),
+        (torch.ones(2, 1), {"rtol": torch.full((1,), 1e-3)}, "give one number"),
     ],
 )
 def test_what_rows_have_not_is_named(x0, request_, words):
