@@ -6,6 +6,7 @@ The names below are imported when first asked for, so that `import ctrans` and `
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
@@ -100,6 +101,18 @@ if not TYPE_CHECKING:  # who checks types would take any name for granted
             return old_names(__name__)(name)
         value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
         return value
+
+
+class _MovedModules:
+    """Imports `solvers.deprecated`, whose finder stands next, where no file has a module of ctrans: only then, as it imports torch."""
+
+    @staticmethod
+    def find_spec(name: str, path: object, target: object = None) -> None:
+        if name.startswith("ctrans."):
+            importlib.import_module("solvers.deprecated")
+
+
+sys.meta_path.append(_MovedModules)
 
 
 def __dir__() -> list[str]:

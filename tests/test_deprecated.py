@@ -1,6 +1,8 @@
 """Old names give what stands at the new place, with a warning; a row whose new name is gone is an error of the table."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -25,6 +27,11 @@ def test_a_moved_name_works_from_a_module_that_is_gone_and_from_one_that_is_ther
     for old in ("ctrans.gone.thing.Layers", "solvers.Integrate", "ctrans.Block"):
         with pytest.warns(DeprecationWarning, match="works until the next version"):
             assert at(old) is at(ALIASES[old])
+
+
+def test_a_module_that_is_gone_is_found_by_whoever_imports_it_first():
+    code = "from ctrans.verify.convergence import own_methods; assert 'rk4' in own_methods()"
+    subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], check=True)
 
 
 def test_a_name_that_never_was_is_an_error():
