@@ -22,21 +22,21 @@ wait_passively()
 take_huge_pages()
 
 COMMANDS = {
-    "simulate": "Run text through a seeded GPT and see hidden states move through depth.",
+    "simulate": "Run text through a GPT and show how hidden states move through depth.",
     "convergence": "Measure the order of every integration method on every placement.",
     "hjb-check": "Certify for each sublayer whether its Hamiltonian is finite, and under which bounds.",
-    "control": "See by depth what a model leaves of the maximum principle.",
-    "diagnose": "Say what is out of the ordinary in a model, most severe first: place, figure, what may help.",
-    "screen": "Screen an architecture before training it: what it does, with limits on both sides.",
-    "families": "List other libraries' models that are known: their placement, and what is not known of them.",
-    "verify": "Check every statement of the theory, printed and corrected, on random cases.",
+    "control": "Show by depth how far a model is from the maximum principle.",
+    "diagnose": "List what is unusual in a model, most severe first: place, figure, and what may help.",
+    "screen": "Screen an architecture before you train it: each figure has a lower and an upper limit.",
+    "families": "List the model families of other libraries that ctrans knows, with their placements.",
+    "verify": "Check every statement of the theory on random cases, as printed and as corrected.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
-    "coordinate-check": "Measure how activations, and what updates do to them, grow with the width.",
-    "export": "Write a trained model as Hugging Face or nanoGPT read it.",
-    "watch": "Show a training that is watched while it runs: progress, figures by depth, alarms.",
+    "coordinate-check": "Measure how activations and their updates grow with the width.",
+    "export": "Write a trained model in the format of Hugging Face or nanoGPT.",
+    "watch": "Show a monitored training: progress, figures by depth, alarms.",
     "generate": "Continue a text with a trained model.",
-    "study": "Carry out many trainings, kept in one file, and see what they show together.",
-    "report": "Put results that were kept as JSON side by side on one page.",
+    "study": "Run many trainings, keep them in one file, and compare their results.",
+    "report": "Put JSON results side by side on one page.",
 }
 
 
@@ -118,8 +118,8 @@ def _explain(error: Exception) -> int:
     metavar="FILE|MODULE",
     expose_value=False,
     callback=import_plugins,
-    help="Import this .py file or module of yours first; repeatable. What it adds to the tables of ctrans (placements, attentions, "
-    "norms, methods, screening steps, ...) is then known to every command. It is run as any Python program is.",
+    help="Repeatable: import this .py file or module of yours first. Every command then knows what it adds to the tables of ctrans "
+    "(placements, attentions, norms, methods, screening steps, ...). Its code runs.",
 )
 def main() -> None:
     """A stability laboratory for deep Transformers: depth as time, training as optimal control.
@@ -132,5 +132,5 @@ def main() -> None:
     ctrans train
     ctrans --plugin my_attention.py simulate --attention mean
 
-    Every command explains its options with --help, and writes one JSON object with --json PATH (- is stdout).
+    `--help` after a command shows its options. --json PATH writes the result as one JSON object (- is stdout).
     """

@@ -60,11 +60,12 @@ class CoordinateRequest(WrittenRequest):
 
 @command_of(CoordinateRequest, "coordinate-check")
 def command(request: CoordinateRequest) -> None:
-    """Measure how activations, and what updates do to them, grow with the width.
+    """Measure how activations and their updates grow with the width.
 
     Each width's model takes the same few steps on one batch at one learning rate. Where a change grows with the width (k > 0 in
-    mean |change| ~ width^k), the best learning rate of a narrow model is too large for a wide one; k = 0 everywhere is what mup is
-    for (Yang et al. 2022, appendix D.1). k has its standard error. The directory gets coordinate-check.json and coordinate-check.png.
+    mean |change| ~ width^k), the best learning rate of a narrow model is too large for a wide one. mup makes k = 0 everywhere
+    (Yang et al. 2022, appendix D.1). The result gives the standard error of k.
+    The directory gets coordinate-check.json and coordinate-check.png.
 
     \b
     ctrans coordinate-check

@@ -75,9 +75,9 @@ def command(request: HJBCheckRequest) -> None:
     A GPT, seeded or your own, reads real text; at every segment the Hamiltonian H(P) = sup of -<P, f> over the velocities that
     the placement allows is computed in closed form at the costate P, for the ODE and for the discrete step, and checked by
     ascents that do not know the formula. H = inf means that the best velocity runs away. Behind a norm H is finite for bounded
-    gains: with gains trained it grows as they do, and a decay of them or a kinetic cost mends that. All this is found at one
-    text's costates, and a finite H alone does not make an optimum exist. Exit code 1 if any
-    evidence disagrees with its verdict. The directory gets hjb-check.json and hjb-check.png.
+    gains. Trained gains make it grow with them; a decay of the gains or a kinetic cost prevents that. All this holds at the
+    costates of one text, and a finite H alone does not imply that an optimum exists. The exit code is 1 if any evidence disagrees
+    with its verdict. The directory gets hjb-check.json and hjb-check.png.
 
     \b
     ctrans hjb-check

@@ -28,7 +28,7 @@ class ReportRequest(WrittenRequest):
 
 @command_of(ReportRequest, "report")
 def command(request: ReportRequest) -> None:
-    """Put results side by side on one page, from the JSON that commands keep.
+    """Put results side by side on one page, from the JSON files of commands.
 
     Results of one command share their tables and charts: for example screenings of two architectures, or of one model before and
     after a change. Results of different commands follow each other. The page is one file that needs no network: charts are

@@ -64,12 +64,12 @@ class ScreenRequest(ComparisonRequest):
 
 @command_of(ScreenRequest, "screen")
 def command(request: ScreenRequest) -> None:
-    """Screen an architecture before it is trained, or a model that there is.
+    """Screen an architecture before you train it, or a model that exists.
 
     Kan's four steps: is training a well-posed control problem, how do hidden states grow, how do gradients pass, how far does
-    uncertainty travel. Beside them attention sensitivity, what one optimiser step does, and initialisation theory. Every quantity
-    has limits on both sides, outside of which a model does nothing or explodes. A step that cannot handle the model says so. The
-    directory gets screen.json and screen.png.
+    uncertainty travel. Further steps: attention sensitivity, the effect of one optimiser step, and initialisation theory. Every
+    quantity has a lower and an upper limit. A model outside them does nothing or explodes. A step that cannot handle the model says so.
+    The directory gets screen.json and screen.png.
 
     \b
     ctrans screen --placement pre --quick

@@ -62,10 +62,10 @@ class SimulateRequest(ModelRequest):
 
 @command_of(SimulateRequest, "simulate")
 def command(request: SimulateRequest) -> None:
-    """Run real text through a GPT, seeded or your own, and see how its hidden states move through depth.
+    """Run text through a GPT, seeded or your own, and show how its hidden states move through depth.
 
-    Each placement of normalisation gets a table by depth: moments of the hidden state, what theory bounds them by, drift from the
-    conservation law, and the distance of the discrete model to the ODE it is an Euler step of. The directory gets
+    Each placement of normalisation gets a table by depth: moments of the hidden state and their bounds in theory, the drift from the
+    conservation law, and the distance between the discrete model and the ODE of which it is an Euler step. The directory gets
     simulate.json and simulate.png.
 
     \b

@@ -34,9 +34,9 @@ MOVED = (
 
 @command_of(StudyRequest, "study")
 def command(request: StudyRequest) -> None:
-    """Carry out a study: many trainings, kept in one SQLite file, and what they show together.
+    """Run a study: many trainings, kept in one SQLite file, and the comparison of their results.
 
-    NAME is an experiment of a paper, tried at a size that a laptop trains, with what it claims, what was measured and a verdict: {presets}.
+    NAME is an experiment of a paper, at a size that a laptop trains, with the paper's claim, the measurement and a verdict: {presets}.
     FILE.toml says the base configuration, what varies, learning rates, seeds and a budget (README). Each run is a training as `ctrans
     train` makes it; one that diverges is a result. After a kill at any moment the same command goes on, and nothing runs twice.
 

@@ -59,7 +59,7 @@ def command(request: TrainRequest) -> None:
     """Train a GPT of any placement, through its ODE or as the discrete Transformer.
 
     The directory gets checkpoints (links last and best; other commands take the directory as --checkpoint), log.jsonl,
-    train.json and loss.png. Ctrl-C, SIGTERM or SIGHUP saves and exits with 130, 143 or 129; a run that diverges exits with 1, and last
+    train.json and loss.png. Ctrl-C, SIGTERM or SIGHUP saves the run and exits with 130, 143 or 129. A run that diverges exits with 1; last
     is then its last good checkpoint.
 
     \b

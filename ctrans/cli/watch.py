@@ -39,9 +39,9 @@ class WatchRequest(WrittenRequest):
 
 @command_of(WatchRequest, "watch")
 def command(request: WatchRequest) -> None:
-    """Show a training that is watched by ctrans.monitor, running or finished: progress, figures by depth, alarms.
+    """Show a training with a monitor, running or finished: progress, figures by depth, alarms.
 
-    DIR is what Monitor(out=...) was given, or --out of ctrans train --monitor. The terminal follows the run until it ends or Ctrl-C;
+    DIR is the directory of Monitor(out=...), or --out of ctrans train --monitor. The terminal follows the run until it ends or Ctrl-C;
     then the directory gets watch.png and watch.json.
 
     \b
