@@ -29,8 +29,9 @@ from torch import nn
 
 from benchmarks.record import keep
 from ctrans import GPT, GPTConfig
+from ctrans.findings import Finding
 from ctrans.model.text import default_text
-from ctrans.monitor import Alarm, Monitor
+from ctrans.monitor import Monitor
 
 SIZE = {"vocab_size": 256, "context": 32, "depth": 4, "width": 32, "heads": 4, "embedding_std": 0.1}
 STEPS, EVERY, RATE, WARM_UP = 120, 5, 3e-3, 60
@@ -198,7 +199,7 @@ FAULTS: dict[str, tuple[Callable[[], Training], set[str]]] = {
     "fp16 overflow": (overflow, {"near the end of float16", "not finite"}),
     "a corrupted batch": (corrupted_batch, {"loss spike", "gradient spike"}),
     "a dead layer": (dead_layer, {"dead layer"}),
-    "too large beta_2": (large_beta, {"second moments lag", "second moments remember too long"}),
+    "too large beta_2": (large_beta, {"Adam's second moments too small", "Adam's second moments too large"}),
     "an exploding embedding": (exploding_embedding, {"embedding grows"}),
     "router collapse": (router_collapse, {"router collapse"}),
     "a frozen layer": (frozen_layer, {"frozen layer"}),
@@ -206,7 +207,7 @@ FAULTS: dict[str, tuple[Callable[[], Training], set[str]]] = {
 }
 
 
-def watched(training: Training) -> list[Alarm]:
+def watched(training: Training) -> list[Finding]:
     """The alarms of that training, in the order in which they are told."""
     text = torch.frombuffer(bytearray(default_text()), dtype=torch.uint8).long()
     generator = torch.Generator().manual_seed(1)
@@ -242,10 +243,10 @@ def main() -> None:
         if given.only not in name:
             continue
         alarms = watched(make())
-        first = alarms[0].rule if alarms else "nothing"
+        first = alarms[0].check if alarms else "nothing"
         hit = first in expected if expected else not alarms
         right += hit and bool(expected)
-        later = ", ".join(f"{alarm.rule} ({alarm.step})" for alarm in alarms[1:4])
+        later = ", ".join(f"{alarm.check} ({alarm.step})" for alarm in alarms[1:4])
         where = f" at step {alarms[0].step}, {alarms[0].place}" if alarms else ""
         lines.append(f"{'right' if hit else 'WRONG'}  {name:24s} {first}{where}" + (f"; then {later}" if later else ""))
         print(lines[-1], flush=True)

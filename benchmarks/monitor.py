@@ -171,7 +171,7 @@ def long_log(steps: int) -> str:
         "step_share",
         "gradient",
         "update",
-        "surprise",
+        "adam_gradient_ratio",
     )
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as out:

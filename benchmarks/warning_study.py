@@ -41,8 +41,8 @@ from ctrans import GPT, GPTConfig
 from ctrans.model.text import default_text
 from ctrans.monitor import Monitor, read_log
 from ctrans.monitor.alarms import Watch
-from ctrans.monitor.checks import gradient_spike, loss_spike
 from ctrans.monitor.past import Past
+from ctrans.monitor.past_checks import gradient_spike, loss_spike
 
 STEPS, WARM_UP, EVERY, BATCH = 300, 150, 5, 8
 SIZE = {"vocab_size": 256, "context": 32, "depth": 4, "width": 32, "heads": 4}
@@ -144,7 +144,7 @@ def replayed(path: Path) -> tuple[Past, list[tuple[int, str]], list[tuple[int, s
             past.norms.append((i + 1, steps["norms"][i]))
         done = report.step
         past.add(report.step, report.figures, _broken(report.figures))
-        told += [(alarm.step, alarm.rule) for alarm in watch.look(past) if alarm.grade == "danger"]
+        told += [(alarm.step, alarm.check) for alarm in watch.look(past) if alarm.severity != "note"]
         for name, check in (("loss spike", loss_spike), ("gradient spike", gradient_spike)):
             if check(past, {**watch.limits[name], "factor": BASELINES[name]}) is not None:
                 alone.append((report.step, name))

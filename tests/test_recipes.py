@@ -22,6 +22,9 @@ from ctrans.cli import main
 from ctrans.fields import ATTENTIONS, FFNS, Matrix, reference_kernels
 from ctrans.findings import Check, Reading
 from ctrans.model.orders import substep_convergence
+from ctrans.monitor import ALARMS, GAUGES, Monitor, read_log
+from ctrans.monitor.gauge_table import Gauge
+from ctrans.monitor.past_checks import beyond
 from ctrans.norm import NORMS, SphereNorm, SquashNorm
 from ctrans.placement import PLACEMENTS, Placement
 from ctrans.residual import RESIDUALS, Residual, ResidualEntry
@@ -280,6 +283,45 @@ def test_a_new_finding_is_an_instrument_and_a_check(monkeypatch):
     monkeypatch.setitem(CHECKS, "too long", long)
     findings = command("diagnose")["placements"]["peri"]["findings"]
     assert [each["remediation"] for each in findings if each["check"] == "too long"] == ["Make it shorter."]
+
+
+def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match="nothing measures the gauge 'tallest'"):
+        GAUGES["tallest"] = Gauge("largest entry of a state, with its sign", "state", None)
+    tall = Check(
+        "tallest",
+        "largest entry",
+        "note",
+        "ours",
+        "It is tall.",
+        "Make it smaller.",
+        limits={"limit": -9.0},
+        measure=beyond("tallest"),
+    )
+    with pytest.raises(ConfigError, match="nothing measures 'tallest'"):
+        ALARMS["too tall"] = tall
+    monkeypatch.setitem(GAUGES, "tallest", Gauge("largest entry of a state, with its sign", "state", lambda x: x.max()))
+    monkeypatch.setitem(GAUGES, "moved", Gauge("mean entry of a velocity", "sublayer", lambda r: r.mean()))
+    monkeypatch.setitem(
+        GAUGES, "span", Gauge("largest score less the smallest", "head", lambda s: s.isfinite().float().sum((-2, -1)))
+    )
+    monkeypatch.setitem(GAUGES, "twice", Gauge("twice the loss", "run", lambda figures: 2 * figures["loss"]))
+    monkeypatch.setitem(GAUGES, "wrong", Gauge("what cannot be", "state", lambda x: 1 / 0))
+    monkeypatch.setitem(ALARMS, "too tall", tall)
+    model = GPT(GPTConfig(vocab_size=11, context=16, depth=2, width=16, heads=2))
+    states = []
+    model.depth.sublayers[1].register_forward_pre_hook(lambda _, args: states.append(args[0].detach().max()))
+    with Monitor(model, every=1, out=tmp_path) as monitor:
+        loss = model(TEXT[:, :-1], TEXT[:, 1:])[1]
+        loss.backward()
+        alarms = monitor.step(loss)
+    (report,) = read_log(tmp_path).reports
+    assert report.figures["tallest"][1] == pytest.approx(float(states[0]), rel=0.01)
+    assert report.figures["twice"] == pytest.approx(2 * float(loss), rel=1e-5)
+    assert (len(report.figures["tallest"]), len(report.figures["moved"]), len(report.figures["span"])) == (5, 4, 4)
+    assert "ZeroDivisionError" in report.unknown["the gauge wrong"]
+    assert "wrong" not in report.figures
+    assert [each.remediation for each in alarms if each.check == "too tall"] == ["Make it smaller."]
 
 
 MINE = """

@@ -20,7 +20,6 @@ from ctrans.findings import Check, Finding
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
-from ctrans.monitor.alarms import Alarm
 from ctrans.monitor.log_lines import Header
 from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
 from ctrans.stability.backward.token_exponents import TokenExponents
@@ -230,7 +229,7 @@ RESULT_KEYS: dict[str, Callable[[], dict[str, Schema]]] = {
             steps=schema_of(list[int]),
             by_depth=a_map("By gauge, a list for each of `steps`.", schema_of(list[list[float]])),
         ),
-        "alarms": described("In the order in which they were told.", {"type": "array", "items": schema_of(Alarm)}),
+        "findings": described("In the order in which they were reported.", schema_of(list[Finding])),
         "probes": described(
             "Figures of each walk on the held batch, with its step.", {"type": "array", "items": {"type": "object"}}
         ),

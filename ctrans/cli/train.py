@@ -20,8 +20,9 @@ from ctrans.cli.ending import check_json, result_of, save_json, write_json
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import command_of, get_device
 from ctrans.cli.train_options import TrainRequest
+from ctrans.findings import Finding
 from ctrans.model.gpt import GPT
-from ctrans.monitor import Alarm, Monitor
+from ctrans.monitor import Monitor
 from ctrans.monitor.log_lines import plain_numbers
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.reactions import check_reactions
@@ -207,14 +208,14 @@ class MonitoredRun:
         if self.run.processes.first and not self.quiet:
             for alarm in alarms:
                 _say(str(alarm))
-        why = next((alarm.rule for alarm in alarms if alarm.grade == "danger"), "another process saw a danger")
+        why = next((alarm.check for alarm in alarms if alarm.severity != "note"), "another process saw a danger")
         return Advice(len(reactions.skipped) > skipped, self._before, why * (monitor.stopped > stopped), reactions.factor)
 
     def files(self) -> Mapping[str, str]:
         """The monitor's memory."""
         return {MEMORY: json.dumps(self.monitor.memory(), allow_nan=False)}
 
-    def _save(self, alarm: Alarm) -> None:
+    def _save(self, alarm: Finding) -> None:
         if self._before is None:
             told = json.dumps(plain_numbers(alarm), indent=1)
             self._before = {**self.files(), KEEP: told}

@@ -76,7 +76,7 @@ def findings(log: MonitorLog) -> dict[str, Any]:
         "loss": [float(loss) for loss in log.series("loss")] if log.reports else [],
         "last": runs,
         "history": history(log),
-        "alarms": log.alarms,
+        "findings": log.findings,
         "probes": log.probes,
         "unknown": {where: why for report in log.reports[-1:] for where, why in report.unknown.items()},
     }

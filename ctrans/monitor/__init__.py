@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ctrans.monitor.alarms import ALARMS, Alarm, Rule
+from ctrans.monitor.alarms import ALARMS
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.monitor.monitor import Monitor
 from ctrans.monitor.reactions import REACTIONS
+from solvers.deprecated import old_names
 
 if TYPE_CHECKING:
     from ctrans.monitor.lightning import LightningCallback
@@ -22,11 +23,9 @@ __all__ = [
     "ALARMS",
     "GAUGES",
     "REACTIONS",
-    "Alarm",
     "LightningCallback",
     "Monitor",
     "MonitorLog",
-    "Rule",
     "TrainerCallback",
     "read_log",
 ]
@@ -34,7 +33,9 @@ _HOMES = {"LightningCallback": "ctrans.monitor.lightning", "TrainerCallback": "c
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def _callback(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module 'ctrans.monitor' has no attribute {name!r}")
         return getattr(importlib.import_module(_HOMES[name]), name)
+
+    __getattr__ = old_names(__name__, _callback)

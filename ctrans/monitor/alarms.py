@@ -1,75 +1,34 @@
-"""Alarms: what can go wrong with a training, as one table of rules with their limits, sources and remedies.
+"""Alarms: the checks of a training, each with its own measurement of the training's past.
 
-A new alarm is one entry: a check from `ctrans.monitor.checks`, or a function of the past and limits, and words. `Monitor(...,
-limits={"attention logits grow": {"limit": 100}})` sets limits of a run.
+A new alarm is one entry of `ALARMS`: a function of the past and the limits, as those of `ctrans.monitor.past_checks`, and words.
+`Monitor(..., limits={"attention logits grow": {"limit": 100}})` sets limits of a run.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from ctrans.monitor import checks
-from ctrans.monitor.checks import Limits, PastCheck, Sighting
+from ctrans.findings import OURS, SEVERITIES, Check, Checks, Finding, Reading, Severity
+from ctrans.monitor import past_checks
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.past import Array, Past
+from ctrans.monitor.past_checks import Limits, PastCheck, Sighting
 from solvers import ConfigError
+from solvers.deprecated import old_names
 from solvers.errors import unknown
 
-Grade = Literal["danger", "notice"]
-"""Danger: the run may be lost. Notice: worth knowing, and often meant so."""
-OURS = "our choice"
-SET = "our choice, set on one half of the runs of benchmarks/warning_study.py and tried on the other"
+SET = "our choice, set on one half of the runs of benchmarks/warning_study.py and tested on the other"
+PROBED = ("preconditioned_over_edge",)
+"""Figures of probes that checks judge; all others judge gauges."""
 REMEMBERED = 3
 """An alarm that was quiet for so many reports is raised again."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """An alarm where `check` sees something. `says` is the figure, `does` what it leads to, `source` who set the limits."""
-
-    says: str
-    check: PastCheck
-    limits: Limits
-    grade: Grade
-    source: str
-    does: str
-    helps: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Alarm:
-    """What, where, since when, how fast, and what helps. Every field suits JSON.
-
-    `step` is when it was raised and `since` when it began; `doubling` is in steps, None for what does not grow; `crossing` is the step
-    at which it passes `limit` if it goes on so, None where that is not known.
-    """
-
-    rule: str
-    grade: Grade
-    step: int
-    place: str
-    says: str
-    value: float
-    limit: float
-    since: int
-    doubling: float | None
-    crossing: int | None
-    does: str
-    helps: str
-    source: str
-
-    def __str__(self) -> str:
-        fast = f", doubles every {self.doubling:.0f} steps" if self.doubling is not None else ""
-        if self.crossing is not None and self.crossing > self.step:
-            fast += f" and passes {self.limit:.3g} at about step {self.crossing}"
-        elif math.isfinite(self.limit) and self.limit:
-            fast += f" (limit {self.limit:.3g})"
-        since = f", since step {self.since}" if self.since < self.step else ""
-        what = f"step {self.step}: {self.rule}: {self.place}: {self.says} = {self.value:.3g}{fast}{since}"
-        return f"{what}. It {self.does}. Helps: {self.helps}"
+_GROWTH = {"window": 6, "ahead": 4.0, "fit": 0.8}
+_SPIKE = {"window": 64, "recent": 8, "least": 8}
+_MOMENTS = "rms of the gradient over the root of Adam's second moment"
+_CONDITION = "|dL/dX_0||X_0| over |dL/dX_K||X_K|"
 
 
 def _off_guessing(values: Array, past: Past) -> Array:
@@ -77,197 +36,236 @@ def _off_guessing(values: Array, past: Past) -> Array:
     return abs(values - math.log(max(2, past.vocabulary)))
 
 
-ALARMS: dict[str, Rule] = {
-    "not finite": Rule(
-        "a figure that is inf or nan",
-        checks.not_finite,
-        {},
-        "danger",
-        "any is too many",
-        "makes every weight nan with the next step",
-        "skip the step, a wider dtype or a smaller loss scale, a lower learning rate from the last checkpoint",
-    ),
-    "near the end of float16": Rule(
-        "largest |x| of a state in float16",
-        checks.half_range,
-        {"low": 128.0, "limit": 32768.0, "window": 6, "ahead": 4.0, "fit": 0.8},
-        "danger",
-        "float16 ends at 65504",
-        "overflows to inf",
-        "bfloat16, a norm behind each sublayer (placement peri), weight decay",
-    ),
-    "attention logits grow": Rule(
-        "largest |attention score|",
-        checks.grows("logit"),
-        {"low": 15.0, "limit": 50.0, "window": 6, "ahead": 4.0, "fit": 0.8},
-        "notice",
-        f"Wortsman et al. 2023 (arXiv 2309.14322), Zhai et al. 2023 (arXiv 2303.06296); limits: {SET}",
-        "makes attention's rows one-hot, whose gradients are zero or huge",
-        "QK-norm (--qk-norm), a lower learning rate or a longer warm-up, weight decay on queries and keys",
-    ),
-    "output logits adrift": Rule(
-        "|log Z - log V|",
-        checks.grows("log_z", _off_guessing),
-        {"low": 15.0, "limit": 30.0, "window": 6, "ahead": 4.0, "fit": 0.8},
-        "danger",
-        f"Chowdhery et al. 2022 (PaLM, z-loss), Wortsman et al. 2023; limits: {SET}",
-        "leaves the range in which the softmax is exact, and late in training ends in divergence",
-        "z-loss, weight decay, a lower learning rate",
-    ),
-    "embedding grows": Rule(
-        "rms of X_0 over that of the first report",
-        checks.grows("rms", lambda values, past: checks.over_first(values, past, "rms")[:, :1]),
-        {"low": 25.0, "limit": 100.0, "window": 6, "ahead": 4.0, "fit": 0.8},
-        "danger",
-        SET,
-        "drowns what sublayers add, and makes every step of the ODE small",
-        "a lower learning rate for the embedding, a longer warm-up, weight decay on it, or a norm behind it",
-    ),
-    "hidden states outrun their law": Rule(
-        "rms of a state over that of the first report",
-        checks.grows("rms", lambda values, past: checks.over_first(values, past, "rms")),
-        {"low": 400.0, "limit": 3000.0, "window": 6, "ahead": 1.0, "fit": 0.8},
-        "danger",
-        f"Kan et al. (arXiv 2510.09904): states grow in proportion to weights, or not at all; limits: {SET}",
-        "overflows in half precision, and makes late blocks do nothing",
-        "a norm behind each sublayer (placement peri), a lower learning rate, weight decay",
-    ),
-    "gradients explode by depth": Rule(
-        "|dL/dX_0||X_0| over |dL/dX_K||X_K|",
-        partial(checks.by_depth, exploding=True),
-        {"limit": 100.0, "reports": 1},
-        "danger",
-        "the screening's limit on the condition of the way back (Kan's step 3)",
-        "makes early blocks jump while late ones learn",
-        "a warm-up, a norm inside the residual branch (placement pre or peri), smaller initial weights, a smaller dt",
-    ),
-    "gradients die by depth": Rule(
-        "|dL/dX_0||X_0| over |dL/dX_K||X_K|",
-        partial(checks.by_depth, exploding=False),
-        {"limit": 3e-4, "reports": 2},
-        "danger",
-        f"the screening's condition, whose limit is 0.1; this one: {SET}",
-        "leaves early blocks as they were drawn",
-        "a norm inside the residual branch (placement pre or peri), a warm-up, fewer blocks",
-    ),
-    "gradient spike": Rule(
-        "gradient norm",
-        checks.gradient_spike,
-        {"factor": 8.0, "window": 64, "recent": 8, "least": 8},
-        "notice",
-        f"ignite's GradMonitor, llm-foundry; limits: {SET}",
-        "moves the weights, and Adam's moments for long after, in the direction of one batch",
-        "look at that batch; clip, skip such steps (react=('skip',)), a lower learning rate",
-    ),
-    "loss spike": Rule(
-        "loss",
-        checks.loss_spike,
-        {"factor": 12.0, "floor": 0.05, "window": 64, "recent": 8, "least": 8},
-        "danger",
-        f"llm-foundry's KillLossSpike; limits: {SET}",
-        "has left what it had learned, or met a batch unlike others",
-        "look at that batch; go back to a checkpoint from before and skip it, or lower the learning rate",
-    ),
-    "updates too large": Rule(
-        "|W' - W|/|W| of one step, the median sublayer's",
-        checks.beyond("update", checks.median_by_depth),
-        {"limit": 0.12, "reports": 1},
-        "danger",
-        f"1e-3 is usual (Karpathy); limit: {SET}",
-        "replaces a layer's weights in a few steps",
-        "a lower learning rate or a longer warm-up, larger initial weights",
-    ),
-    "second moments lag": Rule(
-        "rms of the gradient over the root of Adam's second moment",
-        checks.beyond("surprise", checks.median_by_depth),
-        {"limit": 3.0, "reports": 4},
-        "notice",
-        "Wortsman et al. 2023 (arXiv 2304.13013): spikes follow values above 2.3",
-        "makes steps of that many learning rates, as the second moments remember smaller gradients",
-        "a smaller beta_2 (0.95), clipping, StableAdamW, a lower learning rate",
-    ),
-    "second moments remember too long": Rule(
-        "rms of the gradient over the root of Adam's second moment",
-        checks.beyond("surprise", checks.median_by_depth, below=True),
-        {"limit": 0.15, "reports": 3},
-        "notice",
-        OURS,
-        "makes steps far smaller than the learning rate, as the second moments remember larger gradients",
-        "a smaller beta_2, a longer warm-up",
-    ),
-    "edge of stability left": Rule(
-        "Adam's preconditioned sharpness over 2 (1 + b)/((1 - b) lr)",
-        checks.probed("preconditioned_over_edge"),
-        {"limit": 1.5},
-        "danger",
-        "Cohen et al. 2022 (arXiv 2207.14484): trainings hover at 1",
-        "lets steps along the sharpest direction grow",
-        "a longer warm-up, a lower learning rate",
-    ),
-    "attention collapsed": Rule(
-        "mean entropy of a head's rows over the largest possible",
-        checks.beyond("entropy", below=True),
-        {"limit": 0.01, "reports": 2},
-        "notice",
-        "Zhai et al. 2023 (arXiv 2303.06296)",
-        "reads one token whatever it says, so that no gradient changes that",
-        "QK-norm (--qk-norm), a lower learning rate",
-    ),
-    "discrete step far from the ODE's": Rule(
-        "|h r_k|/|X_k|, the median sublayer's",
-        checks.beyond("step_share", checks.median_by_depth),
-        {"limit": 1.0, "reports": 2},
-        "notice",
-        "an Euler step as long as the state is none of its ODE",
-        "replaces the state at every sublayer, so that gradients pass by the maps alone",
-        "a smaller dt, a larger embedding, smaller gains of output norms",
-    ),
-    "dead layer": Rule(
-        "a sublayer's velocity or gradient over the median sublayer's, or what of its velocity differs by token",
-        checks.dead,
-        {"limit": 1e-4, "same": 1e-3, "reports": 2},
-        "notice",
-        OURS,
-        "adds nothing, or learns nothing",
-        "look for dead gains (ctrans diagnose), units that never fire, or a path cut by detach()",
-    ),
-    "frozen layer": Rule(
-        "|W' - W| of one step",
-        checks.frozen,
-        {"share": 0.34, "reports": 2},
-        "notice",
-        "any layer that no step moves, where most are moved",
-        "is as it was drawn",
-        "give its parameters to the optimiser; look at requires_grad, and whether it was made after the optimiser",
-    ),
-    "router collapse": Rule(
-        "exp(entropy of experts' shares of tokens)/experts",
-        checks.beyond("routing", below=True),
-        {"limit": 0.3, "reports": 2},
-        "notice",
-        "Shazeer et al. 2017 (arXiv 1701.06538): load balancing",
-        "trains few experts and leaves the others as they were drawn",
-        "a load-balancing loss or bias, noise on the router, a router z-loss",
-    ),
-}
-"""In the order in which they are told; of what happens together, causes come before what they lead to."""
+def _measured(check: Check) -> bool:
+    """Whether it has a measurement, and a gauge or a probe offers what that looks at."""
+    return check.measure is not None and (check.quantity in GAUGES or check.quantity in PROBED)
+
+
+ALARMS = Checks(
+    "training",
+    {
+        "not finite": Check(
+            "rms",
+            "a figure that is inf or nan",
+            "broken",
+            "no figure may be inf or nan",
+            "The next step makes every weight nan.",
+            "Skip the step, use a wider dtype or a smaller loss scale, or go on from the last checkpoint with a lower learning rate.",
+            measure=past_checks.not_finite,
+        ),
+        "near the end of float16": Check(
+            "largest",
+            "largest |x| of a state in float16",
+            "serious",
+            "float16 ends at 65504",
+            "The state will overflow to inf.",
+            "Use bfloat16, a norm behind each sublayer (placement peri), or weight decay.",
+            limits={"low": 128.0, "limit": 32768.0, **_GROWTH},
+            measure=past_checks.half_range,
+        ),
+        "attention logits grow": Check(
+            "logit",
+            "largest |attention score|",
+            "note",
+            f"Wortsman et al. 2023 (arXiv 2309.14322), Zhai et al. 2023 (arXiv 2303.06296); limits: {SET}",
+            "Attention's rows become one-hot. Their gradients are then zero or huge.",
+            "Use QK-norm (--qk-norm), a lower learning rate, a longer warm-up, or weight decay on queries and keys.",
+            limits={"low": 15.0, "limit": 50.0, **_GROWTH},
+            measure=past_checks.grows("logit"),
+        ),
+        "output logits drift": Check(
+            "log_z",
+            "|log Z - log V|",
+            "serious",
+            f"Chowdhery et al. 2022 (PaLM, z-loss), Wortsman et al. 2023; limits: {SET}",
+            "The logits leave the range in which the softmax is exact. Late in a training this ends in divergence.",
+            "Use the z-loss, weight decay, or a lower learning rate.",
+            limits={"low": 15.0, "limit": 30.0, **_GROWTH},
+            measure=past_checks.grows("log_z", _off_guessing),
+        ),
+        "embedding grows": Check(
+            "rms",
+            "rms of X_0 over that of the first report",
+            "serious",
+            SET,
+            "What sublayers add becomes negligible, and every step of the ODE becomes small.",
+            "Use a lower learning rate for the embedding, a longer warm-up, weight decay on it, or a norm behind it.",
+            limits={"low": 25.0, "limit": 100.0, **_GROWTH},
+            measure=past_checks.grows("rms", lambda values, past: past_checks.over_first(values, past, "rms")[:, :1]),
+        ),
+        "hidden states grow too large": Check(
+            "rms",
+            "rms of a state over that of the first report",
+            "serious",
+            f"Kan et al. (arXiv 2510.09904): states grow in proportion to weights, or not at all; limits: {SET}",
+            "States overflow in half precision, and late blocks have no effect.",
+            "Use a norm behind each sublayer (placement peri), a lower learning rate, or weight decay.",
+            limits={"low": 400.0, "limit": 3000.0, **_GROWTH, "ahead": 1.0},
+            measure=past_checks.grows("rms", lambda values, past: past_checks.over_first(values, past, "rms")),
+        ),
+        "gradients explode by depth": Check(
+            "costate",
+            _CONDITION,
+            "serious",
+            "the screening's limit on the condition of the backward pass (Kan's step 3)",
+            "Early blocks change fast while late ones learn.",
+            "Use a warm-up, a norm inside the residual branch (placement pre or peri), smaller initial weights, or a smaller dt.",
+            limits={"limit": 100.0, "reports": 1},
+            measure=partial(past_checks.by_depth, exploding=True),
+        ),
+        "gradients vanish by depth": Check(
+            "costate",
+            _CONDITION,
+            "serious",
+            f"the screening's condition, whose limit is 0.1; this one: {SET}",
+            "Early blocks keep their initial weights.",
+            "Use a norm inside the residual branch (placement pre or peri), a warm-up, or fewer blocks.",
+            limits={"limit": 3e-4, "reports": 2},
+            measure=partial(past_checks.by_depth, exploding=False),
+        ),
+        "gradient spike": Check(
+            "gradient_norm",
+            "gradient norm",
+            "note",
+            f"ignite's GradMonitor, llm-foundry; limits: {SET}",
+            "One batch moves the weights, and Adam's moments for a long time after.",
+            "Inspect that batch. Clip gradients, skip such steps (react=('skip',)), or lower the learning rate.",
+            limits={"factor": 8.0, **_SPIKE},
+            measure=past_checks.gradient_spike,
+        ),
+        "loss spike": Check(
+            "loss",
+            "loss",
+            "serious",
+            f"llm-foundry's KillLossSpike; limits: {SET}",
+            "The model has lost what it had learned, or met a batch unlike the others.",
+            "Inspect that batch. Go back to a checkpoint from before and skip it, or lower the learning rate.",
+            limits={"factor": 12.0, "floor": 0.05, **_SPIKE},
+            measure=past_checks.loss_spike,
+        ),
+        "updates too large": Check(
+            "update",
+            "|W' - W|/|W| of one step, for the median sublayer",
+            "serious",
+            f"1e-3 is usual (Karpathy); limit: {SET}",
+            "A few steps replace a layer's weights.",
+            "Use a lower learning rate, a longer warm-up, or larger initial weights.",
+            limits={"limit": 0.12, "reports": 1},
+            measure=past_checks.beyond("update", past_checks.median_by_depth),
+        ),
+        "Adam's second moments too small": Check(
+            "adam_gradient_ratio",
+            _MOMENTS,
+            "note",
+            "Wortsman et al. 2023 (arXiv 2304.13013): spikes follow values above 2.3",
+            "The second moments remember smaller gradients, so a step has that many times the learning rate.",
+            "Use a smaller beta_2 (0.95), clipping, StableAdamW, or a lower learning rate.",
+            limits={"limit": 3.0, "reports": 4},
+            measure=past_checks.beyond("adam_gradient_ratio", past_checks.median_by_depth),
+        ),
+        "Adam's second moments too large": Check(
+            "adam_gradient_ratio",
+            _MOMENTS,
+            "note",
+            OURS,
+            "The second moments remember larger gradients, so a step is far smaller than the learning rate.",
+            "Use a smaller beta_2, or a longer warm-up.",
+            limits={"limit": 0.15, "reports": 3},
+            measure=past_checks.beyond("adam_gradient_ratio", past_checks.median_by_depth, below=True),
+        ),
+        "beyond the edge of stability": Check(
+            "preconditioned_over_edge",
+            "Adam's preconditioned sharpness over 2 (1 + b)/((1 - b) lr)",
+            "serious",
+            "Cohen et al. 2022 (arXiv 2207.14484): trainings stay near 1",
+            "Steps along the sharpest direction grow.",
+            "Use a longer warm-up, or a lower learning rate.",
+            limits={"limit": 1.5},
+            measure=past_checks.probed("preconditioned_over_edge"),
+        ),
+        "attention collapsed": Check(
+            "entropy",
+            "mean entropy of a head's rows over the largest possible",
+            "note",
+            "Zhai et al. 2023 (arXiv 2303.06296)",
+            "The head reads one token whatever the text is, and no gradient changes that.",
+            "Use QK-norm (--qk-norm), or a lower learning rate.",
+            limits={"limit": 0.01, "reports": 2},
+            measure=past_checks.beyond("entropy", below=True),
+        ),
+        "step larger than the state": Check(
+            "step_share",
+            "|h r_k|/|X_k|, for the median sublayer",
+            "note",
+            "an Euler step as long as the state is far from its ODE",
+            "Every sublayer replaces the state, so gradients pass through the maps alone.",
+            "Use a smaller dt, a larger embedding, or smaller gains of output norms.",
+            limits={"limit": 1.0, "reports": 2},
+            measure=past_checks.beyond("step_share", past_checks.median_by_depth),
+        ),
+        "dead layer": Check(
+            "velocity",
+            "a sublayer's velocity or gradient over the median sublayer's, or the share of its velocity that differs by token",
+            "note",
+            OURS,
+            "The layer adds nothing, or learns nothing.",
+            "Look for dead gains (ctrans diagnose), units that are always off, or a path cut by detach().",
+            limits={"limit": 1e-4, "same": 1e-3, "reports": 2},
+            measure=past_checks.dead,
+        ),
+        "frozen layer": Check(
+            "update",
+            "|W' - W| of one step",
+            "note",
+            "any layer that no step moves, where most are moved",
+            "The layer keeps its initial weights.",
+            "Give its parameters to the optimiser. Check requires_grad, and whether it was made after the optimiser.",
+            limits={"share": 0.34, "reports": 2},
+            measure=past_checks.frozen,
+        ),
+        "router collapse": Check(
+            "routing",
+            "exp(entropy of experts' shares of tokens)/experts",
+            "note",
+            "Shazeer et al. 2017 (arXiv 1701.06538): load balancing",
+            "Few experts are trained. The others keep their initial weights.",
+            "Use a load-balancing loss or bias, noise on the router, or a router z-loss.",
+            limits={"limit": 0.3, "reports": 2},
+            measure=past_checks.beyond("routing", below=True),
+        ),
+    },
+    _measured,
+    renamed={
+        "hidden states outrun their law": "hidden states grow too large",
+        "output logits adrift": "output logits drift",
+        "second moments lag": "Adam's second moments too small",
+        "second moments remember too long": "Adam's second moments too large",
+        "edge of stability left": "beyond the edge of stability",
+        "gradients die by depth": "gradients vanish by depth",
+        "discrete step far from the ODE's": "step larger than the state",
+    },
+)
+"""In the order in which they are reported; of what happens together, causes come before what they lead to."""
 
 
 def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
-    """The limits of all rules with those that are given in their place. ConfigError with the nearest name for an unknown one."""
+    """The limits of all alarms, with those that are given in their place. ConfigError with the nearest name for an unknown one."""
+    now = {}
     for name, limits in given.items():
-        if name not in ALARMS:
+        if name not in ALARMS and name not in ALARMS.renamed:
             raise unknown("alarm", name, ALARMS)
+        now[ALARMS.name_now(name)] = limits
+    for name, limits in now.items():
         for key, value in limits.items():
             if key not in ALARMS[name].limits:
                 raise unknown(f"limit of {name!r}", key, ALARMS[name].limits)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
                 raise ConfigError(f"limit {key!r} of {name!r} is {value!r}: give a number")
-    return {name: {**rule.limits, **given.get(name, {})} for name, rule in ALARMS.items()}
+    return {name: {**check.limits, **now.get(name, {})} for name, check in ALARMS.items()}
 
 
 class Watch:
-    """The rules over a run: what is told once, and again when it had been quiet."""
+    """The alarms of a run: each is reported once, and again when it had been quiet."""
 
     def __init__(self, limits: Mapping[str, Mapping[str, float]] | None = None):
         self.limits = check_limits(limits or {})
@@ -275,43 +273,48 @@ class Watch:
         self._count = 0
 
     def memory(self) -> dict[str, Any]:
-        """What has been told, and when, for a run that goes on."""
+        """What was reported, and when, for a run that goes on."""
         return {"last": dict(self._last), "count": self._count}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Goes on from what `memory` gave."""
-        self._last, self._count = dict(memory["last"]), int(memory["count"])
+        self._last = {ALARMS.renamed.get(name, name): when for name, when in memory["last"].items()}
+        self._count = int(memory["count"])
 
-    def look(self, past: Past) -> list[Alarm]:
-        """The alarms that are new in the last report, dangers first."""
+    def look(self, past: Past) -> list[Finding]:
+        """The alarms that are new in the last report, those that are notes last."""
         self._count += 1
         found = []
-        for name, rule in ALARMS.items():
-            sighting = rule.check(past, self.limits[name])
+        for name, check in ALARMS.items():
+            assert check.measure is not None, "an alarm without a measurement is refused"
+            sighting = check.measure(past, self.limits[name])
             if sighting is None:
                 continue
             quiet = self._count - self._last.get(name, -REMEMBERED - 1)
             self._last[name] = self._count
             if quiet > REMEMBERED:
-                found.append(_alarm(name, rule, sighting, past.step))
-        return sorted(found, key=lambda alarm: alarm.grade != "danger")
+                found.append(_finding(name, sighting, past.step))
+        return sorted(found, key=lambda alarm: alarm.severity == SEVERITIES[-1])
 
 
-def _alarm(name: str, rule: Rule, sighting: Sighting, step: int) -> Alarm:
-    doubling = sighting.doubling if math.isfinite(sighting.doubling) and sighting.doubling < 1e6 else None
-    crossing = round(sighting.crossing) if math.isfinite(sighting.crossing) and sighting.crossing < 1e9 else None
-    return Alarm(
+def _finding(name: str, sighting: Sighting, step: int) -> Finding:
+    check = ALARMS[name]
+    known = math.isfinite(sighting.limit)
+    return ALARMS.finding(
         name,
-        rule.grade,
-        step,
-        sighting.place,
-        rule.says,
-        sighting.value,
-        sighting.limit,
-        sighting.since,
-        doubling,
-        crossing,
-        rule.does,
-        rule.helps,
-        rule.source,
+        Reading(sighting.value, sighting.place, f"{check.description} = {sighting.value:.3g}"),
+        limit=f"{'below' if sighting.below else 'above'} {sighting.limit:.3g}" if known else "",
+        step=step,
+        since=sighting.since,
+        doubling=sighting.doubling if sighting.doubling < 1e6 else None,
+        crossing=round(sighting.crossing) if sighting.crossing < 1e9 else None,
     )
+
+
+def old_rule(says: str, check: PastCheck, limits: Limits, grade: str, source: str, does: str, helps: str) -> Check:
+    """The check of a rule as the version before had it."""
+    severity: Severity = "note" if grade == "notice" else "serious"
+    return Check("loss", says, severity, source, does, helps, limits=limits, measure=check)
+
+
+__getattr__ = old_names(__name__)

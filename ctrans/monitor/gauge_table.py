@@ -1,22 +1,75 @@
-"""The table of a report's figures: what each is, and of what there is one."""
+"""The table of a report's figures: what each is, what there is one of, and how it is measured."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ctrans.monitor.reductions import length, sample_rows
+from ctrans.monitor.scores import largest_score, row_entropy
+from solvers import ConfigError
+from solvers.deprecated import old_member
 
 Scope = Literal["run", "state", "sublayer", "head"]
+Figures = dict[str, float | list[float]]
+"""A report's figures by gauge: a number for the run, a list for the others, nan where nothing was seen."""
+MEDIAN_OF = 4096
+"""A median is that of at most so many entries."""
+TINY = 1e-30
 
 
 @dataclasses.dataclass(frozen=True)
 class Gauge:
-    """A figure: what it is, as a formula, and of what there is one: the run, each state X_0 .. X_K, each sublayer, each head."""
+    """A figure of a report: its formula in words, what there is one of, and how it is measured.
 
-    says: str
+    `measure` gets, by `scope`, and gives one number (for a head, one for each):
+
+    - "state": X_k (*batch, tokens, width), for each of the states X_0 .. X_K
+    - "sublayer": r_k, the raw velocity of a sublayer, of the same shape
+    - "head": scores (heads, rows, tokens) of the first sequence before the softmax, -inf where a row may not read
+    - "run": the report's other figures
+
+    A tensor may stay on its device. None stands for a gauge that the monitor measures itself.
+    """
+
+    description: str
     scope: Scope
+    measure: Callable[[Any], Tensor | float] | None = None
+
+    says = old_member("says", "description")
 
 
-GAUGES: dict[str, Gauge] = {
+class GaugeTable(dict[str, Gauge]):
+    """Gauges by name. A new one needs a measurement: one without it would never be reported."""
+
+    def __setitem__(self, name: str, gauge: Gauge) -> None:
+        if not callable(gauge.measure):
+            raise ConfigError(f"nothing measures the gauge {name!r}: give Gauge(description, scope, measure), measure a function")
+        super().__setitem__(name, gauge)
+
+
+def root_mean_square(x: Tensor) -> Tensor:
+    return length(x) / math.sqrt(x.numel())
+
+
+def outlier_ratio(x: Tensor) -> Tensor:
+    """Largest over median |x|."""
+    flat = x.flatten()
+    median = flat[:: max(1, flat.numel() // MEDIAN_OF)].abs().median().float()
+    return length(x, math.inf) / median.clamp(min=TINY)
+
+
+def token_spread(r: Tensor) -> Tensor:
+    """|r - mean over tokens|/|r|, of a sample of tokens."""
+    rows = sample_rows(r)
+    return length(rows - rows.mean(0)) / length(rows).clamp(min=TINY)
+
+
+GAUGES = GaugeTable({
     "loss": Gauge("the loss that `step` is given", "run"),
     "highest_loss": Gauge("the largest loss since the last report", "run"),
     "learning_rate": Gauge("the largest of the optimiser's groups", "run"),
@@ -24,30 +77,36 @@ GAUGES: dict[str, Gauge] = {
     "highest_gradient_norm": Gauge("the largest gradient norm since the last report, where `step` is given each", "run"),
     "gradient_outside": Gauge("|dL/dW| over the weights outside of the depth: embeddings, final norm, head", "run"),
     "update_outside": Gauge("|W' - W|/|W| of one step, over the weights outside of the depth", "run"),
-    "surprise_outside": Gauge("rms of dL/dW over the root of Adam's second moment, outside of the depth", "run"),
+    "adam_gradient_ratio_outside": Gauge("rms of dL/dW over the root of Adam's second moment, outside of the depth", "run"),
     "log_z": Gauge("mean over tokens of log sum exp(logits)", "run"),
     "largest_logit": Gauge("largest |logit|", "run"),
     "growth": Gauge("p of |X_k - X_0| ~ k^p from the middle of the depth to its end", "run"),
     "seconds": Gauge("time of a step since the last report", "run"),
-    "rms": Gauge("|X_k|/sqrt(number of entries)", "state"),
-    "mean_abs": Gauge("mean of |x| over the entries x of X_k", "state"),
-    "largest": Gauge("largest |x| over the entries x of X_k", "state"),
-    "peak": Gauge("largest over median |x|", "state"),
+    "rms": Gauge("|X_k|/sqrt(number of entries)", "state", root_mean_square),
+    "mean_abs": Gauge("mean of |x| over the entries x of X_k", "state", lambda x: length(x, 1) / x.numel()),
+    "largest": Gauge("largest |x| over the entries x of X_k", "state", lambda x: length(x, math.inf)),
+    "peak": Gauge("largest over median |x|", "state", outlier_ratio),
     "costate": Gauge("|dL/dX_k|", "state"),
-    "velocity": Gauge("|r_k|/sqrt(number of entries), r_k the raw velocity", "sublayer"),
-    "spread": Gauge("how much of |r_k| differs between tokens: |r_k - mean over tokens|/|r_k|", "sublayer"),
+    "velocity": Gauge("|r_k|/sqrt(number of entries), r_k the raw velocity", "sublayer", root_mean_square),
+    "spread": Gauge("share of |r_k| that differs between tokens: |r_k - mean over tokens|/|r_k|", "sublayer", token_spread),
     "bound_share": Gauge(
         "the longest token of r_k over what its norm allows, or its weights, where a probe looked at them", "sublayer"
     ),
-    "step_share": Gauge("|h r_k|/|X_k|: how far a discrete step goes", "sublayer"),
+    "step_share": Gauge("|h r_k|/|X_k|: the length of a discrete step", "sublayer"),
     "gradient": Gauge("|dL/dW_k|", "sublayer"),
     "update": Gauge("|W_k' - W_k|/|W_k| of one step of the optimiser, of sampled entries", "sublayer"),
-    "surprise": Gauge("rms of dL/dW_k over the root of Adam's second moment, of sampled entries", "sublayer"),
+    "adam_gradient_ratio": Gauge(
+        "rms of dL/dW_k over the root of Adam's second moment, of sampled entries", "sublayer"
+    ),
     "routing": Gauge("exp(entropy of experts' shares of tokens, or of first choices)/number of experts", "sublayer"),
-    "logit": Gauge("largest |attention score| before the softmax", "head"),
-    "entropy": Gauge("mean entropy of attention's rows over log(tokens that may be read)", "head"),
-}
-"""Everything that a report may have. A new gauge is an entry here and what measures it in `ctrans.monitor.gauges`."""
+    "logit": Gauge("largest |attention score| before the softmax", "head", largest_score),
+    "entropy": Gauge("mean entropy of attention's rows over log(tokens that may be read)", "head", row_entropy),
+})  # fmt: skip
+"""Everything that a report may have. A new gauge is one entry."""
+RENAMED = {"surprise": "adam_gradient_ratio", "surprise_outside": "adam_gradient_ratio_outside"}
+"""Gauges by their names in logs of the version before."""
 
-Figures = dict[str, float | list[float]]
-"""A report's figures by gauge: a number for the run, a list for the others, nan where nothing was seen."""
+
+def measures_of(scope: Scope) -> dict[str, Callable[[Any], Tensor | float]]:
+    """The measurements of that scope's gauges that carry one, by gauge."""
+    return {name: gauge.measure for name, gauge in GAUGES.items() if gauge.scope == scope and gauge.measure is not None}

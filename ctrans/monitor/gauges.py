@@ -16,16 +16,13 @@ from torch import Tensor, nn
 from ctrans.fields import Balances, TokenBound
 from ctrans.interop.map_outputs import MapOutput
 from ctrans.interop.recorded_calls import first_tensor
-from ctrans.monitor.gauge_table import GAUGES, Figures
+from ctrans.monitor.gauge_table import GAUGES, TINY, Figures, Scope, measures_of
 from ctrans.monitor.reductions import SAMPLE, evenness, length, longest, norm_of, sample, sample_rows, to_host
 from ctrans.monitor.scores import ScoresSeen
 from ctrans.monitor.sites import Site, Sites, dropped, own_parameters
 from ctrans.monitor.updates import Updates
 from ctrans.stability.forward.bounds import needs_radius, velocity_bound
 
-MEDIAN_OF = 4096
-"""A median is that of at most so many entries."""
-TINY = 1e-30
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
 
 
@@ -210,11 +207,9 @@ class Gauges:
 
     def _moved(self, site: Site, r: Tensor) -> None:
         """The raw velocity r_k."""
-        k, norm = site.k, length(r)
-        self._found["velocity", k] = norm / math.sqrt(r.numel())
+        k = site.k
+        self._measure("sublayer", k, r)
         self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
-        rows = sample_rows(r)
-        self._found["spread", k] = length(rows - rows.mean(0)) / length(rows).clamp(min=TINY)
         self._found["longest", k] = longest(r)
         if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
             self._arrived(self._last.detach().reshape(r.shape) + site.length * r)
@@ -235,12 +230,16 @@ class Gauges:
 
     def _state(self, k: int, x: Tensor) -> None:
         self.half = x.dtype == torch.float16
-        norm, size, largest = (length(x, order) for order in (2, 1, math.inf))
-        self._found["rms", k], self._found["mean_abs", k] = norm / math.sqrt(x.numel()), size / x.numel()
-        self._found["largest", k] = largest
-        flat = x.flatten()
-        median = flat[:: max(1, flat.numel() // MEDIAN_OF)].abs().median().float()
-        self._found["peak", k] = largest / median.clamp(min=TINY)
+        self._measure("state", k, x)
+
+    def _measure(self, scope: Scope, k: int, x: Tensor) -> None:
+        """The gauges of that scope that carry their measurement, on what it is made of; only the first one of a pass counts."""
+        for name, measure in measures_of(scope).items():
+            if (name, k) not in self._found:
+                self._try(f"the gauge {name}", self._measure_one, name, k, measure, x)
+
+    def _measure_one(self, name: str, k: int, measure: Callable[[Tensor], Tensor | float], x: Tensor) -> None:
+        self._found[name, k] = torch.as_tensor(measure(x))
 
     def _bound_shares(self, values: Mapping[tuple[str, int], list[float]]) -> dict[tuple[str, int], list[float]]:
         """The longest token of r_k over `velocity_bound`, at weights that no step has changed since the pass.
@@ -260,16 +259,12 @@ class Gauges:
 
     def _attending(self, site: Site, x: Tensor) -> None:
         if self._new("logit", site.k) and not self._modes:
-            self._modes.append(ScoresSeen(lambda logit, entropy: self._scored(site.k, logit, entropy)))
+            self._modes.append(ScoresSeen(lambda scores: self._measure("head", site.k, scores)))
             self._modes[-1].enter()
 
     def _attended(self, site: Site, y: Any) -> None:
         if self._modes:
             self._modes.pop().leave()
-
-    def _scored(self, k: int, logit: Tensor, entropy: Tensor) -> None:
-        self._found.setdefault(("logit", k), logit)
-        self._found.setdefault(("entropy", k), entropy)
 
     def _sent(self, site: Site, x: Tensor) -> None:
         """By our own maps' word: what a router of theirs is called with is not seen."""

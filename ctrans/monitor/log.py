@@ -19,14 +19,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ctrans.findings import Finding
 from ctrans.given_files import cannot_read, nested_too_deep
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log_lines import (
     Header,
     LogLine,
     Report,
-    alarm_of,
     end_of,
+    finding_of,
     header_of,
     is_step,
     line_of,
@@ -35,6 +36,7 @@ from ctrans.monitor.log_lines import (
     report_of,
 )
 from solvers import ConfigError
+from solvers.deprecated import old_member
 
 Made = TypeVar("Made")
 
@@ -49,13 +51,15 @@ PEAKS = ("highest_loss", "highest_gradient_norm")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MonitorLog:
-    """What a log holds: reports, alarms and probes as they were written, and how it ended, "" for a run that goes on or was killed."""
+    """What a log holds: reports, findings and probes as they were written, and how it ended, "" for a run that goes on or was killed."""
 
     header: Header
     reports: list[Report]
-    alarms: list[dict[str, Any]]
+    findings: list[dict[str, Any]]
     probes: list[dict[str, Any]]
     ended: str = ""
+
+    alarms = old_member("alarms", "findings")
 
     def series(self, name: str) -> NDArray[np.float64]:
         """A gauge over time: (reports,) for the run's, else (reports, places); nan where it was not seen."""
@@ -94,8 +98,8 @@ class LogWriter:
             self._reports = sum("by" in line for line in lines)
             self._replace(lines)
 
-    def alarm(self, step: int, alarm: Mapping[str, Any]) -> None:
-        self._append({"step": step, "alarm": plain_numbers(alarm)})
+    def finding(self, step: int, finding: Finding) -> None:
+        self._append({"step": step, "finding": plain_numbers(finding)})
 
     def probe(self, step: int, figures: Mapping[str, Any]) -> None:
         self._append({"step": step, "probe": plain_numbers(figures)})
@@ -136,7 +140,7 @@ def read_log(directory: str | Path) -> MonitorLog:
     return MonitorLog(
         header,
         list(_each(report_of, lines)),
-        list(_each(alarm_of, lines)),
+        list(_each(finding_of, lines)),
         list(_each(probe_of, lines)),
         next(_each(end_of, reversed(lines)), ""),
     )

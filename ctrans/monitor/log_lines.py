@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ctrans.monitor.gauge_table import GAUGES, Figures
+from ctrans.findings import SEVERITIES, Finding
+from ctrans.monitor.alarms import ALARMS
+from ctrans.monitor.gauge_table import GAUGES, RENAMED, Figures
 
 LogLine = dict[str, Any]
 LAST_STEP = 2**53
@@ -111,6 +112,7 @@ def report_of(line: LogLine) -> Report | None:
     if "by" not in line or not all(isinstance(each, dict) for each in (run, by, unknown)):
         return None
     try:
+        run, by = ({RENAMED.get(name, name): value for name, value in each.items()} for each in (run, by))
         figures: Figures = {name: float(value) for name, value in run.items() if _is_of(name, run=True)}
         figures |= {name: decoded(text) for name, text in by.items() if _is_of(name, run=False)}
     except (TypeError, ValueError, OverflowError):
@@ -118,13 +120,31 @@ def report_of(line: LogLine) -> Report | None:
     return Report(line["step"], figures, {_shown(name): _shown(str(why)) for name, why in unknown.items()})
 
 
-def alarm_of(line: LogLine) -> dict[str, Any] | None:
-    """None for a line that is no alarm, or one without what is shown of it."""
-    given = line.get("alarm")
+def finding_of(line: LogLine) -> dict[str, Any] | None:
+    """The JSON object of a finding; None for a line that is none, or one without what is shown of it."""
+    given = line.get("finding", line.get("alarm"))
     if not isinstance(given, dict):
         return None
+    given = given if "finding" in line else _of_before(given)
     known = {name: _shown(value) for name, value in {"step": line["step"], **given}.items()}
-    return known if all(fits(known.get(name)) for name, fits in ALARM.items()) else None
+    fields = [field.name for field in dataclasses.fields(Finding)]
+    return {name: known.get(name) for name in fields} if all(fits(known.get(name)) for name, fits in FINDING.items()) else None
+
+
+def _of_before(alarm: Mapping[str, Any]) -> dict[str, Any]:
+    """An alarm as the version before wrote it, as a finding."""
+    rule, limit, says = (alarm.get(name) for name in ("rule", "limit", "says"))
+    texts = {"impact": alarm.get("does", ""), "remediation": alarm.get("helps"), "source": alarm.get("source", "")}
+    return {
+        **{name: alarm[name] for name in ("step", "place", "value", "since", "doubling", "crossing") if name in alarm},
+        **texts,
+        "check": ALARMS.renamed.get(rule, rule) if isinstance(rule, str) else rule,
+        "topic": "training",
+        "severity": {"danger": "serious", "notice": "note"}.get(str(alarm.get("grade"))),
+        "figure": f"{says} = {alarm.get('value'):.3g}" if _is_finite(alarm.get("value")) else str(says or alarm.get("value")),
+        "limit": f"{limit:.3g}" if _is_finite(limit) else "",
+        "places": [],
+    }
 
 
 def probe_of(line: LogLine) -> dict[str, Any] | None:
@@ -154,7 +174,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < math.inf
+    return type(value) in (int, float) and abs(value) < 1e300
 
 
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -174,14 +194,17 @@ HEADER: dict[str, Callable[[Any], bool]] = {
     "total": _or_none(is_step),
     "unseen": _is_text,
 }
-ALARM: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("rule", "grade", "place", "helps"), _is_text),
-    **dict.fromkeys(("value", "limit"), _is_number),
+FINDING: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("check", "topic", "place", "figure", "limit", "source", "impact", "remediation"), _is_text),
+    "severity": lambda value: value in SEVERITIES,
+    "value": _is_number,
+    "places": lambda value: value == [],
     "step": is_step,
+    "since": _or_none(is_step),
     "doubling": _or_none(_is_finite),
     "crossing": _or_none(is_step),
 }
-"""What has to be in a header and in an alarm for them to be shown."""
+"""What has to be in a header and in a finding for them to be shown."""
 
 
 def _shown(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import logging
 import math
 import time
@@ -16,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.monitor.alarms import Alarm, Watch
-from ctrans.monitor.checks import gradient_spike
-from ctrans.monitor.gauge_table import Figures
+from ctrans.findings import Finding
+from ctrans.monitor.alarms import Watch
+from ctrans.monitor.gauge_table import Figures, measures_of
 from ctrans.monitor.gauges import Gauges, in_a_line
 from ctrans.monitor.log import LogWriter
 from ctrans.monitor.log_lines import Header, Report
 from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
 from ctrans.monitor.past import Past
+from ctrans.monitor.past_checks import gradient_spike
 from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, distributed
 from ctrans.monitor.reductions import norm_of
@@ -57,7 +57,7 @@ class Monitor:
         self.held = None if given.held is None else Held(*given.held)
         self.first_process = not distributed() or torch.distributed.get_rank() == 0
         self.reactions = Reactions(given.react, self.sites.root, given.directory, given.save)
-        self.alarms: list[Alarm] = []
+        self.alarms: list[Finding] = []
         self._told = list(given.told)
         self._step, self._time, self._timed = given.start, time.perf_counter(), given.start
         self._anew = given.start + 1
@@ -86,7 +86,7 @@ class Monitor:
         *,
         gradient_norm: Tensor | float | None = None,
         batch: Any = None,
-    ) -> list[Alarm]:
+    ) -> list[Finding]:
         """The alarms that are new, on steps that report; none on the others.
 
         - `loss`: of this step, None where it is not known
@@ -99,7 +99,7 @@ class Monitor:
         step = self._step
         self.reactions.go_on(optimizer)
         self._waiting.append((step, _kept(loss), _kept(gradient_norm)))
-        alarms: list[Alarm] = []
+        alarms: list[Finding] = []
         with self._only_looking(step):
             if self._reports(step):
                 alarms = self._report(step, optimizer, batch)
@@ -187,7 +187,7 @@ class Monitor:
         if self._reports(step) and not self.compiled:
             self.gauges.arm()
 
-    def _report(self, step: int, optimizer: torch.optim.Optimizer | None, batch: Any) -> list[Alarm]:
+    def _report(self, step: int, optimizer: torch.optim.Optimizer | None, batch: Any) -> list[Finding]:
         self.gauges.disarm()
         if not self.gauges.seen and batch is not None:
             self._look(batch)
@@ -196,7 +196,12 @@ class Monitor:
         scale = None if given.scale is None else given.scale()
         figures = self.gauges.read(optimizer, given.clip, scale, unscaled=given.unscaled)
         figures.update(self._run_figures(step, optimizer, figures))
-        self._know_heads(figures)
+        for name, measure in measures_of("run").items():
+            try:
+                figures[name] = float(measure(figures))
+            except Exception as error:  # all exceptions: a function of somebody's must not end a training
+                self.gauges.unknown[f"the gauge {name}"] = in_a_line(error)
+        self.past.heads = self.gauges.heads or self.past.heads
         self.past.half = self.gauges.half
         self.past.add(step, figures, self.gauges.broken)
         alarms = self.watch.look(self.past)
@@ -252,12 +257,6 @@ class Monitor:
         finally:
             self.gauges.disarm()
 
-    def _know_heads(self, figures: Figures) -> None:
-        """How many heads each attention has, as its first scores show."""
-        counts = self.gauges.heads
-        if counts is not None:
-            self.past.heads = counts
-
     def _probe(self, step: int, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
         nothing = [None] * len(self.sites.sites)
         self.gauges.map_bounds = [*nothing]
@@ -272,7 +271,7 @@ class Monitor:
         self.past.probes.append((step, numbers))
         return found
 
-    def _write(self, report: Report, alarms: Sequence[Alarm], probed: Mapping[str, Any] | None) -> None:
+    def _write(self, report: Report, alarms: Sequence[Finding], probed: Mapping[str, Any] | None) -> None:
         if not self.first_process:
             return
         if self.settings.directory is not None:
@@ -280,7 +279,7 @@ class Monitor:
                 self._writer = LogWriter(self.settings.directory, self._header(report), self.settings.start)
             self._writer.report(report)
             for alarm in alarms:
-                self._writer.alarm(report.step, dataclasses.asdict(alarm))
+                self._writer.finding(report.step, alarm)
             if probed is not None:
                 self._writer.probe(report.step, probed)
         if self._told:

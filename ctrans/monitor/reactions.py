@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
-from ctrans.monitor.alarms import Alarm
+from ctrans.findings import Finding
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -39,17 +39,17 @@ def check_reactions(react: Collection[str]) -> frozenset[str]:
 class Reactions:
     """Those that are asked for, of one run."""
 
-    def __init__(self, react: Collection[str], root: nn.Module, out: Path | None, save: Callable[[Alarm], object] | None):
+    def __init__(self, react: Collection[str], root: nn.Module, out: Path | None, save: Callable[[Finding], object] | None):
         self.asked = check_reactions(react)
         self.root, self.out, self.save = root, out, save
         self.factor, self.stopped, self.skipped = 1.0, False, list[int]()
         self._lowered: dict[int, Any] = {}
 
-    def to(self, alarms: Collection[Alarm], step: int, optimizer: torch.optim.Optimizer | None) -> None:
+    def to(self, alarms: Collection[Finding], step: int, optimizer: torch.optim.Optimizer | None) -> None:
         """Does what is asked for, before the optimiser's step: in all processes, where one of them sees a danger."""
         if not self.asked - {"skip"}:
             return
-        dangers = _of_all_processes([alarm for alarm in alarms if alarm.grade == "danger"])
+        dangers = _of_all_processes([alarm for alarm in alarms if alarm.severity != "note"])
         if not dangers:
             return
         if "save" in self.asked:
@@ -70,7 +70,7 @@ class Reactions:
         for parameter in self.root.parameters():
             parameter.grad = None
 
-    def _save(self, alarm: Alarm, step: int) -> None:
+    def _save(self, alarm: Finding, step: int) -> None:
         if self.save is not None:
             self.save(alarm)
         elif self.out is not None:
@@ -101,7 +101,7 @@ def distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _of_all_processes(dangers: list[Alarm]) -> list[Alarm]:
+def _of_all_processes(dangers: list[Finding]) -> list[Finding]:
     """Those that any process sees, the first one's first: each sees its own batches, and weights must not part."""
     if not distributed() or torch.distributed.get_world_size() == 1:
         return dangers

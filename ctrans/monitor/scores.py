@@ -20,16 +20,12 @@ ROWS = 64
 """So many rows of the first sequence's scores are looked at, evenly spread."""
 HIDDEN = -6e4
 """A mask that is added to scores hides by no larger a number."""
-Seen = Callable[[Tensor, Tensor], None]
-"""Told the largest |score| and the mean share of the largest possible entropy, each (heads,), on the device."""
+Seen = Callable[[Tensor], None]
+"""Gets scores (heads, rows, tokens), -inf where a row may not read, on the device."""
 
 
 class ScoresSeen(TorchFunctionMode):
-    """Inside, tells `seen` of every attention that torch is asked for: of each head max |s_ij| and the mean over rows of H(a_i)/log n_i.
-
-    s are the scores before the softmax, H the entropy of row i's weights and n_i how many tokens it may read; both over what is not
-    masked. Rows that may read one token have no entropy and are left out.
-    """
+    """Inside, gives `seen` the scores before the softmax of every attention that torch computes."""
 
     def __init__(self, seen: Seen):
         super().__init__()
@@ -50,19 +46,26 @@ class ScoresSeen(TorchFunctionMode):
             with torch.no_grad():
                 scores = look(*args, **kwargs)
                 if scores is not None:
-                    self.seen(*figures_of(scores))
+                    self.seen(scores)
         return function(*args, **kwargs)
 
 
-def figures_of(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Both figures by head, of scores (heads, rows, tokens) that are -inf where a row may not read."""
+def largest_score(scores: Tensor) -> Tensor:
+    """max |s_ij| by head, over what is not masked."""
     shown = scores != -math.inf  # what is no number is no mask, and stays none
-    largest = scores.masked_fill(~shown, 0.0).abs().amax((-2, -1))
-    count = shown.sum(-1)
+    return scores.masked_fill(~shown, 0.0).abs().amax((-2, -1))
+
+
+def row_entropy(scores: Tensor) -> Tensor:
+    """The mean over rows of H(a_i)/log n_i by head, H the entropy of row i's weights and n_i the number of tokens that it may read.
+
+    Rows that may read one token have no entropy and are left out.
+    """
+    count = (scores != -math.inf).sum(-1)
     entropy = torch.special.entr(scores.softmax(-1)).sum(-1)
     several = count > 1
     share = torch.where(several, entropy / count.clamp(min=2).log(), 0.0)
-    return largest, share.sum(-1) / several.sum(-1).clamp(min=1)
+    return share.sum(-1) / several.sum(-1).clamp(min=1)
 
 
 def _of_kernel(

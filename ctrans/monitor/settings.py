@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from ctrans.depth import check_count
+from ctrans.findings import Finding
 from ctrans.interop import open_model
-from ctrans.monitor.alarms import Alarm, check_limits
+from ctrans.monitor.alarms import check_limits
 from ctrans.monitor.reactions import check_reactions
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -50,7 +51,7 @@ class MonitorSettings:
     held: tuple[Tensor, Tensor] | None = None
     limits: Mapping[str, Mapping[str, float]] | None = None
     react: Collection[str] = ()
-    save: Callable[[Alarm], object] | None = None
+    save: Callable[[Finding], object] | None = None
     told: Sequence[ToldFigures] = ()
     tensorboard: bool = False
     start: int = 0

@@ -13,8 +13,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from ctrans.findings import Finding
 from ctrans.interop.open_model import unwrap_model
-from ctrans.monitor.alarms import Alarm
 from ctrans.monitor.memory import memory_in, save_memory
 from ctrans.monitor.monitor import Monitor
 from ctrans.monitor.settings import settings_and_opening
@@ -146,7 +146,7 @@ class TrainerCallback(transformers.TrainerCallback):
         accelerator.clip_grad_norm_ = noted
         self._undo.callback(vars(accelerator).pop, "clip_grad_norm_")
 
-    def _ask_to_save(self, alarm: Alarm) -> None:
+    def _ask_to_save(self, alarm: Finding) -> None:
         self._save = True
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What one step of the optimiser does to the weights, from a sample of their entries: |W' - W|/|W|, and how Adam is surprised."""
+"""One step of the optimiser, from a sample of the weights: |W' - W|/|W|, and gradients over the root of Adam's moments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Updates:
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
     ) -> FoundUpdates:
-        """`update` where the weights before a step are known, `surprise` where the optimiser keeps Adam's second moments.
+        """`update` where the weights before a step are known, `adam_gradient_ratio` where the optimiser keeps Adam's second moments.
 
         `cut` is what gradients are still to be multiplied with.
         """
@@ -45,13 +45,13 @@ class Updates:
                 changed = torch._foreach_sub(now, before[k]) if _match(now, before[k]) else []
                 if changed:
                     found["update" + end[0], end[1]] = _length(changed) / _length(before[k]).clamp(min=1e-30)
-            surprise = None if optimizer is None else _surprise(group, optimizer, cut)
-            if surprise is not None:
-                found["surprise" + end[0], end[1]] = surprise
+            ratio = None if optimizer is None else _gradient_ratio(group, optimizer, cut)
+            if ratio is not None:
+                found["adam_gradient_ratio" + end[0], end[1]] = ratio
         return found
 
 
-def _surprise(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, cut: Tensor | None) -> Tensor | None:
+def _gradient_ratio(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, cut: Tensor | None) -> Tensor | None:
     """rms of g/sqrt(nu): g this step's gradient, nu = (beta_2 nu' + (1 - beta_2) g^2) without the bias of its start.
 
     1 where gradients are as they were; above 1/sqrt(1 - beta_2) it cannot be. Wortsman et al. (arXiv 2304.13013, section 3.4).

@@ -9,7 +9,7 @@ from torch import nn
 from ctrans import GPT, ConfigError, GPTConfig
 from ctrans.monitor import GAUGES, Monitor
 from ctrans.monitor.gauges import growth_exponent
-from ctrans.monitor.scores import figures_of
+from ctrans.monitor.scores import largest_score, row_entropy
 from ctrans.monitor.sites import sites_of
 from ctrans.placement import PLACEMENTS
 from ctrans.walk import Instrument, States, walk
@@ -144,7 +144,7 @@ def test_adams_surprise_is_one_for_equal_gradients_and_bounded():
             p.grad = torch.full_like(p, factor)
         monitor.step(0.0, optimiser)
         optimiser.step()
-    found = [figures["surprise"][0] for _, figures in monitor.past.reports if "surprise" in figures]
+    found = [figures["adam_gradient_ratio"][0] for _, figures in monitor.past.reports if "adam_gradient_ratio" in figures]
     assert found[0] == pytest.approx(1.0, rel=1e-5)
     # the third of three squares, of which the last is 1e6 times the others: nu = (1 - b) g^2/(1 - b^3) but for 2e-6
     assert found[1] == pytest.approx(math.sqrt((1 - 0.99**3) / 0.01), rel=1e-4)
@@ -173,7 +173,7 @@ def test_a_layer_that_is_frozen_on_purpose_has_no_gradient_and_is_told_as_frozen
     figures = monitor.past.reports[-1][1]
     assert [math.isnan(value) for value in figures["gradient"]] == [k == 2 for k in range(6)]
     assert figures["gradient_norm"] == pytest.approx(norm, rel=1e-5)
-    told = {(alarm.rule, alarm.place) for alarm in monitor.alarms}
+    told = {(alarm.check, alarm.place) for alarm in monitor.alarms}
     assert ("frozen layer", "block 1, attention") in told
     assert ("dead layer", "block 1, attention") not in told, monitor.alarms
 
@@ -255,5 +255,5 @@ def test_wrong_requests_are_said():
 
 def test_scores_that_are_no_numbers_are_not_told_as_zero():
     scores = torch.tensor([[[1.0, -torch.inf], [torch.nan, 2.0]], [[1.0, -torch.inf], [0.5, 2.0]]])
-    largest, share = figures_of(scores)
+    largest, share = (largest_score(scores), row_entropy(scores))
     assert torch.isnan(largest).tolist() == torch.isnan(share).tolist() == [True, False]

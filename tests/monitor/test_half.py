@@ -55,7 +55,7 @@ def test_a_scaled_float16_training_is_as_without_and_its_gradients_are_told_unsc
     assert math.isnan(
         monitor.past.reports[0][1]["gradient_norm"]
     )  # it overflows at the first scale, and the scaler makes no step
-    assert "not finite" not in [alarm.rule for alarm in monitor.alarms]
+    assert "not finite" not in [alarm.check for alarm in monitor.alarms]
 
 
 def test_steps_are_skipped_behind_a_scaler_that_has_unscaled():

@@ -108,8 +108,8 @@ def test_a_training_with_the_callback_has_the_bits_of_one_without(tmp_path, case
         if norm < float("inf"):  # else the scale is too large, and its scaler makes no step
             assert report.figures["gradient_norm"] == pytest.approx(norm, rel=1e-5)
             assert max(report.figures["costate"][:-1]) < 10  # and not as many times as much as the scale is
-    assert not [alarm for alarm in callback.monitor.alarms if "gradient" in alarm.rule or alarm.grade == "danger"]
-    surprise = [report.figures["surprise"][0] for report in log.reports if "surprise" in report.figures]
+    assert not [alarm for alarm in callback.monitor.alarms if "gradient" in alarm.check or alarm.severity != "note"]
+    surprise = [report.figures["adam_gradient_ratio"][0] for report in log.reports if "adam_gradient_ratio" in report.figures]
     assert all(0 < each < 12 for each in surprise)
 
 
@@ -117,7 +117,7 @@ def test_adam_is_surprised_by_gradients_as_they_are_clipped(tmp_path):
     """Clipped to 1e-6, all gradients have that norm: their second moments remember no larger ones."""
     callback = LightningCallback(every=4)
     trained(tmp_path, [callback], gradient_clip_val=1e-6)
-    assert 0.3 < callback.monitor.past.reports[-1][1]["surprise"][0] < 3
+    assert 0.3 < callback.monitor.past.reports[-1][1]["adam_gradient_ratio"][0] < 3
 
 
 def test_a_training_that_is_resumed_goes_on_as_if_it_had_not_stopped(tmp_path):

@@ -20,6 +20,8 @@ from rich.console import Console
 
 from ctrans import ConfigError
 from ctrans.cli.watch import _page, findings
+from ctrans.findings import Finding, Reading
+from ctrans.monitor import ALARMS
 from ctrans.monitor.log import DENSE, KEPT, LOG, LogWriter, read_log
 from ctrans.monitor.log_lines import Header, Report, decoded, encoded
 from ctrans.report.files import to_json
@@ -37,11 +39,44 @@ def test_numbers_are_rounded_to_bfloat16_as_torch_rounds_them():
     assert math.isnan(decoded(encoded([math.nan]))[0])
 
 
+OLD = {
+    "step": 7,
+    "alarm": {
+        "rule": "hidden states outrun their law",
+        "grade": "danger",
+        "step": 7,
+        "place": "x",
+        "says": "rms",
+        "value": 32.0,
+        "limit": 50.0,
+        "since": 3,
+        "doubling": 10.0,
+        "crossing": 67,
+        "does": "overflows",
+        "helps": "QK-norm",
+        "source": "us",
+    },
+}
+
+
+def test_a_log_of_the_version_before_is_read(tmp_path):
+    LogWriter(tmp_path, HEADER).report(Report(1, {"loss": 2.5}))
+    with (tmp_path / LOG).open("a") as file:
+        report = {"step": 7, "run": {"loss": 2.0}, "by": {"surprise": encoded([1.0, 2.0])}}
+        file.writelines(json.dumps(line) + "\n" for line in (report, OLD))
+    log = read_log(tmp_path)
+    (alarm,) = log.findings
+    assert (alarm["check"], alarm["severity"], alarm["figure"]) == ("hidden states grow too large", "serious", "rms = 32")
+    assert (alarm["impact"], alarm["remediation"], alarm["crossing"]) == ("overflows", "QK-norm", 67)
+    assert log.reports[1].figures == {"loss": 2.0, "adam_gradient_ratio": [1.0, 2.0]}
+    assert alarm.keys() == {field.name for field in dataclasses.fields(Finding)}
+
+
 def test_what_is_read_is_what_was_written(tmp_path):
     writer = LogWriter(tmp_path, HEADER)
     writer.report(Report(1, {"loss": 2.5, "rms": [1.0, 2.0, math.nan], "log_z": math.inf}))
-    words = {"rule": "loss spike", "grade": "danger", "place": "the loss", "helps": "a smaller rate"}
-    writer.alarm(1, {**words, "value": math.inf, "limit": 2.0})
+    alarm = ALARMS.finding("loss spike", Reading(math.inf, "the loss", "loss = inf"), limit="above 2", step=1, since=1)
+    writer.finding(1, alarm)
     writer.probe(1, {"sharpness": 3.0})
     writer.end(1, "finished")
     log = read_log(tmp_path)
@@ -49,7 +84,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
     assert log.reports[0].figures["loss"] == 2.5
     assert log.reports[0].figures["log_z"] == math.inf
     np.testing.assert_equal(log.series("rms"), [[1.0, 2.0, math.nan]])
-    assert log.alarms == [{"step": 1, **words, "value": "inf", "limit": 2.0}]
+    assert log.findings == [{**dataclasses.asdict(alarm), "value": "inf"}]
     assert log.ended == "finished"
     assert all(json.loads(line) for line in (tmp_path / LOG).read_text().splitlines())
 
@@ -112,8 +147,9 @@ def changed(value):
 def test_a_log_of_anybodys_is_read_and_shown_or_refused(tmp_path):
     writer = LogWriter(tmp_path, HEADER)
     writer.report(Report(1, {"loss": 1.0, "seconds": 0.1, "rms": [1.0, 2.0, 3.0], "logit": [1.0, 2.0]}, {"block 0": "why"}))
-    words = {"rule": "loss spike", "grade": "danger", "place": "x", "helps": "y"}
-    writer.alarm(1, {**words, "value": 1.0, "limit": 2.0, "doubling": 3.0, "crossing": 9})
+    writer.finding(1, ALARMS.finding("loss spike", Reading(1.0, "x", "loss = 1"), step=1, since=1, doubling=3.0, crossing=9))
+    with (tmp_path / LOG).open("a") as file:
+        file.write(json.dumps(OLD) + "\n")
     writer.probe(1, {"theta": 0.5, "unknown": {"attention": "none"}})
     writer.end(1, "finished")
     lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
@@ -151,6 +187,7 @@ def test_a_line_that_is_nested_without_end_is_left_out(tmp_path, deep):
     lines = (
         '{"header": {"model": "x", "places": NEST, "kinds": [], "heads": [], "every": 1}}',
         '{"step": 1, "alarm": {"rule": NEST}}',
+        '{"step": 1, "finding": {"check": NEST}}',
         '{"step": 1, "probe": {"theta": NEST, "unknown": {"a": NEST}}}',
         '{"step": 1, "run": {}, "by": {}, "unknown": {"a": NEST}}',
     )

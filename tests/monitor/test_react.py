@@ -88,11 +88,11 @@ def test_the_checkpoint_before_a_danger_goes_on_to_the_same_bits(tmp_path, often
     train(tmp_path / "saved", "--save-every", "100", *reacting("save"))
     # the first alarm is told before the step of iteration 2, and later checkpoints do not remove what was saved for it
     assert 1 in RunDirectory(tmp_path / "saved").steps()
-    assert json.loads((tmp_path / "saved/checkpoints/step-00000001/alarm.json").read_text())["rule"] == "updates too large"
+    assert json.loads((tmp_path / "saved/checkpoints/step-00000001/alarm.json").read_text())["check"] == "updates too large"
     assert same(weights(tmp_path / "saved"), weights(tmp_path / "plain"))
     go_on_from(tmp_path / "saved", 1, *reacting("save"))
     assert same(weights(tmp_path / "saved"), weights(tmp_path / "plain"))
-    assert [alarm["step"] for alarm in read_log(tmp_path / "saved").alarms if alarm["grade"] == "danger"] == [2]
+    assert [alarm["step"] for alarm in read_log(tmp_path / "saved").findings if alarm["severity"] != "note"] == [2]
 
 
 def test_the_rate_is_halved_once_and_the_log_says_so(tmp_path, often):

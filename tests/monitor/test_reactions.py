@@ -68,7 +68,7 @@ def test_what_is_not_finite_is_told_again_after_a_step_that_was_left_out():
         tokens = torch.randint(32, (2, 9))
         loss = model(tokens[:, :-1], tokens[:, 1:])[1] * (math.nan if step == 3 else 1.0)
         loss.backward()
-        told += [(alarm.step, alarm.place) for alarm in monitor.step(loss) if alarm.rule == "not finite"]
+        told += [(alarm.step, alarm.place) for alarm in monitor.step(loss) if alarm.check == "not finite"]
         model.zero_grad()
     assert [step for step, _ in told] == [5, 40]
     assert told[1][1].startswith("block 1, ffn")
@@ -83,7 +83,7 @@ def test_the_weights_before_the_step_are_saved(tmp_path):
     assert all(torch.equal(value, states[step - 2][name]) for name, value in saved.items())
     told = []
     trained(react=["save"], limits=ALWAYS, save=told.append)
-    assert told[0].rule == "updates too large"
+    assert told[0].check == "updates too large"
 
 
 @pytest.mark.parametrize("schedule", [None, lambda optimiser: torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 12)])

@@ -9,7 +9,9 @@ import torch
 from rich.console import Console
 
 from ctrans.cli import watch
+from ctrans.findings import Reading
 from ctrans.model.checkpoint import load
+from ctrans.monitor import ALARMS
 from ctrans.monitor.log import LOG, LogWriter, read_log
 from ctrans.monitor.log_lines import Header, Report
 from ctrans.report.pages.watch_page import BARS, sparkline
@@ -26,8 +28,8 @@ def write(directory, end="finished"):
         figures = {"loss": 5.0 - i, "highest_loss": 5.0, "gradient_norm": 1.0, "learning_rate": 1e-3, "seconds": 0.5}
         by_depth = {"rms": [1.0, 2.0, math.nan], "gradient": [1.0, 0.5], "logit": [1.0 * 2**i, 3.0]}
         writer.report(Report(10 * (i + 1), {**figures, **by_depth}))
-    alarm = {"rule": "attention logits grow", "grade": "danger", "place": "block 0, attention, head 0", "value": 32.0}
-    writer.alarm(60, {**alarm, "step": 60, "doubling": 10.0, "crossing": 67, "limit": 50.0, "helps": "QK-norm"})
+    reading = Reading(32.0, "block 0, attention, head 0", "largest |attention score| = 32")
+    writer.finding(60, ALARMS.finding("attention logits grow", reading, step=60, since=60, doubling=10.0, crossing=67))
     if end:
         writer.end(60, end)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrans.findings import in_words
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.history import kept_reports
 from ctrans.report.progress import duration
@@ -31,7 +32,7 @@ WATCHED = {
     "step_share": ("length of a step", "|dt r| / |X|, of what is added"),
     "bound_share": ("used of the bound", "share of what norm or weights allow"),
     "update": ("updates", "|change of W| / |W|, one step"),
-    "surprise": ("surprise", "gradient / root of Adam's second moment"),
+    "adam_gradient_ratio": ("gradients for Adam", "gradient / root of Adam's second moment"),
     "peak": ("outliers", "largest over median |x|"),
     "logit": ("attention scores", "largest |score|"),
     "entropy": ("attention's entropy", "share of that of equal weights"),
@@ -72,28 +73,11 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
 
 
 def _with_findings(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The run with its alarms as findings."""
-    return {**run, "findings": [_finding(alarm) for alarm in run["alarms"]]}
-
-
-def _finding(alarm: Mapping[str, Any]) -> dict[str, Any]:
-    value, limit, doubling, crossing = (alarm.get(name) for name in ("value", "limit", "doubling", "crossing"))
-    figure = cell(value).text
-    figure += f", doubles every {doubling:.0f} steps" if doubling is not None else ""
-    passes = crossing is not None and crossing > alarm["step"]
-    figure += f", passes {cell(limit).text} at about step {crossing}" if passes else ""
-    return {
-        "check": alarm["rule"],
-        "severity": "serious" if alarm["grade"] == "danger" else "note",
-        "place": f"step {alarm['step']}: {alarm['place']}",
-        "value": value,
-        "figure": figure,
-        "limit": cell(limit).text,
-        "source": "",
-        "impact": alarm.get("does") or "",
-        "remediation": alarm["helps"],
-        "step": alarm["step"],
-    }
+    """The run, each finding with its step before its place, and its growth behind its figure."""
+    findings = [
+        {**each, "place": f"step {each['step']}: {each['place']}", "figure": in_words(each)["figure"]} for each in run["findings"]
+    ]
+    return {**run, "findings": findings}
 
 
 def _answer(name: str, run: Mapping[str, Any]) -> Answer:
@@ -217,7 +201,7 @@ def _over_time(runs: Mapping[str, Any], gauge: str) -> Plot:
     for finding in (finding for run in runs.values() for finding in run["findings"] if finding["severity"] != "note"):
         first.setdefault(finding["check"], float(finding["step"]))
     events = [(step, check) for check, step in first.items()] if gauge in ("loss", "gradient_norm") else []
-    says = GAUGES[gauge].says
+    says = GAUGES[gauge].description
     return Plot(title, "training step", unit, lines, says, log=gauge not in ("loss", "highest_loss"), events=events)
 
 
@@ -232,7 +216,7 @@ def _by_depth(runs: Mapping[str, Any], gauge: str) -> Plot:
     last = list(frames.values())[-1] if frames else []
     lines = [Line(name, [float(k) for k in range(len(y))], y) for name, y in zip(shown, last, strict=True)]
     scope = ALONG[GAUGES[gauge].scope]
-    return Plot(title.capitalize(), scope, unit, lines, GAUGES[gauge].says, frames=frames, over="Training step")
+    return Plot(title.capitalize(), scope, unit, lines, GAUGES[gauge].description, frames=frames, over="Training step")
 
 
 def _until(history: Mapping[str, Any], gauge: str, step: int, places: int) -> Sequence[float | None]:

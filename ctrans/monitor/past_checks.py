@@ -17,7 +17,10 @@ Limits = Mapping[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Sighting:
-    """Something that a rule speaks of: where, the figure and the limit, since which step, how fast and when it passes the limit."""
+    """What a check found: where, the figure and its limit, since which step, how fast it grows and when it will pass the limit.
+
+    `below` says that it is a finding for being below the limit.
+    """
 
     place: str
     value: float
@@ -25,6 +28,7 @@ class Sighting:
     since: int
     doubling: float = math.inf
     crossing: float = math.inf
+    below: bool = False
 
 
 PastCheck = Callable[[Past, Limits], Sighting | None]
@@ -44,7 +48,8 @@ def beyond(name: str, transform: Callable[[Array, Past], Array] | None = None, *
         if not len(places):
             return None
         worst = places[int((np.argmin if below else np.argmax)(values[-1, places]))]
-        return Sighting(past.place(name, int(worst)), float(values[-1, worst]), limits["limit"], _since(steps, outside[:, worst]))
+        value, since = float(values[-1, worst]), _since(steps, outside[:, worst])
+        return Sighting(past.place(name, int(worst)), value, limits["limit"], since, below=below)
 
     return check
 
@@ -120,7 +125,8 @@ def by_depth(past: Past, limits: Limits, *, exploding: bool) -> Sighting | None:
     outside = ratios > limits["limit"] if exploding else ratios < limits["limit"]
     if not outside.all():
         return None
-    return Sighting("from the last state to the first", float(ratios[-1]), limits["limit"], int(steps[-count]))
+    where = "from the last state to the first"
+    return Sighting(where, float(ratios[-1]), limits["limit"], int(steps[-count]), below=not exploding)
 
 
 def dead(past: Past, limits: Limits) -> Sighting | None:
@@ -130,7 +136,7 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
     alike = (spread < limits["same"])[-count:]
     if len(steps) >= count and alike.all(0).any():
         place = int(np.flatnonzero(alike.all(0))[0])
-        return Sighting(past.place("spread", place), float(spread[-1, place]), limits["same"], int(steps[-count]))
+        return Sighting(past.place("spread", place), float(spread[-1, place]), limits["same"], int(steps[-count]), below=True)
     for name in ("velocity", "gradient"):
         steps, values = past.of(name)
         if len(steps) < count or values.shape[1] < 3:
@@ -145,6 +151,7 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
                 float(share[-1, places[0]]),
                 limits["limit"],
                 _since(steps, outside[:, places[0]]),
+                below=True,
             )
     return None
 
