@@ -400,7 +400,7 @@ def logged(steps, value, names=2):
     """A result of ctrans watch whose state of every place is `value` at every step."""
     header = {"model": "m", "places": ["a"] * names, "total": None}
     found = {"over_time": {"loss": [1.0] * len(steps)}, "steps": steps, "by_depth": {"rms": [[value] * names] * len(steps)}}
-    rest = {"log": header | {"every": 1}, "ended": "", "steps": steps, "loss": [1.0], "last": {}, "alarms": [], "probes": []}
+    rest = {"log": header | {"every": 1}, "ended": "", "steps": steps, "loss": [1.0], "last": {}, "findings": [], "probes": []}
     return {"command": "watch", **rest, "history": found}
 
 
