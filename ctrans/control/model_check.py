@@ -19,7 +19,7 @@ from ctrans.control.last_map import LastMapDecay, check_last_decay, last_feature
 from ctrans.control.regularization import KineticCost, Regularization
 from ctrans.control.residual_pullback import (
     active_channels,
-    check_residual_remedy,
+    check_gain_decay,
     check_towards_image,
     cost_factor,
     costate_of_map,
@@ -290,7 +290,7 @@ def check_at(
     A residual W makes the velocity W v of what the norms allow v: H(P) is the norms' own at W'P (`ctrans.control.residual_pullback`).
     """
     start, costate_norm = x, float(p.norm())
-    check_residual_remedy(sublayer, regularization)
+    check_gain_decay(sublayer, regularization)
     h = last_features(sublayer, x).flatten(0, -2)
     check_last_decay(sublayer, regularization)
     x, p = x.flatten(0, -2), p.flatten(0, -2)

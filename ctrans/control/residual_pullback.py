@@ -121,7 +121,7 @@ def for_these_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate
     return dataclasses.replace(certificate, verdict=verdict_of(True, bounded_gains=True))
 
 
-def check_residual_remedy(sublayer: Sublayer, regularization: Regularization) -> None:
+def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None:
     """Raises ConfigError for a decay of norms' gains where the residual's own gains are trained beside them, which it does not hold."""
     if regularization.of_sets.get("gain_decay") is not None and carries_hamiltonian(sublayer):
         raise ConfigError(
