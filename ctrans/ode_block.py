@@ -1,4 +1,6 @@
-"""A Transformer block as an ODE: attention and FFN act one after the other, each for depth-time dt, by any method of `solvers`."""
+"""A Transformer block as an ODE: attention and FFN act one after the other, each for depth-time dt,
+by any method of `solvers`.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from solvers.errors import look_up
 class Called(AroundMap):
     """f(x) = field(x, **context), for fields that need masks or positions besides the state.
 
-    The context is bound here and not stored in the field, because gradients other than backprop evaluate the field after the
-    forward pass that the context belongs to.
+    The context is bound here and not stored in the field, because gradients other than backprop
+    evaluate the field after the forward pass that the context belongs to.
     """
 
     def __init__(self, field: nn.Module, context: Mapping[str, Any]):
@@ -35,7 +37,9 @@ class Called(AroundMap):
 
 
 def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
-    """The same sublayers, sharing their weights, with `context` as keyword arguments of every map with attention."""
+    """The same sublayers, sharing their weights, with `context` as keyword arguments of every map
+    with attention.
+    """
     if not context:
         return depth
     sublayers = [part.with_field(Called(part.field, context)) if part.kind != "ffn" else part for part in depth.sublayers]
@@ -43,18 +47,21 @@ def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
 
 
 class ODEBlock(nn.Module):
-    """X(2 dt) of dX/dt = v_attention(X) on [0, dt], v_ffn(X) on [dt, 2 dt]: a block x -> x to be put into any model.
+    """X(2 dt) of dX/dt = v_attention(X) on [0, dt], v_ffn(X) on [dt, 2 dt]: a block x -> x to be
+    put into any model.
 
     - `attention`, `ffn`: modules from (*batch, tokens, width) to the same shape
     - `placement`: a name of `PLACEMENTS`, which says where norms act around both
     - `dt`: for how much depth-time each acts
-    - `method`, `steps`, `rtol`, `atol`, `gradient`: the block's `Scheme`. One Euler step is the discrete block X + dt f(N X) (or as
-      the placement has it), bit for bit
-    - `norm`, `width`, `eps`: the norms that are made here, by a name of `NORMS`; the width is asked of the attention where not given
+    - `method`, `steps`, `rtol`, `atol`, `gradient`: the block's `Scheme`. One Euler step is the
+      discrete block X + dt f(N X) (or as the placement has it), bit for bit
+    - `norm`, `width`, `eps`: the norms that are made here, by a name of `NORMS`; the width is asked
+      of the attention where not given
     - `gain`: what both maps are multiplied by (DeepNorm's 1/alpha)
 
-    The state dict's names are depth.sublayers.0 (attention) and depth.sublayers.1 (FFN), in each field, input_norm, output_norm,
-    state_norm. Raises ConfigError for an unknown placement, norm, method or gradient, and a width that is not known.
+    The state dict's names are depth.sublayers.0 (attention) and depth.sublayers.1 (FFN), in each
+    field, input_norm, output_norm, state_norm. Raises ConfigError for an unknown placement, norm,
+    method or gradient, and a width that is not known.
     """
 
     def __init__(
@@ -102,9 +109,11 @@ class ODEBlock(nn.Module):
         self.scheme.check(self.depth)
 
     def forward(self, x: Float[Tensor, "*batch tokens width"], **context: Any) -> Float[Tensor, "*batch tokens width"]:
-        """The block's output. Keyword arguments, as masks and positions, go to every evaluation of the attention.
+        """The block's output. Keyword arguments, as masks and positions, go to every evaluation of
+        the attention.
 
-        Raises ConfigError for a state of another width than the block's, SolveError where the solve fails.
+        Raises ConfigError for a state of another width than the block's, SolveError where the solve
+        fails.
         """
         if self.width is not None and x.shape[-1:] != (self.width,):
             raise ConfigError(

@@ -1,4 +1,6 @@
-"""Other people's models in and out: blocks of theirs as ODEs, nanoGPT checkpoints, Hugging Face models as a `Depth`."""
+"""Other people's models in and out: blocks of theirs as ODEs, nanoGPT checkpoints, Hugging Face
+models as a `Depth`.
+"""
 
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture

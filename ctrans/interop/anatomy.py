@@ -1,4 +1,6 @@
-"""Where a model has its blocks, and a block its attention and FFN: paths of attributes, given by the user or known by name."""
+"""Where a model has its blocks, and a block its attention and FFN: paths of attributes, given by
+the user or known by name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ATTENTION_PATHS: tuple[tuple[str, ...], ...] = (
     ("self_attn",),
     ("attn",),
 )
-"""How models name attention: modules in the order in which they act. The first row whose modules a block has is taken."""
+"""How models name attention: modules in the order in which they act. The first row whose modules a
+block has is taken.
+"""
 FFN_PATHS: tuple[tuple[str, ...], ...] = (
     ("intermediate", "output.dense", "output.dropout"),
     ("mlp", "dropout"),
@@ -35,10 +39,12 @@ FFN_PATHS: tuple[tuple[str, ...], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Anatomy:
-    """Paths of attributes: from the model to its list of blocks, and from a block to the modules that are attention and FFN.
+    """Paths of attributes: from the model to its list of blocks, and from a block to the modules
+    that are attention and FFN.
 
-    Several modules act one after the other, as BERT's ("intermediate", "output.dense"). What is None is found by the names that
-    models are known to use. Norms are not named: they are found by what they do.
+    Several modules act one after the other, as BERT's ("intermediate", "output.dense"). What is
+    None is found by the names that models are known to use. Norms are not named: they are found by
+    what they do.
     """
 
     blocks: str | None = None
@@ -47,7 +53,8 @@ class Anatomy:
 
 
 def read_anatomy(path: Path) -> Anatomy:
-    """The anatomy in a TOML file: blocks, attention and ffn, each a path, the last two also lists of paths.
+    """The anatomy in a TOML file: blocks, attention and ffn, each a path, the last two also lists
+    of paths.
 
     Raises ConfigError for a file that is no such JSON, another name, and a value of another kind.
     """
@@ -84,7 +91,9 @@ def parts_of(block: nn.Module) -> str:
 
 
 def named_maps(block: nn.Module, anatomy: Anatomy) -> tuple[list[nn.Module] | None, list[nn.Module] | None]:
-    """The modules of attention and of the FFN at the paths given or known; None for one that has no such name."""
+    """The modules of attention and of the FFN at the paths given or known; None for one that has no
+    such name.
+    """
     return _modules(block, anatomy.attention, ATTENTION_PATHS), _modules(block, anatomy.ffn, FFN_PATHS)
 
 

@@ -1,4 +1,6 @@
-"""Architectures by name or config file, without weights: models with freshly drawn ones, of any size."""
+"""Architectures by name or config file, without weights: models with freshly drawn ones, of any
+size.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "olmo2-7b": _gated("olmo2", 32, 4096, 32, 32, 11008, 100352, 5e5, 4096, rms_norm_eps=1e-6),
     "olmo2-13b": _gated("olmo2", 40, 5120, 40, 40, 13824, 100352, 5e5, 4096, rms_norm_eps=1e-6),
 }
-"""The shapes of published models, as their config.json says: families of `transformers`, whose own modules compute them."""
+"""The shapes of published models, as their config.json says: families of `transformers`, whose own
+modules compute them.
+"""
 
 
 def from_architecture(
@@ -89,14 +93,15 @@ def from_architecture(
     on_demand: bool | None = None,
     anatomy: Anatomy | None = None,
 ) -> Imported:
-    """The model that a preset or a config file describes, its weights drawn from `seed` as the library initialises that family.
+    """The model that a preset or a config file describes, its weights drawn from `seed` as the
+    library initialises that family.
 
     - `architecture`: a name in `PRESETS`, a config.json, a directory with one, or its entries
     - `blocks`: in place of its number of blocks
     - `dt`: the residual scale, 1 as the library computes
     - `dtype`: of the weights
-    - `on_demand`: whether weights are drawn when they are used and dropped after, the same each time; if None, where all of them would
-      take more than a quarter of this machine's memory
+    - `on_demand`: whether weights are drawn when they are used and dropped after, the same each
+      time; if None, where all of them would take more than a quarter of this machine's memory
     - `anatomy`: where blocks and their parts are, for a family whose layout is not found by itself
 
     Raises ConfigError for an architecture that is not known.
@@ -117,7 +122,9 @@ def from_architecture(
 def skeleton(
     architecture: Description, *, seed: int = 0, blocks: int | None = None, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """The library's model of that architecture without its matrices, in eval mode; options and errors as `from_architecture`."""
+    """The library's model of that architecture without its matrices, in eval mode; options and
+    errors as `from_architecture`.
+    """
     check_seed(seed)
     transformers = import_transformers()
     settings = _settings(architecture, transformers)

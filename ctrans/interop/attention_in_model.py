@@ -39,7 +39,9 @@ class AttentionInModel(nn.Module):
 
     @property
     def output_projection(self) -> nn.Linear | ScaledLinear:
-        """The last linear map: f(x) = output_projection(pre_projection(x)). Raises ConfigError where attention does not end in one."""
+        """The last linear map: f(x) = output_projection(pre_projection(x)). Raises ConfigError
+        where attention does not end in one.
+        """
         return self.attention.output_projection
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
@@ -47,14 +49,18 @@ class AttentionInModel(nn.Module):
         return self._given(self.attention.pre_projection, x).reshape(*x.shape[:-1], -1)
 
     def _given(self, function: Callable[..., Tensor], x: Tensor) -> Tensor:
-        """The function of the states (batch, tokens, width), in the context that the model gives the block."""
+        """The function of the states (batch, tokens, width), in the context that the model gives
+        the block.
+        """
         states = x.reshape(-1, *x.shape[-2:])
         with sdpa_kernel(SDPBackend.MATH) if self.use_reference_kernel else contextlib.nullcontext():
             return function(states, **self.contexts.of(self.block, states))
 
 
 class AttentionWithValues(AttentionInModel):
-    """f(x)_i = sum_h O_h sum_j a_hij (V_g x_j + b_v,g) + b_o: attention rows a_h >= 0 of known values, g the group of head h."""
+    """f(x)_i = sum_h O_h sum_j a_hij (V_g x_j + b_v,g) + b_o: attention rows a_h >= 0 of known
+    values, g the group of head h.
+    """
 
     def __init__(self, attention: ModuleChain, block: int, contexts: Contexts, reading: AttentionReading):
         super().__init__(attention, block, contexts, reading.why_not)
@@ -65,8 +71,8 @@ class AttentionWithValues(AttentionInModel):
         return self.reading.heads
 
     def matrices(self) -> Iterator[Matrix]:
-        """W_Q, W_K, W_V, where heads share keys and values smaller than W_Q, and W_O: views of the module's own weights, or
-        copies of their rows.
+        """W_Q, W_K, W_V, where heads share keys and values smaller than W_Q, and W_O: views of the
+        module's own weights, or copies of their rows.
         """
         roles: tuple[Role, ...] = ("query", "key", "value", "out")
         for role in roles:
@@ -129,15 +135,19 @@ class AttentionWithValues(AttentionInModel):
 
 
 class AttentionWithHeads(AttentionWithValues):
-    """The same with rows that sum to 1, of softmax over j of <q_i, k_j>/(tau sqrt(d_h)), q = R_i (Q x + b_q), k = R_j (K x + b_k).
+    """The same with rows that sum to 1, of softmax over j of <q_i, k_j>/(tau sqrt(d_h)), q = R_i (Q
+    x + b_q), k = R_j (K x + b_k).
 
-    R_i are rotations by position, or nothing; the scores may pass a soft-cap c tanh(./c). As |R Q|_2 = |Q|_2, and a cap has slope at
-    most 1, Emadi's theorem 5.1 holds with the matrices as they are; but the offsets of keys then count (`HeadMatrices`).
+    R_i are rotations by position, or nothing; the scores may pass a soft-cap c tanh(./c). As |R
+    Q|_2 = |Q|_2, and a cap has slope at most 1, Emadi's theorem 5.1 holds with the matrices as they
+    are; but the offsets of keys then count (`HeadMatrices`).
     """
 
     @property
     def temperature(self) -> float:
-        """tau = 1/(scale sqrt(d_h)), 1 where the scale is the usual one; nan where scores are not bilinear."""
+        """tau = 1/(scale sqrt(d_h)), 1 where the scale is the usual one; nan where scores are not
+        bilinear.
+        """
         scale = self.reading.scale
         return math.nan if scale is None else 1 / (scale * math.sqrt(self._head))
 
@@ -149,13 +159,16 @@ class AttentionWithHeads(AttentionWithValues):
     def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The attention rows of each head; row i weighs the tokens that token i reads.
 
-        Libraries round them to float32, whatever the model computes in; they are made to sum to 1 in the model's numbers.
+        Libraries round them to float32, whatever the model computes in; they are made to sum to 1
+        in the model's numbers.
         """
         rows = self.rows(x)
         return rows / rows.sum(-1, keepdim=True)
 
     def head_matrices(self) -> Iterator[HeadMatrices]:
-        """Q_h, K_g, V_g, the columns of W_O for each head, its part of b_Q, and of b_K where that counts (0 where there is none)."""
+        """Q_h, K_g, V_g, the columns of W_O for each head, its part of b_Q, and of b_K where that
+        counts (0 where there is none).
+        """
         reading, chain = self.reading, self.attention
         keys, values = self._groups(reading.key.weight(chain)), self._groups(self._value)
         q_0, k_0 = reading.query.bias(chain), reading.key.bias(chain)

@@ -1,15 +1,18 @@
-"""Where a foreign attention keeps the matrices of its heads, and what its scores are: read from what it computes, not from names.
+"""Where a foreign attention keeps the matrices of its heads, and what its scores are: read from
+what it computes, not from names.
 
-The module is run on random states, in the library's way that returns the attention rows a_h. What its linear maps are is told by
-their order and shapes, and a reading counts only if it gives back what came out:
+The module is run on random states, in the library's way that returns the attention rows a_h. What
+its linear maps are is told by their order and shapes, and a reading counts only if it gives back
+what came out:
 
-- values: heads' averages equal sum_j a_hij (V_g x_j + b_v), g the group of head h. Then f(x)_i = sum_h O_h (that) + b_o, as its
-  last linear map was seen to act on them;
-- scores: log a_hij equals, but for a constant in each row, scale <Q_h x_i + b_q, K_g x_j + b_k> + c_hij, the first part through
-  c tanh(./c) where a soft-cap c is known. The number c_hij is what is there at states of 0: ALiBi, or a table of relative positions,
-  which no state changes, so that every derivative is as without. Rotary positions are set to one and the same for all tokens, at
-  which rotations R cancel: <R q, R k> = <q, k>. That a rotation in the middle of the text does cancel shows that it is one (up to a
-  factor, which becomes part of the scale).
+- values: heads' averages equal sum_j a_hij (V_g x_j + b_v), g the group of head h. Then f(x)_i =
+  sum_h O_h (that) + b_o, as its last linear map was seen to act on them;
+- scores: log a_hij equals, but for a constant in each row, scale <Q_h x_i + b_q, K_g x_j + b_k> +
+  c_hij, the first part through c tanh(./c) where a soft-cap c is known. The number c_hij is what is
+  there at states of 0: ALiBi, or a table of relative positions, which no state changes, so that
+  every derivative is as without. Rotary positions are set to one and the same for all tokens, at
+  which rotations R cancel: <R q, R k> = <q, k>. That a rotation in the middle of the text does
+  cancel shows that it is one (up to a factor, which becomes part of the scale).
 """
 
 from __future__ import annotations
@@ -38,15 +41,19 @@ SCALES = ("scaling", "scale", "softmax_scale")
 SOFT_CAPS = ("attn_logit_softcapping", "logit_softcapping")
 """Attributes that hold a soft-cap."""
 FAINT, STRONG = 0.3, 3.0
-"""Sizes of scores: at the first a soft-cap does not show, at the second it does, and rows still have all their digits."""
+"""Sizes of scores: at the first a soft-cap does not show, at the second it does, and rows still
+have all their digits.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionReading:
-    """Where Q, K, V and O are, with `heads` heads of which `heads // groups` share a key and a value.
+    """Where Q, K, V and O are, with `heads` heads of which `heads // groups` share a key and a
+    value.
 
-    `whole_rows` says whether rows sum to 1. `scale` is that of bilinear scores, None where they are something else; `key_offsets`
-    whether the offsets of keys can change the rows. `why_not` says what is not as in other attentions, or "".
+    `whole_rows` says whether rows sum to 1. `scale` is that of bilinear scores, None where they are
+    something else; `key_offsets` whether the offsets of keys can change the rows. `why_not` says
+    what is not as in other attentions, or "".
     """
 
     query: Projection
@@ -73,8 +80,8 @@ def random_states(like: Tensor) -> Tensor:
 def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Mapping[str, Any]) -> AttentionReading | str:
     """The reading of an attention whose output at the states x is `expected`; or why there is none.
 
-    It is called where the library returns rows, with the context that goes with that. The model is to be in eval mode and the chain's
-    last linear map found.
+    It is called where the library returns rows, with the context that goes with that. The model is
+    to be in eval mode and the chain's last linear map found.
     """
     try:
         return _read(chain, x, expected, dict(context))
@@ -143,8 +150,9 @@ def _no_values(inner: Sequence[RecordedCall], x: Tensor, heads: int, fitting: bo
 def _candidates(
     inner: Sequence[RecordedCall], x: Tensor, heads: int, head: int
 ) -> Iterator[tuple[Projection, Projection, Projection]]:
-    """What may be queries, keys and values by their shapes: three linear maps in any order, queries and a map of keys and values, or
-    one map of all; in maps that are shared one below the other, or group by group of heads.
+    """What may be queries, keys and values by their shapes: three linear maps in any order, queries
+    and a map of keys and values, or one map of all; in maps that are shared one below the other, or
+    group by group of heads.
     """
     if not all(torch.equal(part.x, x) for part in inner):
         return
@@ -176,7 +184,9 @@ def _layouts(heads: int, groups: int, head: int) -> Iterator[tuple[tuple[int, in
 
 
 def _by_head(z: Tensor, heads: int, head: int) -> Tensor:
-    """(batch, tokens, groups * head) as (batch, heads, tokens, head), each group once for every head that shares it."""
+    """(batch, tokens, groups * head) as (batch, heads, tokens, head), each group once for every
+    head that shares it.
+    """
     parts: Tensor = z.unflatten(-1, (-1, head)).transpose(1, 2)
     return parts.repeat_interleave(heads // parts.shape[1], dim=1)
 
@@ -189,7 +199,9 @@ def _averages(chain: ModuleChain, value: Projection, x: Tensor, rows: Tensor, he
 
 @dataclasses.dataclass(frozen=True)
 class _Scores:
-    """The scores of an attention as its rows show them: their logarithms, of which only differences within a row are known."""
+    """The scores of an attention as its rows show them: their logarithms, of which only differences
+    within a row are known.
+    """
 
     chain: ModuleChain
     x: Tensor
@@ -199,10 +211,12 @@ class _Scores:
     cap: float | None
 
     def scale(self, query: Projection, key: Projection) -> float | None:
-        """The factor of <Q x_i + b_q, K x_j + b_k> in the scores, or None where these are something else.
+        """The factor of <Q x_i + b_q, K x_j + b_k> in the scores, or None where these are something
+        else.
 
-        It is fitted at states so small that a cap does not show, and has to give back the rows at larger ones. Where the module
-        says it, it is taken as said; otherwise rounded up, so that bounds with it hold.
+        It is fitted at states so small that a cap does not show, and has to give back the rows at
+        larger ones. Where the module says it, it is taken as said; otherwise rounded up, so that
+        bounds with it hold.
         """
         small, large = (self._state_size(query, key, target * math.sqrt(self.head)) for target in (FAINT, STRONG))
         if not 0 < small < large < math.inf:
@@ -215,7 +229,9 @@ class _Scores:
         return scale if scale > 0 and difference(self._centred(capped), self._observed(large) - by_place) <= 2 * close else None
 
     def _said(self) -> list[float]:
-        """What the scale may be by what the module says of it, and by custom; with what rotary tables put on top."""
+        """What the scale may be by what the module says of it, and by custom; with what rotary
+        tables put on top.
+        """
         said = [getattr(own_module(self.chain.stages[0]), name, None) for name in SCALES]
         factors = [float(each) for each in said if isinstance(each, (int, float)) and not isinstance(each, bool)]
         stretch = 1.0
@@ -267,7 +283,9 @@ def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
 
 
 def _other_parameters(chain: nn.Module) -> bool:
-    """Whether it has weights that are no part of a linear map, a norm or a table of positions, such as sinks."""
+    """Whether it has weights that are no part of a linear map, a norm or a table of positions, such
+    as sinks.
+    """
     parts = [part for part in chain.modules() if isinstance(part, nn.Embedding) or is_linear(part) or as_norm(part) is not None]
     known = {p for part in parts for p in part.parameters(recurse=False)}
     return any(parameter not in known for parameter in chain.parameters())

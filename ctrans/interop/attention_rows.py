@@ -1,4 +1,6 @@
-"""A model's attention rows made visible: as the library returns them, as a softmax gives them, or as fused attention weighs values."""
+"""A model's attention rows made visible: as the library returns them, as a softmax gives them, or
+as fused attention weighs values.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 from ctrans.interop.recorded_calls import watched
 
 IMPLEMENTATION, ROWS = "_attn_implementation", "eager"
-"""The setting by which the library chooses how attention is computed, and its value for which attention returns its rows."""
+"""The setting by which the library chooses how attention is computed, and its value for which
+attention returns its rows.
+"""
 SOFTMAXES: tuple[Callable[..., Any], ...] = (torch.softmax, F.softmax, Tensor.softmax)
 
 
@@ -54,7 +58,9 @@ def showing_rows(model: nn.Module) -> Iterator[None]:
 
 
 def _returned(output: Any) -> Tensor | None:
-    """The attention rows (batch, heads, tokens, tokens) among what a module returns, if they are: at least 0 (T5 returns biases too)."""
+    """The attention rows (batch, heads, tokens, tokens) among what a module returns, if they are:
+    at least 0 (T5 returns biases too).
+    """
     returned = output[1:] if isinstance(output, tuple) else ()
     square = (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3])
     return next((each for each in square if bool((each >= 0).all())), None)
@@ -62,7 +68,9 @@ def _returned(output: Any) -> Tensor | None:
 
 @contextlib.contextmanager
 def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
-    """Inside, what it gives says the rows (batch, heads, tokens, tokens) of that module's last call: as returned, or as computed."""
+    """Inside, what it gives says the rows (batch, heads, tokens, tokens) of that module's last
+    call: as returned, or as computed.
+    """
     with watched({"": first}) as seen, _SoftmaxRows() as computing:
 
         def rows() -> Tensor | None:

@@ -1,4 +1,6 @@
-"""What a model's blocks are called with: the state and, by name, its context (masks, positions), seen by running the model."""
+"""What a model's blocks are called with: the state and, by name, its context (masks, positions),
+seen by running the model.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a block: the state, under which name, and everything else that it was given, by the names in its signature.
+    """One call of a block: the state, under which name, and everything else that it was given, by
+    the names in its signature.
 
-    Where blocks are given a mapping that holds the state, `around` is that, and `key` the state's name in it.
+    Where blocks are given a mapping that holds the state, `around` is that, and `key` the state's
+    name in it.
     """
 
     x: Tensor
@@ -42,7 +46,9 @@ class Call:
 
 
 def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The call of a block of that class, arguments named by its forward; the state is the first that can be one."""
+    """The call of a block of that class, arguments named by its forward; the state is the first
+    that can be one.
+    """
     names = _arguments(kind)  # type: ignore[arg-type]  # classes are hashable
     named = dict(zip(names, args, strict=False)) | kwargs
     state = next((name for name in names if is_state(named.get(name))), names[0])
@@ -60,7 +66,8 @@ def is_state(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class StateForm:
-    """How a block hands on its state: alone or as a part of what it returns, and whether tokens come before sequences in it.
+    """How a block hands on its state: alone or as a part of what it returns, and whether tokens
+    come before sequences in it.
 
     `others` says that it returns a tuple of that length in which there is nothing else.
     """
@@ -103,7 +110,9 @@ def form_of(output: Any, x: Tensor) -> StateForm | None:
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """A block as a function of its state (batch, tokens, width) alone, in the context of one of its calls."""
+    """A block as a function of its state (batch, tokens, width) alone, in the context of one of its
+    calls.
+    """
 
     block: nn.Module
     call: Call
@@ -126,7 +135,9 @@ def _arguments(kind: type[Any]) -> tuple[str, ...]:
 
 
 def own_context(call: Call, cached: bool) -> dict[str, Any]:
-    """The call's context. Raises ConfigError for a cache, unless `cached` allows it, and for an encoder's states."""
+    """The call's context. Raises ConfigError for a cache, unless `cached` allows it, and for an
+    encoder's states.
+    """
     if not cached and any(call.context.get(key) is not None for key in CACHES):
         raise ConfigError(
             "a cache of keys and values holds one evaluation of each attention, and this ODE block makes several: "
@@ -168,10 +179,11 @@ def intercepted(
 
 
 def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: StateForm = StateForm()) -> list[Call]:
-    """How `run` calls each block, the blocks passing their state on unchanged. Caches are left out of the calls.
+    """How `run` calls each block, the blocks passing their state on unchanged. Caches are left out
+    of the calls.
 
-    Raises ConfigError unless every block is called once, with the state (batch, tokens, width) that the one before returned, and
-    the model's own code takes that state as a block's output.
+    Raises ConfigError unless every block is called once, with the state (batch, tokens, width) that
+    the one before returned, and the model's own code takes that state as a block's output.
     """
     calls: dict[int, Call] = {}
 
@@ -216,7 +228,9 @@ class _Seen(BaseException):  # no error; and a model that catches every Exceptio
 def recorded_until(
     blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: StateForm = StateForm()
 ) -> list[Call]:
-    """How `run` calls the blocks 0 .. last, as `recorded`, and no further: neither the rest of the model nor its head is run."""
+    """How `run` calls the blocks 0 .. last, as `recorded`, and no further: neither the rest of the
+    model nor its head is run.
+    """
     calls: list[Call] = []
 
     def note(i: int, call: Call) -> Tensor:
@@ -233,10 +247,11 @@ def recorded_until(
 def observed(
     blocks: Iterable[nn.Module], run: Callable[[], object], *, copies: bool = False
 ) -> dict[nn.Module, list[tuple[Any, Any]]]:
-    """For each block the state that it was given and what it returned, in every call; with `copies` as they were then, as later code may
-    change them in place.
+    """For each block the state that it was given and what it returned, in every call; with `copies`
+    as they were then, as later code may change them in place.
 
-    Where the first argument is a tensor of four axes, several streams of states, that is given in the place of the state.
+    Where the first argument is a tensor of four axes, several streams of states, that is given in
+    the place of the state.
     """
     calls: dict[nn.Module, list[tuple[Any, Any]]] = {block: [] for block in blocks}
     given: list[Any] = []

@@ -1,8 +1,10 @@
-"""Which modules of a foreign block are its attention and its FFN, seen in what they do while it runs: no name is needed.
+"""Which modules of a foreign block are its attention and its FFN, seen in what they do while it
+runs: no name is needed.
 
-Attention is the smallest module in which a token's output depends on other tokens. What acts on its output alone (dropout, a scale by
-channel) belongs to it. The FFN is the smallest module that holds the linear maps that act after it, or, where the block itself holds
-them, these maps one after the other, with what stands between them: an activation, or a gate. There may be none (Mamba).
+Attention is the smallest module in which a token's output depends on other tokens. What acts on its
+output alone (dropout, a scale by channel) belongs to it. The FFN is the smallest module that holds
+the linear maps that act after it, or, where the block itself holds them, these maps one after the
+other, with what stands between them: an activation, or a gate. There may be none (Mamba).
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The maps of a block, and what attention is given besides the state: keyword arguments of its chain. `ffn` is None for a block of
-    one map. `own_calls` says whether attention is called as the block calls it, or with what the block is.
+    """The maps of a block, and what attention is given besides the state: keyword arguments of its
+    chain. `ffn` is None for a block of one map. `own_calls` says whether attention is called as the
+    block calls it, or with what the block is.
     """
 
     attention: Part
@@ -54,8 +57,8 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockRun:
-    """A block that was run on the state x (batch, tokens, width) and gave y, with all calls of its parts in the order in which they
-    began.
+    """A block that was run on the state x (batch, tokens, width) and gave y, with all calls of its
+    parts in the order in which they began.
     """
 
     running: Running
@@ -81,7 +84,9 @@ def run_of(running: Running, x: Tensor) -> BlockRun:
 
 
 def named_parts(run: BlockRun, anatomy: Anatomy) -> Parts | None:
-    """The parts that the anatomy or a known name says, attention to be called with what the block is; None unless both are."""
+    """The parts that the anatomy or a known name says, attention to be called with what the block
+    is; None unless both are.
+    """
     maps = named_maps(run.block, anatomy)
     if None in maps:
         return None
@@ -92,8 +97,9 @@ def named_parts(run: BlockRun, anatomy: Anatomy) -> Parts | None:
 def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
     """The parts as seen in the run of the block, those that the anatomy names as it says.
 
-    With `own_calls` attention is called as the block calls it; otherwise, where it has a known name, with what the block is given.
-    Raises ConfigError, naming what to give, where a part is not found, and for blocks of more or fewer than the two maps.
+    With `own_calls` attention is called as the block calls it; otherwise, where it has a known
+    name, with what the block is given. Raises ConfigError, naming what to give, where a part is not
+    found, and for blocks of more or fewer than the two maps.
     """
     named = named_maps(run.block, anatomy)
     for what, path, found in (("attention", anatomy.attention, named[0]), ("FFN", anatomy.ffn, named[1])):
@@ -111,7 +117,8 @@ def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
 
 
 def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
-    """Raises ConfigError where what is named attention mixes no tokens and something else does, or what is named FFN mixes them.
+    """Raises ConfigError where what is named attention mixes no tokens and something else does, or
+    what is named FFN mixes them.
 
     Of blocks that add both at once, a sum, nothing else would tell that the two were swapped.
     """
@@ -144,7 +151,9 @@ def _path(named: str | Sequence[str]) -> str:
 
 
 def _check_one_sequence(run: BlockRun, attention: Part) -> None:
-    """Raises ConfigError where a part beside attention is given a state that the block did not make, as cross-attention is."""
+    """Raises ConfigError where a part beside attention is given a state that the block did not
+    make, as cross-attention is.
+    """
     made = (run.x, *(part for call in run.calls for part in (call.x, call.y)))
     own = {part.data_ptr() for part in made if isinstance(part, Tensor)}
     for call in run.calls:
@@ -208,7 +217,9 @@ def _mixes(call: RecordedCall, running: Running) -> bool:
 
 
 def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether what the function gives for x (sequences, tokens, ...) changes behind the first token with that token."""
+    """Whether what the function gives for x (sequences, tokens, ...) changes behind the first token
+    with that token.
+    """
     changed = x.clone()
     changed[:, 0] = -changed[:, 0] + 1
     expected = function(x)[:, 1:]
@@ -217,7 +228,9 @@ def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
 
 @torch.no_grad()
 def token_axis_is_first(block: Running, x: Tensor) -> bool | None:
-    """Whether the block's tokens stand along the first axis of its state and not the second; None where neither mixes."""
+    """Whether the block's tokens stand along the first axis of its state and not the second; None
+    where neither mixes.
+    """
     if mixes_tokens(block, x):
         return False
     return True if mixes_tokens(lambda z: block(z.transpose(0, 1)).transpose(0, 1), x.transpose(0, 1)) else None
@@ -269,7 +282,9 @@ def _given_ffn(run: BlockRun, given: Sequence[nn.Module]) -> Part:
 
 
 def _holder(run: BlockRun, paths: Sequence[str], attention: Part) -> RecordedCall | None:
-    """The smallest module that holds all of them and is called as a map, unless it holds attention or begins with a norm."""
+    """The smallest module that holds all of them and is called as a map, unless it holds attention
+    or begins with a norm.
+    """
     parent = paths[0].rpartition(".")[0]
     if len(paths) > 1:
         parent = posixpath.commonpath([path.replace(".", "/") for path in paths]).replace("/", ".")
@@ -310,7 +325,9 @@ def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedC
 
 
 def _gate(first: RecordedCall, second: RecordedCall, rest: Sequence[RecordedCall]) -> tuple[GatedUnits, int] | None:
-    """phi(first) * second or phi(second) * first, whichever is what a later map acts on, and which one that is."""
+    """phi(first) * second or phi(second) * first, whichever is what a later map acts on, and which
+    one that is.
+    """
     for gate, up in ((first, second), (second, first)):
         for name, phi in KNOWN.items():
             value = phi(gate.y) * up.y

@@ -1,4 +1,6 @@
-"""What a config of somebody else's may ask for, looked at before anything is built of it: no code, no sizes below 1 or without end."""
+"""What a config of somebody else's may ask for, looked at before anything is built of it: no code,
+no sizes below 1 or without end.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ AT_LEAST_ONE = (
 KERNELS = (None, "eager", "sdpa")
 """Attention that the library itself computes; it would fetch and run others by their names."""
 SLACK, SPARE = 4, 10**7
-"""How many times the numbers in its files a model may have, and how many more: what is missing is named when it is loaded."""
+"""How many times the numbers in its files a model may have, and how many more: what is missing is
+named when it is loaded.
+"""
 
 
 def check_settings(where: str, config: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a config, or a part of one, of quantised weights, of kernels from elsewhere, or of impossible sizes."""
+    """Raises ConfigError for a config, or a part of one, of quantised weights, of kernels from
+    elsewhere, or of impossible sizes.
+    """
     for name, value in _entries(config):
         if name == "quantization_config" and value is not None:
             raise ConfigError(f"{where} is of quantised weights: save the model unquantised")
@@ -44,7 +50,8 @@ def check_settings(where: str, config: Mapping[str, Any]) -> None:
 
 
 def check_size(where: str, make: Callable[[], nn.Module], dtype: torch.dtype, *, held: int | None, on_demand: bool) -> None:
-    """Raises ConfigError for more numbers than there is memory for or, with what the files hold, than they give rise to.
+    """Raises ConfigError for more numbers than there is memory for or, with what the files hold,
+    than they give rise to.
 
     `make` makes the model: here without any numbers.
     """

@@ -1,8 +1,9 @@
 """Blocks of a discrete model made into ODEs in place, and back.
 
-A block stays the module that it was: its parameters keep their objects and their names in the state dict, so that the model's
-trainer, checkpoints, and hooks go on working, and a checkpoint of either form loads into the other. Only what it computes
-changes, by a subclass of its own class whose forward solves the block's two segments.
+A block stays the module that it was: its parameters keep their objects and their names in the state
+dict, so that the model's trainer, checkpoints, and hooks go on working, and a checkpoint of either
+form loads into the other. Only what it computes changes, by a subclass of its own class whose
+forward solves the block's two segments.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """What a continuous block computes, and what it was: kept beside its modules, which `depth` shares."""
+    """What a continuous block computes, and what it was: kept beside its modules, which `depth`
+    shares.
+    """
 
     depth: Depth
     scheme: Scheme
@@ -52,25 +55,28 @@ def continuize(
     anatomy: Anatomy | None = None,
     example: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Makes blocks of a nanoGPT or Hugging Face model ODEs, in place: each solves dX/dt = v_attention, then v_ffn, for dt each.
+    """Makes blocks of a nanoGPT or Hugging Face model ODEs, in place: each solves dX/dt =
+    v_attention, then v_ffn, for dt each.
 
-    - `layers`: the blocks' numbers, all if None; a run of blocks is solved one after the other, which no solver could better, since
-      no step crosses a segment's end
+    - `layers`: the blocks' numbers, all if None; a run of blocks is solved one after the other,
+      which no solver could better, since no step crosses a segment's end
     - `dt`: for how much depth-time each attention and FFN acts
     - `method`, `steps`, `rtol`, `atol`, `gradient`: the blocks' `Scheme`
     - `anatomy`: the parts of a model that is not recognised, by name
     - `example`: the arguments of a forward pass where they cannot be guessed
 
-    The blocks are called as before: masks and positions go to every evaluation of their attention. At Euler, one step, dt = 1 the
-    model computes what it did; then a cache works too, and otherwise it is refused, and turned off in `model.config`. Dropout draws
-    anew at every evaluation, which an adaptive method takes for stiffness and the gradients `adjoint` and `reversible` refuse.
+    The blocks are called as before: masks and positions go to every evaluation of their attention.
+    At Euler, one step, dt = 1 the model computes what it did; then a cache works too, and otherwise
+    it is refused, and turned off in `model.config`. Dropout draws anew at every evaluation, which
+    an adaptive method takes for stiffness and the gradients `adjoint` and `reversible` refuse.
     Returns the model; `discretize` undoes all.
 
-    What is saved is the discrete model, by names and config: after loading, call this again with the same arguments. Attentions by
-    `output_attentions` are those of every evaluation. In float64 norms of other libraries, which round to float32, are computed
-    without that rounding.
+    What is saved is the discrete model, by names and config: after loading, call this again with
+    the same arguments. Attentions by `output_attentions` are those of every evaluation. In float64
+    norms of other libraries, which round to float32, are computed without that rounding.
 
-    Raises ConfigError for layers that there are not, blocks of no known structure, and a scheme that makes no sense.
+    Raises ConfigError for layers that there are not, blocks of no known structure, and a scheme
+    that makes no sense.
     """
     scheme = Scheme(method, steps, rtol, atol, gradient)
     anatomy = Anatomy() if anatomy is None else anatomy
@@ -93,7 +99,9 @@ def continuize(
 
 
 def discretize(model: Model) -> Model:
-    """Takes `continuize` back, in place: the blocks with the weights that they have now, discrete again. Returns the model."""
+    """Takes `continuize` back, in place: the blocks with the weights that they have now, discrete
+    again. Returns the model.
+    """
     for block in model.modules():
         flow = vars(block).get("flow")
         if isinstance(flow, Flow):
@@ -106,7 +114,9 @@ def discretize(model: Model) -> Model:
 
 @functools.cache
 def _continuous(discrete: type[Any]) -> type[Any]:
-    """The block's class with the forward of an ODE; a subclass, because libraries find blocks to hook by their class."""
+    """The block's class with the forward of an ODE; a subclass, because libraries find blocks to
+    hook by their class.
+    """
 
     @functools.wraps(discrete.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:

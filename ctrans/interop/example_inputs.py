@@ -1,4 +1,6 @@
-"""An input for a model whose kind is known by the name of its main argument, to see how it calls its blocks."""
+"""An input for a model whose kind is known by the name of its main argument, to see how it calls
+its blocks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from solvers import ConfigError
 
 
 def main_input(model: nn.Module) -> str:
-    """The name of the argument that takes the tokens or the image: as the model says, or its forward's first."""
+    """The name of the argument that takes the tokens or the image: as the model says, or its
+    forward's first.
+    """
     return getattr(model, "main_input_name", next(iter(inspect.signature(model.forward).parameters), ""))
 
 
@@ -39,7 +43,9 @@ def _images(model: nn.Module, batch: int = 1) -> Tensor:
 
 
 def _sounds(model: nn.Module, batch: int = 1) -> Tensor:
-    """Silent spectrograms (batch, frequencies, frames) of the size that the model's config says: two frames make a state."""
+    """Silent spectrograms (batch, frequencies, frames) of the size that the model's config says:
+    two frames make a state.
+    """
     config: Any = model.config
     return torch.zeros(batch, config.num_mel_bins, 2 * config.max_source_positions)
 
@@ -61,11 +67,15 @@ EXAMPLES: Mapping[str, Callable[..., Tensor]] = {
     "pixel_values": _images,
     "input_features": _sounds,
 }
-"""What makes small inputs for a model, one or as many as asked for, by the name of its main argument."""
+"""What makes small inputs for a model, one or as many as asked for, by the name of its main
+argument.
+"""
 
 
 def stand_in(model: Any, x: Tensor) -> dict[str, Any]:
-    """Keyword arguments of a forward pass whose blocks get states of x's shape, where x itself is all that matters."""
+    """Keyword arguments of a forward pass whose blocks get states of x's shape, where x itself is
+    all that matters.
+    """
     name = main_input(model)
     if not reads_tokens(model):
         return {name: EXAMPLES[name](model, len(x)).to(x)}

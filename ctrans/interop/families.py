@@ -1,5 +1,6 @@
-"""Families of other libraries' models that are known to work, or known not to: one entry each, with a configuration so small that a
-test, or `ctrans families`, builds it at once. What is claimed of a family is what was found in that model.
+"""Families of other libraries' models that are known to work, or known not to: one entry each, with
+a configuration so small that a test, or `ctrans families`, builds it at once. What is claimed of a
+family is what was found in that model.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ ALTERNATING = ["sliding_attention", "full_attention"]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A family of models: its class and its configuration's class in `transformers`, and a small configuration.
+    """A family of models: its class and its configuration's class in `transformers`, and a small
+    configuration.
 
-    `part` is the attribute of the model that is opened, where that is not the whole; `refused` what is said of a family whose sublayers
-    are no segments, as found in the message.
+    `part` is the attribute of the model that is opened, where that is not the whole; `refused` what
+    is said of a family whose sublayers are no segments, as found in the message.
     """
 
     model: str
@@ -242,7 +244,8 @@ class FoundFamily:
     - `reads`: what it reads
     - `supported`, `refused`: whether it has a `depth`; if not, why
     - `placement`, `norm`, `attention`, `ffn`, `parallel`, `lengths`: as `Architecture`
-    - `theta`: whether attention's matrices by head, its temperature and its rows are known, of which theta and Emadi's bounds are
+    - `theta`: whether attention's matrices by head, its temperature and its rows are known, of
+      which theta and Emadi's bounds are
     - `bounds`: whether it is known of every map how large it can be
     - `matrices`: whether every map's matrices are known, of which statements on initialisation are
     - `last`: whether every map names its last linear map, of which Hamiltonians over weights are
@@ -269,7 +272,9 @@ class FoundFamily:
 
 
 def small_model(family: str, seed: int = 0) -> nn.Module:
-    """The family's small model, freshly drawn as the library does, in eval mode. Raises ConfigError for a family without an entry."""
+    """The family's small model, freshly drawn as the library does, in eval mode. Raises ConfigError
+    for a family without an entry.
+    """
     entry, transformers = look_up("family", family, FAMILIES), import_transformers()
     config = getattr(transformers, entry.config)(**entry.settings)
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,6 @@
-"""A foreign model's FFN as a map, which says of itself what its modules were seen to compute: a plain FFN, or a gated one."""
+"""A foreign model's FFN as a map, which says of itself what its modules were seen to compute: a
+plain FFN, or a gated one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
     "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), 1.129),
     "quick_gelu": Activation(lambda z: z * torch.sigmoid(1.702 * z), 1.09984),
 }
-"""Activations by which a foreign FFN is recognised; behind a gate those of degree 1, whose abs(phi(z)) <= abs(z)."""
+"""Activations by which a foreign FFN is recognised; behind a gate those of degree 1, whose
+abs(phi(z)) <= abs(z).
+"""
 TELLING = 2.0
 """Size of the activations' arguments at which they are told apart."""
 
@@ -53,7 +57,9 @@ class GatedUnits(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class FeedForwardReading:
-    """Where the matrices are: W_d phi(W_u x + b_u) + b_d, or with a gate W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d."""
+    """Where the matrices are: W_d phi(W_u x + b_u) + b_d, or with a gate W_d (phi(W_g x + b_g) *
+    (W_u x + b_u)) + b_d.
+    """
 
     gate: Projection | None
     up: Projection
@@ -62,7 +68,8 @@ class FeedForwardReading:
 
 
 class FeedForwardInModel(ModuleChain):
-    """f(x): a model's FFN, given states (batch, tokens, width) as the model would, whatever the leading dimensions of x.
+    """f(x): a model's FFN, given states (batch, tokens, width) as the model would, whatever the
+    leading dimensions of x.
 
     `why_not` says why it shows no more of itself, if it does not.
     """
@@ -96,11 +103,15 @@ class PlainFeedForward(FeedForwardInModel):
         return Units(KNOWN[self.reading.activation], len(self.reading.up.weight(self)))
 
     def bound(self) -> TokenBound:
-        """`plain_bound`: |f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2| where abs(phi(z)) <= abs(z)."""
+        """`plain_bound`: |f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2| where
+        abs(phi(z)) <= abs(z).
+        """
         return plain_bound(*self._affine(), KNOWN[self.reading.activation])
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """`plain_lipschitz`: L = Lip(phi) |W_2|_2 |W_1|_2 where phi has such a constant; `printed` takes slope 1."""
+        """`plain_lipschitz`: L = Lip(phi) |W_2|_2 |W_1|_2 where phi has such a constant; `printed`
+        takes slope 1.
+        """
         return plain_lipschitz(*self._affine(), KNOWN[self.reading.activation], radius, printed=printed)
 
     def _affine(self) -> tuple[Affine, Affine]:
@@ -109,9 +120,11 @@ class PlainFeedForward(FeedForwardInModel):
 
 
 class GatedFeedForward(FeedForwardInModel):
-    """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `KNOWN`: SwiGLU, GeGLU.
+    """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `KNOWN`:
+    SwiGLU, GeGLU.
 
-    It grows with the square of x, so that how large it can be, and how steep, depends on the radius of its input.
+    It grows with the square of x, so that how large it can be, and how steep, depends on the radius
+    of its input.
     """
 
     def __init__(self, chain: ModuleChain, reading: FeedForwardReading):
@@ -140,11 +153,13 @@ class GatedFeedForward(FeedForwardInModel):
 
 
 def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
-    """What the FFN computes, seen at those random states, as large as tells activations apart; or why it is not known.
+    """What the FFN computes, seen at those random states, as large as tells activations apart; or
+    why it is not known.
 
-    Of its linear maps the last is W_d, and the others act on x: one is W_u, two are a gate and W_u in either order, and one with
-    twice the rows is both. Of these and the known activations, what gives W_d its input is the reading. The model is to be in eval
-    mode and the chain's last linear map found.
+    Of its linear maps the last is W_d, and the others act on x: one is W_u, two are a gate and W_u
+    in either order, and one with twice the rows is both. Of these and the known activations, what
+    gives W_d its input is the reading. The model is to be in eval mode and the chain's last linear
+    map found.
     """
     if chain.ending is None:
         return "it does not end in one linear map"

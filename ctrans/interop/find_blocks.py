@@ -1,4 +1,5 @@
-"""Which list of modules holds a model's blocks: by the names of their parts, or by what they do in a forward pass.
+"""Which list of modules holds a model's blocks: by the names of their parts, or by what they do in
+a forward pass.
 
 In a forward pass each block is called once, with the state that the block before it gave.
 """
@@ -21,7 +22,9 @@ Blocks = nn.ModuleList | nn.Sequential
 
 
 def find_blocks(model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
-    """The model's blocks, by name. Raises ConfigError, listing what was found, unless exactly one list of blocks fits."""
+    """The model's blocks, by name. Raises ConfigError, listing what was found, unless exactly one
+    list of blocks fits.
+    """
     return blocks_at(model, block_list_by_name(model, anatomy))
 
 
@@ -32,7 +35,9 @@ def blocks_at(model: nn.Module, path: str) -> list[nn.Module]:
 
 
 def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
-    """The path of the list whose modules have an attention and an FFN at the paths that are given or known. Errors as `find_blocks`."""
+    """The path of the list whose modules have an attention and an FFN at the paths that are given
+    or known. Errors as `find_blocks`.
+    """
     lists = _lists(model)
     if anatomy.blocks is not None:
         if anatomy.blocks not in lists:
@@ -52,10 +57,12 @@ def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
 
 
 def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str | None) -> tuple[str, StateForm]:
-    """The path of the list that holds the blocks, and how these hand on their state; the model is to be in eval mode.
+    """The path of the list that holds the blocks, and how these hand on their state; the model is
+    to be in eval mode.
 
-    Without a path it is the one list whose modules do that and have weights of several kinds; of lists inside one another the one
-    with the most modules. Raises ConfigError that names the lists where none does, or several.
+    Without a path it is the one list whose modules do that and have weights of several kinds; of
+    lists inside one another the one with the most modules. Raises ConfigError that names the lists
+    where none does, or several.
     """
     lists = _lists(model)
     if path is not None and path not in lists:
@@ -81,7 +88,9 @@ def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str |
 
 
 def form_of_blocks(run: Callable[[], object], blocks: Sequence[nn.Module]) -> StateForm | str:
-    """How these blocks hand on their state; or why they are no sequence of blocks. The model is to be in eval mode."""
+    """How these blocks hand on their state; or why they are no sequence of blocks. The model is to
+    be in eval mode.
+    """
     return _form(blocks, observed(blocks, run))
 
 

@@ -1,4 +1,6 @@
-"""Hugging Face models from a local directory: safetensors only, no network, no code but the installed library's."""
+"""Hugging Face models from a local directory: safetensors only, no network, no code but the
+installed library's.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,18 @@ def from_transformers(
     dtype: torch.dtype | None = None,
     on_demand: bool = False,
 ) -> Imported:
-    """A Hugging Face model, or the one saved in a local directory, as an object with `depth`, `embed`, `head`, `trajectory`.
+    """A Hugging Face model, or the one saved in a local directory, as an object with `depth`,
+    `embed`, `head`, `trajectory`.
 
-    The weights are the model's own, not copies. What surrounds each attention and FFN is read from what the blocks compute and
-    said by `str(result.config)`; `anatomy` names the parts of models whose names are not known. Of an encoder with a decoder the encoder
-    is taken. `dtype` is the one to load in, by default the config's, or that of the files. With `on_demand`, the matrices of a
-    directory's model are read when they are used, by memory map, and dropped after: the same numbers, in the memory of one sublayer
-    (see `ctrans.weights.on_demand`).
+    The weights are the model's own, not copies. What surrounds each attention and FFN is read from
+    what the blocks compute and said by `str(result.config)`; `anatomy` names the parts of models
+    whose names are not known. Of an encoder with a decoder the encoder is taken. `dtype` is the one
+    to load in, by default the config's, or that of the files. With `on_demand`, the matrices of a
+    directory's model are read when they are used, by memory map, and dropped after: the same
+    numbers, in the memory of one sublayer (see `ctrans.weights.on_demand`).
 
-    Raises ConfigError, in a line, for a directory without config, with missing, damaged or pickled weights, quantised weights,
-    an unknown family, and a structure that is not recognised.
+    Raises ConfigError, in a line, for a directory without config, with missing, damaged or pickled
+    weights, quantised weights, an unknown family, and a structure that is not recognised.
     """
     if not isinstance(model, nn.Module):
         anatomy = Anatomy() if anatomy is None else anatomy
@@ -65,9 +69,11 @@ def from_transformers(
 
 
 def one_stack(model: nn.Module, *, images: bool | None = None) -> nn.Module:
-    """The encoder of a model that has a decoder behind it, as T5, BART and Whisper; any other model as it is.
+    """The encoder of a model that has a decoder behind it, as T5, BART and Whisper; any other model
+    as it is.
 
-    Of a model with two towers (CLIP, SigLIP) it is the one that reads `images`, or text: ConfigError unless that is said.
+    Of a model with two towers (CLIP, SigLIP) it is the one that reads `images`, or text:
+    ConfigError unless that is said.
     """
     base: Any = getattr(model, getattr(model, "base_model_prefix", "") or "-", model)
     if all(isinstance(getattr(base, name, None), nn.Module) for name in TOWERS):
@@ -84,7 +90,9 @@ def one_stack(model: nn.Module, *, images: bool | None = None) -> nn.Module:
 
 
 def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
-    """The model saved in that directory, of the class that its config names, in eval mode. Errors as `from_transformers`."""
+    """The model saved in that directory, of the class that its config names, in eval mode. Errors
+    as `from_transformers`.
+    """
     directory = Path(directory)
     transformers = import_transformers()
     checked = _checked(directory, dtype, on_demand=False)
@@ -109,8 +117,8 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
 
 
 def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None) -> nn.Module:
-    """The model saved in that directory, its matrices read on demand, in eval mode and without gradients. Errors as
-    `from_transformers`.
+    """The model saved in that directory, its matrices read on demand, in eval mode and without
+    gradients. Errors as `from_transformers`.
     """
     directory = Path(directory)
     checked = _checked(directory, dtype, on_demand=True)
@@ -124,7 +132,9 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
 
 @dataclasses.dataclass(frozen=True)
 class CheckedDirectory:
-    """A directory whose files look right: the entries of its config, where its weights lie, and what makes the model without them."""
+    """A directory whose files look right: the entries of its config, where its weights lie, and
+    what makes the model without them.
+    """
 
     settings: Mapping[str, Any]
     stored: Mapping[str, Stored]
@@ -132,7 +142,9 @@ class CheckedDirectory:
 
 
 def _checked(directory: Path, dtype: torch.dtype | None, *, on_demand: bool) -> CheckedDirectory:
-    """Raises ConfigError for a config that is not read, weights that are missing or damaged, and a model that is too large."""
+    """Raises ConfigError for a config that is not read, weights that are missing or damaged, and a
+    model that is too large.
+    """
     transformers, where = import_transformers(), repr(str(directory / CONFIG))
     settings = read_config(directory)
     check_family(where, settings, transformers)
@@ -149,7 +161,9 @@ def _checked(directory: Path, dtype: torch.dtype | None, *, on_demand: bool) -> 
 
 
 def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:
-    """Raises ConfigError where weights that the model does not use are those of blocks beyond its own."""
+    """Raises ConfigError where weights that the model does not use are those of blocks beyond its
+    own.
+    """
     for path, part in model.named_modules():
         if isinstance(part, nn.ModuleList):
             inside = re.compile(rf"(?:^|.*\.){re.escape(path)}\.(\d+)\.")
@@ -162,7 +176,9 @@ def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -
 
 
 def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> nn.Module:
-    """A model of that config in eval mode and without gradients, of the class that the settings name or of the default family."""
+    """A model of that config in eval mode and without gradients, of the class that the settings
+    name or of the default family.
+    """
     kind = model_class(settings, import_transformers())
     with torch.random.fork_rng(devices=[]):
         if kind is None:
@@ -180,7 +196,9 @@ def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:
 
 
 def check_not_quantised(model: nn.Module) -> None:
-    """Raises ConfigError for weights that are not floating-point numbers: fields of quantised weights have no derivative."""
+    """Raises ConfigError for weights that are not floating-point numbers: fields of quantised
+    weights have no derivative.
+    """
     kept = getattr(getattr(model, "config", None), "quantization_config", None)
     whole = [name for name, parameter in model.named_parameters() if not parameter.is_floating_point()]
     if kept is not None or whole:
@@ -206,9 +224,11 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> None:
-    """Raises ConfigError for a config of a family that is not built in, and all that `check_settings` refuses.
+    """Raises ConfigError for a config of a family that is not built in, and all that
+    `check_settings` refuses.
 
-    Code that a config brings (`auto_map`) is never run: a built-in family is read by the library's own, and nothing else is read.
+    Code that a config brings (`auto_map`) is never run: a built-in family is read by the library's
+    own, and nothing else is read.
     """
     if not isinstance(config.get("model_type"), str):
         raise ConfigError(

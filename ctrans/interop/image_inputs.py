@@ -1,6 +1,8 @@
-"""What a model reads that reads no token ids: images of a folder, or an array of images or audio features of `numpy.save`.
+"""What a model reads that reads no token ids: images of a folder, or an array of images or audio
+features of `numpy.save`.
 
-Files are anybody's: regular ones of bounded size, of formats that are named here, arrays without pickles.
+Files are anybody's: regular ones of bounded size, of formats that are named here, arrays without
+pickles.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ READING_ERRORS = (OSError, ValueError, SyntaxError, LookupError, TypeError, Arit
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Images, or other arrays, to be read in batches of the shape (count, *shape); `said` is what they are, in words."""
+    """Images, or other arrays, to be read in batches of the shape (count, *shape); `said` is what
+    they are, in words.
+    """
 
     path: Path
     shape: tuple[int, ...]
@@ -43,7 +47,9 @@ class Images:
     dtype: torch.dtype
 
     def batch(self, count: int) -> Tensor:
-        """So many, spread evenly. Raises ConfigError for too few, and for what cannot be read or has another shape."""
+        """So many, spread evenly. Raises ConfigError for too few, and for what cannot be read or
+        has another shape.
+        """
         return self._of_array(count) if self.path.suffix == ".npy" else self._of_files(count)
 
     @property
@@ -107,7 +113,9 @@ class Images:
 
 
 def images_for(path: Path, shape: Sequence[int], dtype: torch.dtype, directory: Path | None = None) -> Images:
-    """The images at `path` as a model of that directory reads them, each of that shape. Raises ConfigError for damaged settings."""
+    """The images at `path` as a model of that directory reads them, each of that shape. Raises
+    ConfigError for damaged settings.
+    """
     entries: Any = {}
     if directory is not None and (directory / PREPARED).exists():
         entries = read_json(directory / PREPARED)
@@ -129,7 +137,9 @@ def _by_channel(entries: dict[str, Any], name: str, channels: int, directory: Pa
 
 
 def read_array(path: Path) -> Any:
-    """An array of numbers with at least two axes, left on the disk. Raises ConfigError for a file that holds something else."""
+    """An array of numbers with at least two axes, left on the disk. Raises ConfigError for a file
+    that holds something else.
+    """
     check_file(path)
     try:
         whole = np.load(path, mmap_mode="r", allow_pickle=False)

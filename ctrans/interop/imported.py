@@ -1,7 +1,9 @@
-"""A Hugging Face model as what `control` and `stability` look at: X_0 = embed(tokens), a `Depth`, logits = head(X_T).
+"""A Hugging Face model as what `control` and `stability` look at: X_0 = embed(tokens), a `Depth`,
+logits = head(X_T).
 
-Nothing is copied. The depth's fields are the model's own modules, and what surrounds the blocks (embeddings, final norm, pooler,
-head) is the model itself, run with its blocks passing their state on.
+Nothing is copied. The depth's fields are the model's own modules, and what surrounds the blocks
+(embeddings, final norm, pooler, head) is the model itself, run with its blocks passing their state
+on.
 """
 
 from __future__ import annotations
@@ -44,11 +46,13 @@ MOST_LENGTHS = 6
 class Architecture:
     """What was seen in a model: printing it says so in a line.
 
-    `dt` is the length of a segment in depth-time, how much the model adds of each map; where sublayers differ in it, `lengths` are
-    the lengths that there are, and `dt` their unit. `parallel` says that attention and FFN of a block act at once, as one map.
-    `norm` is "layernorm" or "rmsnorm" by what the norms compute, `norms` describes them. `context` is the longest sequence, None
-    where the model does not say. How the weights were once drawn, no model says: `initialisation` is None. `unread` says what of
-    its attention and FFN could not be read, so that some instruments cannot speak of it.
+    `dt` is the length of a segment in depth-time, how much the model adds of each map; where
+    sublayers differ in it, `lengths` are the lengths that there are, and `dt` their unit.
+    `parallel` says that attention and FFN of a block act at once, as one map. `norm` is "layernorm"
+    or "rmsnorm" by what the norms compute, `norms` describes them. `context` is the longest
+    sequence, None where the model does not say. How the weights were once drawn, no model says:
+    `initialisation` is None. `unread` says what of its attention and FFN could not be read, so that
+    some instruments cannot speak of it.
     """
 
     model: str
@@ -85,9 +89,11 @@ class Architecture:
 
 
 class Imported(nn.Module):
-    """X_0 = embed(tokens), dX/dt = v_k(X) by the model's own sublayers, logits = head(X_T); for an image model tokens are pixels.
+    """X_0 = embed(tokens), dX/dt = v_k(X) by the model's own sublayers, logits = head(X_T); for an
+    image model tokens are pixels.
 
-    `config` says what was recognised. Raises ConfigError for models whose structure is not known, listing what was found.
+    `config` says what was recognised. Raises ConfigError for models whose structure is not known,
+    listing what was found.
     """
 
     model: Any  # a module of the library, whose methods nn.Module does not know
@@ -114,8 +120,8 @@ class Imported(nn.Module):
                 contexts.forget()
 
     def forward(self, tokens: Tensor, targets: Int[Tensor, "*batch tokens"] | None = None) -> tuple[Tensor, Tensor | None]:
-        """The logits, and with `targets` their mean cross-entropy in nats (targets of -1 are left out). Raises ConfigError
-        where there are none.
+        """The logits, and with `targets` their mean cross-entropy in nats (targets of -1 are left
+        out). Raises ConfigError where there are none.
         """
         logits = self.head(self.depth(self.embed(tokens)))
         if targets is None:
@@ -127,16 +133,19 @@ class Imported(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
     def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
-        """X_0: what the model gives its first block for tokens (*batch, tokens), or images (batch, channels, height, width).
+        """X_0: what the model gives its first block for tokens (*batch, tokens), or images (batch,
+        channels, height, width).
 
-        Raises ConfigError for token ids beyond the vocabulary and texts longer than the model's context.
+        Raises ConfigError for token ids beyond the vocabulary and texts longer than the model's
+        context.
         """
         if self.vocabulary:
             self._check_tokens(tokens)
         return self.adapter.embed(tokens)
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
-        """What the model makes of the last block's output: logits, or the last hidden state of a model without a head.
+        """What the model makes of the last block's output: logits, or the last hidden state of a
+        model without a head.
 
         Raises ConfigError for a model whose output is neither, naming what it has.
         """
@@ -155,18 +164,19 @@ class Imported(nn.Module):
         return self.adapter.outputs(x.reshape(-1, *x.shape[-2:]))
 
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
-        """X at depth-time 0 and at every segment's end, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose options it has. Euler
-        with one step is the model itself.
+        """X at depth-time 0 and at every segment's end, from X_0 = embed(tokens):
+        `ctrans.scheme.trajectory`, whose options it has. Euler with one step is the model itself.
         """
         return trajectory(self.depth, self.embed(tokens), **options)
 
     @contextlib.contextmanager
     def padded(self, mask: Tensor) -> Iterator[None]:
-        """Inside, tokens at which the mask (batch, tokens) is 0 are padding, as the library's `attention_mask` has it.
+        """Inside, tokens at which the mask (batch, tokens) is 0 are padding, as the library's
+        `attention_mask` has it.
 
-        Every map, and so every instrument, is of these sequences alone: no token reads padding, and means over tokens leave it out
-        (`Instrument.kept`). Give targets of -1 there. Raises ConfigError for a model that is not of `transformers`, and for masks
-        that are none.
+        Every map, and so every instrument, is of these sequences alone: no token reads padding, and
+        means over tokens leave it out (`Instrument.kept`). Give targets of -1 there. Raises
+        ConfigError for a model that is not of `transformers`, and for masks that are none.
         """
         if not isinstance(self.adapter, TransformersAdapter) or not self.vocabulary:
             raise ConfigError(
@@ -197,7 +207,8 @@ class Imported(nn.Module):
         longest, vocabulary = self.config.context, self.vocabulary
         if longest is not None and tokens.shape[-1] > longest:
             raise ConfigError(f"{tokens.shape[-1]} tokens exceed the model's context of {longest}: shorten the text")
-        # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
+        # on an accelerator this check would wait for the device; there the embedding's own
+        # assertion reports it
         if tokens.device.type == "cpu" and tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise ConfigError(
                 f"tokens run from {int(tokens.min())} to {int(tokens.max())}, the vocabulary from 0 to {vocabulary - 1}"
@@ -207,7 +218,9 @@ class Imported(nn.Module):
 def _say_what_they_are(
     blocks: list[nn.Module], structures: list[Structure], like: Tensor, contexts: Contexts, *, each: bool
 ) -> None:
-    """Puts maps that say what they are in the place of the blocks' modules; read from each block, or from the first of its make."""
+    """Puts maps that say what they are in the place of the blocks' modules; read from each block,
+    or from the first of its make.
+    """
     known: dict[object, tuple[AttentionReading | str, FeedForwardReading | str]] = {}
     x = random_states(like)
     for i, (block, structure) in enumerate(zip(blocks, structures, strict=True)):
@@ -274,7 +287,9 @@ def _chain(map_: Any) -> ModuleChain:
 
 
 def _said(stage: nn.Module) -> str:
-    """What a stage is called: the model's own module, or what stands for a function of the model's code."""
+    """What a stage is called: the model's own module, or what stands for a function of the model's
+    code.
+    """
     said: str = getattr(stage, "said", type(own_module(stage)).__name__)
     return said
 

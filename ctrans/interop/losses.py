@@ -1,4 +1,6 @@
-"""What is asked of a model's output: the loss it was trained for, one of a user's own, or a stand-in that needs no head."""
+"""What is asked of a model's output: the loss it was trained for, one of a user's own, or a
+stand-in that needs no head.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class ModelAround(nn.Module):
 
 
 class ModelWithLoss(ModelAround):
-    """A model with a loss of its own, L(X_T) = loss(what it returns for X_T, targets); all else is the model's."""
+    """A model with a loss of its own, L(X_T) = loss(what it returns for X_T, targets); all else is
+    the model's.
+    """
 
     def __init__(self, model: AnyModel, loss: Loss):
         super().__init__()
@@ -87,7 +91,9 @@ class ModelWithLoss(ModelAround):
 
 
 def _stand_in(tensor: Tensors, seed: int | None) -> Loss:
-    """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers by seed. Targets are not looked at."""
+    """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers by seed.
+    Targets are not looked at.
+    """
 
     def loss(outputs: Any, targets: Any) -> Tensor:
         y = tensor(outputs)
@@ -102,7 +108,9 @@ def _stand_in(tensor: Tensors, seed: int | None) -> Loss:
 
 
 def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
-    """The mean cross-entropy, in nats, of logits <e_v, y_i> for the embeddings e_v; targets of -1 are left out."""
+    """The mean cross-entropy, in nats, of logits <e_v, y_i> for the embeddings e_v; targets of -1
+    are left out.
+    """
 
     def loss(outputs: Any, targets: Tensor) -> Tensor:
         y, weight = tensor(outputs), table.weight
@@ -118,10 +126,12 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
 
 
 def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool) -> tuple[AnyModel | ModelWithLoss, str]:
-    """The model with that loss, and the loss in a word: by a name of `LOSS_NAMES`, or as a function of outputs and targets.
+    """The model with that loss, and the loss in a word: by a name of `LOSS_NAMES`, or as a function
+    of outputs and targets.
 
-    None is what it was trained for, if its head gives logits of tokens, and otherwise the stand-in "random". Raises ConfigError for
-    another name, for tokens to be predicted by a model that reads none, and for an output that gives no logits.
+    None is what it was trained for, if its head gives logits of tokens, and otherwise the stand-in
+    "random". Raises ConfigError for another name, for tokens to be predicted by a model that reads
+    none, and for an output that gives no logits.
     """
     if loss is None:
         loss = ("next" if causal else "mlm") if predicts else "random"

@@ -1,4 +1,6 @@
-"""Where what a map computes leaves it: the modules of somebody's model that put it out, in which a training is watched."""
+"""Where what a map computes leaves it: the modules of somebody's model that put it out, in which a
+training is watched.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def itself(x: Tensor) -> Tensor:
 class MapOutput:
     """A module that puts out a part of a raw velocity: tail(y) of what it puts out.
 
-    With `adds`, a state that it is given beside the one that it acts on is added in it already (Bloom), and is taken off.
+    With `adds`, a state that it is given beside the one that it acts on is added in it already
+    (Bloom), and is taken off.
     """
 
     module: nn.Module
@@ -39,7 +42,9 @@ class MapOutput:
 
 
 def map_outputs(chain: Any, own: Set[nn.Module]) -> list[MapOutput]:
-    """The model's own modules in a chain of stages, each with what is still done to what it puts out."""
+    """The model's own modules in a chain of stages, each with what is still done to what it puts
+    out.
+    """
     scaled = [stage for stage in chain.stages if isinstance(stage, ScaledOutput)]
     tail = scaled[0] if scaled else itself
     stages = [(stage, _own_within(stage, own)) for stage in chain.stages if not isinstance(stage, ScaledOutput)]
@@ -60,7 +65,9 @@ ROUTER_NAMES = ("gate", "router")
 
 
 def router_in(maps: Sequence[nn.Module]) -> nn.Module | None:
-    """The module that chooses experts in the first of the maps that has experts; None where none has, or it has another name."""
+    """The module that chooses experts in the first of the maps that has experts; None where none
+    has, or it has another name.
+    """
     for part in (inner for each in maps for inner in each.modules()):
         if hasattr(part, "experts"):
             return next((router for name in ROUTER_NAMES if isinstance(router := getattr(part, name, None), nn.Module)), None)

@@ -1,4 +1,6 @@
-"""A model that runs blocks, as `Imported` uses it: what gives the first block its state, what the blocks get, what follows them."""
+"""A model that runs blocks, as `Imported` uses it: what gives the first block its state, what the
+blocks get, what follows them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class ModelAdapter(ABC):
         self.model: Any = model
         self.anatomy, self.form = anatomy, StateForm()
         self.padding: Tensor | None = None
-        """Which tokens of the sequences are padding (0) and which are text (1), where `Imported.padded` says so."""
+        """Which tokens of the sequences are padding (0) and which are text (1), where
+        `Imported.padded` says so.
+        """
 
     @abstractmethod
     def predicts(self) -> bool:
@@ -70,14 +74,18 @@ class ModelAdapter(ABC):
         """How the model calls each block for the example."""
 
     def check(self, depth: Depth) -> None:  # noqa: B027 most models need none
-        """Raises ConfigError where the output of that depth, at dt = 1, is not the model's own to rounding."""
+        """Raises ConfigError where the output of that depth, at dt = 1, is not the model's own to
+        rounding.
+        """
 
     def blocks(self) -> list[nn.Module]:
         """The blocks, as they are in the model now."""
         return blocks_at(self.model, self.blocks_path)
 
     def structures(self) -> tuple[list[Structure], Tensor]:
-        """Every block's structure, and a state (batch, tokens, width) as the example gives it to the first."""
+        """Every block's structure, and a state (batch, tokens, width) as the example gives it to
+        the first.
+        """
         found: list[Structure] = []
         known: dict[object, tuple[nn.Module, Structure]] = {}
         with without_fast_path():
@@ -97,11 +105,15 @@ class ModelAdapter(ABC):
         return found, calls[0].x
 
     def like(self) -> Tensor:
-        """A state (tokens, width) of the least length at which tokens can be told apart, of the model's type; zeros."""
+        """A state (tokens, width) of the least length at which tokens can be told apart, of the
+        model's type; zeros.
+        """
         return self._like
 
     def tensor(self, output: Any) -> Tensor | None:
-        """The tensor that is meant by what the model returns, sequences first: logits, or the last state; None where there is none."""
+        """The tensor that is meant by what the model returns, sequences first: logits, or the last
+        state; None where there is none.
+        """
         found = tensor_in(output)
         return self.form.turned(found) if found is not None and found.dim() > 1 else found
 
@@ -114,8 +126,8 @@ class ModelAdapter(ABC):
         return Contexts(self, tuple(paths))
 
     def contexts_for(self, x: Tensor, paths: Sequence[str | None]) -> list[dict[str, Any]]:
-        """For each block the keyword arguments of its attention, for states of x's shape: the call of the module at that path, or what
-        the block itself is given.
+        """For each block the keyword arguments of its attention, for states of x's shape: the call
+        of the module at that path, or what the block itself is given.
         """
         blocks = self.blocks()
         called = {i: block.get_submodule(path) for i, (block, path) in enumerate(zip(blocks, paths, strict=True)) if path}
@@ -132,8 +144,8 @@ class ModelAdapter(ABC):
         return contexts
 
     def padding_for(self, x: Tensor) -> dict[str, Tensor]:
-        """The library's argument for states or token ids x of the padded sequences, or of several copies of all of them, one after the
-        other.
+        """The library's argument for states or token ids x of the padded sequences, or of several
+        copies of all of them, one after the other.
 
         Raises ConfigError where x is of other sequences.
         """
@@ -159,9 +171,11 @@ class ModelAdapter(ABC):
 
 
 class Contexts:
-    """What a model gives its blocks besides the state (masks, rotary embeddings), for states of any shape.
+    """What a model gives its blocks besides the state (masks, rotary embeddings), for states of any
+    shape.
 
-    A copy of a field goes on asking the same model; only a copy of the model with its fields asks the copy.
+    A copy of a field goes on asking the same model; only a copy of the model with its fields asks
+    the copy.
     """
 
     def __init__(self, adapter: ModelAdapter, paths: tuple[str | None, ...]):
@@ -174,7 +188,9 @@ class Contexts:
         return model
 
     def of(self, block: int, x: Tensor) -> dict[str, Any]:
-        """The context of that block for the state x (batch, tokens, width): keyword arguments of its attention."""
+        """The context of that block for the state x (batch, tokens, width): keyword arguments of
+        its attention.
+        """
         kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)  # kernels differ in what masks they are given
         key = (x.shape, x.dtype, x.device, kernel, self.adapter.padding)
         if key not in self._known:
@@ -194,10 +210,11 @@ class Contexts:
 
 
 def tensor_in(output: Any) -> Tensor | None:
-    """The logits, or whatever tensor a model returns that is meant by what it returns; None where there is none.
+    """The logits, or whatever tensor a model returns that is meant by what it returns; None where
+    there is none.
 
-    Of a tuple the first tensor of numbers with axes, as a loss may stand before it; of a dictionary without a name that is known the
-    only one.
+    Of a tuple the first tensor of numbers with axes, as a loss may stand before it; of a dictionary
+    without a name that is known the only one.
     """
     if isinstance(output, Tensor):
         return output

@@ -1,4 +1,6 @@
-"""Any `nn.Module` around its blocks: run on an example input, which stands in wherever only the shape of the state matters."""
+"""Any `nn.Module` around its blocks: run on an example input, which stands in wherever only the
+shape of the state matters.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,12 @@ Head = Callable[[Tensor], Any]
 
 
 class ModuleAdapter(ModelAdapter):
-    """A module that says nothing of itself: its blocks, its first state and its output are seen when it reads the example.
+    """A module that says nothing of itself: its blocks, its first state and its output are seen
+    when it reads the example.
 
-    `example` is what it reads, or its keyword arguments, of which the first is what is put in the place of tokens; a mapping that is no
-    keyword arguments of its forward is the one argument. `embed` and `head` take the place of what the module does before its blocks
-    and after them.
+    `example` is what it reads, or its keyword arguments, of which the first is what is put in the
+    place of tokens; a mapping that is no keyword arguments of its forward is the one argument.
+    `embed` and `head` take the place of what the module does before its blocks and after them.
     """
 
     family, context = "module", None
@@ -72,9 +75,11 @@ class ModuleAdapter(ModelAdapter):
         return self.run(self.shaped(x))
 
     def run(self, tokens: Tensor) -> Any:
-        """A forward pass on these inputs, what else the example has being as there, for as many sequences.
+        """A forward pass on these inputs, what else the example has being as there, for as many
+        sequences.
 
-        Numbers are given in the type and on the device that the module has now. Raises ConfigError for whatever the module raises.
+        Numbers are given in the type and on the device that the module has now. Raises ConfigError
+        for whatever the module raises.
         """
         given = self._like_the_weights(tokens.transpose(0, 1) if self.tokens_first else tokens)
         others = list(self.named or {})[1:]
@@ -115,7 +120,9 @@ class ModuleAdapter(ModelAdapter):
             return self.run(self.shaped(x))
 
     def shaped(self, x: Tensor) -> Tensor:
-        """An input whose first state has the shape of x: the example's rows again and again, cut or repeated to another length."""
+        """An input whose first state has the shape of x: the example's rows again and again, cut or
+        repeated to another length.
+        """
         rows: Tensor = self._as_many(self.example, len(x))
         if x.shape[-2] == self.tokens:
             return rows
@@ -132,15 +139,18 @@ class ModuleAdapter(ModelAdapter):
         )
 
     def check(self, depth: Depth) -> None:
-        """Raises ConfigError where the rebuilt states or output are not the module's own, on the example or on the example backwards:
-        blocks may be given something made of the input, and a head may look at it.
+        """Raises ConfigError where the rebuilt states or output are not the module's own, on the
+        example or on the example backwards: blocks may be given something made of the input, and a
+        head may look at it.
         """
         for tokens in (self.example, self.example.flip(-1)):
             self._check_states(depth, tokens)
             self._check_output(depth, tokens)
 
     def _check_states(self, depth: Depth, tokens: Tensor) -> None:
-        """Whatever `embed` and `head` are, each block's own state goes to what the block makes of it, and on to the next block."""
+        """Whatever `embed` and `head` are, each block's own state goes to what the block makes of
+        it, and on to the next block.
+        """
         blocks, per_block = self.blocks(), depth.per_block
         with torch.no_grad():
             calls = observed(blocks, lambda: self.run(tokens), copies=True)
@@ -183,7 +193,9 @@ class ModuleAdapter(ModelAdapter):
         return recorded_until(blocks, len(blocks) - 1, lambda: self.run(tokens), self.form)
 
     def _check_contexts(self, calls: Sequence[Call]) -> None:
-        """Raises ConfigError where blocks are given something besides the state that an example of the same shape does not give them."""
+        """Raises ConfigError where blocks are given something besides the state that an example of
+        the same shape does not give them.
+        """
         if not any(tensors_in(call.beside) for call in calls):
             return
         for call, like in zip(calls, self._calls(self.shaped(calls[0].x)), strict=True):
@@ -197,7 +209,9 @@ class ModuleAdapter(ModelAdapter):
                     )
 
     def _vocabulary(self) -> int:
-        """How many rows the table has that is read at the example's ids; of several that change with them, the largest."""
+        """How many rows the table has that is read at the example's ids; of several that change
+        with them, the largest.
+        """
         tables = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
         with torch.no_grad():
             first, second = (
@@ -214,7 +228,9 @@ class ModuleAdapter(ModelAdapter):
         return max((part.num_embeddings for part in [part for part in changed if part in read] or changed or read), default=0)
 
     def _find_axes(self) -> None:
-        """Finds the order of axes of states, by where the first block mixes; and turns the example to sequences first."""
+        """Finds the order of axes of states, by where the first block mixes; and turns the example
+        to sequences first.
+        """
         block = self.blocks()[0]
         call = without_cache(recorded_until([block], 0, lambda: self.run(self.example), self.form)[0])
         with without_fast_path():
@@ -224,7 +240,9 @@ class ModuleAdapter(ModelAdapter):
             self.example, self.tokens_first = self.example.transpose(0, 1), True
 
     def _grown(self, axis: int) -> tuple[int, int] | None:
-        """By how much sequences and tokens of the first state grow where the example grows by one along that axis."""
+        """By how much sequences and tokens of the first state grow where the example grows by one
+        along that axis.
+        """
         more = torch.cat([self.example, self.example.narrow(axis, 0, 1)], axis)
         try:
             states = [recorded_until(self.blocks()[:1], 0, partial(self.run, x), self.form)[0].x for x in (self.example, more)]

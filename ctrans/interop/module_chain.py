@@ -25,7 +25,8 @@ class TransposedLinear(Protocol):
 
 
 class ModuleChain(nn.Module):
-    """f(x) = stage_k(.. stage_1(x, **context)), the first output of stages that return several (attention with its weights).
+    """f(x) = stage_k(.. stage_1(x, **context)), the first output of stages that return several
+    (attention with its weights).
 
     Once `find_last` has seen it act, `ending` is the path of its last linear map, f(x) =
     output_projection(pre_projection(x)), or None. Where a scale by channel stands behind that
@@ -48,7 +49,9 @@ class ModuleChain(nn.Module):
 
     @property
     def output_projection(self) -> nn.Linear | ScaledLinear:
-        """The linear map that acts last, sharing the model's weight. Raises ConfigError where something else does."""
+        """The linear map that acts last, sharing the model's weight. Raises ConfigError where
+        something else does.
+        """
         linear: Any = self.get_submodule(self._ending())
         linear = _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
         return linear if self.behind is None else ScaledLinear(linear, numbers_at(self, self.behind))
@@ -60,7 +63,9 @@ class ModuleChain(nn.Module):
         return seen[-1].x
 
     def find_last(self, x: Tensor, **context: Any) -> None:
-        """Runs f once, without dropout, to see which linear map gives its output, and which scale stands behind it."""
+        """Runs f once, without dropout, to see which linear map gives its output, and which scale
+        stands behind it.
+        """
         with watched(self.linear_maps()) as seen:
             output = self(x, **context)
         if not seen:
@@ -115,11 +120,13 @@ def is_linear(module: nn.Module) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """W x + b with W the rows `start` .. `stop` of the linear map at `path`: all of it, or the part of a map that several share.
+    """W x + b with W the rows `start` .. `stop` of the linear map at `path`: all of it, or the part
+    of a map that several share.
 
-    Of a map in `parts` equal parts, as where each head has its queries, keys and values side by side, they are those rows of every
-    part, one part below the other. Where a scale s stands behind the map, at the path `behind`, they are s * W and s * b. It says where
-    the weights are and holds none; `chain` is the map in which they are.
+    Of a map in `parts` equal parts, as where each head has its queries, keys and values side by
+    side, they are those rows of every part, one part below the other. Where a scale s stands behind
+    the map, at the path `behind`, they are s * W and s * b. It says where the weights are and holds
+    none; `chain` is the map in which they are.
     """
 
     path: str
@@ -134,7 +141,9 @@ class Projection:
         return self.parts * (self.stop - self.start)
 
     def weight(self, chain: nn.Module) -> Float[Tensor, "out in"]:
-        """W: a view of the module's own weight; a copy, through which gradients pass, where it is of several parts or scaled."""
+        """W: a view of the module's own weight; a copy, through which gradients pass, where it is
+        of several parts or scaled.
+        """
         module: Any = chain.get_submodule(self.path)
         whole: Tensor = module.weight
         rows = self._rows_of(whole.T if isinstance(module, TransposedLinear) else whole)
@@ -158,13 +167,17 @@ class Projection:
         return parts.flatten(0, 1)
 
     def cut(self, sizes: Sequence[int], parts: int = 1) -> list[Projection]:
-        """All rows of its map, cut into those sizes; the rows of each of so many equal parts likewise."""
+        """All rows of its map, cut into those sizes; the rows of each of so many equal parts
+        likewise.
+        """
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return [Projection(self.path, end - size, end, parts) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _as_linear(module: Any) -> nn.Linear:
-    """The same map as torch has it: its weight and bias are views, so that what changes one changes both."""
+    """The same map as torch has it: its weight and bias are views, so that what changes one changes
+    both.
+    """
     linear = nn.Linear(module.nx, module.nf, bias=False, device="meta")
     linear.weight = nn.Parameter(module.weight.detach().T, requires_grad=module.weight.requires_grad)
     linear.bias = nn.Parameter(module.bias.detach(), requires_grad=module.bias.requires_grad)

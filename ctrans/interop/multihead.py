@@ -1,4 +1,6 @@
-"""torch's `nn.MultiheadAttention` as a chain of linear maps around softmax attention, on the module's own weights."""
+"""torch's `nn.MultiheadAttention` as a chain of linear maps around softmax attention, on the
+module's own weights.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 
 
 class UnfoldedAttention(nn.Module):
-    """f(x)_i = W_O [sum_j a_hij V_h x_j]_h + b_O: what the module computes as self-attention, its linear maps called one by one.
+    """f(x)_i = W_O [sum_j a_hij V_h x_j]_h + b_O: what the module computes as self-attention, its
+    linear maps called one by one.
 
-    It shares the module's parameters. torch's own calls them as functions, where nothing can be seen.
+    It shares the module's parameters. torch's own calls them as functions, where nothing can be
+    seen.
     """
 
     said = nn.MultiheadAttention.__name__
@@ -37,7 +41,9 @@ class UnfoldedAttention(nn.Module):
         return out
 
     def _mask(self, call: Template, x: Tensor) -> tuple[Tensor | None, bool]:
-        """The mask that is added to scores (a mask of its own says what torch's does: True is hidden), or that it is causal."""
+        """The mask that is added to scores (a mask of its own says what torch's does: True is
+        hidden), or that it is causal.
+        """
         given = arguments(call)
         mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
         if padding is not None:

@@ -1,6 +1,7 @@
 """nanoGPT checkpoints in and out: the same model under other names, so every weight keeps its bits.
 
-nanoGPT (github.com/karpathy/nanoGPT, model.py) is a `pre` model with LayerNorm, GELU, a tied head and dt = 1.
+nanoGPT (github.com/karpathy/nanoGPT, model.py) is a `pre` model with LayerNorm, GELU, a tied head
+and dt = 1.
 """
 
 from __future__ import annotations
@@ -56,12 +57,13 @@ COMPILED = "_orig_mod."
 
 
 def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = None) -> GPT | OTTransformer:
-    """The GPT of a nanoGPT `ckpt.pt` or the directory that holds one, of such a checkpoint in memory, or of a model's state dict alone
-    (which needs `heads`).
+    """The GPT of a nanoGPT `ckpt.pt` or the directory that holds one, of such a checkpoint in
+    memory, or of a model's state dict alone (which needs `heads`).
 
-    A checkpoint of the OT-Transformer's fork with `cts` is an `OTTransformer`. Files are read by torch.load(weights_only=True) and no
-    other way, so no code in them runs. Raises ConfigError for what is no such file, settings that are not known, and weights that
-    do not fit together. Warns of dropout, which is off in the model.
+    A checkpoint of the OT-Transformer's fork with `cts` is an `OTTransformer`. Files are read by
+    torch.load(weights_only=True) and no other way, so no code in them runs. Raises ConfigError for
+    what is no such file, settings that are not known, and weights that do not fit together. Warns
+    of dropout, which is off in the model.
     """
     model, notes = read_nanogpt(source, heads=heads)
     for note in notes:
@@ -72,7 +74,9 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
 def read_nanogpt(
     source: str | Path | Mapping[str, Any], *, heads: int | None = None
 ) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
-    """`from_nanogpt`, and what is to be said of settings that the model does not have, instead of warnings."""
+    """`from_nanogpt`, and what is to be said of settings that the model does not have, instead of
+    warnings.
+    """
     named = str(source) if isinstance(source, (str, Path)) else "the state dict"
     checkpoint = _read(_file(Path(source))) if isinstance(source, (str, Path)) else source
     weights: Mapping[str, Any] = checkpoint
@@ -114,7 +118,9 @@ def _file(path: Path) -> Path:
 
 
 def _check_arguments(named: str, arguments: Mapping[str, Any]) -> None:
-    """Raises ConfigError for settings that are not known: what they ask for would be left out in silence."""
+    """Raises ConfigError for settings that are not known: what they ask for would be left out in
+    silence.
+    """
     known = [*SETTINGS.values(), *OT, *OTHER]
     for name, value in arguments.items():
         if name not in known:
@@ -149,7 +155,8 @@ def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
 
 
 def to_nanogpt(model: GPT) -> dict[str, Any]:
-    """The model as nanoGPT's checkpoint {"model", "model_args"}, to be saved by torch.save(..., "ckpt.pt").
+    """The model as nanoGPT's checkpoint {"model", "model_args"}, to be saved by torch.save(...,
+    "ckpt.pt").
 
     Raises ConfigError, naming the setting, for a model that nanoGPT does not have.
     """
@@ -174,7 +181,8 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     except pickle.UnpicklingError:
         raise ConfigError(f"{str(path)!r} holds more than weights, and reading that may run code: it is not read") from None
-    # its reader raises whatever the damaged bytes lead it to: KeyError, IndexError, TypeError, AssertionError and more
+    # its reader raises whatever the damaged bytes lead it to: KeyError, IndexError, TypeError,
+    # AssertionError and more
     except Exception as error:
         raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({named_error(error)})") from None
     if not isinstance(checkpoint, Mapping):
@@ -183,7 +191,9 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _check_size(path: Path, size: int) -> None:
-    """Raises ConfigError for an archive that unpacks to more than itself, which torch.save never writes, or than there is memory."""
+    """Raises ConfigError for an archive that unpacks to more than itself, which torch.save never
+    writes, or than there is memory.
+    """
     check_fits(size, "it can only be read whole")
     if not zipfile.is_zipfile(path):
         return
@@ -199,7 +209,9 @@ def _check_size(path: Path, size: int) -> None:
 
 
 def _is_weight(value: object) -> bool:
-    """Whether it is a dense tensor of floating-point numbers, all of which are there: a view can repeat a few for ever."""
+    """Whether it is a dense tensor of floating-point numbers, all of which are there: a view can
+    repeat a few for ever.
+    """
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
         return False
     return value.numel() * value.itemsize <= value.untyped_storage().nbytes()

@@ -1,8 +1,10 @@
-"""Other people's norms as geometry: an adapter that holds the model's own module, told by what it computes.
+"""Other people's norms as geometry: an adapter that holds the model's own module, told by what it
+computes.
 
-No name is needed. On a copy whose weights are random numbers the module is tried on states of many sizes: with y(x) = (N(x) - N(-x))/2
-and beta = (N(x) + N(-x))/2 it is a norm if y_i = f (s + w_i) (C x)_i/sigma(x), w one of its weights, C the centring or nothing, and
-sigma^2 = mean((C x)^2) + eps, or sigma = sqrt(mean((C x)^2)) + eps. The smallest states tell eps and the largest f.
+No name is needed. On a copy whose weights are random numbers the module is tried on states of many
+sizes: with y(x) = (N(x) - N(-x))/2 and beta = (N(x) + N(-x))/2 it is a norm if y_i = f (s + w_i) (C
+x)_i/sigma(x), w one of its weights, C the centring or nothing, and sigma^2 = mean((C x)^2) + eps,
+or sigma = sqrt(mean((C x)^2)) + eps. The smallest states tell eps and the largest f.
 """
 
 from __future__ import annotations
@@ -29,19 +31,25 @@ EPS_NAMES = ("eps", "variance_epsilon")
 UNSAID_EPS = 1e-5
 """What torch's layer_norm is called with where a module keeps no eps, as nanoGPT's."""
 SIZES = (1e3, 1e-4, 1.0, 1.0, 1e-2)
-"""Of the states on which a module is tried; the first two tell its numbers, and the others whether these are right."""
+"""Of the states on which a module is tried; the first two tell its numbers, and the others whether
+these are right.
+"""
 EXACT = 2e-9
-"""Up to here a module computes in float64 as it should; one that rounds to float32 on the way is off by more."""
+"""Up to here a module computes in float64 as it should; one that rounds to float32 on the way is
+off by more.
+"""
 SHORT = 1e-4
 """A number found this near to one that the module has, or to one of few digits, is that."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Which norm a module is: whether it centres, gamma = factor (shift + gain), and eps, in sigma^2 or added to it.
+    """Which norm a module is: whether it centres, gamma = factor (shift + gain), and eps, in
+    sigma^2 or added to it.
 
-    `gain` and `offset` name the module's weights, None for one that it does not have. Gemma's gain is 1 + weight; a norm by the standard
-    deviation that divides by d - 1 has the factor sqrt((d - 1)/d).
+    `gain` and `offset` name the module's weights, None for one that it does not have. Gemma's gain
+    is 1 + weight; a norm by the standard deviation that divides by d - 1 has the factor sqrt((d -
+    1)/d).
     """
 
     centred: bool
@@ -54,7 +62,9 @@ class Form:
 
 
 class ForeignNorm(SphereNorm):
-    """A norm of another library, which may divide by sqrt(mean((C x)^2)) + a in place of sqrt(mean((C x)^2) + eps): a is `added`."""
+    """A norm of another library, which may divide by sqrt(mean((C x)^2)) + a in place of
+    sqrt(mean((C x)^2) + eps): a is `added`.
+    """
 
     centred = False  # each object has its own
     added = 0.0
@@ -117,7 +127,9 @@ class UnitGains(ForeignNorm):
 
 
 class AdaptedNorm(ForeignNorm):
-    """z = factor (shift + gain) * x_hat + offset, computed by another library's module, whose parameters it shares."""
+    """z = factor (shift + gain) * x_hat + offset, computed by another library's module, whose
+    parameters it shares.
+    """
 
     module: Any  # of any library
 
@@ -167,10 +179,11 @@ class FreeNorm(UnitGains):
 
 
 class WithoutGain(UnitGains):
-    """x_hat of another library's norm, where attention and FFN act at once with a norm for each (GPT-NeoX, Falcon).
+    """x_hat of another library's norm, where attention and FFN act at once with a norm for each
+    (GPT-NeoX, Falcon).
 
-    Then X <- X + attention(N_1 X) + ffn(N_2 X) has x_hat as the input norm of both, and gains and offsets belong to the maps:
-    N_i X = gamma_i x_hat + beta_i.
+    Then X <- X + attention(N_1 X) + ffn(N_2 X) has x_hat as the input norm of both, and gains and
+    offsets belong to the maps: N_i X = gamma_i x_hat + beta_i.
     """
 
     def __init__(self, norm: AdaptedNorm):
@@ -196,8 +209,9 @@ class GainsOf(BranchGains):
 
 
 def as_norm(module: nn.Module, width: int | None = None) -> AdaptedNorm | None:
-    """The module as a `Norm` of tokens of that width, or None if it is none that the geometry knows: it must compute
-    gamma * x_hat + beta, on states of every size. Without a width it is that of its weights, or what it says.
+    """The module as a `Norm` of tokens of that width, or None if it is none that the geometry
+    knows: it must compute gamma * x_hat + beta, on states of every size. Without a width it is that
+    of its weights, or what it says.
     """
     width = _width(module) or width
     if width is None or width < 2 or not all(_vector(weight, width) for weight in module.parameters()):
@@ -211,7 +225,9 @@ def _vector(weight: Tensor, width: int) -> bool:
 
 
 def _width(module: nn.Module) -> int | None:
-    """Of how many numbers the module may be a norm: by its weights, or what it says where it has none; None where it is none."""
+    """Of how many numbers the module may be a norm: by its weights, or what it says where it has
+    none; None where it is none.
+    """
     found = [weight.numel() for weight in module.parameters(recurse=False) if weight.dim() >= 1]
     shape = getattr(module, "normalized_shape", None)
     if found:
@@ -220,7 +236,9 @@ def _width(module: nn.Module) -> int | None:
 
 
 def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
-    """What a copy with random weights shows it to be; None where it is no norm, or cannot be copied."""
+    """What a copy with random weights shows it to be; None where it is no norm, or cannot be
+    copied.
+    """
     generator = torch.Generator().manual_seed(0)
     try:
         trial = copy.deepcopy(module).cpu().double()
@@ -261,7 +279,9 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
 
 
 def _in_its_dtype(module: nn.Module, trial: nn.Module, x: Tensor, scaled: Tensor, form: Form) -> Form:
-    """The form with the eps that the module has in its own type: torch's RMSNorm takes the type's rounding where none is given."""
+    """The form with the eps that the module has in its own type: torch's RMSNorm takes the type's
+    rounding where none is given.
+    """
     like = next(module.parameters(), None)
     if like is None or like.dtype == torch.float64 or form.added:
         return form
@@ -305,7 +325,9 @@ def _sigma(form: Form, mean_square: Tensor) -> Tensor:
 
 
 def _short(trial: nn.Module, value: float) -> float:
-    """The module's own number, or one of few digits, that is as near as a value found by fitting is sure."""
+    """The module's own number, or one of few digits, that is as near as a value found by fitting is
+    sure.
+    """
     own = [abs(each) for each in vars(trial).values() if isinstance(each, float)]
     digits = [float(f"{value:.{n}g}") for n in (1, 2, 3)]
     return next((each for each in (*own, *digits) if abs(each - value) <= SHORT * value), value)
@@ -316,7 +338,9 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 
 
 def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
-    """The norm of a module that keeps its numbers where libraries keep them, tried as it is: weights may come on demand."""
+    """The norm of a module that keeps its numbers where libraries keep them, tried as it is:
+    weights may come on demand.
+    """
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 1:
         return None

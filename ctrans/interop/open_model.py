@@ -1,4 +1,6 @@
-"""A model from disk, whoever wrote it, as what the instruments look at: a Hugging Face directory or a nanoGPT checkpoint."""
+"""A model from disk, whoever wrote it, as what the instruments look at: a Hugging Face directory or
+a nanoGPT checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -63,30 +65,36 @@ def open_model(
     heads: int | None = None,
     images: bool = False,
 ) -> Opened:
-    """A model as instruments look at it: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the directory with one), or any module.
+    """A model as instruments look at it: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the
+    directory with one), or any module.
 
-    - `dtype`: what it is converted to; by default a file's model to float64, and a module not at all
+    - `dtype`: what it is converted to; by default a file's model to float64, and a module not at
+      all
     - `dt`: its segments are that many times as long; 1 is the model
-    - `on_demand`: a directory's weights are read when they are used, by default where they are more than a quarter of this machine's
-      memory (see `ctrans.weights.on_demand`)
-    - `blocks`, `attention`, `ffn`: paths of attributes, from the module to the list of its blocks, and from a block to its attention
-      and FFN (several modules act one after the other). What is not given is found by what it does in a forward pass
-    - `embed`, `head`: functions from inputs to X_0 and from X_T to the output, in place of what the module does around its blocks
+    - `on_demand`: a directory's weights are read when they are used, by default where they are more
+      than a quarter of this machine's memory (see `ctrans.weights.on_demand`)
+    - `blocks`, `attention`, `ffn`: paths of attributes, from the module to the list of its blocks,
+      and from a block to its attention and FFN (several modules act one after the other). What is
+      not given is found by what it does in a forward pass
+    - `embed`, `head`: functions from inputs to X_0 and from X_T to the output, in place of what the
+      module does around its blocks
     - `loss`: a name of `LOSS_NAMES`, or a function of the module's output and targets
-    - `example`: what the module reads, a batch (tokens, images, features), or the keyword arguments of its forward; sequences of
-      token ids where it has an embedding and none is given
-    - `images`: of a directory's model with two towers (CLIP, SigLIP), whether the one that reads images is opened, or that of texts
+    - `example`: what the module reads, a batch (tokens, images, features), or the keyword arguments
+      of its forward; sequences of token ids where it has an embedding and none is given
+    - `images`: of a directory's model with two towers (CLIP, SigLIP), whether the one that reads
+      images is opened, or that of texts
     - `heads`: how many a nanoGPT model has whose file is a state dict alone
 
-    The module is put into eval mode and its weights need no gradients afterwards; `described` says so where it was training. States
-    are (batch, tokens, width) whatever the module's own order. What is rebuilt of its blocks is compared with the module's output.
+    The module is put into eval mode and its weights need no gradients afterwards; `described` says
+    so where it was training. States are (batch, tokens, width) whatever the module's own order.
+    What is rebuilt of its blocks is compared with the module's output.
 
     >>> opened = open_model("models/gpt2", torch.float32)
     >>> screen(opened.model, *opened.pairs(windows))
     >>> open_model(my_module, example=torch.zeros(2, 3, 32, 32), loss=torch.nn.functional.cross_entropy).depth
 
-    Raises ConfigError in a line for whatever cannot be read or is not known (see `from_transformers`, `from_nanogpt`), naming what to
-    give.
+    Raises ConfigError in a line for whatever cannot be read or is not known (see
+    `from_transformers`, `from_nanogpt`), naming what to give.
     """
     dt = 1.0 if dt is None else check_dt(dt)
     if heads is not None and (isinstance(model, nn.Module) or _find(Path(model)).suffix not in PICKLED):
@@ -187,7 +195,9 @@ EXAMPLE_TOKENS = 6
 
 
 def open_imported(model: Imported, directory: Path | None = None, loss: str | Loss | None = None) -> Opened:
-    """What `open_model` makes of a directory, of a model that is there already; its tokenizer is looked for in the directory."""
+    """What `open_model` makes of a directory, of a model that is there already; its tokenizer is
+    looked for in the directory.
+    """
     model = model.requires_grad_(False).eval()
     like = model.adapter.like()
     causal = _is_causal(model.depth.sublayers[0].field, like)
@@ -280,7 +290,9 @@ def _check_foreign(directory: Path) -> None:
 
 
 def _entries(directory: Path) -> int:
-    """How many numbers the files of weights hold; 0 where they cannot be read, which reading the model says."""
+    """How many numbers the files of weights hold; 0 where they cannot be read, which reading the
+    model says.
+    """
     try:
         stored = stored_weights([directory / name for name in weight_files(directory)])
     except (ConfigError, safetensors.SafetensorError, OSError):
@@ -289,7 +301,8 @@ def _entries(directory: Path) -> int:
 
 
 def _is_causal(attention: nn.Module, like: Tensor) -> bool:
-    """Whether the first token is blind to all others: d|f(x)_1|^2/dx_j = 0 exactly for j > 1, for states of that shape (tokens, width).
+    """Whether the first token is blind to all others: d|f(x)_1|^2/dx_j = 0 exactly for j > 1, for
+    states of that shape (tokens, width).
 
     To all, as a window may hide the last one of a token that reads both ways.
     """

@@ -1,4 +1,6 @@
-"""A model that was opened, whoever wrote it: what instruments ask of any model, how it reads, and what it is trained for."""
+"""A model that was opened, whoever wrote it: what instruments ask of any model, how it reads, and
+what it is trained for.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,20 @@ from ctrans.interop.tokens import Tokeniser, find_tokeniser
 from ctrans.walk import own_loss
 
 HIDDEN_EVERY = 7
-"""One token in so many is hidden from a model that fills gaps: the 15 % of BERT's training, at fixed places."""
+"""One token in so many is hidden from a model that fills gaps: the 15 % of BERT's training, at
+fixed places.
+"""
 
 
 class Opened(ModelAround):
-    """A model that was opened: in evaluation mode, without gradients, with what `ctrans` asks of any model, and how it reads.
+    """A model that was opened: in evaluation mode, without gradients, with what `ctrans` asks of
+    any model, and how it reads.
 
-    It is a model itself, whose `depth`, `embed`, `head`, `trajectory` and loss are those of `model`. `directory` is where it was, and
-    `described` what was recognised. `vocabulary` is how many tokens it embeds, 0 for what reads none. `causal` is whether tokens
-    read only earlier ones, as seen in what its first attention computes. `predicts` is whether its head gives logits of tokens.
-    `loss` is its loss by a name of `LOSS_NAMES`, or "given".
+    It is a model itself, whose `depth`, `embed`, `head`, `trajectory` and loss are those of
+    `model`. `directory` is where it was, and `described` what was recognised. `vocabulary` is how
+    many tokens it embeds, 0 for what reads none. `causal` is whether tokens read only earlier ones,
+    as seen in what its first attention computes. `predicts` is whether its head gives logits of
+    tokens. `loss` is its loss by a name of `LOSS_NAMES`, or "given".
     """
 
     model: AnyModel | ModelWithLoss
@@ -53,7 +59,9 @@ class Opened(ModelAround):
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The shape of what it reads, without the first axis: that of the example by which it was seen."""
+        """The shape of what it reads, without the first axis: that of the example by which it was
+        seen.
+        """
         return tuple(self._imported.adapter.row.shape) if isinstance(self._imported, Imported) else (1,)
 
     @property
@@ -66,11 +74,15 @@ class Opened(ModelAround):
         return own_loss(self.model)
 
     def tokeniser(self) -> Tokeniser:
-        """How text becomes its tokens; byte by byte for a model without a directory. Errors as `find_tokeniser`."""
+        """How text becomes its tokens; byte by byte for a model without a directory. Errors as
+        `find_tokeniser`.
+        """
         return find_tokeniser(self.directory, self.vocabulary)
 
     def longest(self, wanted: int) -> int:
-        """The most tokens, up to as many as wanted, that it reads: what it says, or found by trying."""
+        """The most tokens, up to as many as wanted, that it reads: what it says, or found by
+        trying.
+        """
         said: int | None = self.config.context
         most = wanted if said is None else min(wanted, said)
         if said is not None or not self.vocabulary or self._reads(most):
@@ -90,9 +102,10 @@ class Opened(ModelAround):
     def pairs(self, windows: Int[Tensor, "batch longer"], mask: int | None = None) -> tuple[Tensor, Tensor]:
         """Tokens and their targets, of its `loss`.
 
-        "next": each next token. "mlm": every seventh token is hidden by `mask`, and is the target there, -1 elsewhere; without a mask
-        every token is its own target, the part of such a training in which chosen tokens are left as they are. "none": -1 throughout.
-        Stand-ins look at no targets, and a given loss gets those of a model that reads as this one does.
+        "next": each next token. "mlm": every seventh token is hidden by `mask`, and is the target
+        there, -1 elsewhere; without a mask every token is its own target, the part of such a
+        training in which chosen tokens are left as they are. "none": -1 throughout. Stand-ins look
+        at no targets, and a given loss gets those of a model that reads as this one does.
         """
         tokens, after = windows[:, :-1], windows[:, 1:]
         kind = self.loss if self.loss != "given" else "next" if self.causal else "mlm"

@@ -1,4 +1,6 @@
-"""The OT-Transformer (Kan et al., arXiv:2501.18793): one stack of blocks as the velocity of an ODE, the same weights at every time."""
+"""The OT-Transformer (Kan et al., arXiv:2501.18793): one stack of blocks as the velocity of an ODE,
+the same weights at every time.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ from solvers import ConfigError, Solution
 
 @dataclasses.dataclass(frozen=True)
 class OTConfig:
-    """What an OT-Transformer is: its stack (`depth` blocks whose norms are `stack`), and `steps` steps of length `dt` over it.
+    """What an OT-Transformer is: its stack (`depth` blocks whose norms are `stack`), and `steps`
+    steps of length `dt` over it.
 
-    `placement` is that of the velocity: "output" where a norm ends it, "none" otherwise. `kinetic` is the lmbda that the kinetic
-    cost was trained with. How the weights were drawn is not known.
+    `placement` is that of the velocity: "output" where a norm ends it, "none" otherwise. `kinetic`
+    is the lmbda that the kinetic cost was trained with. How the weights were drawn is not known.
     """
 
     vocab_size: int
@@ -48,10 +51,12 @@ class OTConfig:
 
 
 class OTTransformer(nn.Module):
-    """X_{k+1} = X_k + dt N_f(stack(X_k)), `steps` times with the same weights, logits = W_e X_T without a norm.
+    """X_{k+1} = X_k + dt N_f(stack(X_k)), `steps` times with the same weights, logits = W_e X_T
+    without a norm.
 
-    Made of a GPT, whose blocks become the stack and whose final norm (or none) ends the velocity; `dt` is 1/steps times `scale`.
-    It has what instruments ask of a model: `embed`, `depth`, `head`, `trajectory`, `config`.
+    Made of a GPT, whose blocks become the stack and whose final norm (or none) ends the velocity;
+    `dt` is 1/steps times `scale`. It has what instruments ask of a model: `embed`, `depth`, `head`,
+    `trajectory`, `config`.
     """
 
     def __init__(self, model: GPT, steps: int, *, kinetic: float = 0.0, scale: float = 1.0):
@@ -78,15 +83,19 @@ class OTTransformer(nn.Module):
         )
 
     def with_scale(self, scale: float) -> OTTransformer:
-        """The same weights with steps that many times as long as 1/steps. Raises ConfigError unless it is positive and finite."""
+        """The same weights with steps that many times as long as 1/steps. Raises ConfigError unless
+        it is positive and finite.
+        """
         self.depth = Depth(self.depth.sublayers, check_dt(check_dt(scale) * (1.0 / self.config.steps)), per_block=1, shared=True)
         self.config = dataclasses.replace(self.config, dt=self.depth.dt)
         return self
 
     def native(self) -> GPT:
-        """The same model as a GPT with `stack_steps`, to be trained on and saved; it shares the weights.
+        """The same model as a GPT with `stack_steps`, to be trained on and saved; it shares the
+        weights.
 
-        Raises ConfigError for a velocity that no norm ends (lnf_on = False) though its blocks normalise, which no GPT here has.
+        Raises ConfigError for a velocity that no norm ends (lnf_on = False) though its blocks
+        normalise, which no GPT here has.
         """
         c = self.config
         config = dataclasses.replace(self.model.config, stack_steps=c.steps, dt=c.dt)
@@ -115,5 +124,7 @@ class OTTransformer(nn.Module):
         return self.model.head(x)
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
-        """X at every step's end, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose options it has."""
+        """X at every step's end, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose
+        options it has.
+        """
         return trajectory(self.depth, self.embed(tokens), **options)

@@ -1,8 +1,10 @@
-"""Which norms surround attention and FFN of a foreign block: read from what the block computes, not from names.
+"""Which norms surround attention and FFN of a foreign block: read from what the block computes, not
+from names.
 
-The block is run once and its norms noted in the order in which they act. That order leaves a few ways to put them into the
-equation X <- N_state(X + N_out f(N_in X)) of attention and then of the FFN; the one that gives the block's output is its structure.
-So do blocks of one map: attention and FFN at once, whose map is their sum, or a mixer of tokens alone.
+The block is run once and its norms noted in the order in which they act. That order leaves a few
+ways to put them into the equation X <- N_state(X + N_out f(N_in X)) of attention and then of the
+FFN; the one that gives the block's output is its structure. So do blocks of one map: attention and
+FFN at once, whose map is their sum, or a mixer of tokens alone.
 """
 
 from __future__ import annotations
@@ -39,12 +41,14 @@ Roles = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """A block as sublayers whose fields are its own modules, to be called with the context of a forward pass.
+    """A block as sublayers whose fields are its own modules, to be called with the context of a
+    forward pass.
 
-    They are attention and FFN; or one: of kind parallel the sum of the two (`ParallelMaps`), of kind attention a map alone in its block.
-    `lengths` are the numbers s in X + s f(N X), for how much depth-time each acts: 1 but for blocks that scale what they add.
-    `context` is what attention is given besides the state, as seen, and `called` the block's own module that is. `own_calls` says
-    whether that is called as it was seen to be, or with what the block is.
+    They are attention and FFN; or one: of kind parallel the sum of the two (`ParallelMaps`), of
+    kind attention a map alone in its block. `lengths` are the numbers s in X + s f(N X), for how
+    much depth-time each acts: 1 but for blocks that scale what they add. `context` is what
+    attention is given besides the state, as seen, and `called` the block's own module that is.
+    `own_calls` says whether that is called as it was seen to be, or with what the block is.
     """
 
     sublayers: tuple[Sublayer, ...]
@@ -76,7 +80,9 @@ class Structure:
 
 
 def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
-    """All blocks one after the other, dt times as long as they are: with one length, that is the step, and dt times it."""
+    """All blocks one after the other, dt times as long as they are: with one length, that is the
+    step, and dt times it.
+    """
     lengths = [length for structure in structures for length in structure.lengths]
     parts = [part for structure in structures for part in structure.sublayers]
     each = {len(structure.sublayers) for structure in structures}
@@ -88,15 +94,18 @@ def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
 
 
 def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, own_calls: Sequence[bool] = (False,)) -> Structure:
-    """The structure that reproduces the block in the context of that call; the model is to be in eval mode.
+    """The structure that reproduces the block in the context of that call; the model is to be in
+    eval mode.
 
-    `form` says how the block hands on its state. `own_calls` are the ways in which its parts are found; the first that succeeds
-    counts:
+    `form` says how the block hands on its state. `own_calls` are the ways in which its parts are
+    found; the first that succeeds counts:
 
-    - False: parts go by the names that are known, and where it has none by what they do; attention is called with what the block is
+    - False: parts go by the names that are known, and where it has none by what they do; attention
+      is called with what the block is
     - True: parts go by what they do, and attention is called as the block was seen to call it
 
-    Raises ConfigError that lists what acts where if no structure does (cross-attention, streams of states).
+    Raises ConfigError that lists what acts where if no structure does (cross-attention, streams of
+    states).
     """
     if "flow" in vars(block):
         raise ConfigError(f"a {type(block).__name__} is an ODE already: call discretize(model) first")
@@ -126,7 +135,9 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
     x, kind, order = run.x, run.kind, _order(run, parts)
 
     def fit(structures: Iterable[Structure], close: float) -> tuple[Structure | None, list[tuple[float, Structure]]]:
-        """The nearest of the structures if it is that close, and all with how far their output is from the block's, nearest first."""
+        """The nearest of the structures if it is that close, and all with how far their output is
+        from the block's, nearest first.
+        """
         misses = [(difference(_output(each, x), run.y), each) for each in structures]
         misses.sort(key=lambda miss: miss[0])
         return (misses[0][1] if misses and misses[0][0] <= close else None), misses
@@ -158,7 +169,9 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
 
 
 def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Anatomy) -> Structure:
-    """The structure of a block of the same make as one whose structure is known, without running it."""
+    """The structure of a block of the same make as one whose structure is known, without running
+    it.
+    """
     paths, parts = {part: path for path, part in first.named_modules()}, dict(block.named_modules())
 
     def same(sublayer: Sublayer, field: ModuleChain) -> Sublayer:
@@ -176,7 +189,9 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
 
 
 def make_of(block: nn.Module) -> tuple[object, ...]:
-    """What a block is built of: every module's path and class, its settings, and its buffers that are numbers."""
+    """What a block is built of: every module's path and class, its settings, and its buffers that
+    are numbers.
+    """
     return tuple((path, type(part), _settings(part)) for path, part in block.named_modules())
 
 
@@ -194,7 +209,9 @@ def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
 
 
 def _informative_state(running: Running) -> Tensor:
-    """A random state as small as the block's increments, on which a block that barely acts differs from any other."""
+    """A random state as small as the block's increments, on which a block that barely acts differs
+    from any other.
+    """
     block, call = running.block, running.call
     kind = type(block).__name__
     x = torch.randn(call.x.shape, generator=torch.Generator().manual_seed(0)).to(call.x)
@@ -222,7 +239,9 @@ def _output(structure: Structure, x: Tensor) -> Tensor:
 
 
 class _BlockStep(NamedTuple):
-    """What acts in a block, and on which state: a norm, a map of that kind, or, where the role is None, anything else."""
+    """What acts in a block, and on which state: a norm, a map of that kind, or, where the role is
+    None, anything else.
+    """
 
     name: str
     role: AdaptedNorm | FreeNorm | Kind | None
@@ -252,7 +271,9 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
 
 
 def _parallel(order: Sequence[_BlockStep]) -> bool:
-    """Whether the FFN does not act on what attention gave: both act on one state, or their norms do."""
+    """Whether the FFN does not act on what attention gave: both act on one state, or their norms
+    do.
+    """
     states = {step.role: step.x for step in order if isinstance(step.role, str)}
     if len(states) < 2:
         return False
@@ -290,7 +311,9 @@ def _candidates(parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure
 
 
 def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) -> Structure | None:
-    """The structure with numbers s that make X + s f(N X) of what acted on what; None where no numbers do."""
+    """The structure with numbers s that make X + s f(N X) of what acted on what; None where no
+    numbers do.
+    """
     around = in_context(structure.depth(), structure.context)
     seen: dict[object, Tensor] = {step.role: step.x for step in order}
     starts = [part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers]
@@ -314,11 +337,15 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
 
 
 FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.float64).eps)
-"""What functions of norms are called with; the first and the last are what torch's rms_norm takes unasked."""
+"""What functions of norms are called with; the first and the last are what torch's rms_norm takes
+unasked.
+"""
 
 
 def _with_free_norms(steps: Sequence[_BlockStep], x: Tensor) -> Iterator[list[_BlockStep]]:
-    """The order with norms that the block computes by a function, before its maps and behind them: no module shows them."""
+    """The order with norms that the block computes by a function, before its maps and behind them:
+    no module shows them.
+    """
     maps = [i for i, step in enumerate(steps) if isinstance(step.role, str)]
     gaps = [*maps, *maps[1:], len(steps)]  # between the two, one behind the first and one before the second
     chosen_gaps = dict.fromkeys(tuple(sorted(c)) for n in range(1, len(gaps) + 1) for c in combinations(gaps, n))
@@ -333,7 +360,9 @@ def _with_free_norms(steps: Sequence[_BlockStep], x: Tensor) -> Iterator[list[_B
 
 
 def _assignments(acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds: Kind) -> Iterator[tuple[Roles, ...]]:
-    """Every way to give the norms their roles around maps of these kinds that keeps the order in which they act."""
+    """Every way to give the norms their roles around maps of these kinds that keeps the order in
+    which they act.
+    """
     if any(acting.count(kind) != 1 for kind in kinds):
         return
     ends = [acting.index(kind) for kind in kinds]
@@ -341,7 +370,8 @@ def _assignments(acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds:
         return
     stretches = [acting[start + 1 : end] for start, end in zip([-1, *ends], [*ends, len(acting)], strict=True)]
     places = [(i, role) for i in range(len(kinds)) for role in ROLES]
-    # before the first map only its input norm acts; between two, what is behind the one and before the other
+    # before the first map only its input norm acts; between two, what is behind the one and before
+    # the other
     cuts = [0, *range(1, len(places), len(ROLES)), len(places)]
     free = [combinations(places[start:end], len(part)) for part, (start, end) in zip(stretches, pairwise(cuts), strict=True)]
     for chosen in product(*free):
@@ -352,7 +382,9 @@ def _assignments(acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds:
 
 
 def _placement(sublayer: Sublayer) -> str:
-    """The placement's name, or the norms' where no placement has them, as with norms that nothing but a foreign block has."""
+    """The placement's name, or the norms' where no placement has them, as with norms that nothing
+    but a foreign block has.
+    """
     try:
         return sublayer.placement.name
     except ConfigError:

@@ -1,4 +1,6 @@
-"""How a model calls a part of a block: what it gives it besides the state, to be given again with other states."""
+"""How a model calls a part of a block: what it gives it besides the state, to be given again with
+other states.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,22 @@ import torch
 from torch import Tensor, nn
 
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
-"""Arguments that carry keys and values of an earlier call, and must not be filled by the calls here."""
+"""Arguments that carry keys and values of an earlier call, and must not be filled by the calls
+here.
+"""
 STATE = object()
 """Stands where the state was in a call."""
 RESIDUAL = object()
-"""Stands where a call was given another state, which the part adds itself (Bloom): zeros are given there, so that the output is the map."""
+"""Stands where a call was given another state, which the part adds itself (Bloom): zeros are given
+there, so that the output is the map.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Template:
-    """A call with the state left out, wherever the same tensor was given: attention gets it as query, key and value."""
+    """A call with the state left out, wherever the same tensor was given: attention gets it as
+    query, key and value.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -52,8 +60,8 @@ class Template:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordedCall:
-    """One call of a part of a model: its path, the call without its state, the state x (the first floating-point tensor among the
-    arguments), and what it returned.
+    """One call of a part of a model: its path, the call without its state, the state x (the first
+    floating-point tensor among the arguments), and what it returned.
     """
 
     path: str
@@ -84,7 +92,9 @@ def template_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Templ
 
 @contextlib.contextmanager
 def watched(parts: Mapping[str, nn.Module]) -> Iterator[list[RecordedCall]]:
-    """Inside, records every call of the parts that has a state, in the order in which the calls begin."""
+    """Inside, records every call of the parts that has a state, in the order in which the calls
+    begin.
+    """
     calls: list[RecordedCall] = []
     begun: list[int | None] = []
 
@@ -117,7 +127,9 @@ def first_tensor(output: Any) -> Any:
 
 
 class CalledAs(nn.Module):
-    """f(x): a model's module, called as the model calls it, with x (batch, tokens, width) for its state."""
+    """f(x): a model's module, called as the model calls it, with x (batch, tokens, width) for its
+    state.
+    """
 
     def __init__(self, module: nn.Module, tokens_first: bool = False, always: Template | None = None):
         super().__init__()
@@ -141,7 +153,9 @@ def own_module(stage: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def without_fast_path() -> Iterator[None]:
-    """Inside, torch's own Transformer layers call their parts, and no fused kernel in place of them."""
+    """Inside, torch's own Transformer layers call their parts, and no fused kernel in place of
+    them.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

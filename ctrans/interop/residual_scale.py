@@ -1,7 +1,8 @@
-"""How much of a map a foreign block adds to its state: X + s f(N X), a number s for each sublayer or one for each channel.
+"""How much of a map a foreign block adds to its state: X + s f(N X), a number s for each sublayer
+or one for each channel.
 
-A number s > 0 is a length of depth-time, the dt of that segment. A number below 0, or one for every channel (LayerScale), is no time:
-it becomes part of the map's output.
+A number s > 0 is a length of depth-time, the dt of that segment. A number below 0, or one for every
+channel (LayerScale), is no time: it becomes part of the map's output.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from ctrans.interop.tolerances import difference, tolerance
 
 DIGITS = 15
-"""A number that was fitted is taken as the one of so many digits, or fewer, that is as near as the fit is good."""
+"""A number that was fitted is taken as the one of so many digits, or fewer, that is as near as the
+fit is good.
+"""
 
 
 class ScaledOutput(nn.Module):
@@ -33,7 +36,8 @@ class ScaledOutput(nn.Module):
 
 
 def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Tensor | None:
-    """s with added = s * values: a number, or a vector with one for each channel; None where there is none.
+    """s with added = s * values: a number, or a vector with one for each channel; None where there
+    is none.
 
     It is taken as the block has it, if one of its numbers or vectors is it.
     """
@@ -54,7 +58,9 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
 
 
 def _said(block: nn.Module, value: float, close: float) -> float:
-    """The number among the block's own that is nearest, if one is as near as the fit is good; else one of few digits, or the fit."""
+    """The number among the block's own that is nearest, if one is as near as the fit is good; else
+    one of few digits, or the fit.
+    """
     nearest = min(_numbers(block), key=lambda number: abs(number - value), default=0.0)
     short = (float(f"{value:.{digits}g}") for digits in range(1, DIGITS + 1))
     return next((number for number in (nearest, *short) if abs(number - value) <= close * abs(value)), value)

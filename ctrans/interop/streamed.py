@@ -1,6 +1,8 @@
-"""A library's model as a skeleton, its matrices drawn or read from files when they are used: models larger than memory.
+"""A library's model as a skeleton, its matrices drawn or read from files when they are used: models
+larger than memory.
 
-A piece is the weights of one sublayer's attention or FFN, or of any other module that holds a matrix (embeddings, head).
+A piece is the weights of one sublayer's attention or FFN, or of any other module that holds a
+matrix (embeddings, head).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from solvers import ConfigError
 Modules = Mapping[str, nn.Module]
 """Modules by their paths in a model."""
 WeightSource = Callable[[Modules], Callable[[], dict[str, Tensor]]]
-"""From the modules of a piece, without their matrices, to what makes the piece's weights by their names in the model."""
+"""From the modules of a piece, without their matrices, to what makes the piece's weights by their
+names in the model.
+"""
 
 
 def put_model_on_demand(model: nn.Module, anatomy: Anatomy, source: WeightSource) -> None:
@@ -66,7 +70,9 @@ def _pieces(model: nn.Module, anatomy: Anatomy) -> Iterator[dict[str, nn.Module]
 
 
 def drawn(model: Any, seed: int) -> WeightSource:
-    """Weights drawn as the library initialises that family, every piece from its own seed: they depend on no order."""
+    """Weights drawn as the library initialises that family, every piece from its own seed: they
+    depend on no order.
+    """
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
 
     def source(modules: Modules) -> Callable[[], dict[str, Tensor]]:
@@ -93,7 +99,9 @@ def piece_seed(seed: int, name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """Where a weight lies: in which safetensors file, under which name, and what the file's header says of it."""
+    """Where a weight lies: in which safetensors file, under which name, and what the file's header
+    says of it.
+    """
 
     path: Path
     name: str
@@ -106,7 +114,9 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 def stored_weights(files: list[Path]) -> dict[str, Stored]:
-    """What the files hold, by name, from their headers. Raises ConfigError for what is no regular file."""
+    """What the files hold, by name, from their headers. Raises ConfigError for what is no regular
+    file.
+    """
     found = {}
     for path in files:
         check_file(path)
@@ -123,10 +133,11 @@ def stored_dtype(stored: Mapping[str, Stored]) -> torch.dtype:
 
 
 def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, set[str]]:
-    """Weights read from the files by memory map, and those that stay (norms, buffers) put in place now; and the names in the files
-    that are not used.
+    """Weights read from the files by memory map, and those that stay (norms, buffers) put in place
+    now; and the names in the files that are not used.
 
-    Raises ConfigError for weights that are missing, have another shape, or are no floating-point numbers.
+    Raises ConfigError for weights that are missing, have another shape, or are no floating-point
+    numbers.
     """
     same: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

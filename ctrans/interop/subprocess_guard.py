@@ -1,4 +1,6 @@
-"""A function run in a process of its own with bounded time and memory: for libraries that whoever wrote a file can make run away."""
+"""A function run in a process of its own with bounded time and memory: for libraries that whoever
+wrote a file can make run away.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ from pathlib import Path
 from solvers import ConfigError
 
 WAIT = 3
-"""How many times its seconds of computing a process may take by the clock, where others compute at the same time."""
+"""How many times its seconds of computing a process may take by the clock, where others compute at
+the same time.
+"""
 MOST_BYTES = 1 << 30
 """How much it may return."""
 DONE, FAILED = b"0", b"1"
 
 
 def run_guarded(act: Callable[[], bytes], *, seconds: int, memory: int) -> bytes:
-    """What it returns, computed in a copy of this process: so many seconds of computing at most, so many bytes beyond what it has.
+    """What it returns, computed in a copy of this process: so many seconds of computing at most, so
+    many bytes beyond what it has.
 
     Raises ConfigError, in a line, for whatever it raises, with the limit where it reaches one.
     """

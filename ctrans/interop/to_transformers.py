@@ -46,11 +46,12 @@ Weights = dict[str, Tensor]
 class Target:
     """A family that our GPT can be written as.
 
-    - `settings`: our settings that it has, and what follows from them, by its names; all other settings of ours are as in `like`
+    - `settings`: our settings that it has, and what follows from them, by its names; all other
+      settings of ours are as in `like`
     - `fixed`: its other settings
     - `names`: its names of our weights
-    - `layout`: from our weights by these names to views of them by its own names, in its order of axes; a head's rows stand on an
-      axis of their own where the order of rows is another one
+    - `layout`: from our weights by these names to views of them by its own names, in its order of
+      axes; a head's rows stand on an axis of their own where the order of rows is another one
     - `readable`: whether `to_gpt` reads it
     """
 
@@ -100,7 +101,9 @@ class Target:
 
 
 def _turned_fraction(c: GPTConfig) -> float:
-    """Of a head's entries, the fraction that rotary positions turn: theirs rounds to any number of entries, and has no odd ones."""
+    """Of a head's entries, the fraction that rotary positions turn: theirs rounds to any number of
+    entries, and has no odd ones.
+    """
     head = c.width // c.heads
     turned = turned_entries(head, c.rotary_fraction)
     return c.rotary_fraction if int(head * c.rotary_fraction) == turned else turned / head
@@ -167,7 +170,9 @@ TARGETS: dict[str, Target] = {
 
 
 def target_of(config: GPTConfig) -> Target:
-    """The family that computes what that configuration does. Raises ConfigError that names what no family has."""
+    """The family that computes what that configuration does. Raises ConfigError that names what no
+    family has.
+    """
     lacks = {}
     for name, target in TARGETS.items():
         free = {*target.settings, *BEFORE_TRAINING}
@@ -185,7 +190,8 @@ def target_of(config: GPTConfig) -> Target:
 
 
 def to_transformers(model: GPT) -> Any:
-    """The library's model with these weights (copies), in their dtype and in eval mode. Raises ConfigError for what has no counterpart.
+    """The library's model with these weights (copies), in their dtype and in eval mode. Raises
+    ConfigError for what has no counterpart.
 
     >>> to_transformers(GPT(GPTConfig(placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)))
     """
@@ -200,9 +206,11 @@ def to_transformers(model: GPT) -> Any:
 
 
 def write_transformers(model: GPT, directory: str | Path) -> str:
-    """Writes config.json and model.safetensors, which `AutoModelForCausalLM.from_pretrained` reads; each whole or not at all.
+    """Writes config.json and model.safetensors, which `AutoModelForCausalLM.from_pretrained` reads;
+    each whole or not at all.
 
-    Gives the family's name. Raises ConfigError for what has no counterpart, and where it cannot be written.
+    Gives the family's name. Raises ConfigError for what has no counterpart, and where it cannot be
+    written.
     """
     target, config, weights = _written(model)
     weights = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
@@ -217,7 +225,9 @@ def write_transformers(model: GPT, directory: str | Path) -> str:
 
 
 def _written(model: GPT) -> tuple[Target, Any, Weights]:
-    """The family, its config object and the weights by its names, rows of heads one after the other."""
+    """The family, its config object and the weights by its names, rows of heads one after the
+    other.
+    """
     check_present(model, "written as a model of transformers")
     target = target_of(model.config)
     config = getattr(import_transformers(), f"{target.family}Config")(
@@ -233,10 +243,12 @@ def _written(model: GPT) -> tuple[Target, Any, Weights]:
 
 
 def to_gpt(model: nn.Module | str | Path) -> GPT:
-    """Our GPT with the weights (copies) of a Llama, Granite or GPT-NeoX of the library, or of one saved in a directory.
+    """Our GPT with the weights (copies) of a Llama, Granite or GPT-NeoX of the library, or of one
+    saved in a directory.
 
-    Unlike `from_transformers`, which looks at the library's own modules, it trains, saves and generates as ours do. Raises ConfigError
-    for a model that computes something else: scaled rotary positions, biases, multipliers of embeddings or logits.
+    Unlike `from_transformers`, which looks at the library's own modules, it trains, saves and
+    generates as ours do. Raises ConfigError for a model that computes something else: scaled rotary
+    positions, biases, multipliers of embeddings or logits.
     """
     own: Any = model if isinstance(model, nn.Module) else load_local(model)
     kind = getattr(getattr(own, "config", None), "model_type", type(own).__name__)

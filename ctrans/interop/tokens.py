@@ -1,4 +1,6 @@
-"""How text becomes a model's tokens: by the tokenizer beside its weights, byte by byte, or not at all where token ids are given."""
+"""How text becomes a model's tokens: by the tokenizer beside its weights, byte by byte, or not at
+all where token ids are given.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from solvers import ConfigError
 WHOLE = "tokenizer.json"
 """A whole tokenizer as data."""
 TOKENIZERS = (WHOLE, "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
-"""It, and files that hold the words or pieces of one. A directory with none of them has no tokenizer."""
+"""It, and files that hold the words or pieces of one. A directory with none of them has no
+tokenizer.
+"""
 SETTINGS = "tokenizer_config.json"
 Ids = Integer[np.ndarray, " _"]
 
@@ -35,8 +39,8 @@ def as_numbers(ids: list[int]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Tokeniser:
-    """Bytes to token ids. `said` names it in a line; `mask` is the token that stands for a hidden one, if there is one; `words` are
-    tokens as texts.
+    """Bytes to token ids. `said` names it in a line; `mask` is the token that stands for a hidden
+    one, if there is one; `words` are tokens as texts.
     """
 
     said: str
@@ -46,7 +50,9 @@ class Tokeniser:
 
 
 def _byte(i: int) -> str:
-    """The character that a byte is in ASCII, or its hexadecimal digits: bytes above may be parts of one."""
+    """The character that a byte is in ASCII, or its hexadecimal digits: bytes above may be parts of
+    one.
+    """
     return chr(i) if i < 128 else f"\\x{i:02x}"
 
 
@@ -57,11 +63,13 @@ BYTES = Tokeniser(
 
 
 def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
-    """The tokenizer in that directory; where there is none, bytes as ids 0 .. 255, if the vocabulary has as many.
+    """The tokenizer in that directory; where there is none, bytes as ids 0 .. 255, if the
+    vocabulary has as many.
 
-    A module without a directory, whose vocabulary has fewer, reads bytes modulo that. Only what the installed library can build from
-    files of words is read: no code, no pickle, no network. Raises ConfigError for a tokenizer that is damaged or brings its own code,
-    and for a directory without one whose model's vocabulary is smaller than 256.
+    A module without a directory, whose vocabulary has fewer, reads bytes modulo that. Only what the
+    installed library can build from files of words is read: no code, no pickle, no network. Raises
+    ConfigError for a tokenizer that is damaged or brings its own code, and for a directory without
+    one whose model's vocabulary is smaller than 256.
     """
     if directory is not None and any(os.path.isfile(directory / name) for name in TOKENIZERS):
         return _from_files(directory)
@@ -87,9 +95,11 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
 
 
 def read_ids(path: str | Path) -> Ids:
-    """Token ids of a file: `.npy`, a row of integers; `.bin` as nanoGPT's prepare.py writes `val.bin`, two bytes each.
+    """Token ids of a file: `.npy`, a row of integers; `.bin` as nanoGPT's prepare.py writes
+    `val.bin`, two bytes each.
 
-    Raises ConfigError for a file of another name, and one that cannot be read or holds something else.
+    Raises ConfigError for a file of another name, and one that cannot be read or holds something
+    else.
     """
     path = Path(path)
     if path.suffix not in IDS:
@@ -123,7 +133,8 @@ def _from_files(directory: Path) -> Tokeniser:
     transformers = import_transformers()
     whole = os.path.isfile(directory / WHOLE)
     _check_settings(directory / SETTINGS, may_name_code=whole)
-    # a whole tokenizer is taken as it is; a family's own class would build it anew, by that family's rules
+    # a whole tokenizer is taken as it is; a family's own class would build it anew, by that
+    # family's rules
     family: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
 
     def load() -> Any:
@@ -161,15 +172,19 @@ def _from_files(directory: Path) -> Tokeniser:
 
 
 SECONDS, BYTES_A_SECOND = 20, 100_000
-"""What a tokenizer may take to be built, and how much text it has to read in each second more: a tenth of what others read."""
+"""What a tokenizer may take to be built, and how much text it has to read in each second more: a
+tenth of what others read.
+"""
 MEMORY, MEMORY_A_BYTE = 2 << 30, 500
 """What it may need beyond what is there, and for every byte of text."""
 
 
 def _attempt(transformers: Any, directory: Path, act: Callable[[], bytes], length: int = 0) -> bytes:
-    """What it returns, without a word from the library; ConfigError in a line for whatever it says against it.
+    """What it returns, without a word from the library; ConfigError in a line for whatever it says
+    against it.
 
-    A tokenizer's own rules can take any time and memory, and stop the whole process: it works in one of its own.
+    A tokenizer's own rules can take any time and memory, and stop the whole process: it works in
+    one of its own.
     """
     with quiet(transformers):
         try:
@@ -179,7 +194,9 @@ def _attempt(transformers: Any, directory: Path, act: Callable[[], bytes], lengt
 
 
 def _check_settings(path: Path, *, may_name_code: bool) -> None:
-    """Raises ConfigError for settings that are damaged, or name code that a tokenizer cannot be built without."""
+    """Raises ConfigError for settings that are damaged, or name code that a tokenizer cannot be
+    built without.
+    """
     if not os.path.isfile(path):
         return
     settings = read_json(path)

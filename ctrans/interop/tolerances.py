@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The relative difference up to which two ways to compute a block, or a part of it, count as the same.
+    """The relative difference up to which two ways to compute a block, or a part of it, count as
+    the same.
 
     What is in float32 even where the model's numbers are finer decides how close the two can be.
     """
@@ -22,7 +23,9 @@ def unit(dtype: torch.dtype) -> float:
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """|found - expected|/|expected|; infinite where the shapes differ, or nothing is expected but zeros."""
+    """|found - expected|/|expected|; infinite where the shapes differ, or nothing is expected but
+    zeros.
+    """
     size = float(expected.norm())
     return float((found - expected).norm()) / size if found.shape == expected.shape and size > 0 else math.inf
 

@@ -1,4 +1,6 @@
-"""A model of `transformers` around its blocks: inputs and outputs have known names, and states may be given in place of tokens."""
+"""A model of `transformers` around its blocks: inputs and outputs have known names, and states may
+be given in place of tokens.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class TransformersAdapter(ModelAdapter):
         return self.model(**example_of(self.model))
 
     def _find_blocks(self) -> None:
-        """Finds the blocks by known names, or by how they act one after the other on one state; and how they hand it on."""
+        """Finds the blocks by known names, or by how they act one after the other on one state; and
+        how they hand it on.
+        """
         try:
             self.blocks_path = block_list_by_name(self.model, self.anatomy)
         except ConfigError as by_name:

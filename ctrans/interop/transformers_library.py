@@ -1,4 +1,6 @@
-"""The library `transformers`, where it is installed: imported when it is needed, quiet, its errors in one line."""
+"""The library `transformers`, where it is installed: imported when it is needed, quiet, its errors
+in one line.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def import_transformers() -> Any:
 
 @contextlib.contextmanager
 def reading(failure: str) -> Iterator[None]:
-    """Inside, the library's errors for a config or weights that do not fit together become one ConfigError, which begins with that."""
+    """Inside, the library's errors for a config or weights that do not fit together become one
+    ConfigError, which begins with that.
+    """
     from huggingface_hub.errors import StrictDataclassError
 
     try:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 class WeightNames:
     """The library's paths of our modules.
 
-    `outside` has those around the blocks, `blocks` is the path of its list of blocks, and `sublayers` has, for each of our sublayers
-    of a block, the modules in it.
+    `outside` has those around the blocks, `blocks` is the path of its list of blocks, and
+    `sublayers` has, for each of our sublayers of a block, the modules in it.
     """
 
     outside: Mapping[str, str]

@@ -1,4 +1,6 @@
-"""One tiny random model of each family, built from its config class alone. An entry here is enrolled in every family test."""
+"""One tiny random model of each family, built from its config class alone. An entry here is
+enrolled in every family test.
+"""
 
 import dataclasses
 import logging

@@ -1,4 +1,6 @@
-"""Modules as people write them who have not heard of ctrans: no config, no common base, names and habits of their own."""
+"""Modules as people write them who have not heard of ctrans: no config, no common base, names and
+habits of their own.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -115,7 +117,9 @@ class LayerScale(nn.Module):
 
 
 class GatedBlock(nn.Module):
-    """RMSNorm, a gated FFN whose three maps stand in the block, and LayerScale as a module and as a bare parameter."""
+    """RMSNorm, a gated FFN whose three maps stand in the block, and LayerScale as a module and as a
+    bare parameter.
+    """
 
     def __init__(self, scaled):
         super().__init__()
@@ -131,7 +135,9 @@ class GatedBlock(nn.Module):
 
 
 class ImageClassifier(nn.Module):
-    """Patches by a convolution, a class token, blocks in an nn.Sequential, a head on the class token."""
+    """Patches by a convolution, a class token, blocks in an nn.Sequential, a head on the class
+    token.
+    """
 
     def __init__(self, scaled=False):
         super().__init__()
@@ -160,7 +166,9 @@ class MaskedBlock(nn.Module):
 
 
 class Regression(nn.Module):
-    """Real numbers in and out, blocks that get their state second, under a wrapper, with a causal mask."""
+    """Real numbers in and out, blocks that get their state second, under a wrapper, with a causal
+    mask.
+    """
 
     def __init__(self):
         super().__init__()
@@ -210,7 +218,9 @@ PLAIN = {
     "torch, tokens first": (lambda: Encoder(True, False, True), lambda seed: ids(seed=seed).T.contiguous(), "pre"),
     "torch, post, tokens first": (lambda: Encoder(False, False), lambda seed: ids(seed=seed).T.contiguous(), "post"),
 }
-"""Modules, an input by seed, and their placement. An entry is enrolled in every test of plain modules."""
+"""Modules, an input by seed, and their placement. An entry is enrolled in every test of plain
+modules.
+"""
 
 
 def plain(name):
@@ -254,7 +264,9 @@ MADE_NORMS = {
 
 
 def with_norms(kind):
-    """The language model with norms of that kind in its blocks and before its head, trained a little."""
+    """The language model with norms of that kind in its blocks and before its head, trained a
+    little.
+    """
     torch.manual_seed(0)
     model = LanguageModel()
     for block in model.stack:

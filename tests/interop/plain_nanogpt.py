@@ -1,4 +1,6 @@
-"""A nanoGPT written down plainly: as functions of a state dict, and as modules with its names, to be made continuous."""
+"""A nanoGPT written down plainly: as functions of a state dict, and as modules with its names, to
+be made continuous.
+"""
 
 import math
 

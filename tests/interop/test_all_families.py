@@ -1,4 +1,6 @@
-"""Every family of `ctrans.interop.families`: the library's own states, logits and gradients, or a refusal that says why."""
+"""Every family of `ctrans.interop.families`: the library's own states, logits and gradients, or a
+refusal that says why.
+"""
 
 import pytest
 import torch
@@ -59,7 +61,9 @@ def test_states_after_each_block_and_what_the_head_gives_are_the_librarys(name):
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_maps_are_functions_of_any_state_and_length(name):
-    """Contexts (masks, positions) are the model's for that length: the first tokens of a causal model do not feel the others."""
+    """Contexts (masks, positions) are the model's for that length: the first tokens of a causal
+    model do not feel the others.
+    """
     imported = from_transformers(made(name))
     x = torch.randn(1, 6, imported.config.width, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -131,7 +135,9 @@ def test_attention_and_ffn_at_once_are_one_segment_whose_velocity_is_their_sum()
 
 
 def test_a_recurrent_cache_is_not_filled_while_a_model_is_read():
-    """Mamba gives its mixers a cache of states, which would make what they compute depend on what was computed before."""
+    """Mamba gives its mixers a cache of states, which would make what they compute depend on what
+    was computed before.
+    """
     imported = from_transformers(small_model("mamba"))
     mixer = imported.depth.sublayers[0].field
     with torch.no_grad():

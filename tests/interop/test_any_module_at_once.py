@@ -1,4 +1,6 @@
-"""`ctrans.diagnose` and the others take a module as it is; what they find is said in the user's own names, and as text."""
+"""`ctrans.diagnose` and the others take a module as it is; what they find is said in the user's own
+names, and as text.
+"""
 
 import math
 
@@ -39,7 +41,9 @@ def test_a_plain_module_is_opened_and_what_is_found_has_its_own_names():
 
 
 class Counted(nn.Module):
-    """A module that calls its number of blocks `depth`, its embedding `embed` and what is before its last map `model`."""
+    """A module that calls its number of blocks `depth`, its embedding `embed` and what is before
+    its last map `model`.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,6 @@
-"""What is read of a foreign attention: rows, values, bounds and theorem 5.1, against the library's own numbers and worst inputs."""
+"""What is read of a foreign attention: rows, values, bounds and theorem 5.1, against the library's
+own numbers and worst inputs.
+"""
 
 import copy
 import json
@@ -144,7 +146,9 @@ def test_theorem_5_1_lies_above_the_local_value(name, scale):
 
 
 def test_offsets_of_keys_count_where_positions_turn_them():
-    """With rotary embeddings an offset k_0 of keys moves the scores by <q_i, R_(j-i) k_0>, which differs within a row."""
+    """With rotary embeddings an offset k_0 of keys moves the scores by <q_i, R_(j-i) k_0>, which
+    differs within a row.
+    """
     imported, states, _ = opened("qwen2", scale=0.3)
     attention, u = next(attentions(imported, states))
     key = attention.attention.get_submodule(attention.reading.key.path)
@@ -164,9 +168,11 @@ def test_offsets_of_keys_count_where_positions_turn_them():
 
 
 def test_the_local_bound_counts_from_keys_as_they_are_turned():
-    """Equal long keys and far values: queries of 0 read them alike, and a small query tells turned keys apart.
+    """Equal long keys and far values: queries of 0 read them alike, and a small query tells turned
+    keys apart.
 
-    The dense Jacobian's largest block is 116; with the radius of the keys before they are turned, 0, the bound would be 1.
+    The dense Jacobian's largest block is 116; with the radius of the keys before they are turned,
+    0, the bound would be 1.
     """
     size = {"hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=1, attn_implementation="eager", **size)
@@ -313,7 +319,9 @@ def test_commands_show_bounds_and_theta_of_an_architecture(streamed, tmp_path):
 
 @pytest.mark.parametrize("name", ["t5", "mpt", "mpnet"])
 def test_theta_with_a_bias_by_position_is_exact_and_theorem_5_1_holds(name):
-    """Scores <Q x, K x> + c_ij with numbers c_ij that no state changes: rows are the library's, and derivatives as without c."""
+    """Scores <Q x, K x> + c_ij with numbers c_ij that no state changes: rows are the library's, and
+    derivatives as without c.
+    """
     model = learned(small_model(name), 0.3).double().requires_grad_(False)
     imported = from_transformers(model)
     x = torch.randint(3, 31, (2, 7), generator=torch.Generator().manual_seed(0))
@@ -346,7 +354,9 @@ def test_terms_of_relative_positions_are_named_where_theta_is_not_given(name):
 
 
 def test_heads_that_lie_side_by_side_in_one_map_are_read_and_their_gradients_told_apart():
-    """BLOOM's map holds q, k, v of head 1, then of head 2; the gradient of all is that of the parts together."""
+    """BLOOM's map holds q, k, v of head 1, then of head 2; the gradient of all is that of the parts
+    together.
+    """
     model = learned(small_model("bloom"), 0.3).double()
     imported = from_transformers(model)
     x = torch.randint(3, 31, (2, 7), generator=torch.Generator().manual_seed(0))

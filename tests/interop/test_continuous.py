@@ -1,4 +1,6 @@
-"""Blocks of a discrete model made into ODEs: unchanged at one Euler step, an ODE beyond it, and back."""
+"""Blocks of a discrete model made into ODEs: unchanged at one Euler step, an ODE beyond it, and
+back.
+"""
 
 import copy
 

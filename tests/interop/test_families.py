@@ -1,4 +1,6 @@
-"""Hugging Face models as a Depth: the same hidden states, logits and gradients as the model's own, for every family."""
+"""Hugging Face models as a Depth: the same hidden states, logits and gradients as the model's own,
+for every family.
+"""
 
 import copy
 

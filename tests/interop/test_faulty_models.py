@@ -1,4 +1,6 @@
-"""Models with weights that show nothing, zeros or nan, are opened all the same: their own weights stay as they are, bit for bit."""
+"""Models with weights that show nothing, zeros or nan, are opened all the same: their own weights
+stay as they are, bit for bit.
+"""
 
 import math
 

@@ -24,7 +24,9 @@ each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
 class Mlp(torch.nn.Module):
-    """A gated or plain FFN with biases, its maps registered in another order than they act, gate and up in one map if asked for."""
+    """A gated or plain FFN with biases, its maps registered in another order than they act, gate
+    and up in one map if asked for.
+    """
 
     def __init__(self, activation, gated, fused=False, swapped=False):
         super().__init__()

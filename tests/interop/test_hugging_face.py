@@ -1,4 +1,6 @@
-"""Models from a directory: whole safetensors files only, no pickle, no code, no network; every refusal is one line."""
+"""Models from a directory: whole safetensors files only, no pickle, no code, no network; every
+refusal is one line.
+"""
 
 import json
 import socket

@@ -1,4 +1,6 @@
-"""A scale by channel behind a map (LayerScale): all that is read of the map is of the map with that scale folded into its last weights."""
+"""A scale by channel behind a map (LayerScale): all that is read of the map is of the map with that
+scale folded into its last weights.
+"""
 
 import copy
 import math

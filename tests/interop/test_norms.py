@@ -1,4 +1,6 @@
-"""Norms that people write by hand: what they compute says what they are, and states stay the module's own to the bit."""
+"""Norms that people write by hand: what they compute says what they are, and states stay the
+module's own to the bit.
+"""
 
 import pytest
 import torch
@@ -49,7 +51,9 @@ def annotated(eps):
 
 
 def test_eps_beside_the_deviation_keeps_a_norm_off_its_image_and_defined_at_zero():
-    """The Transformer of the annotated paper: H is approached and never attained, at the rate that inputs of a length show."""
+    """The Transformer of the annotated paper: H is approached and never attained, at the rate that
+    inputs of a length show.
+    """
     module = annotated(1e-2)
     norm = as_norm(module, WIDTH)
     assert (norm.attained, norm.reaches_inside, norm.undefined_at_zero) == (False, True, False)

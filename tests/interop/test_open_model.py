@@ -1,4 +1,6 @@
-"""Models from disk, with their tokens: what is opened, how it reads, and that fields end in the linear map they name."""
+"""Models from disk, with their tokens: what is opened, how it reads, and that fields end in the
+linear map they name.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,6 @@
-"""`open_model` on any module: states and outputs are the module's own, what is not found is asked for by name."""
+"""`open_model` on any module: states and outputs are the module's own, what is not found is asked
+for by name.
+"""
 
 import copy
 import math

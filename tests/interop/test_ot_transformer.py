@@ -1,4 +1,6 @@
-"""Checkpoints of nanoGPT's fork for the OT-Transformer: the same model to the last bit, or a refusal; never another model."""
+"""Checkpoints of nanoGPT's fork for the OT-Transformer: the same model to the last bit, or a
+refusal; never another model.
+"""
 
 import json
 
@@ -44,7 +46,9 @@ def checkpoint(vocabulary=11, **arguments):
 
 
 def plain(model, idx, steps):
-    """X <- X + (1/steps) ln_f(stack(X)) and logits without a norm, with sum (1/steps) mean(v^2): as the paper has it."""
+    """X <- X + (1/steps) ln_f(stack(X)) and logits without a norm, with sum (1/steps) mean(v^2): as
+    the paper has it.
+    """
     parts, cost = model.transformer, 0.0
     x = parts["wte"](idx) + parts["wpe"](torch.arange(idx.shape[1]))
     for _ in range(steps):

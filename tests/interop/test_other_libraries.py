@@ -1,4 +1,6 @@
-"""Models of `transformers` that nobody named here: opened like any module, by an example of what they read."""
+"""Models of `transformers` that nobody named here: opened like any module, by an example of what
+they read.
+"""
 
 import importlib.util
 import logging

@@ -1,4 +1,6 @@
-"""Modules whose states are not what their blocks make of a state alone: never another state than their own, whatever is given."""
+"""Modules whose states are not what their blocks make of a state alone: never another state than
+their own, whatever is given.
+"""
 
 import pytest
 import torch

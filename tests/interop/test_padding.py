@@ -1,4 +1,6 @@
-"""Padding masks reach every map: states are the library's, nobody reads padding, and costates there are zero."""
+"""Padding masks reach every map: states are the library's, nobody reads padding, and costates there
+are zero.
+"""
 
 import dataclasses
 
@@ -125,7 +127,9 @@ def test_sequences_of_different_lengths_count_by_their_tokens():
 
 
 def numbers_in(found):
-    """Every number of an instrument's figures, in order; what is said of theta is of rows, and bounds and measured values of sequences."""
+    """Every number of an instrument's figures, in order; what is said of theta is of rows, and
+    bounds and measured values of sequences.
+    """
     if isinstance(found, (int, float)) and not isinstance(found, bool):
         return [float(found)]
     if isinstance(found, AttentionLayer):

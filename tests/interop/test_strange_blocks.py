@@ -1,5 +1,6 @@
-"""Blocks that tempt the reading into something false: what is no norm, a window that hides the last token, a number that a function
-makes; and code that changes its input, refuses what it was not written for, or has no weights yet.
+"""Blocks that tempt the reading into something false: what is no norm, a window that hides the last
+token, a number that a function makes; and code that changes its input, refuses what it was not
+written for, or has no weights yet.
 """
 
 import math

@@ -1,4 +1,6 @@
-"""Models larger than memory: on demand the numbers are those of the model in memory, and what cannot be read is said."""
+"""Models larger than memory: on demand the numbers are those of the model in memory, and what
+cannot be read is said.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Our GPT written as a Hugging Face model, and a Llama of theirs as our GPT: the same logits both ways."""
+"""Our GPT written as a Hugging Face model, and a Llama of theirs as our GPT: the same logits both
+ways.
+"""
 
 import dataclasses
 

@@ -1,4 +1,6 @@
-"""A third stranger's models: each is opened in one line, its states are its own as hooks see them, and instruments run on it."""
+"""A third stranger's models: each is opened in one line, its states are its own as hooks see them,
+and instruments run on it.
+"""
 
 import pytest
 import torch

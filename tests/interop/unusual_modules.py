@@ -1,5 +1,6 @@
-"""Modules of unusual but plausible shape, as a third stranger wrote them: what is read is no row of token ids, blocks do not stand in a
-plain list, weights are wrapped, or the module is."""
+"""Modules of unusual but plausible shape, as a third stranger wrote them: what is read is no row of
+token ids, blocks do not stand in a plain list, weights are wrapped, or the module is.
+"""
 
 import math
 
@@ -11,7 +12,9 @@ VOCABULARY, WIDTH, HEADS = 23, 16, 2
 
 
 class Attend(nn.Module):
-    """Queries from a map, keys and values from another; rows by hand, with whatever is added to the scores."""
+    """Queries from a map, keys and values from another; rows by hand, with whatever is added to the
+    scores.
+    """
 
     def __init__(self, width=WIDTH, causal=False):
         super().__init__()
@@ -103,7 +106,9 @@ class SpeechClassifier(nn.Module):
 
 
 class EdgeTransformer(nn.Module):
-    """A graph: node features, and a bias of the scores from edge features, which every block is given."""
+    """A graph: node features, and a bias of the scores from edge features, which every block is
+    given.
+    """
 
     def __init__(self):
         super().__init__()

@@ -4,7 +4,9 @@ import torch
 
 
 def longest_output(field, like, radius, steps=30, seed=0):
-    """max_i |f(x)_i| that projected gradient ascent finds over tokens |x_j| = radius, from random x and from equal tokens."""
+    """max_i |f(x)_i| that projected gradient ascent finds over tokens |x_j| = radius, from random x
+    and from equal tokens.
+    """
     generator = torch.Generator().manual_seed(seed)
     largest = 0.0
     random = torch.randn(like.shape, generator=generator).to(like)
