@@ -118,5 +118,5 @@ def test_who_has_no_tolerances_by_entry_says_so():
     x1 = solve(segments(), x, method="torchdiffeq:dopri5", rtol=tolerance, gradient="adjoint").x1
     with pytest.raises(ConfigError, match="torchdiffeq:dopri5 with gradient 'adjoint' has no tolerances by entry"):
         torch.autograd.grad(x1.sum(), x)
-    with pytest.raises(ConfigError, match="one tolerance for all entries: give rtol and atol as numbers"):
+    with pytest.raises(ConfigError, match="rtol = "):
         unchecked(solve_each)([Segment(0, 1, lambda t, x: -x)], X0[None], rtol=tolerance)
