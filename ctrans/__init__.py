@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.model.checkpoint import load, save
     from ctrans.model.config import GPTConfig
     from ctrans.model.gpt import GPT
+    from ctrans.monitor import Monitor
     from ctrans.norm import LayerNorm, RMSNorm
     from ctrans.ode_block import ODEBlock
     from ctrans.placement import PLACEMENTS
@@ -38,6 +39,7 @@ _HOMES = {
     "GPT": "ctrans.model.gpt",
     "GPTConfig": "ctrans.model.config",
     "LayerNorm": "ctrans.norm",
+    "Monitor": "ctrans.monitor",
     "ODEBlock": "ctrans.ode_block",
     "PLACEMENTS": "ctrans.placement",
     "RMSNorm": "ctrans.norm",
@@ -71,6 +73,7 @@ __all__ = [
     "FeedForward",
     "GPTConfig",
     "LayerNorm",
+    "Monitor",
     "ODEBlock",
     "RMSNorm",
     "Scheme",

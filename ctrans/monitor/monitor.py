@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,16 +39,46 @@ class Monitor:
 
     - `model`: what trains: a model of ctrans, one of `transformers`, or any module that `open_model` opens. Make the monitor before the
       model is sharded
-    - `options`: the settings, `every=50`, `out=DIR`, ..., all of them explained at `MonitorSettings`; and `open_model`'s own for a module
-      that it needs help with (`example`, `blocks`, `attention`, `ffn`, ...)
+    - `every` to `compiled`: the settings, which `MonitorSettings` explains
+    - `blocks` to `heads`: options of `open_model`, for a module that it needs help with
 
     It changes no bit of the training: random numbers, modes and gradients are as without it; and what goes wrong with a figure, a probe
     or a report is told and does not reach the training. In several processes each one makes a monitor, and all tell the same steps; the
     first one writes. Raises ConfigError for what cannot be opened or is no setting.
     """
 
-    def __init__(self, model: nn.Module, **options: Any):
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 50,
+        out: str | Path | None = None,
+        probe_every: int | None = None,
+        held: tuple[Tensor, Tensor] | None = None,
+        limits: Mapping[str, Mapping[str, float]] | None = None,
+        react: Collection[str] = (),
+        save: Callable[[Finding], object] | None = None,
+        told: Sequence[ToldFigures] = (),
+        tensorboard: bool = False,
+        start: int = 0,
+        total: int | None = None,
+        memory: Mapping[str, Any] | None = None,
+        clip: float | None = None,
+        scale: Callable[[], float] | None = None,
+        unscaled: bool = False,
+        compiled: bool | None = None,
+        blocks: str | None = None,
+        attention: str | Sequence[str] | None = None,
+        ffn: str | Sequence[str] | None = None,
+        embed: Callable[[Tensor], Tensor] | None = None,
+        head: Callable[[Tensor], Any] | None = None,
+        loss: Any = None,
+        example: Any = None,
+        heads: int | None = None,
+    ):
+        options = {name: value for name, value in locals().items() if name not in ("self", "model")}
         self.settings, opening = settings_and_opening(options)
+        opening = {name: value for name, value in opening.items() if value is not None}
         given = self.settings
         self.watch = Watch(given.limits)
         self.sites = sites_of(model, **opening)
@@ -65,8 +95,8 @@ class Monitor:
         self._waiting: list[tuple[int, Any, Any]] = []
         self._skips: collections.deque[tuple[int, float]] = collections.deque(maxlen=256)
         self._then: Memory | None = None
-        heads = [1 if site.attention is not None else 0 for site in self.sites.sites]
-        self.past = Past([site.place for site in self.sites.sites], heads, self.sites.vocabulary)
+        at_first = [1 if site.attention is not None else 0 for site in self.sites.sites]
+        self.past = Past([site.place for site in self.sites.sites], at_first, self.sites.vocabulary)
         self._writer: LogWriter | None = None
         if given.tensorboard and given.directory is not None and self.first_process:
             self._told.append(_tensorboard(given.directory, given.start))
