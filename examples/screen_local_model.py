@@ -19,8 +19,10 @@ from rich.console import Console
 
 from ctrans.interop import open_model
 from ctrans.model.text import default_text, windows
-from ctrans.report.screen_report import comparison_tables
-from ctrans.stability.screening.screen import EFFORTS, Screening, screen
+from ctrans.report.contents import page_of
+from ctrans.report.files import plain
+from ctrans.report.terminal import show
+from ctrans.stability.screening.screen import EFFORTS, Screening, as_result, screen
 
 VOCABULARY, LENGTH, SEQUENCES = 512, 24, 2
 
@@ -56,5 +58,5 @@ def save_examples(root: Path) -> list[Path]:
 
 with tempfile.TemporaryDirectory() as scratch:
     directories = [Path(name) for name in sys.argv[1:]] or save_examples(Path(scratch))
-    for table in comparison_tables({directory.name: screened(directory) for directory in directories}):
-        Console().print(table)
+    result = as_result({directory.name: screened(directory) for directory in directories})
+    show(page_of({"screen": plain({"command": "screen", **result})}), Console())

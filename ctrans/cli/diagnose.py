@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
-
-from rich.table import Table
 
 from ctrans.cli.ending import CommandEnding, directory_of, end
 from ctrans.cli.inputs import InputSummary, read
@@ -16,12 +12,9 @@ from ctrans.cli.model_sources import Subject, find, settle_threads
 from ctrans.cli.request import ComparisonRequest, command_of, get_device, get_dtype
 from ctrans.findings import as_object, limits_in_words
 from ctrans.option import NOT_NEGATIVE, Range, option
-from ctrans.report.diagnosis_report import diagnosis_figure, findings_table, not_looked_at, summary
-from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
 from ctrans.stability.diagnosis.diagnose import Diagnosis, diagnose, merged
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
-from ctrans.stability.diagnosis.words import OF_PARTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +31,6 @@ class DiagnoseRequest(ComparisonRequest):
     )
 
 
-APART = f"{OF_PARTS}. How the whole behaves, and whether small changes explode on their way through it, is what ctrans screen measures."
 LIMITS = "\b\nEvery finding with its severity, what is measured, its limit, and who set it:\n" + "\n".join(
     textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ") for line in limits_in_words(CHECKS)
 )
@@ -84,24 +76,11 @@ def command(request: DiagnoseRequest) -> None:
         looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result={"checks": {name: as_object(check) for name, check in CHECKS.items()}, "placements": results},
-        files={"diagnose.png": lambda: png(diagnosis_figure(results, _title(found)))},
-        page=[part for name, diagnosis in results.items() for part in _page(name, diagnosis)],
     )
     end(request, directory, ending)
-
-
-def _title(found: Sequence[Subject]) -> str:
-    return found[0].title if found[0].label is None else f"{len(found)} models"
 
 
 def _drawn_anew(request: DiagnoseRequest, subject: Subject, i: int, s: int) -> Subject:
     """The subject, or for walk s > 0 of a seeded model the same with the next seed but s."""
     seeded = not subject.trained and subject.opened is None
     return find(dataclasses.replace(request, seed=request.seed + s))[i] if s and seeded else subject
-
-
-def _page(name: str, diagnosis: Diagnosis) -> Sequence[str | Table | Any]:
-    left_out = not_looked_at(diagnosis)
-    parts: list[str | Table] = [summary(name, diagnosis), ""]
-    parts += [findings_table(diagnosis)] if diagnosis.findings else []
-    return [*parts, *([left_out, ""] if left_out else []), APART, ""]

@@ -6,9 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from rich.table import Table
 from torch import Tensor
 
 from ctrans.cli.click_options import expand, expand_placements
@@ -21,24 +20,8 @@ from ctrans.model.architectures import ARCHITECTURES, PLAIN
 from ctrans.norm import NORMS
 from ctrans.option import option
 from ctrans.report.axes import MOST_LINES
-from ctrans.report.diagnosis_report import first_findings, summary
-from ctrans.report.files import png
 from ctrans.report.progress import Bar, progress_bar
-from ctrans.report.screen_figure import screen_figure
-from ctrans.report.screen_report import (
-    KEY,
-    NAMES_APART,
-    by_verdict,
-    comparison_tables,
-    label,
-    overview_table,
-    rate_words,
-    rates_table,
-    screen_reasons,
-    screen_table,
-)
-from ctrans.stability.screening.screen import EFFORTS, Screening, screen
-from ctrans.stability.screening.screening_checks import limits_of, measured
+from ctrans.stability.screening.screen import EFFORTS, Screening, as_result, screen
 from ctrans.weights.on_demand import watch
 from solvers import ConfigError
 
@@ -105,12 +88,7 @@ def command(request: ScreenRequest) -> None:
         options={"placements": _placements(found), "compare": request.compare, "quick": request.quick},
         looked_at=InputSummary(request, found, text, tokens),
         device=device,
-        result={
-            "quantities": {name: {**vars(quantity), **limits_of(name)} for name, quantity in measured().items()},
-            "models": {name: _summary(screening) for name, screening in results.items()},
-        },
-        files={"screen.png": lambda: png(screen_figure(results, _title(found)))},
-        page=_page(results),
+        result=as_result(results),
         failures=[
             f"{name}: activations become non-finite in segment {screening.broken}"
             for name, screening in results.items()
@@ -187,50 +165,12 @@ def _parts(text: Text | InputRows, request: ScreenRequest, found: Sequence[Subje
     return tokens[::2], targets[::2], tokens[1::2]
 
 
-def _title(found: Sequence[Subject]) -> str:
-    if any(subject.label is not None for subject in found):
-        return f"Screening: {len(found)} models"
-    return f"Screening, width {found[0].width}" if len(found) > 1 else f"Screening: {found[0].title}"
+def by_verdict(screenings: Mapping[str, Screening]) -> dict[str, Screening]:
+    """The same, those first that have fewer quantities outside of their limits; whose states are not finite, last."""
+    return dict(sorted(screenings.items(), key=lambda each: (each[1].broken is not None, len(each[1].flags))))
 
 
-def _summary(screening: Screening) -> dict[str, Any]:
-    steps = {name: {**vars(step), "flags": step.flags} for name, step in screening.steps.items()}
-    return {**vars(screening), "flags": screening.flags, "steps": steps, "findings": screening.findings}
-
-
-def _page(results: Mapping[str, Screening]) -> list[str | Table]:
-    """One model with its reasons, or several beside each other, step by step."""
-    ((name, first), *others) = results.items()
-    if len(others) >= MOST_LINES:  # a page of words for each would bury the tables
-        return [
-            overview_table(results),
-            "",
-            rates_table(results),
-            "",
-            *(part for table in comparison_tables(results) for part in (table, "")),
-            KEY,
-            "",
-        ]
-    if others:
-        opening = [
-            part
-            for name, each in results.items()
-            for part in (
-                summary(name, each.diagnosis),
-                *([] if each.diagnosis.healthy else [first_findings(each.diagnosis)]),
-                "",
-            )
-        ]
-        tables = [*comparison_tables(results), rates_table(results)]
-        return [*opening, *(part for table in tables for part in (table, "")), NAMES_APART, KEY, ""]
-    return [
-        first_findings(first.diagnosis),
-        "",
-        screen_table(name, first),
-        "",
-        screen_reasons(first),
-        rate_words(first),
-        "",
-        KEY,
-        "",
-    ]
+def label(changes: Sequence[tuple[str, object]]) -> str:
+    """A model's name from what sets it apart, as `peri, dt 0.1`."""
+    words = [f"{value:g}" if isinstance(value, float) else str(value) for _, value in changes]
+    return ", ".join(word if name == "placement" else f"{name} {word}" for (name, _), word in zip(changes, words, strict=True))

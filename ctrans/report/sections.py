@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from ctrans.findings import in_words
+
 Mark = Literal["", "bad", "note", "good"]
 EMPTY = ("–", "")
 """Texts of cells in which there is nothing."""
@@ -250,15 +252,10 @@ def digits(value: float) -> str:
 SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
 
 
+OPTIONAL = {"places": [], **dict.fromkeys(("step", "since", "doubling", "crossing", "seen", "texts", "values"))}
+"""Fields that not every finding has."""
+
+
 def finding_rows(finding: Mapping[str, Any]) -> dict[str, str]:
     """A finding in words, by what each line says."""
-    more = len(finding.get("places") or []) - 1
-    also = f" (and at {more} more place{'s' * (more > 1)})" if more > 0 else ""
-    rows = {
-        "where": f"{finding['place']}{also}" if finding["place"] else "",
-        "found": finding["figure"],
-        "limit": f"{finding['limit']} ({finding['source']})" if finding["source"] else finding["limit"],
-        "impact": finding["impact"],
-        "what helps": finding["remediation"],
-    }
-    return {name: text for name, text in rows.items() if text}
+    return in_words({**OPTIONAL, **finding})

@@ -1,32 +1,11 @@
-"""Titles and axes of what is drawn, said once: pictures in files and charts on pages show the same figures."""
+"""What the verdicts and the terms of a screening mean."""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from ctrans.stability.screening.screening_checks import CHECKS
 
-
-class Drawn(NamedTuple):
-    """A panel's title, and its two axes in words with their units."""
-
-    title: str
-    x: str
-    y: str
-
-
-SCREENED = {
-    "growth": Drawn("hidden states", "segments done", "mean |x| over entries"),
-    "added": Drawn("added by the depth", "segments done", "share of the state, |X − Y| / |X|"),
-    "apart": Drawn("tokens apart", "segments done", "1 − mean cosine of two tokens"),
-    "sensitivity": Drawn("sensitivity of a sublayer", "segment", "largest gain, |dv/dX|"),
-    "gradients": Drawn("gradients", "segment", "norm of a sublayer's, |dL/dW|"),
-    "condition": Drawn("what a small change becomes", "block that it is made before", "relative gain up to the end"),
-    "updates": Drawn("one step of Adam", "segment", "relative change of the state at the end"),
-    "attention": Drawn("attention's rows alone", "segment", "relative gain through the softmax"),
-}
-"""What a screening measures by depth."""
 JUDGED = {
     "held": "a norm stands in between, so that growing weights hardly change it; of attention: within its limit",
     "follows weights": "no norm holds it: if every map put out c times as much, c large, the last state (forward) and the distance of two "

@@ -20,8 +20,8 @@ COMMANDS = {
     "simulate": ["simulate", "--method", "tsit5", "--rtol", "1e-6", "--placement", "post", *SMALL],
     "hjb-check": ["hjb-check", "--norm", "layernorm", "--placement", "none", "--placement", "peri", "--dt", "0.1", *SMALL],
     "control": ["control", "--placement", "pre", "--placement", "peri", *SMALL],
-    "screen": ["screen", "--quick", *SMALL],
-    "screen, several": ["screen", "--quick", "--compare", "placement=pre,peri", *SMALL],
+    "screen": ["screen", "--quick", "--verbose", *SMALL],
+    "screen, several": ["screen", "--quick", "--verbose", "--compare", "placement=pre,peri", *SMALL],
     "diagnose": ["diagnose", "--weight-decay", "1e-9", "--placement", "pre", *SMALL],
 }
 

@@ -26,10 +26,9 @@ from ctrans.norm import LayerNorm
 from ctrans.report.contents import page_of
 from ctrans.report.files import plain
 from ctrans.report.picture import pictures
-from ctrans.report.screen_figure import screen_figure
 from ctrans.report.sections import Table
 from ctrans.stability.forward.simulation import simulate
-from ctrans.stability.screening.screen import EFFORTS, screen
+from ctrans.stability.screening.screen import EFFORTS, as_result, screen
 from solvers import ConfigError
 from tests.helpers import learned
 from tests.interop.models import FAMILIES, SMALL, TEXT, VOCABULARY, inputs, made
@@ -365,4 +364,5 @@ def test_models_whose_sublayers_differ_in_placement_are_shown():
     assert pictures(page)["simulate.png"]().startswith(b"\x89PNG")
     checked = check_model(model, text[:1, :2], text[:1, 1:3])
     assert checked.placement == "peri, pre"
-    assert screen_figure({"mixed": screen(model, text[:, :-1], text[:, 1:], TINY)}, "").axes
+    screened = as_result({"mixed": screen(model, text[:, :-1], text[:, 1:], TINY)})
+    assert page_of({"screen": plain({"command": "screen", **screened})}).answers

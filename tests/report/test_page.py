@@ -20,7 +20,6 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report import html
 from ctrans.report.contents import SECTIONS, page_of
 from ctrans.report.html import render
-from ctrans.report.pages.screen_page import APART
 from ctrans.report.sections import Cell, Chapter, Column, Line, Page, Plot, Table, Words, cell
 from ctrans.report.words import JUDGED, TERMS, terms_in, verdicts, verdicts_table
 from ctrans.stability.screening.screen import STEPS
@@ -165,15 +164,21 @@ def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
     lazy = CHECKS["depth does nothing"]
     added = CHECKS.finding("depth does nothing", Reading(0.001, "step forward", "added by depth = 0.001"))
     broken = {**model, "flags": {"added by depth": "does nothing"}, "findings": [dataclasses.asdict(added)]}
-    chapter = page_of({"screen": {**found, "models": {"a": model, "b": broken}}}).chapters[0]
-    sheets = [part for part in chapter.parts if isinstance(part, Table)]
-    assert [column.meaning for column in sheets[0].columns[2:-1]] == [STEPS[step].question for step in model["steps"]]
-    (row,) = sheets[1].rows
-    assert [each.text for each in row][:2] == ["b", "added by depth"]
-    assert [each.text for each in row][3:] == ["below 0.01: does nothing", lazy.remediation]
+    page = page_of({"screen": {**found, "models": {"a": model, "b": broken}}})
+    (table,) = [part for part in page.chapters[0].parts if isinstance(part, Table)]
+    assert [row[1].text for row in table.rows] == [STEPS[step].question for step in model["steps"]]
+    found_in_b = next(part for part in page.chapters[1].parts if part.title == "b")
+    assert [each["check"] for each in found_in_b.found if each["topic"] == "screening"] == ["depth does nothing"]
+    assert lazy.remediation in [each["remediation"] for each in found_in_b.found]
     verdicts = {finding["verdict"] for finding in model["steps"].values()}
-    told = {line.partition(": ")[0] for part in chapter.parts if isinstance(part, Words) for line in part.lines}
+    told = {line.partition(": ")[0] for line in explained(page)}
     assert verdicts <= told
+
+
+def explained(page):
+    """What the page says of each verdict that it uses."""
+    chapter = next(each for each in page.chapters if each.title == "What the verdicts mean")
+    return [line for part in chapter.parts for line in part.lines]
 
 
 GUIDE = Path(__file__).parents[2] / "docs/commands/screen.md"
@@ -187,8 +192,7 @@ def test_every_verdict_of_a_screening_has_its_meaning_on_the_page_and_in_the_gui
     peri = found["models"]["peri"]
     finding = {**peri["steps"]["forward"], "verdict": word}
     page = page_of({"screen": {**found, "models": {"a": {**peri, "steps": {"forward": finding}}}}})
-    lines = [line for part in page.chapters[0].parts if isinstance(part, Words) for line in part.lines]
-    assert f"{word}: {verdicts()[word]}" in lines
+    assert f"{word}: {verdicts()[word]}" in explained(page)
     assert " ".join(verdicts_table().split()) in " ".join(GUIDE.read_text(encoding="utf-8").split())
 
 
@@ -202,27 +206,30 @@ def test_what_a_quantity_is_called_says_beyond_which_limits():
 def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
-    for flags, mark in (({"|x| in weights": "outruns weights"}, "note"), ({"condition": "explodes"}, "bad"), ({}, "")):
-        page = page_of({"screen": {**found, "models": {"a": {**peri, "flags": flags}}}})
+    for step, flags, mark in (
+        ("forward", {"|x| in weights": "outruns weights"}, "note"),
+        ("backward", {"condition": "explodes"}, "bad"),
+        ("forward", {}, ""),
+    ):
+        steps = {step: {**peri["steps"][step], "flags": flags}}
+        page = page_of({"screen": {**found, "models": {"a": {**peri, "flags": flags, "steps": steps}}}})
         sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
         assert sheet.rows[0][-1].mark == mark
 
 
 @pytest.mark.parametrize("flags", [{}, {"condition": "explodes"}])
-def test_a_diagnosis_without_findings_says_that_red_verdicts_stand(flags, results):
+def test_a_diagnosis_without_findings_does_not_hide_what_is_outside_its_limits(flags, results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
-    healthy = {**peri, "flags": flags, "diagnosis": {**peri["diagnosis"], "findings": []}}
-    chapters = page_of({"screen": {**found, "models": {"a": healthy}}}).chapters
-    chapter = next(each for each in chapters if each.title.startswith("Diagnosis"))
-    (said,) = (part.text for part in chapter.parts if isinstance(part, Words))
-    assert said.startswith("Nothing found in a")
-    assert said.endswith(APART) == bool(flags)
+    healthy = {**peri, "flags": flags, "findings": [], "diagnosis": {**peri["diagnosis"], "findings": []}}
+    (answer,) = page_of({"screen": {**found, "models": {"a": healthy}}}).answers
+    assert "nothing found in single parts" in answer.text
+    assert ("outside their limits" in answer.text, answer.mark) == (bool(flags), "note" if flags else "good")
 
 
 @pytest.mark.parametrize(
     ("severities", "text", "mark"),
-    [([], "nothing found", ""), (["note", "broken", "note"], "1 broken, 2 note", "bad"), (["unheard"], "1 unheard", "")],
+    [([], "nothing found", "good"), (["note", "broken", "note"], "(1 broken, 2 note)", "bad"), (["unheard"], "1 unheard", "bad")],
 )
 def test_findings_stand_beside_the_verdicts(severities, text, mark, results):
     found, _ = results("screen")
@@ -239,9 +246,9 @@ def test_findings_stand_beside_the_verdicts(severities, text, mark, results):
         "places": [],
     }
     findings = [{**finding, "severity": severity} for severity in severities]
-    page = page_of({"screen": {**found, "models": {"a": {**peri, "diagnosis": {**peri["diagnosis"], "findings": findings}}}}})
-    sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
-    assert (sheet.rows[0][1].text, sheet.rows[0][1].mark) == (text, mark)
+    changed = {**peri, "flags": {}, "findings": [], "diagnosis": {**peri["diagnosis"], "findings": findings}}
+    (answer,) = page_of({"screen": {**found, "models": {"a": changed}}}).answers
+    assert (text in answer.text, answer.mark) == (True, mark)
 
 
 def test_terms_of_the_reasons_are_said_where_they_stand(results):

@@ -1,110 +1,190 @@
-"""The page of `ctrans screen`: verdicts, quantities with their limits, and what every step measures by depth."""
+"""What `ctrans screen` shows: verdicts, quantities with their limits, and what each step measures by depth."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ctrans.findings import SEVERITIES
 from ctrans.report.pages import diagnose_page
-from ctrans.report.sections import Cell, Chapter, Column, Line, Mark, Plot, Table, Words, cell, digits, number, numbers
-from ctrans.report.words import SCREENED, Drawn, terms_in, verdicts
-from ctrans.stability.diagnosis.words import OF_PARTS
+from ctrans.report.sections import (
+    Answer,
+    Cell,
+    Chapter,
+    Column,
+    Findings,
+    Line,
+    Mark,
+    Plot,
+    Table,
+    Words,
+    cell,
+    digits,
+    number,
+    numbers,
+)
+from ctrans.report.words import terms_in, verdicts
 from ctrans.stability.screening.predicted_rate import CAVEAT
-from ctrans.stability.screening.screening_checks import CHECKS, STEPS
+from ctrans.stability.screening.screening_checks import STEPS, Quantity
 
-APART = f"{OF_PARTS}; what is red or yellow above is how the whole behaves, and stands whatever is found here."
-Series = tuple[Sequence[Any], Sequence[Any]]
+QUANTITY = {field.name for field in dataclasses.fields(Quantity)}
+FEW = 3
+"""Up to so many models are columns of a table; more are its rows."""
+NAMED = 7
+"""Up to so many models have an answer each."""
+LIMITS = (
+    "The limits are deliberately wide. A model outside them passes its input through unchanged, diverges, or cannot learn with these "
+    "weights (red), or would grow faster than weights that grow (yellow). Within the limits nothing is said about which model is better."
+)
+STAR = "Quantities with * are of an optimiser's step, which depends on how weights are scaled; all others are of the function itself."
+NO_SGD = "For SGD no rate is predicted. A full screening gives 2/lambda_max as an estimate."
+DRAWN: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "Hidden states": (
+        "segments done",
+        "mean |x| over entries",
+        "Dashed: what the placement's theorem allows at most.",
+        ("forward", "mean_abs"),
+    ),
+    "Added by the depth": (
+        "segments done",
+        "share of the state, |X − Y| / |X|",
+        "Y is the state without any sublayer: what is left of the embedded text.",
+        ("forward", "share", "added"),
+    ),
+    "Tokens apart": (
+        "segments done",
+        "1 − mean cosine of two tokens",
+        "Towards 0 all tokens of a sequence become the same vector.",
+        ("forward", "share", "similarity"),
+    ),
+    "Sensitivity of a sublayer": (
+        "segment",
+        "largest gain, |dv/dX|",
+        "Largest singular value of a velocity's Jacobian: what a small change of the state can become in a step of length 1.",
+        ("backward", "sensitivity", "sublayers", "value"),
+    ),
+    "Gradients": (
+        "segment",
+        "norm of a sublayer's, |dL/dW|",
+        "Norm of the loss's gradient by the weights of each sublayer.",
+        ("backward", "gradients", "sublayers", "total"),
+    ),
+    "What a small change becomes": (
+        "block that it is made before",
+        "relative gain up to the end",
+        "|J_i:D| |X_i| / |X_D|: how much a relative change of the state at block i can grow up to the end.",
+        ("backward", "condition"),
+    ),
+    "One step of Adam": (
+        "segment",
+        "relative change of the state at the end",
+        "By how much of itself one step at learning rate 0.001 on this sublayer's weights moves the state at the end, to first order.",
+        ("updates", "updates", "adam", "values"),
+    ),
+    "Attention's rows alone": (
+        "segment",
+        "relative gain through the softmax",
+        "How much a relative change of the state grows through the attention rows (softmax) alone.",
+        ("attention", "layers", "path"),
+    ),
+}
+"""By title of a chart: its axes, what it means, and where its figures are among the results of a step."""
+PLACES = {"updates": ("updates", "updates", "adam", "segments"), "attention": ("attention", "layers", "index")}
+"""Where the segments of a step's figures are, for steps that do not measure all of them."""
+BOUND = ("forward", "bounds", "mean_abs")
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
-    """Verdicts by step and what helps, findings of the diagnosis, quantities, charts, the predicted learning rate, reasons."""
+    """Verdicts by step, findings, quantities, charts, the predicted learning rate, and reasons."""
     quantities = result["quantities"]
-    found = {name: model["diagnosis"] for name, model in models.items() if model.get("diagnosis")}
+    rates, words = _rates(models)
     return [
-        Chapter(
-            "Verdicts",
-            [
-                _verdicts(models, quantities),
-                *_outside(models, quantities),
-                _words_used(models),
-                Words(
-                    "Limits are wide: outside of them a model does nothing, explodes or cannot learn at these weights (red), or "
-                    "would grow faster than weights that grow (yellow). Inside of them "
-                    "nothing is said of which of two models is better."
-                ),
-            ],
-        ),
-        *diagnose_page.findings(found, beside=f" {APART}" if any(models[name]["flags"] for name in found) else ""),
-        Chapter("Quantities", [_quantities(models, quantities)]),
-        Chapter("What the quantities mean, and their limits", [_limits(models, quantities)], folded=True),
-        Chapter("By depth", [chart for chart in _charts(models) if chart.lines]),
-        *_rates(models),
+        Chapter("Verdicts", [*_answers(models), _verdicts(models, quantities)]),
+        Chapter("Findings, the most severe first", _findings(models)),
+        Chapter("What the verdicts mean", [_words_used(models), Words(LIMITS)]),
+        Chapter("Largest stable learning rate of AdamW, predicted", [rates]),
+        Chapter("By depth", [_chart(models, title) for title in DRAWN], picture="screen"),
+        Chapter("Quantities", [*_quantities(models, quantities), Words(STAR)], folded=True),
+        Chapter("What the quantities mean", [_meanings(models, quantities)], folded=True),
+        Chapter("How the learning rate is predicted", words, folded=True),
         Chapter("Reasons", [*(_reasons(name, model) for name, model in models.items()), _terms(models)], folded=True),
     ]
 
 
+def _answers(models: Mapping[str, Any]) -> list[Answer]:
+    if len(models) <= NAMED:
+        return [_answer(name, model) for name, model in models.items()]
+    within = sum(not model["flags"] and model["broken"] is None for model in models.values())
+    return [Answer(f"{within} of {len(models)} models have all measured quantities within their limits.")]
+
+
+def _answer(name: str, model: Mapping[str, Any]) -> Answer:
+    """How many quantities are outside of their limits, are unknown, and how much the diagnosis found."""
+    if model["broken"] is not None:
+        return Answer(f"{name}: the hidden states are not finite from segment {model['broken']} on.", "bad")
+    values = [number(value) for value in _values(model).values()]
+    known = sum(value is not None and not math.isnan(value) for value in values)
+    found = (model.get("diagnosis") or {}).get("findings") or []
+    inside = f"{known} of {known} measured quantities within limits"
+    outside = f"{len(model['flags'])} of {known} measured quantities outside their limits"
+    serious = any(each["severity"] != "note" for each in [*found, *model["findings"]])
+    parts = [outside if model["flags"] else inside]
+    parts += [f"{len(values) - known} unknown"] if known < len(values) else []
+    parts += [f"{diagnose_page.counted(found)} in single parts" if found else "nothing found in single parts"]
+    mark = "bad" if serious else "note" if found or model["flags"] else "good"
+    return Answer(f"{name}: {', '.join(parts)}.", mark)
+
+
 def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
     steps = list(dict.fromkeys(step for model in models.values() for step in model["steps"]))
-    rows = []
-    for name, model in models.items():
-        row = [cell(name), _found(model)]
-        for step in steps:
-            finding = model["steps"].get(step)
-            row.append(cell(None) if finding is None else Cell(finding["verdict"], mark=_mark(finding["flags"], quantities)))
-        count = len(model["flags"])
-        rows.append([*row, Cell(str(count), float(count), _mark(model["flags"], quantities))])
-    columns = [
-        Column("model"),
-        Column("diagnosis", "how many faults of single parts were found; which, stands below"),
-        *(Column(step, STEPS[step].question if step in STEPS else "") for step in steps),
-        Column("outside", "how many quantities are outside of their limits"),
-    ]
-    return Table("", columns, rows)
-
-
-def _found(model: Mapping[str, Any]) -> Cell:
-    """How many findings there are by severity, in the colour of the worst."""
-    diagnosis = model.get("diagnosis")
-    if not diagnosis:
-        return cell(None)
-    each = [symptom["severity"] for symptom in diagnosis["findings"]]
-    if not each:
-        return Cell("nothing found", 0.0)
-    known = sorted(
-        dict.fromkeys(each),
-        key=lambda severity: list(diagnose_page.MARKS).index(severity) if severity in diagnose_page.MARKS else len(each),
+    cells = {name: [_verdict(model["steps"].get(step), quantities) for step in steps] for name, model in models.items()}
+    questions = [STEPS[step].question if step in STEPS else "" for step in steps]
+    return _beside(
+        "",
+        [Column(*each) for each in zip(steps, questions, strict=True)],
+        cells,
+        Column("step"),
+        [(Column("question"), [Cell(question) for question in questions])],
     )
-    return Cell(", ".join(f"{each.count(s)} {s}" for s in known), float(len(each)), diagnose_page.MARKS.get(known[0], ""))
 
 
-def _outside(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[Table]:
-    """A row for each quantity outside of its limits, with what helps."""
-    rows = []
+def _verdict(found: Mapping[str, Any] | None, quantities: Mapping[str, Any]) -> Cell:
+    return cell(None) if found is None else Cell(found["verdict"], mark=_mark(found["flags"], quantities))
+
+
+def _beside(
+    title: str,
+    items: Sequence[Column],
+    cells: Mapping[str, Sequence[Cell]],
+    what: Column,
+    about: Sequence[tuple[Column, Sequence[Cell]]],
+) -> Table:
+    """Items against models. A few models are columns, after what is said about each item; many are rows."""
+    if len(cells) > FEW:
+        return Table(title, [Column("model"), *items], [[Cell(name), *row] for name, row in cells.items()])
+    columns = [what, *(column for column, _ in about), *map(Column, cells)]
+    rows = [
+        [Cell(item.name), *(each[i] for _, each in about), *(row[i] for row in cells.values())] for i, item in enumerate(items)
+    ]
+    return Table(title, columns, rows)
+
+
+def _findings(models: Mapping[str, Any]) -> list[Findings]:
+    """Of each model what the screening and the diagnosis of single parts found, the most severe first."""
+    found = []
     for name, model in models.items():
-        values = _values(model)
-        helps = {CHECKS[f["check"]].quantity: f["remediation"] for f in model["findings"]}
-        for quantity in model["flags"]:
-            limits = Cell(_sides(quantities[quantity]) if quantity in quantities else "–")
-            rows.append(
-                [
-                    cell(name),
-                    Cell(quantity),
-                    cell(values.get(quantity), _mark([quantity], quantities)),
-                    limits,
-                    cell(helps.get(quantity)),
-                ]
-            )
-    columns = [Column(name) for name in ("model", "quantity", "value", "limits", "what helps")]
-    return [Table("Outside of their limits", columns, rows)] if rows else []
+        each = [*model["findings"], *((model.get("diagnosis") or {}).get("findings") or ())]
+        each.sort(key=lambda finding: list(SEVERITIES).index(finding["severity"]) if finding["severity"] in SEVERITIES else 0)
+        found += [Findings(each, name if len(models) > 1 else "")] if each else []
+    return found
 
 
 def _words_used(models: Mapping[str, Any]) -> Words:
-    """What the verdicts mean, and what quantities are called."""
     used = {finding["verdict"] for model in models.values() for finding in model["steps"].values()}
     used |= {word for model in models.values() for word in model["flags"].values()}
-    return Words("What verdicts mean:", [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used])
+    return Words("", [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used])
 
 
 def _terms(models: Mapping[str, Any]) -> Words:
@@ -113,56 +193,67 @@ def _terms(models: Mapping[str, Any]) -> Words:
 
 
 def _mark(flagged: Iterable[str], quantities: Mapping[str, Any]) -> Mark:
-    """Red where a quantity outside of its limits is about the weights as they are, and yellow where all are about larger ones."""
+    """Red where a quantity outside of its limits is of the weights as they are, yellow where all are of larger weights."""
     marks = {quantities.get(name, {}).get("mark", "bad") for name in flagged}
     return "bad" if "bad" in marks else "note" if marks else ""
 
 
-def _shown(name: str, value: Any, quantities: Mapping[str, Any]) -> Cell:
-    known = number(value)
-    if quantities.get(name, {}).get("share") and known is not None and math.isfinite(known):
-        return Cell(f"{known:.0%}", known)
-    return cell(value)
-
-
-def _rates(models: Mapping[str, Any]) -> list[Chapter]:
-    """The largest stable learning rate that is predicted of each model, with how good such predictions were."""
-    rates = {name: model["rate"] for name, model in models.items() if model.get("rate")}
-    if not rates:
-        return []
-    rows = [[cell(name), *(cell(rate[key]) for key in ("rate", "low", "high", "outside"))] for name, rate in rates.items()]
-    first = next(iter(rates.values()))
-    sealed = first["sealed"]
-    words = (
-        f"Learned from short trainings of {first['architectures']} small architectures. Of {sealed['architectures']:g} others "
+def _rates(models: Mapping[str, Any]) -> tuple[Table, list[Words]]:
+    """The largest stable learning rate that is predicted of each model, and how good such predictions were."""
+    rows, sealed = [], None
+    for name, model in models.items():
+        rate = model.get("rate")
+        if rate:
+            outside = cell("; ".join(rate["outside"]))
+            rows.append([Cell(name), *(cell(rate[key]) for key in ("rate", "low", "high")), outside])
+            sealed = rate["sealed"] | {"learned": rate["architectures"]}
+        else:
+            rows.append([Cell(name), *[cell(None)] * 3, Cell(f"none predicted: {model.get('no_rate')}")])
+    columns = [Column("model"), Column("rate"), Column("from"), Column("to"), Column("outside of what was studied")]
+    words = sealed and Words(
+        f"Learned from short trainings of {sealed['learned']} small architectures. Of {sealed['architectures']:g} others "
         f"{sealed['in the interval']:.0%} lay in such an interval and {sealed['within a factor of 3']:.0%} within a factor of 3 of the "
         f"rate. {CAVEAT}"
     )
-    columns = [Column(name) for name in ("model", "rate", "from", "to", "outside of what was studied")]
-    return [Chapter("Largest stable learning rate of AdamW, predicted", [Table("", columns, rows), Words(words)], folded=True)]
+    return Table("", columns, rows), [*([words] if words else []), Words(NO_SGD)]
 
 
-def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
-    named = _measured(models, quantities)
-    rows = []
-    for name, model in models.items():
-        values = _values(model)
-        row = [cell(name)]
-        for quantity in named:
-            shown = _shown(quantity, values.get(quantity), quantities)
-            word = model["flags"].get(quantity)
-            row.append(
-                Cell(f"{shown.text} ({word})" if word else shown.text, shown.value, _mark([quantity] if word else [], quantities))
-            )
-        rows.append(row)
-    return Table("", [Column("model"), *(Column(q, quantities[q]["description"]) for q in named)], rows)
+def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[Table]:
+    """A table for each step that measured something."""
+    tables = []
+    for step in dict.fromkeys(step for model in models.values() for step in model["steps"]):
+        each = [model["steps"][step] for model in models.values() if step in model["steps"]]
+        names = list(dict.fromkeys(quantity for found in each for quantity in found["quantities"]))
+        if not names:
+            continue
+        cells = {name: [_value(model, step, quantity, quantities) for quantity in names] for name, model in models.items()}
+        items = [
+            Column(_starred(quantity, quantities), quantities.get(quantity, {}).get("description", "")) for quantity in names
+        ]
+        limits = [Cell(_sides(quantities[quantity])) if quantity in quantities else cell(None) for quantity in names]
+        title = f"{step}: {STEPS[step].question}" if step in STEPS else step
+        tables.append(_beside(title, items, cells, Column("quantity"), [(Column("limits"), limits)]))
+    return tables
 
 
-def _limits(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
-    rows = []
-    for name in _measured(models, quantities):
-        quantity = quantities[name]
-        rows.append([cell(name), cell(quantity["description"]), Cell(_sides(quantity)), cell(quantity["gauge"])])
+def _value(model: Mapping[str, Any], step: str, quantity: str, quantities: Mapping[str, Any]) -> Cell:
+    found = model["steps"].get(step)
+    if found is None or quantity not in found["quantities"]:
+        return cell(None)
+    value, word = number(found["quantities"][quantity]), found["flags"].get(quantity)
+    error = number((found.get("errors") or {}).get(quantity))
+    known = {name: each for name, each in quantities.get(quantity, {}).items() if name in QUANTITY}
+    text = Quantity(**{"description": "", **known}).shown(math.nan if value is None else value, error)
+    return Cell(f"{text} ({word})" if word else text, value, _mark([quantity] if word else [], quantities))
+
+
+def _meanings(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
+    known = {key for model in models.values() for key in _values(model)}
+    rows = [
+        [cell(name), cell(each["description"]), Cell(_sides(each)), cell(each["gauge"])]
+        for name, each in quantities.items()
+        if name in known
+    ]
     columns = [Column("quantity"), Column("what it is"), Column("limits"), Column("why equal functions may differ in it")]
     return Table("", columns, rows)
 
@@ -177,121 +268,42 @@ def _sides(quantity: Mapping[str, Any]) -> str:
     return "; ".join(sides) or "–"
 
 
+def _starred(quantity: str, quantities: Mapping[str, Any]) -> str:
+    return quantity + "*" * bool(quantities.get(quantity, {}).get("gauge"))
+
+
 def _values(model: Mapping[str, Any]) -> dict[str, Any]:
     """Every quantity that was measured, of all steps."""
     return {key: value for finding in model["steps"].values() for key, value in finding["quantities"].items()}
 
 
-def _measured(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[str]:
-    known = {key for model in models.values() for key in _values(model)}
-    return [name for name in quantities if name in known]
+def _figures(model: Mapping[str, Any], path: Sequence[str]) -> list[Any]:
+    """The list of figures at that path among the results of a step, empty where they were not measured."""
+    step, *keys = path
+    found: Any = (model["steps"].get(step) or {}).get("result")
+    for key in keys:
+        if found:
+            found = [each.get(key) for each in found] if isinstance(found, list) else found.get(key)
+    return list(found or [])
 
 
-def _result(model: Mapping[str, Any], step: str) -> Mapping[str, Any]:
-    return (model["steps"].get(step) or {}).get("result") or {}
-
-
-def _counted(values: Sequence[Any]) -> Series:
-    return range(len(values)), values
-
-
-def _growth(model: Mapping[str, Any]) -> Series:
-    return _counted(_result(model, "forward").get("mean_abs", ()))
-
-
-def _bound(model: Mapping[str, Any]) -> Series:
-    return _counted((_result(model, "forward").get("bounds") or {}).get("mean_abs", ()))
-
-
-def _added(model: Mapping[str, Any]) -> Series:
-    return _counted((_result(model, "forward").get("share") or {}).get("added", ()))
-
-
-def _apart(model: Mapping[str, Any]) -> Series:
-    similarity = numbers((_result(model, "forward").get("share") or {}).get("similarity", ()))
-    return _counted([None if value is None else 1 - value for value in similarity])
-
-
-def _sensitivity(model: Mapping[str, Any]) -> Series:
-    return _counted([each.get("value") for each in (_result(model, "backward").get("sensitivity") or {}).get("sublayers", ())])
-
-
-def _condition(model: Mapping[str, Any]) -> Series:
-    return _counted(_result(model, "backward").get("condition", ()))
-
-
-def _gradients(model: Mapping[str, Any]) -> Series:
-    return _counted([each["total"] for each in (_result(model, "backward").get("gradients") or {}).get("sublayers", ())])
-
-
-def _updates(model: Mapping[str, Any]) -> Series:
-    adam = (_result(model, "updates").get("updates") or {}).get("adam") or {"segments": (), "values": ()}
-    return adam["segments"], adam["values"]
-
-
-def _attention(model: Mapping[str, Any]) -> Series:
-    layers = _result(model, "attention").get("layers", ())
-    known = [(layer["index"], layer["path"]) for layer in layers if layer.get("path") is not None]
-    return [k for k, _ in known], [path for _, path in known]
-
-
-@dataclasses.dataclass(frozen=True)
-class ScreenedChart:
-    """A chart: its words, what is meant, and what finds the measured line, and its bound, in a model's screening."""
-
-    words: Drawn
-    meaning: str
-    measured: Callable[[Mapping[str, Any]], Series]
-    bound: Callable[[Mapping[str, Any]], Series] | None = None
-
-
-PANELS = (
-    ScreenedChart(SCREENED["growth"], "Dashed: what the placement's theorem allows at most.", _growth, _bound),
-    ScreenedChart(SCREENED["added"], "Y is the state without any sublayer: what is left of the embedded text.", _added),
-    ScreenedChart(SCREENED["apart"], "Towards 0 all tokens of a sequence become one and the same vector.", _apart),
-    ScreenedChart(
-        SCREENED["sensitivity"],
-        "Largest singular value of a velocity's Jacobian: what a small change of the state can become in a step of length 1.",
-        _sensitivity,
-    ),
-    ScreenedChart(SCREENED["gradients"], "Norm of the loss's gradient by the weights of each sublayer.", _gradients),
-    ScreenedChart(
-        SCREENED["condition"],
-        "|J_i:D| |X_i| / |X_D|: how much a relative change of the state at block i can grow up to the end.",
-        _condition,
-    ),
-    ScreenedChart(
-        SCREENED["updates"],
-        "By how much of itself one step at learning rate 0.001 on this sublayer's weights moves the state at the end, to first order.",
-        _updates,
-    ),
-    ScreenedChart(
-        SCREENED["attention"],
-        "How much a relative change of the state grows through the attention rows (softmax) alone.",
-        _attention,
-    ),
-)
-
-
-def _charts(models: Mapping[str, Any]) -> list[Plot]:
-    charts = []
-    for panel in PANELS:
-        lines = []
-        for name, model in models.items():
-            for series, is_bound in ((panel.measured, False), (panel.bound, True)):
-                at, values = ((), ()) if series is None else series(model)
-                if len(values):
-                    lines.append(Line(name, [float(k) for k in at], numbers(values), model["placement"], is_bound))
-        charts.append(Plot(_titled(panel.words.title), panel.words.x, panel.words.y, lines, panel.meaning))
-    return charts
-
-
-def _titled(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def _chart(models: Mapping[str, Any], title: str) -> Plot:
+    x, y, meaning, path = DRAWN[title]
+    lines = []
+    for name, model in models.items():
+        values = numbers(_figures(model, path))
+        if path[-1] == "similarity":
+            values = [None if value is None else 1 - value for value in values]
+        at = _figures(model, PLACES[path[0]]) if path[0] in PLACES else range(len(values))
+        lines.append(Line(name, [float(k) for k in at], values, model["placement"]))
+        if title == "Hidden states":
+            bound = numbers(_figures(model, BOUND))[: len(values)]
+            lines.append(Line(name, list(map(float, range(len(bound)))), bound, model["placement"], bound=True))
+    return Plot(title, x, y, [line for line in lines if line.y], meaning)
 
 
 def _reasons(name: str, model: Mapping[str, Any]) -> Words:
     lines = []
     for step, finding in model["steps"].items():
-        lines += [f"{step}: {finding['verdict']}. {finding['why']}", *(f"    {note}" for note in finding["notes"])]
+        lines += [f"{step}: {finding['verdict']}. {finding['why']}", *dict.fromkeys(finding["notes"])]
     return Words(name, lines)

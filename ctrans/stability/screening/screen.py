@@ -21,7 +21,7 @@ from ctrans.stability.screening.backward import plan_backward, plan_transport
 from ctrans.stability.screening.case import EFFORTS, Case, Effort, LaneName, StepPlan, StepVerdict
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.predicted_rate import PredictedRate, predicted_rate
-from ctrans.stability.screening.screening_checks import STEP_QUANTITIES, STEPS, ScreeningStep, findings_of
+from ctrans.stability.screening.screening_checks import STEP_QUANTITIES, STEPS, ScreeningStep, findings_of, limits_of, measured
 from ctrans.stability.screening.updates import plan_updates
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, own_loss, walk_lanes
 from solvers import ConfigError, SolveError
@@ -203,3 +203,12 @@ def _lane(case: Case, name: LaneName, instruments: Sequence[Instrument]) -> Lane
         if refusal is not None and each.looks_back:
             each.note = refusal
     return Lane(tokens, targets if refusal is None else None, guarded)
+
+
+def as_result(screenings: Mapping[str, Screening]) -> dict[str, Any]:
+    """The screenings by model's name as `ctrans screen` writes them, with what each quantity is and its limits."""
+    models = {}
+    for name, each in screenings.items():
+        steps = {step: {**vars(found), "flags": found.flags} for step, found in each.steps.items()}
+        models[name] = {**vars(each), "flags": each.flags, "steps": steps, "findings": each.findings}
+    return {"quantities": {name: {**vars(each), **limits_of(name)} for name, each in measured().items()}, "models": models}
