@@ -252,7 +252,7 @@ def digits(value: float) -> str:
 SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
 
 
-OPTIONAL = {"places": [], **dict.fromkeys(("step", "since", "doubling", "crossing", "seen", "texts", "values"))}
+OPTIONAL: dict[str, Any] = {"places": [], **dict.fromkeys(("step", "since", "doubling", "crossing", "seen", "texts", "values"))}
 """Fields that not every finding has."""
 
 

@@ -133,7 +133,7 @@ def _answer(name: str, model: Mapping[str, Any]) -> Answer:
     parts = [outside if model["flags"] else inside]
     parts += [f"{len(values) - known} unknown"] if known < len(values) else []
     parts += [f"{diagnose_page.counted(found)} in single parts" if found else "nothing found in single parts"]
-    mark = "bad" if serious else "note" if found or model["flags"] else "good"
+    mark: Mark = "bad" if serious else "note" if found or model["flags"] else "good"
     return Answer(f"{name}: {', '.join(parts)}.", mark)
 
 
