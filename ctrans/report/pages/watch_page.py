@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ctrans.findings import in_words
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.history import kept_reports
 from ctrans.report.progress import duration
@@ -73,11 +72,8 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
 
 
 def _with_findings(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The run, each finding with its step before its place, and its growth behind its figure."""
-    findings = [
-        {**each, "place": f"step {each['step']}: {each['place']}", "figure": in_words(each)["figure"]} for each in run["findings"]
-    ]
-    return {**run, "findings": findings}
+    """The run, each finding with its step before its place."""
+    return {**run, "findings": [{**each, "place": f"step {each['step']}: {each['place']}"} for each in run["findings"]]}
 
 
 def _answer(name: str, run: Mapping[str, Any]) -> Answer:
