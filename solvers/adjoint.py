@@ -1,7 +1,9 @@
-"""Gradient by the adjoint ODE: the state and its costate are solved backward, and nothing of the way there is kept.
+"""Gradient by the adjoint ODE: the state and its costate are solved backward, and nothing of the
+way there is kept.
 
-On a segment with field v(t, x; theta), a(t) = dL/dx(t) obeys da/dt = -(dv/dx)' a, and dL/dtheta = integral of (dv/dtheta)' a dt.
-Of a complex z, dL/dz is dL/d(Re z) + i dL/d(Im z), as autograd has it, and ' the adjoint over the reals.
+On a segment with field v(t, x; theta), a(t) = dL/dx(t) obeys da/dt = -(dv/dx)' a, and dL/dtheta =
+integral of (dv/dtheta)' a dt. Of a complex z, dL/dz is dL/d(Re z) + i dL/d(Im z), as autograd has
+it, and ' the adjoint over the reals.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ FINER = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class AdjointError:
-    """How far a backward solve is from the adjoint ODE's exact solution, by repeating it with finer steps.
+    """How far a backward solve is from the adjoint ODE's exact solution, by repeating it with finer
+    steps.
 
-    `gradient` is the relative error of all gradients together (initial state and parameters), estimated from twice the steps
-    (a tenth of the tolerances for an adaptive method). `state` is how far the state solved backward misses, at worst, one that
-    was kept, relative to it. The forward solve's own error comes on top.
+    `gradient` is the relative error of all gradients together (initial state and parameters),
+    estimated from twice the steps (a tenth of the tolerances for an adaptive method). `state` is
+    how far the state solved backward misses, at worst, one that was kept, relative to it. The
+    forward solve's own error comes on top.
     """
 
     gradient: float
@@ -47,15 +51,18 @@ Report = Callable[[AdjointError], object]
 
 @dataclasses.dataclass(frozen=True)
 class Adjoint:
-    """The gradient of the ODE's solution, by the same method backward: off by an error of the method's order.
+    """The gradient of the ODE's solution, by the same method backward: off by an error of the
+    method's order.
 
-    Keeps the state at each segment's start, whatever the number of steps, and goes on from it when the way back gets there.
-    With `restore=False` it keeps the last state only, and one for each segment that begins with a projection (`enter`), which
-    cannot be undone: errors of the state then add up over the segments, or grow where the field contracts.
+    Keeps the state at each segment's start, whatever the number of steps, and goes on from it when
+    the way back gets there. With `restore=False` it keeps the last state only, and one for each
+    segment that begins with a projection (`enter`), which cannot be undone: errors of the state
+    then add up over the segments, or grow where the field contracts.
 
-    An adaptive method controls the error of state and costate; the parameters' integral follows (Kidger et al. 2021). With
-    `report`, each backward pass is repeated more finely and `report(AdjointError)` called, at three times the cost. `rtol`, `atol` and
-    `method` are those of the way back where it is to have others than the way there.
+    An adaptive method controls the error of state and costate; the parameters' integral follows
+    (Kidger et al. 2021). With `report`, each backward pass is repeated more finely and
+    `report(AdjointError)` called, at three times the cost. `rtol`, `atol` and `method` are those of
+    the way back where it is to have others than the way there.
     """
 
     report: Report | None = None
@@ -73,7 +80,9 @@ class Adjoint:
             raise ConfigError(f"method = {self.method!r} of the adjoint: give a method, as METHODS['rk4'], or None")
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
-        """Raises ConfigError for implicit methods, and for segments whose state is projected after each step: that is no ODE."""
+        """Raises ConfigError for implicit methods, and for segments whose state is projected after
+        each step: that is no ODE.
+        """
         if any(getattr(chosen, "implicit", False) for chosen in (method, self.method)):
             raise ConfigError(
                 "gradient 'adjoint' solves an ODE made of the field's derivatives, which an implicit method would differentiate again: "
@@ -131,7 +140,9 @@ class Adjoint:
 
 @dataclasses.dataclass(frozen=True)
 class _Stretch:
-    """Segments from `first` on that are one node: when states inside were saved, and of which segments the start is kept."""
+    """Segments from `first` on that are one node: when states inside were saved, and of which
+    segments the start is kept.
+    """
 
     method: Method
     segments: Sequence[Segment]
@@ -183,7 +194,8 @@ def _noting(segments: Sequence[Segment], noted: Sequence[int], starts: dict[int,
 class _Way:
     """The way back over segments, the first of which is number `first`.
 
-    By a segment's number: the times at which gradients of saved states come in, and the state kept from its start.
+    By a segment's number: the times at which gradients of saved states come in, and the state kept
+    from its start.
     """
 
     method: Method
@@ -193,7 +205,9 @@ class _Way:
     starts: dict[int, Tensor]
 
     def back(self, x: Tensor, a: Tensor, state: Backward, run: Run) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """x and a = dL/dx at the start from those at the end, and by how much each kept state was missed."""
+        """x and a = dL/dx at the start from those at the end, and by how much each kept state was
+        missed.
+        """
         misses = []
         for k in range(self.first + len(self.segments) - 1, self.first - 1, -1):
             segment = self.segments[k - self.first]
@@ -225,7 +239,8 @@ class _Way:
             rates = [v, -pulled, *(torch.zeros_like(z) if g is None else -g for z, g in zip(tensors, parts, strict=True))]
             return torch.cat([_entries(rate, dtype) for rate in rates])
 
-        # the equation is linear in a: at the state's size, the tolerances of an adaptive method mean the same for both
+        # the equation is linear in a: at the state's size, the tolerances of an adaptive method
+        # mean the same for both
         scale = _length(a) / _length(x) if self.method.adaptive else x.new_ones(())
         flat = torch.cat([x.reshape(-1), (a / scale).reshape(-1), *sums])
         run.saved = []
@@ -254,7 +269,9 @@ class _Way:
 
 
 def _entries(z: Tensor, dtype: torch.dtype) -> Tensor:
-    """The entries of a tensor as ones of a type that is real or complex whatever z is: nothing of a complex z is lost in a real state."""
+    """The entries of a tensor as ones of a type that is real or complex whatever z is: nothing of a
+    complex z is lost in a real state.
+    """
     return (torch.view_as_real(z.resolve_conj()) if z.is_complex() and not dtype.is_complex else z).reshape(-1).to(dtype)
 
 

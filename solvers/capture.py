@@ -1,8 +1,9 @@
 """What a field depends on besides the state, found while it is evaluated without a graph.
 
-So fields may be any closures, and what they depend on can become inputs of an autograd node: every parameter gets its gradient where
-autograd, and a distributed wrapper that listens there, expects it. What cannot be seen that way, as inside a scripted function, is
-noticed on the way back and raises SolveError.
+So fields may be any closures, and what they depend on can become inputs of an autograd node: every
+parameter gets its gradient where autograd, and a distributed wrapper that listens there, expects
+it. What cannot be seen that way, as inside a scripted function, is noticed on the way back and
+raises SolveError.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ Captured = dict[int, list[Tensor]]
 
 
 class Capture(TorchFunctionMode):
-    """Notes every tensor that a torch function is given, that requires a gradient and that was not made meanwhile.
+    """Notes every tensor that a torch function is given, that requires a gradient and that was not
+    made meanwhile.
 
-    Under no_grad nothing computed requires one, so these are the tensors that came from outside: parameters, mostly. A field
-    that differentiates something itself makes tensors that do, which are left out.
+    Under no_grad nothing computed requires one, so these are the tensors that came from outside:
+    parameters, mostly. A field that differentiates something itself makes tensors that do, which
+    are left out.
     """
 
     def __init__(self) -> None:
@@ -40,7 +43,8 @@ class Capture(TorchFunctionMode):
         self._made = WeakIdKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # a property without arguments but the tensor asks this too, so every line counts beside a small model's operation
+        # a property without arguments but the tensor asks this too, so every line counts beside a
+        # small model's operation
         self._note(args)
         if kwargs:
             self._note(kwargs.values())
@@ -92,7 +96,9 @@ class Substitute(TorchFunctionMode):
 
 
 def check_seen(y: Tensor, inputs: Sequence[Tensor], k: int) -> None:
-    """Raises SolveError where y depends on a leaf that is none of the inputs: its gradient would silently be missing."""
+    """Raises SolveError where y depends on a leaf that is none of the inputs: its gradient would
+    silently be missing.
+    """
     known = {id(tensor) for tensor in inputs}
     nodes, met = [y.grad_fn], set()
     while nodes:
@@ -115,7 +121,9 @@ def aside() -> AbstractContextManager[None]:
 
 
 def autocast_state(device: str, cached: bool = False) -> dict[str, Any]:
-    """The arguments that make the present autocast again; by default without its cache, which would keep weights cast without a graph."""
+    """The arguments that make the present autocast again; by default without its cache, which would
+    keep weights cast without a graph.
+    """
     return {
         "device_type": device,
         "dtype": torch.get_autocast_dtype(device),
@@ -145,9 +153,11 @@ def _random_state(device: torch.device) -> Tensor:
 
 
 def untraced(function: Function) -> Function:
-    """The function, into which a compiler does not look; what looks for captured tensors cannot be traced.
+    """The function, into which a compiler does not look; what looks for captured tensors cannot be
+    traced.
 
-    `torch.compiler.disable` as a decorator would import the compiler, two seconds, with the package.
+    `torch.compiler.disable` as a decorator would import the compiler, two seconds, with the
+    package.
     """
 
     @functools.wraps(function)

@@ -1,7 +1,8 @@
-"""A solve without a graph made differentiable in stretches: each is one autograd node, whose backward pass is somebody's function.
+"""A solve without a graph made differentiable in stretches: each is one autograd node, whose
+backward pass is somebody's function.
 
-Stretch by stretch, from the last to the first, the parameters' gradients go to autograd, which adds them up where they belong and
-frees them; so no more than one stretch's gradients are held at once.
+Stretch by stretch, from the last to the first, the parameters' gradients go to autograd, which adds
+them up where they belong and frees them; so no more than one stretch's gradients are held at once.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ Grads = list[Tensor | None]
 
 
 class Backward:
-    """One backward pass: gathers the gradients of captured tensors while `pull` takes cotangents through maps.
+    """One backward pass: gathers the gradients of captured tensors while `pull` takes cotangents
+    through maps.
 
-    A captured tensor that was itself computed is replaced by an alias without history: the pass ends at it, and what it was
-    computed from gets its share once, from autograd.
+    A captured tensor that was itself computed is replaced by an alias without history: the pass
+    ends at it, and what it was computed from gets its share once, from autograd.
     """
 
     def __init__(self, captured: Captured, tensors: Sequence[Tensor]):
@@ -37,7 +39,9 @@ class Backward:
         self._seen: set[int] = set()
 
     def pull(self, k: int, function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-        """y = function(x) in segment k and (dy/dx)' c, with the captured tensors' share added up on the way."""
+        """y = function(x) in segment k and (dy/dx)' c, with the captured tensors' share added up on
+        the way.
+        """
         y, gradient, parts = self.vjp(k, function, x, cotangent)
         for tensor, part in zip(self.captured[k], parts, strict=True):
             self.add(tensor, part)
@@ -46,7 +50,9 @@ class Backward:
     def vjp(
         self, k: int, function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor
     ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
-        """y = function(x), (dy/dx)' c, and (dy/dz)' c for each tensor z captured in segment k (None where y ignores it)."""
+        """y = function(x), (dy/dx)' c, and (dy/dz)' c for each tensor z captured in segment k (None
+        where y ignores it).
+        """
         with torch.enable_grad(), self._substitute:
             x = x.detach().requires_grad_()
             y = function(x)
@@ -73,11 +79,15 @@ class Backward:
 PullThrough = Callable[[Sequence[Tensor], Grads], Grads]
 """(kept tensors, gradients of a node's outputs) -> gradients of its inputs."""
 Pass = Callable[[Backward, Sequence[Tensor], Grads, Sequence[Tensor]], Sequence[Tensor]]
-"""(backward, kept tensors, gradients of the states inside, and of the links after) -> gradients of the links before."""
+"""(backward, kept tensors, gradients of the states inside, and of the links after) -> gradients of
+the links before.
+"""
 
 
 class Found:
-    """The states that a solve without a graph saves, exchanged for differentiable ones as its stretches are done."""
+    """The states that a solve without a graph saves, exchanged for differentiable ones as its
+    stretches are done.
+    """
 
     def __init__(self, run: Run):
         self._run = run
@@ -107,11 +117,13 @@ class Found:
 
 
 class Chain:
-    """The nodes of a solve, in the order of its stretches, with a last one that hands out the states.
+    """The nodes of a solve, in the order of its stretches, with a last one that hands out the
+    states.
 
-    `links` are the tensors, the same number throughout, by which a stretch depends on the one before. What the passes hand on besides
-    gradients, such as the state they go back from, they leave in `baton`; the last node puts there what it kept. Since every state
-    that a user sees comes from it, it always runs first and every pass finds the baton.
+    `links` are the tensors, the same number throughout, by which a stretch depends on the one
+    before. What the passes hand on besides gradients, such as the state they go back from, they
+    leave in `baton`; the last node puts there what it kept. Since every state that a user sees
+    comes from it, it always runs first and every pass finds the baton.
     """
 
     def __init__(self, links: Sequence[Tensor]):
@@ -125,8 +137,8 @@ class Chain:
     ) -> list[Tensor]:
         """The states inside a stretch, differentiable; its `links` become the chain's.
 
-        `keep` are the tensors that the pass needs, the parameters apart. It runs under the autocast of the solve. It raises
-        SolveError where a parameter was changed in place meanwhile.
+        `keep` are the tensors that the pass needs, the parameters apart. It runs under the autocast
+        of the solve. It raises SolveError where a parameter was changed in place meanwhile.
         """
         tensors = list({id(tensor): tensor for found in captured.values() for tensor in found}.values())
         count = len(self.links)
@@ -150,7 +162,9 @@ class Chain:
         return outputs[:-count]
 
     def end(self, states: Sequence[Tensor], keep: Sequence[Tensor]) -> list[Tensor]:
-        """The states as the user gets them, the last of them the first link; `keep` is the baton of the first pass."""
+        """The states as the user gets them, the last of them the first link; `keep` is the baton of
+        the first pass.
+        """
         baton, links = self.baton, len(self.links)
 
         def pull(kept: Sequence[Tensor], gradients: Grads) -> Grads:
@@ -173,7 +187,9 @@ class Chain:
 
 
 class _Job:
-    """What travels to the autograd node; the tensors leave it on the way, lest outputs and node hold each other."""
+    """What travels to the autograd node; the tensors leave it on the way, lest outputs and node
+    hold each other.
+    """
 
     def __init__(
         self, outputs: list[Tensor], keep: list[Tensor], autocast: dict[str, Any], pull: PullThrough, roots: Sequence[Tensor]

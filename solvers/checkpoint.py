@@ -26,11 +26,13 @@ Part = tuple[int, Segment]
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """Backprop in groups of `every` steps, each computed again when its turn comes: N/every states and one group's graph.
+    """Backprop in groups of `every` steps, each computed again when its turn comes: N/every states
+    and one group's graph.
 
-    By default `every` is sqrt(N), rounded up, of all N steps of the solve. The gradient is that of `backprop`, for one more
-    forward pass. An adaptive method first finds its steps without a graph, one forward pass more. torchdiffeq's methods are
-    recomputed by whole segments, and `every` counts these.
+    By default `every` is sqrt(N), rounded up, of all N steps of the solve. The gradient is that of
+    `backprop`, for one more forward pass. An adaptive method first finds its steps without a graph,
+    one forward pass more. torchdiffeq's methods are recomputed by whole segments, and `every`
+    counts these.
     """
 
     every: int | None = None
@@ -62,7 +64,8 @@ class Checkpoint:
         every = self.every or math.isqrt(len(parts) - 1) + 1
         x = x0
         run.keep(segments[0].start, x0)
-        # the last group is a full one: its turn comes first, and until another solve begins it need not be computed again
+        # the last group is a full one: its turn comes first, and until another solve begins it need
+        # not be computed again
         for end in range((len(parts) - 1) % every + 1, len(parts) + 1, every):
             group = parts[max(0, end - every) : end]
             record = _Record()
@@ -90,7 +93,9 @@ class Checkpoint:
 
 
 class _Record:
-    """What the first pass through a group tells besides its states; recomputing it leaves that alone."""
+    """What the first pass through a group tells besides its states; recomputing it leaves that
+    alone.
+    """
 
     times: tuple[float, ...] = ()
     stats: Stats | None = None

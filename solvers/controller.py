@@ -1,7 +1,9 @@
-"""Step-size control of adaptive methods: rules as data, and the step that one solve carries from segment to segment.
+"""Step-size control of adaptive methods: rules as data, and the step that one solve carries from
+segment to segment.
 
-A step of size h has the error `err`: the norm of its estimate over atol + rtol max(abs x, abs x1). It is accepted if err <= 1. The
-estimate is O(h^q), so h err^(-1/q) is the step whose error would have been just allowed; a rule says how near to that to go.
+A step of size h has the error `err`: the norm of its estimate over atol + rtol max(abs x, abs x1).
+It is accepted if err <= 1. The estimate is O(h^q), so h err^(-1/q) is the step whose error would
+have been just allowed; a rule says how near to that to go.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from typing import Protocol, runtime_checkable
 from solvers.errors import ConfigError
 
 STRETCH = 1.08
-"""How much a step may exceed the proposal to reach a segment's end: the safety factors leave that room, and it saves a step."""
+"""How much a step may exceed the proposal to reach a segment's end: the safety factors leave that
+room, and it saves a step.
+"""
 SMALLEST = 1e-10
 """An error below this counts as this much: what is that small tells nothing of its size."""
 SHORTER = 0.99
-"""What part of a rejected attempt the next one is at most, however little its error is above 1 and whatever a rule says."""
+"""What part of a rejected attempt the next one is at most, however little its error is above 1 and
+whatever a rule says.
+"""
 Errors = tuple[float, float, float]
 
 
@@ -27,9 +33,11 @@ class Controller(Protocol):
     """A rule for the next step's size. It is frozen data: what it must remember is given to it."""
 
     def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
-        """The size after an accepted step of that size, which was proposed larger if the segment's end cut it short.
+        """The size after an accepted step of that size, which was proposed larger if the segment's
+        end cut it short.
 
-        `errors` are its error and those of the two accepted steps before it, the nearest first (1 at the start).
+        `errors` are its error and those of the two accepted steps before it, the nearest first (1
+        at the start).
         """
 
     def rejected(self, size: float, error: float, q: int) -> float:
@@ -37,7 +45,9 @@ class Controller(Protocol):
 
 
 class _ByFactors:
-    """A rule whose fields are checked when it is made: each within its limits, and not at one where the rule could not work."""
+    """A rule whose fields are checked when it is made: each within its limits, and not at one where
+    the rule could not work.
+    """
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -55,10 +65,12 @@ NOT_ZERO, NOT_ONE = ("safety", "retry", "shrink", "i"), ("shrink", "grow")
 
 @dataclasses.dataclass(frozen=True)
 class Cautious(_ByFactors):
-    """h_next = h * clip(safety err^(-1/q) * min(1, err_prev/err)^(damping/q), 1, grow); rejected: h * max(shrink, retry err^(-1/q)).
+    """h_next = h * clip(safety err^(-1/q) * min(1, err_prev/err)^(damping/q), 1, grow); rejected: h
+    * max(shrink, retry err^(-1/q)).
 
-    A proportional part that holds back while errors grow, and no accepted step makes the next one smaller: on switched
-    Transformers that took the fewest evaluations. Raises ConfigError for factors that could not work.
+    A proportional part that holds back while errors grow, and no accepted step makes the next one
+    smaller: on switched Transformers that took the fewest evaluations. Raises ConfigError for
+    factors that could not work.
     """
 
     safety: float = 0.95
@@ -77,7 +89,9 @@ class Cautious(_ByFactors):
 
 
 class _ByPowers(_ByFactors):
-    """h_next = h * clip(safety prod_i err_i^(powers_i/q), shrink, grow) over the last three errors, the nearest first."""
+    """h_next = h * clip(safety prod_i err_i^(powers_i/q), shrink, grow) over the last three errors,
+    the nearest first.
+    """
 
     safety: float
     shrink: float
@@ -90,7 +104,8 @@ class _ByPowers(_ByFactors):
     def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
         factor: float = math.prod(error ** (power / q) for error, power in zip(errors, self.powers, strict=True))
         following = size * min(self.grow, max(self.shrink, self.safety * factor))
-        # a step cut short by its segment's end says nothing against the longer one that was proposed
+        # a step cut short by its segment's end says nothing against the longer one that was
+        # proposed
         return following if size >= proposed else max(proposed, following)
 
     def rejected(self, size: float, error: float, q: int) -> float:
@@ -99,11 +114,13 @@ class _ByPowers(_ByFactors):
 
 @dataclasses.dataclass(frozen=True)
 class PI(_ByPowers):
-    """h_next = h * clip(safety err^(-alpha/q) err_prev^(beta/q), shrink, grow); rejected: h * clip(safety err^(-1/q), shrink, 1).
+    """h_next = h * clip(safety err^(-alpha/q) err_prev^(beta/q), shrink, grow); rejected: h *
+    clip(safety err^(-1/q), shrink, 1).
 
-    The proportional-integral control of Gustafsson (1991), with the exponents of Hairer and Wanner, IV.2. beta = 0 and alpha = 1
-    is the elementary control. At equal error it takes 6 to 30% fewer evaluations than `Cautious` on DETEST and switched models
-    (`benchmarks/controllers.py`), at equal tolerances more, for a smaller error. Raises ConfigError for factors that could not work.
+    The proportional-integral control of Gustafsson (1991), with the exponents of Hairer and Wanner,
+    IV.2. beta = 0 and alpha = 1 is the elementary control. At equal error it takes 6 to 30% fewer
+    evaluations than `Cautious` on DETEST and switched models (`benchmarks/controllers.py`), at
+    equal tolerances more, for a smaller error. Raises ConfigError for factors that could not work.
     """
 
     safety: float = 0.9
@@ -119,12 +136,15 @@ class PI(_ByPowers):
 
 @dataclasses.dataclass(frozen=True)
 class PID(_ByPowers):
-    """h_next = h * clip(safety err^(-(i+p+d)/q) err_prev^((p+2d)/q) err_before^(-d/q), shrink, grow); rejected as by PI.
+    """h_next = h * clip(safety err^(-(i+p+d)/q) err_prev^((p+2d)/q) err_before^(-d/q), shrink,
+    grow); rejected as by PI.
 
-    Integral, proportional and differential control of log err (Soederlind 2003), in the gains that diffrax and torchode call icoeff,
-    pcoeff and dcoeff: for errors of h^q the factor is safety * prod (1/err)^(i/q) (err_prev/err)^(p/q) (err_prev^2/(err err_before))^(d/q).
-    i = 1, p = d = 0 is the elementary control and d = 0 is PI(alpha=i + p, beta=p). The gains here are those of Kennedy and Carpenter
-    (2003), err^(-.49/q) err_prev^(.34/q) err_before^(-.10/q). Raises ConfigError for factors that could not work.
+    Integral, proportional and differential control of log err (Soederlind 2003), in the gains that
+    diffrax and torchode call icoeff, pcoeff and dcoeff: for errors of h^q the factor is safety *
+    prod (1/err)^(i/q) (err_prev/err)^(p/q) (err_prev^2/(err err_before))^(d/q). i = 1, p = d = 0 is
+    the elementary control and d = 0 is PI(alpha=i + p, beta=p). The gains here are those of Kennedy
+    and Carpenter (2003), err^(-.49/q) err_prev^(.34/q) err_before^(-.10/q). Raises ConfigError for
+    factors that could not work.
     """
 
     safety: float = 0.95
@@ -145,10 +165,11 @@ CONTROLLERS: dict[str, Controller] = {"cautious": Cautious(), "pi": PI(), "pid":
 
 @dataclasses.dataclass
 class StepSize:
-    """The size that an adaptive method takes next, by its rule; q is the order of the error estimate plus one.
+    """The size that an adaptive method takes next, by its rule; q is the order of the error
+    estimate plus one.
 
-    A switch of field does not reset it: neighbouring segments of a model ask for similar steps, and a rejection now and then costs
-    less than restarting every time.
+    A switch of field does not reset it: neighbouring segments of a model ask for similar steps, and
+    a rejection now and then costs less than restarting every time.
     """
 
     rule: Controller
@@ -160,7 +181,9 @@ class StepSize:
     refused: float = math.inf
 
     def propose(self, remaining: float) -> tuple[float, bool]:
-        """The next step's size, and whether it ends the segment. The last two steps are equal, so that no sliver is left."""
+        """The next step's size, and whether it ends the segment. The last two steps are equal, so
+        that no sliver is left.
+        """
         self.step = max(self.shortest, min(self.step, self.longest))
         pieces = max(1, math.ceil(min(3.0, remaining / min(STRETCH * self.step, self.longest))))
         # stretched, an attempt could be the one that was rejected just now, again and again

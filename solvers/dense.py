@@ -1,4 +1,6 @@
-"""States at any times: interpolated inside the steps as these are taken, at no further evaluation, or looked up in them afterwards."""
+"""States at any times: interpolated inside the steps as these are taken, at no further evaluation,
+or looked up in them afterwards.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ Times = Sequence[float] | Tensor
 def check_times(times: Times, segments: Sequence[Segment], method: Method, gradient: Gradient) -> list[float]:
     """The times as numbers, in the order in which the segments pass them.
 
-    Raises ConfigError for times that are not finite numbers in that order and within the segments, for segments that turn back or
-    have learned times, and for methods and gradients that do not know the states inside their steps.
+    Raises ConfigError for times that are not finite numbers in that order and within the segments,
+    for segments that turn back or have learned times, and for methods and gradients that do not
+    know the states inside their steps.
     """
     given = times.detach().tolist() if isinstance(times, Tensor) and times.dim() == 1 else times
     if not isinstance(given, Sequence) or not all(isinstance(t, Real) and math.isfinite(t) for t in given) or not given:
@@ -47,7 +50,9 @@ def check_times(times: Times, segments: Sequence[Segment], method: Method, gradi
 
 
 def check_one_way(segments: Sequence[Segment]) -> float:
-    """1 where the segments go forward in time, -1 where backward. ConfigError for those that turn back, or have learned times."""
+    """1 where the segments go forward in time, -1 where backward. ConfigError for those that turn
+    back, or have learned times.
+    """
     sign = math.copysign(1.0, segments[-1].end - segments[0].start)
     if any(sign * (segment.end - segment.start) < 0 for segment in segments):
         raise ConfigError("the segments turn back in time, so that states at given times are not one: solve them in turn")
@@ -59,8 +64,9 @@ def check_one_way(segments: Sequence[Segment]) -> float:
 class Curve:
     """t -> x(t), by the interpolants of a solve's steps, to which it looks on.
 
-    t is a tensor of any shape, and so are the first axes of x(t); at a segment's end it is the state before the next one's `enter`.
-    Raises ConfigError for a method without interpolants, for kinds of gradient other than backprop, and for times outside the solve.
+    t is a tensor of any shape, and so are the first axes of x(t); at a segment's end it is the
+    state before the next one's `enter`. Raises ConfigError for a method without interpolants, for
+    kinds of gradient other than backprop, and for times outside the solve.
     """
 
     def __init__(self, segments: Sequence[Segment], method: Method, gradient: Gradient):
@@ -97,6 +103,8 @@ class Curve:
 
 
 def at_times(solution: Solution, times: Sequence[float]) -> Solution:
-    """A solution that got to its end, with the states at the times, of all those saved: the initial one, those inside, the last."""
+    """A solution that got to its end, with the states at the times, of all those saved: the initial
+    one, those inside, the last.
+    """
     found = dict(zip(solution.times, solution.states, strict=True))
     return dataclasses.replace(solution, times=tuple(times), states=tuple(found[t] for t in times))

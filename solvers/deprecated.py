@@ -1,6 +1,7 @@
 """Names of the version before, which still work for one version, each with a DeprecationWarning.
 
-A module that has lost names ends with `__getattr__ = old_names(__name__)`. A module that is gone needs no file: its rows are enough.
+A module that has lost names ends with `__getattr__ = old_names(__name__)`. A module that is gone
+needs no file: its rows are enough.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ ALIASES: dict[str, str] = {
 
 
 def old_names(module: str, otherwise: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """The `__getattr__` of a module some of whose names have moved: gives what stands at the new place, with a warning.
+    """The `__getattr__` of a module some of whose names have moved: gives what stands at the new
+    place, with a warning.
 
     `otherwise` is asked for all other names. Raises AttributeError for a name that neither knows.
     """
@@ -105,7 +107,9 @@ def old_names(module: str, otherwise: Callable[[str], Any] | None = None) -> Cal
 
 
 def old_member(old: str, new: str) -> Any:
-    """A property that gives the member `new` by its name of the version before, and sets it, with a warning."""
+    """A property that gives the member `new` by its name of the version before, and sets it, with a
+    warning.
+    """
 
     def get(self: Any) -> Any:
         _warn_of_member(type(self), old, new)
@@ -119,7 +123,9 @@ def old_member(old: str, new: str) -> Any:
 
 
 def adopt_old_members(kind: type, renamed: Mapping[str, str]) -> None:
-    """Gives a class that was written for the version before each member of `renamed` (old name to new) by its new name."""
+    """Gives a class that was written for the version before each member of `renamed` (old name to
+    new) by its new name.
+    """
     for old, new in renamed.items():
         _warn_of_member(kind, old, new)
         setattr(kind, new, property(operator.attrgetter(old), functools.partial(_set_member, old)))
@@ -137,11 +143,15 @@ def _warn_of_member(kind: type, old: str, new: str) -> None:
 
 Options = TypeVar("Options")
 OLD_KEYWORDS = ("norm", "first_step", "min_step", "max_step", "max_steps")
-"""Keywords of `solve` and `solve_each` in the version before, which are fields of `StepControl` now."""
+"""Keywords of `solve` and `solve_each` in the version before, which are fields of `StepControl`
+now.
+"""
 
 
 def with_old_keywords(function: str, control: Options, old: Mapping[str, Any]) -> Options:
-    """The step control with the values of the old keywords, with a warning. Raises TypeError for a keyword that never was one."""
+    """The step control with the values of the old keywords, with a warning. Raises TypeError for a
+    keyword that never was one.
+    """
     if not old:
         return control
     if unknown := sorted(set(old) - set(OLD_KEYWORDS)):
@@ -157,7 +167,9 @@ def with_old_keywords(function: str, control: Options, old: Mapping[str, Any]) -
 
 
 class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands in for modules that are gone: empty ones, whose names are looked up at their new place."""
+    """Stands in for modules that are gone: empty ones, whose names are looked up at their new
+    place.
+    """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         gone = any(old.startswith(f"{name}.") for old in ALIASES)

@@ -1,7 +1,9 @@
-"""Dormand and Prince's method of order 8 with 12 stages (Hairer, Norsett, Wanner, II.5 and their DOP853), coefficients as published.
+"""Dormand and Prince's method of order 8 with 12 stages (Hairer, Norsett, Wanner, II.5 and their
+DOP853), coefficients as published.
 
-Its error is estimated from embedded solutions of orders 5 and 3: err = err5^2/sqrt(err5^2 + 0.01 err3^2), which is O(h^8). States inside a
-step are of order 7 in it, and so of order 8 in the solve, for three evaluations more in the steps where they are asked for.
+Its error is estimated from embedded solutions of orders 5 and 3: err = err5^2/sqrt(err5^2 + 0.01
+err3^2), which is O(h^8). States inside a step are of order 7 in it, and so of order 8 in the solve,
+for three evaluations more in the steps where they are asked for.
 """
 
 from fractions import Fraction
@@ -101,9 +103,11 @@ STAGES, LAST = 16, 12
 
 
 def _interpolation() -> list[list[Fraction]]:
-    """x + h sum_i p_i(theta) k_i = x + theta (F_0 + (1 - theta) (F_1 + theta (F_2 + (1 - theta) (F_3 + ..)))), p_i multiplied out.
+    """x + h sum_i p_i(theta) k_i = x + theta (F_0 + (1 - theta) (F_1 + theta (F_2 + (1 - theta)
+    (F_3 + ..)))), p_i multiplied out.
 
-    With D = x1 - x: F_0 = D, F_1 = h k_0 - D, F_2 = 2 D - h (k_0 + k_12), so that both ends and the slopes there are met.
+    With D = x1 - x: F_0 = D, F_1 = h k_0 - D, F_2 = 2 D - h (k_0 + k_12), so that both ends and the
+    slopes there are met.
     """
     polynomials = []
     for i in range(STAGES):

@@ -1,7 +1,9 @@
-"""Every row of a batch as a solve of its own: its own times, steps, status and statistics, the field evaluated for all of them at once.
+"""Every row of a batch as a solve of its own: its own times, steps, status and statistics, the
+field evaluated for all of them at once.
 
-One norm over a batch lets its average pass: of 10,000 rows one that moves fast may be wrong by 87 tolerances, and one NaN ends all. Here
-each row's steps are chosen by its own error, by the rule that `solve` uses, so that a row is what it is alone, to rounding.
+One norm over a batch lets its average pass: of 10,000 rows one that moves fast may be wrong by 87
+tolerances, and one NaN ends all. Here each row's steps are chosen by its own error, by the rule
+that `solve` uses, so that a row is what it is alone, to rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from solvers.transforms import batched, in_forward_mode
 
 @dataclasses.dataclass(frozen=True)
 class EachSolution:
-    """x1[i] is where row i came, `status[i]` how it ended, `stats[i]` what it cost; `segment[i]` and `time[i]` say where it broke."""
+    """x1[i] is where row i came, `status[i]` how it ended, `stats[i]` what it cost; `segment[i]`
+    and `time[i]` say where it broke.
+    """
 
     x1: Tensor
     status: tuple[Status, ...]
@@ -63,19 +67,23 @@ def solve_each(
     throw: bool = True,
     **old: Any,
 ) -> EachSolution:
-    """As `solve` for each row x0[i] alone, by an explicit adaptive method of the package: the rows take their steps side by side.
+    """As `solve` for each row x0[i] alone, by an explicit adaptive method of the package: the rows
+    take their steps side by side.
 
-    A field gets the times as t of shape (rows, 1, .., 1), which broadcasts with x of (rows, ..), and must treat each row by itself; rows
-    that are done are left out, so it meets any of them, in order (what a row has of its own belongs into the state, with derivative 0).
-    Projections are applied to rows likewise. All parameters are those of `solve`. The step control holds for every row alike:
-    its norm is that of a row, and `max_steps` counts each row's attempts in a segment.
+    A field gets the times as t of shape (rows, 1, .., 1), which broadcasts with x of (rows, ..),
+    and must treat each row by itself; rows that are done are left out, so it meets any of them, in
+    order (what a row has of its own belongs into the state, with derivative 0). Projections are
+    applied to rows likewise. All parameters are those of `solve`. The step control holds for every
+    row alike: its norm is that of a row, and `max_steps` counts each row's attempts in a segment.
 
-    Gradients are those of `backprop`: steps are first tried without a graph, and those accepted taken again with it, so that a row that
-    breaks spoils no gradient; `stats` leave that out. A row that breaks keeps its last state. Steps are chosen row by row in Python,
-    which costs some microseconds a row and step.
+    Gradients are those of `backprop`: steps are first tried without a graph, and those accepted
+    taken again with it, so that a row that breaks spoils no gradient; `stats` leave that out. A row
+    that breaks keeps its last state. Steps are chosen row by row in Python, which costs some
+    microseconds a row and step.
 
-    Raises SolveError, with the EachSolution, where a row breaks (with `throw=False` it is returned), ConfigError for requests that make
-    no sense, other methods, learned times, vmap and forward mode.
+    Raises SolveError, with the EachSolution, where a row breaks (with `throw=False` it is
+    returned), ConfigError for requests that make no sense, other methods, learned times, vmap and
+    forward mode.
     """
     check_segments(segments)
     check_state(x0)
@@ -105,7 +113,9 @@ def solve_each(
 
 @dataclasses.dataclass
 class _Row:
-    """What a row carries: its place in the batch, and of one segment its time, its attempts, the error of the last and the next step."""
+    """What a row carries: its place in the batch, and of one segment its time, its attempts, the
+    error of the last and the next step.
+    """
 
     place: int
     status: Status = Status.SUCCESS
@@ -116,7 +126,8 @@ class _Row:
     t: float = 0.0
     attempts: int = 0
     error: float = 0.0
-    # the attempt to be made next: its size, whether it ends the segment, its end, and its signed length
+    # the attempt to be made next: its size, whether it ends the segment, its end, and its signed
+    # length
     proposed: float = 0.0
     last: bool = False
     end: float = 0.0
@@ -136,7 +147,9 @@ class _Row:
 
 
 class _Batch:
-    """The rows on one segment. `x` and `first` hold the state and its slope of the `rows` that are going, `whole` all states."""
+    """The rows on one segment. `x` and `first` hold the state and its slope of the `rows` that are
+    going, `whole` all states.
+    """
 
     def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: list[_Row]):
         self.method, self.segment, self.k, self.run, self.whole = method, segment, k, run, whole
@@ -250,7 +263,9 @@ class _Batch:
         self.rows, self.x, self.first = [self.rows[i] for i in stay], self.x[kept], self.first[kept]
 
     def _slope(self, rows: list[_Row], x: Tensor) -> Tensor:
-        """dx/dt; with a graph for the rows alone that can go on from there, since a zero times what is not finite is not zero."""
+        """dx/dt; with a graph for the rows alone that can go on from there, since a zero times what
+        is not finite is not zero.
+        """
         with torch.no_grad():
             v = self._velocity([row.t for row in rows], x, rows)
         if not torch.is_grad_enabled():

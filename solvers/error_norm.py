@@ -21,7 +21,9 @@ from torch import Tensor
 from solvers.errors import ConfigError, look_up
 
 Norm = Callable[[Tensor], Tensor]
-"""A tensor of scaled errors, in the state's shape (with a leading axis of 2, state and costate, on the adjoint's way back), to a number."""
+"""A tensor of scaled errors, in the state's shape (with a leading axis of 2, state and costate, on
+the adjoint's way back), to a number.
+"""
 
 
 def rms(e: Tensor) -> Tensor:

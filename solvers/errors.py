@@ -8,7 +8,9 @@ from typing import TypeVar
 
 
 class ConfigError(ValueError):
-    """A request that cannot be carried out: its message names the value, the allowed ones and the fix."""
+    """A request that cannot be carried out: its message names the value, the allowed ones and the
+    fix.
+    """
 
 
 class SolveError(RuntimeError):

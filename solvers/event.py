@@ -1,6 +1,7 @@
 """Events: a root of g(t, x) along the solution ends the solve, and is differentiated with it.
 
-With x' = f, a small change dg of g at fixed time and dx of the solution there moves the event's time T and state by
+With x' = f, a small change dg of g at fixed time and dx of the solution there moves the event's
+time T and state by
 
     dT = -(dg + g_x dx)/(g_t + g_x f),    dX = dx + f dT.
 """
@@ -30,11 +31,13 @@ FoundRoot = tuple[float, int]
 class Event:
     """The first time at which g(t, x) = 0: `function(t, x)` returns g, a tensor with one entry.
 
-    With direction 1 (-1) only where g goes from below zero to above (from above to below), with 0 where it changes sign. A g that is
-    zero at the start has no sign until it is none, and a jump between two segments is no root. The sign is looked at after every
-    accepted step, so two roots within one step go unseen: `max_step` bounds the step. Inside a step the root is bracketed on the
-    method's own interpolant until no number lies between, at no evaluation of the field; the time found is the first of the new sign, so
-    that a solve may go on from there. Where g_t + g_x f = 0 the time has no derivative, which raises SolveError if it is asked for.
+    With direction 1 (-1) only where g goes from below zero to above (from above to below), with 0
+    where it changes sign. A g that is zero at the start has no sign until it is none, and a jump
+    between two segments is no root. The sign is looked at after every accepted step, so two roots
+    within one step go unseen: `max_step` bounds the step. Inside a step the root is bracketed on
+    the method's own interpolant until no number lies between, at no evaluation of the field; the
+    time found is the first of the new sign, so that a solve may go on from there. Where g_t + g_x f
+    = 0 the time has no derivative, which raises SolveError if it is asked for.
 
     Raises ConfigError for something that is no function, and for an unknown direction.
     """
@@ -49,7 +52,9 @@ class Event:
             raise ConfigError(f"an event's direction is {self.direction!r}: give 1 (upward), -1 (downward) or 0 (either)")
 
     def value(self, t: Tensor, x: Tensor) -> Tensor:
-        """g(t, x) as a 0-dimensional tensor, t told in the type that fields get it in. ConfigError where it is not one number."""
+        """g(t, x) as a 0-dimensional tensor, t told in the type that fields get it in. ConfigError
+        where it is not one number.
+        """
         g: Any = self.function(t.to(as_tensor(0.0, x.dtype)), x)
         if not isinstance(g, Tensor) or g.numel() != 1 or not g.dtype.is_floating_point:
             what = f"shape {tuple(g.shape)} of {g.dtype}" if isinstance(g, Tensor) else type(g).__name__
@@ -57,7 +62,9 @@ class Event:
         return g.reshape(())
 
     def crosses(self, before: float, after: float) -> bool:
-        """Whether the sign changes from the one to the other in the direction asked for; zero is the new sign's."""
+        """Whether the sign changes from the one to the other in the direction asked for; zero is
+        the new sign's.
+        """
         if before == 0 or before * after > 0:
             return False
         return self.direction != math.copysign(1, before)
@@ -103,12 +110,15 @@ class Events:
 
 
 def moved(event: Event, time: float, segment: Segment, curve: AlongCurve, end: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The event's time and state with their derivatives, of a root on the curve; `end` is the state where the curve ends there.
+    """The event's time and state with their derivatives, of a root on the curve; `end` is the state
+    where the curve ends there.
 
-    Where the segment's times are learned, the curve's parameter is the time as if they were not, and g's is the one that they make.
+    Where the segment's times are learned, the curve's parameter is the time as if they were not,
+    and g's is the one that they make.
 
-    Two steps of Newton's method on g - g(time), which is exactly zero there: values stay, and as the method's error is squared each
-    time, what flows through the first step is the first derivative and through both the second and third.
+    Two steps of Newton's method on g - g(time), which is exactly zero there: values stay, and as
+    the method's error is squared each time, what flows through the first step is the first
+    derivative and through both the second and third.
     """
     t = _time(time)
     x = curve(t) if end is None else end
@@ -134,7 +144,8 @@ def _time(t: float) -> Tensor:
 def _root(g: Callable[[float], float], before: float, after: float, low: float, high: float) -> float:
     """The first number beyond a sign change of g, from its values low and high at both ends.
 
-    Regula falsi, halving the value of an end that stays (Illinois), and every third time the bracket itself.
+    Regula falsi, halving the value of an end that stays (Illinois), and every third time the
+    bracket itself.
     """
     sign, side = math.copysign(1.0, low), 0
     for k in range(400):

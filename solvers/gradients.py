@@ -9,12 +9,14 @@
 
 The last two give parameter gradients to autograd segment by segment.
 
-Fields that draw random numbers have `backprop` and `checkpoint`; so has half precision, with the adjoint. A scripted field, into
-which nothing looks, too. `torchdiffeq:scipy_solver` leaves torch and has the adjoint only; implicit methods have `backprop` and
-`checkpoint`, and first derivatives only. torchdiffeq's methods are recomputed by whole segments. Second derivatives have `backprop` and
-`checkpoint`, `torch.func.grad` and `vmap` (fixed steps) `backprop`; the others raise ConfigError there. Forward mode (`torch.func.jvp`,
-`forward_ad`) is taken through the plain steps of explicit methods whatever the kind.
-Times of segments that are tensors are learned by every kind: `solvers.learned_time`.
+Fields that draw random numbers have `backprop` and `checkpoint`; so has half precision, with the
+adjoint. A scripted field, into which nothing looks, too. `torchdiffeq:scipy_solver` leaves torch
+and has the adjoint only; implicit methods have `backprop` and `checkpoint`, and first derivatives
+only. torchdiffeq's methods are recomputed by whole segments. Second derivatives have `backprop` and
+`checkpoint`, `torch.func.grad` and `vmap` (fixed steps) `backprop`; the others raise ConfigError
+there. Forward mode (`torch.func.jvp`, `forward_ad`) is taken through the plain steps of explicit
+methods whatever the kind. Times of segments that are tensors are learned by every kind:
+`solvers.learned_time`.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ from solvers.solution import Solution
 class Gradient(Protocol):
     """What `solve` asks of a kind of gradient.
 
-    A `detached` one computes the solution without a graph and calls the fields anew, outside their modules' own passes, when the
-    gradient is wanted: a compiler does not see into it, and what frees weights between the passes cannot work with it. One with a true
-    attribute `dense` differentiates states inside steps, too.
+    A `detached` one computes the solution without a graph and calls the fields anew, outside their
+    modules' own passes, when the gradient is wanted: a compiler does not see into it, and what
+    frees weights between the passes cannot work with it. One with a true attribute `dense`
+    differentiates states inside steps, too.
     """
 
     @property
@@ -60,7 +63,9 @@ class Gradient(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Backprop:
-    """Autograd through every operation of every step: exact, with memory proportional to the number of evaluations."""
+    """Autograd through every operation of every step: exact, with memory proportional to the number
+    of evaluations.
+    """
 
     detached = False
     dense = True

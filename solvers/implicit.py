@@ -1,11 +1,15 @@
-"""The stage of an implicit method: k = f(t, b + c k), solved by Newton's method with matrix-free GMRES.
+"""The stage of an implicit method: k = f(t, b + c k), solved by Newton's method with matrix-free
+GMRES.
 
-With y = b + c k a step of Newton's method solves (1 - c J) d = b + c f(t, y) - y, J = df/dx, and GMRES (Saad and Schultz 1986) asks for
-products J v only: no matrix is made. They come from the graph of one evaluation, so that fields must be differentiable twice.
+With y = b + c k a step of Newton's method solves (1 - c J) d = b + c f(t, y) - y, J = df/dx, and
+GMRES (Saad and Schultz 1986) asks for products J v only: no matrix is made. They come from the
+graph of one evaluation, so that fields must be differentiable twice.
 
-**Derivatives** are those of the equation, by the implicit function theorem: dk = (1 - c J)^-1 (J db + df) for a change df of the field.
-What k is computed from gets w = (1 - c J')^-1 dL/dk through one evaluation of the field, w by GMRES on the graph of another; memory and
-cost do not depend on how many iterations found k. They are exact as far as k is: second derivatives and forward mode raise ConfigError.
+**Derivatives** are those of the equation, by the implicit function theorem: dk = (1 - c J)^-1 (J db
++ df) for a change df of the field. What k is computed from gets w = (1 - c J')^-1 dL/dk through one
+evaluation of the field, w by GMRES on the graph of another; memory and cost do not depend on how
+many iterations found k. They are exact as far as k is: second derivatives and forward mode raise
+ConfigError.
 """
 
 from __future__ import annotations
@@ -30,14 +34,18 @@ Linear = Callable[[Tensor], Tensor]
 ITERATIONS = 12
 """Newton's method that needs more is taken to fail: a shorter step starts nearer."""
 ACCURACY = 1e-3
-"""What part of the tolerances the last correction may be; what is left is the square of it, or `FORCED` times it."""
+"""What part of the tolerances the last correction may be; what is left is the square of it, or
+`FORCED` times it.
+"""
 FORCED = 1e-5
 """What part of the residual GMRES may leave in an iteration."""
 KRYLOV, RESTARTS = 40, 3
 
 
 class NotSolved(Exception):  # noqa: N818 - a signal inside the package
-    """Newton's method did not find a stage; the status says whether that is all, or the field's values were no numbers."""
+    """Newton's method did not find a stage; the status says whether that is all, or the field's
+    values were no numbers.
+    """
 
     def __init__(self, status: Status):
         super().__init__(status.value)
@@ -45,7 +53,9 @@ class NotSolved(Exception):  # noqa: N818 - a signal inside the package
 
 
 def implicit_stage(run: Run, segment: Segment, t: float, base: Tensor, c: float, near: Tensor) -> Tensor:
-    """k = f(t, base + c k), where base + c k is looked for from a state that is near. Raises NotSolved where Newton's method fails."""
+    """k = f(t, base + c k), where base + c k is looked for from a state that is near. Raises
+    NotSolved where Newton's method fails.
+    """
     if batched() or in_forward_mode():
         raise ConfigError(
             "an implicit method looks at numbers, which is not possible under vmap, and is differentiated backward only: use an explicit "
@@ -75,7 +85,8 @@ def _newton(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Ten
         step, left = gmres(partial(_newtons, jacobian, c, scale), residual / scale, FORCED)
         step = scale * step
         y = y + step
-        # (1 - c J)^-1 makes nothing much larger where the field is stiff: what is left of the residual bounds what is left to go
+        # (1 - c J)^-1 makes nothing much larger where the field is stiff: what is left of the
+        # residual bounds what is left to go
         if left * size <= ACCURACY and run.size(step, y) <= ACCURACY:
             return y
         # at rounding it gets no smaller
@@ -91,8 +102,11 @@ def _newtons(jacobian: Linear, c: float, scale: Tensor, v: Tensor) -> Tensor:
 
 
 def _linearised(run: Run, segment: Segment, t: float, y: Tensor) -> tuple[Tensor, Linear]:
-    """f(t, y) and v -> J v, which is the derivative of J' u by u along v: the field itself is evaluated once, however many products."""
-    # a fused attention is differentiated once only; nothing here is kept for a gradient, or thrown away to be computed again
+    """f(t, y) and v -> J v, which is the derivative of J' u by u along v: the field itself is
+    evaluated once, however many products.
+    """
+    # a fused attention is differentiated once only; nothing here is kept for a gradient, or thrown
+    # away to be computed again
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), saved_tensors_hooks(_as_it_is, _as_it_is):
         inner, u = y.detach().requires_grad_(), torch.zeros_like(y).requires_grad_()
         values = run.velocity(segment, t, inner).to(y.dtype)
@@ -152,7 +166,9 @@ def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float
 
 @torch.no_grad()
 def gmres(matrix: Linear, b: Tensor, accuracy: float) -> tuple[Tensor, float]:
-    """x with |A x - b| <= accuracy |b|, by the smallest residual in growing Krylov spaces, or the best found; and |A x - b|/|b|."""
+    """x with |A x - b| <= accuracy |b|, by the smallest residual in growing Krylov spaces, or the
+    best found; and |A x - b|/|b|.
+    """
     if b.is_complex():  # a derivative is linear over the reals: conj(x) has one, too
         x, left = gmres(
             lambda v: torch.view_as_real(matrix(torch.view_as_complex(v)).resolve_conj()), torch.view_as_real(b), accuracy
@@ -172,7 +188,9 @@ def gmres(matrix: Linear, b: Tensor, accuracy: float) -> tuple[Tensor, float]:
 
 
 def _cycle(matrix: Linear, b: Tensor, size: float, allowed: float) -> tuple[Tensor, float]:
-    """The best correction by up to `KRYLOV` products and the norm of its residual, which rotations to a triangle tell on the way."""
+    """The best correction by up to `KRYLOV` products and the norm of its residual, which rotations
+    to a triangle tell on the way.
+    """
     basis = [b.reshape(-1) / size]
     columns: list[list[float]] = []
     rotations: list[tuple[float, float]] = []

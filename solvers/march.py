@@ -24,7 +24,8 @@ def march(
     progress: Progress | None = None,
     done: Done | None = None,
 ) -> Solution:
-    """The solution over the segments, with the states that `run.save` asks for; a failure becomes its status.
+    """The solution over the segments, with the states that `run.save` asks for; a failure becomes
+    its status.
 
     After segment k it calls `done(k, x)` and then `progress(k)`.
     """

@@ -1,4 +1,5 @@
-"""What `solve` asks of a method, and what a kind of gradient may ask of it besides: small protocols, all but the first optional.
+"""What `solve` asks of a method, and what a kind of gradient may ask of it besides: small
+protocols, all but the first optional.
 
 | protocol            | who asks                                   | what it promises                                        |
 | ------------------- | ------------------------------------------ | ------------------------------------------------------- |
@@ -21,7 +22,9 @@ from solvers.segment import Map, Segment
 
 @runtime_checkable
 class Method(Protocol):
-    """Takes a state over one segment. `order` is p of its global error O(h^p); an `adaptive` one chooses its steps itself."""
+    """Takes a state over one segment. `order` is p of its global error O(h^p); an `adaptive` one
+    chooses its steps itself.
+    """
 
     @property
     def order(self) -> int: ...
@@ -30,7 +33,9 @@ class Method(Protocol):
     def adaptive(self) -> bool: ...
 
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        """The state at the segment's end. Counts in `run` what it does; raises Stopped where it cannot get there."""
+        """The state at the segment's end. Counts in `run` what it does; raises Stopped where it
+        cannot get there.
+        """
 
 
 FIXED = frozenset({"steps", "save='steps'"})
@@ -39,7 +44,9 @@ BOUNDED = ADAPTIVE | {"first_step", "min_step", "max_step"}
 
 
 def options_of(method: Method) -> frozenset[str]:
-    """The options of `solve` that the method uses, its `options` or those of its kind. Others are errors."""
+    """The options of `solve` that the method uses, its `options` or those of its kind. Others are
+    errors.
+    """
     used: frozenset[str] = getattr(method, "options", ADAPTIVE if method.adaptive else FIXED)
     return used
 
@@ -53,9 +60,11 @@ class HasFixedSteps(Protocol):
 
 @runtime_checkable
 class Replayable(HasFixedSteps, Protocol):
-    """A one-step method: a step needs the state at its start only, so a part of its steps gives the same bits as before.
+    """A one-step method: a step needs the state at its start only, so a part of its steps gives the
+    same bits as before.
 
-    It appends each accepted step to `run.trace`. One step of `fixed()` over a segment that is an accepted step is that step again.
+    It appends each accepted step to `run.trace`. One step of `fixed()` over a segment that is an
+    accepted step is that step again.
     """
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
@@ -64,12 +73,16 @@ class Replayable(HasFixedSteps, Protocol):
 
 Pair = tuple[Tensor, Tensor]
 Pull = Callable[[Map, Tensor, Tensor], Pair]
-"""(function, x, c) -> function(x) and (d function/dx)' c; the share of whatever else the function depends on is put down."""
+"""(function, x, c) -> function(x) and (d function/dx)' c; the share of whatever else the function
+depends on is put down.
+"""
 
 
 @runtime_checkable
 class ReversibleForm(Method, Protocol):
-    """A scheme on pairs of states (y, z), equal at the start: it moves y, and keeps z in `run.partner` and steps in `run.trace`."""
+    """A scheme on pairs of states (y, z), equal at the start: it moves y, and keeps z in
+    `run.partner` and steps in `run.trace`.
+    """
 
     def step_back(self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run) -> tuple[Pair, Pair]:
         """The pair before the step and (dL/dy, dL/dz) there, from those after it."""
@@ -77,6 +90,8 @@ class ReversibleForm(Method, Protocol):
 
 @runtime_checkable
 class HasReversibleForm(Protocol):
-    """A method of which a reversible scheme is made; smaller couplings in (0, 1] damp more and are harder to undo."""
+    """A method of which a reversible scheme is made; smaller couplings in (0, 1] damp more and are
+    harder to undo.
+    """
 
     def reversible(self, coupling: float) -> ReversibleForm: ...

@@ -1,4 +1,6 @@
-"""A solve of several tensors as one of a flat state: maps, events and norms meet the structure, and so does who asked."""
+"""A solve of several tensors as one of a flat state: maps, events and norms meet the structure, and
+so does who asked.
+"""
 
 from __future__ import annotations
 

@@ -39,8 +39,9 @@ ITS_METHODS: dict[str, Method] = {
     "adaptive_heun": METHODS["heun_euler"],
     "rk4": RungeKutta(RK4_38),  # what it calls so
 }
-"""Its names of methods that are ours too. The rest of `NAMES` is left to it whole: a multistep method has a past, which would end
-with every call."""
+"""Its names of methods that are ours too. The rest of `NAMES` is left to it whole: a multistep
+method has a past, which would end with every call.
+"""
 BOUNDS = ("first_step", "min_step", "max_step")
 RULE = {"safety": "safety", "ifactor": "grow", "dfactor": "shrink"}
 ADAPTIVE = ("norm", "max_num_steps", "dtype", "step_t", "jump_t", *BOUNDS, *RULE)
@@ -62,30 +63,36 @@ def odeint(
     event_fn: Any = None,
     gradient: str | Gradient = "backprop",
 ) -> Any:
-    """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may ascend or descend.
+    """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may
+    ascend or descend.
 
-    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. Gradients reach y0, t and whatever func depends on. Methods that
-    only torchdiffeq has (dopri8, fehlberg2, the Adams ones, scipy_solver) are run by it whole, with what it accepts, refuses and warns
-    of; all that follows is of the methods that are ours, `ITS_METHODS`.
+    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. Gradients reach y0, t and
+    whatever func depends on. Methods that only torchdiffeq has (dopri8, fehlberg2, the Adams ones,
+    scipy_solver) are run by it whole, with what it accepts, refuses and warns of; all that follows
+    is of the methods that are ours, `ITS_METHODS`.
 
     - `func(t, y)`: dy/dt, like y
-    - `y0`: a tensor or a tuple of them, and so is then func's value and the result; here lists, named tuples and dictionaries too, and all
-      of these nested
-    - `t`: the times. Adaptive methods step as they like and interpolate; fixed ones step from time to time, or by `step_size`
-    - `rtol`, `atol`: of an adaptive method, numbers or tensors by entry. A relative one below what y0's type resolves is raised to that
+    - `y0`: a tensor or a tuple of them, and so is then func's value and the result; here lists,
+      named tuples and dictionaries too, and all of these nested
+    - `t`: the times. Adaptive methods step as they like and interpolate; fixed ones step from time
+      to time, or by `step_size`
+    - `rtol`, `atol`: of an adaptive method, numbers or tensors by entry. A relative one below what
+      y0's type resolves is raised to that
     - `method`: a name, dopri5 if None
-    - `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety, ifactor, dfactor; step_size,
-      grid_constructor, interp ("linear" or "cubic"). Time is always carried in float64, and a field never evaluated at a switch, so that
-      `dtype` and `perturb` change nothing. An option that is none of these is warned of, as there
-    - `event_fn(t, y)`: the result is then (event_t, states at t[0] and there): the first time at which an entry of event_fn's value has
-      another sign than at t[0]. Both have the gradients of `odeint_event` there, and those by what event_fn itself depends on, which are
-      missing there. t has two times, of which the second only says the direction and a scale: it goes on for up to 1e9 of these
-      intervals, or a million steps of a fixed-step method
+    - `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety,
+      ifactor, dfactor; step_size, grid_constructor, interp ("linear" or "cubic"). Time is always
+      carried in float64, and a field never evaluated at a switch, so that `dtype` and `perturb`
+      change nothing. An option that is none of these is warned of, as there
+    - `event_fn(t, y)`: the result is then (event_t, states at t[0] and there): the first time at
+      which an entry of event_fn's value has another sign than at t[0]. Both have the gradients of
+      `odeint_event` there, and those by what event_fn itself depends on, which are missing there. t
+      has two times, of which the second only says the direction and a scale: it goes on for up to
+      1e9 of these intervals, or a million steps of a fixed-step method
     - `gradient`: a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`), which is not there
 
-    Different from there: what goes wrong raises ConfigError, a ValueError, or SolveError with the time and the advice instead of an
-    assertion; steps whose error is too large, since `min_step` allows none shorter, are warned of, and so are callbacks of func, which are
-    not called.
+    Different from there: what goes wrong raises ConfigError, a ValueError, or SolveError with the
+    time and the advice instead of an assertion; steps whose error is too large, since `min_step`
+    allows none shorter, are warned of, and so are callbacks of func, which are not called.
     """
     _check_times(t)
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
@@ -120,7 +127,9 @@ def odeint(
 
 
 def their_result(call: Callable[..., Any], func: Func, y0: Any, t: Tensor, **request: Any) -> Any:
-    """The result of a call of torchdiffeq's, for states of any structure, with its bare assertions turned into errors."""
+    """The result of a call of torchdiffeq's, for states of any structure, with its bare assertions
+    turned into errors.
+    """
     if not isinstance(y0, Tensor) and type(y0) is not tuple:  # it knows no other structure
         tree, event_fn = Tree(y0, "y0"), request["event_fn"]
         if event_fn is not None:
@@ -140,7 +149,9 @@ def _flat(tree: Tree, func: Func, t: Tensor, y: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """dy/dt = field(t, y) from y = start, flat for a tree, by one of our methods, with the options that are asked for."""
+    """dy/dt = field(t, y) from y = start, flat for a tree, by one of our methods, with the options
+    that are asked for.
+    """
 
     field: Field
     start: Tensor
@@ -189,7 +200,9 @@ class Problem:
 
     @property
     def control(self) -> StepControl:
-        """The step control of an adaptive method. A relative tolerance below what the type resolves is raised to that."""
+        """The step control of an adaptive method. A relative tolerance below what the type resolves
+        is raised to that.
+        """
         resolved = 4 * torch.finfo(self.start.dtype).eps if self.start.dtype in TYPES else 0.0
         norm = self.option("norm")
         chosen = rms if norm is None else norm
@@ -211,7 +224,9 @@ class Problem:
         return solution
 
     def ends(self, times: Sequence[float]) -> list[float]:
-        """The times and the switches between the first and the last of them that the options declare, in order."""
+        """The times and the switches between the first and the last of them that the options
+        declare, in order.
+        """
         start, end = times[0], times[-1]
         switches = [float(s) for name in ("step_t", "jump_t") if self.option(name) is not None for s in self.asked[name]]
         inside = [s for s in switches if min(start, end) < s < max(start, end)]
@@ -318,7 +333,9 @@ INTERPOLATIONS = {"linear": _linear, "cubic": _cubic}
 
 
 def _by_entry(name: str, given: Tolerance, y0: Tensor, tree: Tree | None) -> float | Tensor:
-    """A tolerance as `solve` takes it for the flat state; of a tuple one for each part, whatever holds them."""
+    """A tolerance as `solve` takes it for the flat state; of a tuple one for each part, whatever
+    holds them.
+    """
     if isinstance(given, Tensor) and given.dim() == 0 and not given.requires_grad:
         given = given.item()
     if tree is not None and isinstance(tree.places, tuple) and isinstance(given, (Tensor, list)):

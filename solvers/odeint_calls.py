@@ -1,4 +1,6 @@
-"""torchdiffeq's other calls: `odeint_adjoint`, `odeint_event` and `odeint_dense`, by this package's `odeint`."""
+"""torchdiffeq's other calls: `odeint_adjoint`, `odeint_event` and `odeint_dense`, by this package's
+`odeint`.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,18 @@ def odeint_adjoint(
     adjoint_options: Mapping[str, Any] | None = None,
     adjoint_params: Sequence[Tensor] | None = None,
 ) -> Any:
-    """`odeint` with the gradient of the adjoint ODE, solved backward with tolerances and by a method of its own where they are given.
+    """`odeint` with the gradient of the adjoint ODE, solved backward with tolerances and by a
+    method of its own where they are given.
 
     As `torchdiffeq.odeint_adjoint` (0.2.5).
 
     - `func` to `event_fn`: as `odeint` takes them
-    - `adjoint_rtol`, `adjoint_atol`, `adjoint_method`: of the way back, those of the way there if None
-    - `adjoint_options`: what `options` ask for, and the norm "seminorm" or None: the parameters' integral is never controlled here.
-      Anything else raises ConfigError
-    - `adjoint_params`: taken and not needed, since whatever func depends on gets its gradient; so func may be any function
+    - `adjoint_rtol`, `adjoint_atol`, `adjoint_method`: of the way back, those of the way there if
+      None
+    - `adjoint_options`: what `options` ask for, and the norm "seminorm" or None: the parameters'
+      integral is never controlled here. Anything else raises ConfigError
+    - `adjoint_params`: taken and not needed, since whatever func depends on gets its gradient; so
+      func may be any function
     """
     if method in NAMES and method not in ITS_METHODS:
         own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
@@ -79,7 +84,9 @@ def odeint_event(
     odeint_interface: Callable[..., Any] = odeint,
     **kwargs: Any,
 ) -> Any:
-    """(event_t, states at t0 and there), as `torchdiffeq.odeint_event`; `odeint_interface` may be `odeint_adjoint`. See `odeint`."""
+    """(event_t, states at t0 and there), as `torchdiffeq.odeint_event`; `odeint_interface` may be
+    `odeint_adjoint`. See `odeint`.
+    """
     if not isinstance(t0, Tensor) or t0.dim() != 0:
         raise ConfigError(f"t0 is {t0!r}: give a tensor without axes")
     t = torch.stack([t0, t0.detach() + (-1 if reverse_time else 1)])
@@ -97,12 +104,15 @@ def odeint_dense(
     method: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[[Tensor], Any]:
-    """t -> y(t) between t0 and t1, as `torchdiffeq.odeint_dense` (0.2.5): solved once, here at once, and looked up in its steps.
+    """t -> y(t) between t0 and t1, as `torchdiffeq.odeint_dense` (0.2.5): solved once, here at
+    once, and looked up in its steps.
 
-    t is a tensor of any shape, and so are the first axes of y(t). A time outside is refused by name.
+    t is a tensor of any shape, and so are the first axes of y(t). A time outside is refused by
+    name.
 
     - `func`, `y0`, `rtol`, `atol`, `options`: as `odeint` takes them
-    - `t0`, `t1`: the ends, in any order, without gradients (ConfigError): y(t) has those by y0, by t and by what func depends on
+    - `t0`, `t1`: the ends, in any order, without gradients (ConfigError): y(t) has those by y0, by
+      t and by what func depends on
     - `method`: any adaptive one of ours, dopri5 if None
     """
     chosen = METHODS["dopri5"] if method is None else ITS_METHODS.get(method)

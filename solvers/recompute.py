@@ -1,11 +1,14 @@
-"""Calls whose intermediate results are computed again on the way back, when autograd first asks for one of them.
+"""Calls whose intermediate results are computed again on the way back, when autograd first asks for
+one of them.
 
-The function runs with its graph, through which derivatives are taken: parameters, captured tensors and whatever listens to
-gradients (DDP, FSDP) meet the same graph as without recomputation. Only the tensors that the graph would keep are thrown away and
-numbered as they come. When the first of them is wanted, the function runs again under the same autocast and with the same random
-numbers, and what it saves this time is what was thrown away.
+The function runs with its graph, through which derivatives are taken: parameters, captured tensors
+and whatever listens to gradients (DDP, FSDP) meet the same graph as without recomputation. Only the
+tensors that the graph would keep are thrown away and numbered as they come. When the first of them
+is wanted, the function runs again under the same autocast and with the same random numbers, and
+what it saves this time is what was thrown away.
 
-The idea is that of `torch.utils.checkpoint`, which keeps more books: several backward passes at once, nested calls, any arguments.
+The idea is that of `torch.utils.checkpoint`, which keeps more books: several backward passes at
+once, nested calls, any arguments.
 """
 
 from __future__ import annotations
@@ -28,18 +31,21 @@ Advance = Callable[[Tensor], States]
 
 
 def recomputed(function: Advance, x: Tensor, hold: bool = False, checked: Sequence[int] = (0,)) -> States:
-    """function(x), of which autograd keeps x only. The function must do the same twice, else SolveError on the way back.
+    """function(x), of which autograd keeps x only. The function must do the same twice, else
+    SolveError on the way back.
 
-    `checked` are the places of states of which it is asked whether they are made with the same parameters both times; each is looked
-    at from the state before it.
-    With `hold`, which is for a call whose turn is likely the next, it has its tensors until another call begins: then they need not be
-    computed again.
+    `checked` are the places of states of which it is asked whether they are made with the same
+    parameters both times; each is looked at from the state before it. With `hold`, which is for a
+    call whose turn is likely the next, it has its tensors until another call begins: then they need
+    not be computed again.
     """
     return _Call(function, x, hold, checked).first(x)
 
 
 class _Turn(threading.local):
-    """The call that has its tensors: one at a time, so when the next one asks for its own, these have served."""
+    """The call that has its tensors: one at a time, so when the next one asks for its own, these
+    have served.
+    """
 
     latest: weakref.ref[_Call] | None = None
 
@@ -54,7 +60,9 @@ _TURN = _Turn()
 
 
 class _Complete(BaseException):
-    """What a call has thrown away so far was saved again. A field that catches its own exceptions must not catch this one."""
+    """What a call has thrown away so far was saved again. A field that catches its own exceptions
+    must not catch this one.
+    """
 
 
 class _Keep(torch.autograd.Function):
@@ -151,7 +159,8 @@ class _Call:
         """The leaves that the checked states depend on, apart from the states before them."""
         x = self.keeper.saved_tensors[0]
         starts = [states[i].grad_fn for i in self.checked]
-        # without the parameters' graph, if they have one, the states end the search: the function's x both times, and its results
+        # without the parameters' graph, if they have one, the states end the search: the function's
+        # x both times, and its results
         ends = {x.grad_fn, *(states[i - 1].grad_fn for i in self.checked if i)}
         found: set[int] = set()
         while starts:

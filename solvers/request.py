@@ -17,7 +17,9 @@ TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.comp
 
 
 def check_segments(segments: Sequence[Segment]) -> None:
-    """Raises ConfigError unless the segments are a list of which each begins where the one before ends."""
+    """Raises ConfigError unless the segments are a list of which each begins where the one before
+    ends.
+    """
     if not isinstance(segments, Sequence) or isinstance(segments, str):
         raise ConfigError(f"the segments are a {type(segments).__name__}, which is gone through more than once: give a list")
     if not all(isinstance(segment, Segment) for segment in segments):
@@ -26,7 +28,9 @@ def check_segments(segments: Sequence[Segment]) -> None:
 
 
 def check_state(x0: Tensor) -> None:
-    """Raises ConfigError unless x0 is a non-empty tensor of a floating or complex type that holds numbers."""
+    """Raises ConfigError unless x0 is a non-empty tensor of a floating or complex type that holds
+    numbers.
+    """
     if not isinstance(x0, Tensor) or x0.dtype not in TYPES or x0.numel() == 0:
         what = f"{tuple(x0.shape)} of {x0.dtype}" if isinstance(x0, Tensor) else type(x0).__name__
         raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating or complex type")
@@ -36,7 +40,9 @@ def check_state(x0: Tensor) -> None:
 
 
 def method_of(method: str | Method, steps: int) -> Method:
-    """The method of that name, or itself. Raises ConfigError for an unknown one, and for a number of steps that it cannot take."""
+    """The method of that name, or itself. Raises ConfigError for an unknown one, and for a number
+    of steps that it cannot take.
+    """
     chosen = get_method(method)
     check_whole("steps", steps)
     if chosen.adaptive and steps != 1:
@@ -54,8 +60,9 @@ def check_solver(
 ) -> tuple[Method, float, float]:
     """The method and its tolerances (defaults where None).
 
-    Raises ConfigError for an unknown name, counts below 1, tolerances that are not positive and finite
-    or below what the dtype resolves or holds, and any of these options that the method does not use.
+    Raises ConfigError for an unknown name, counts below 1, tolerances that are not positive and
+    finite or below what the dtype resolves or holds, and any of these options that the method does
+    not use.
     """
     chosen = method_of(method, steps)
     StepControl(max_steps=max_steps)

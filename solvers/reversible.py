@@ -1,4 +1,6 @@
-"""Gradient by going back: the solve is by an algebraically reversible scheme, whose last pair of states tells all the others."""
+"""Gradient by going back: the solve is by an algebraically reversible scheme, whose last pair of
+states tells all the others.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,26 @@ from solvers.transforms import check_no_transform
 COUPLING = 0.99
 """lambda. Smaller is stabler; rounding errors of the way back grow by 1/lambda a step."""
 MISSED = 1e-3
-"""By how much of the initial state the way back may miss it. The gradient's relative error was 1 to 10 times that where it was seen."""
+"""By how much of the initial state the way back may miss it. The gradient's relative error was 1 to
+10 times that where it was seen.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reversible:
-    """The exact gradient of the reversible scheme, from its last pair of states: memory does not depend on the steps.
+    """The exact gradient of the reversible scheme, from its last pair of states: memory does not
+    depend on the steps.
 
-    For own methods and fields without projections, whose information is gone for good. It computes another solution than the
-    plain method, by an error of the method's order, and takes two increments a step: what is trained by it is not the discrete
-    model of one Euler step per segment. `coupling` is lambda in (0, 1]. Where the field damps by more than lambda a step, the pair
-    comes apart even if the plain method is stable (`solvers.reversible_scheme` has the region): an adaptive method takes shorter
-    steps, and where that does not help, the solve ends with Status.PAIR_APART. A smaller lambda is stabler, and its way back magnifies
-    rounding errors by 1/lambda a step. A way back that misses the initial state by more than a thousandth of it (RMS)
-    raises SolveError instead of giving a wrong gradient. The state must have float32 or float64.
+    For own methods and fields without projections, whose information is gone for good. It computes
+    another solution than the plain method, by an error of the method's order, and takes two
+    increments a step: what is trained by it is not the discrete model of one Euler step per
+    segment. `coupling` is lambda in (0, 1]. Where the field damps by more than lambda a step, the
+    pair comes apart even if the plain method is stable (`solvers.reversible_scheme` has the
+    region): an adaptive method takes shorter steps, and where that does not help, the solve ends
+    with Status.PAIR_APART. A smaller lambda is stabler, and its way back magnifies rounding errors
+    by 1/lambda a step. A way back that misses the initial state by more than a thousandth of it
+    (RMS) raises SolveError instead of giving a wrong gradient. The state must have float32 or
+    float64.
     """
 
     coupling: float = COUPLING
@@ -46,7 +54,9 @@ class Reversible:
             raise ConfigError(f"coupling = {self.coupling!r}: give a number above 0 and at most 1, such as {COUPLING}")
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
-        """Raises ConfigError for other methods than own ones, and for segments that project the state."""
+        """Raises ConfigError for other methods than own ones, and for segments that project the
+        state.
+        """
         if not isinstance(method, HasReversibleForm) or getattr(method, "implicit", False):
             other = "an implicit one" if getattr(method, "implicit", False) else f"a {type(method).__name__}"
             raise ConfigError(
@@ -111,7 +121,9 @@ def _backward(
     inside: Grads,
     after: Sequence[Tensor],
 ) -> Sequence[Tensor]:
-    """dL/dy and dL/dz at segment k's start from those at its end; gradients of saved states come in where they were saved."""
+    """dL/dy and dL/dz at segment k's start from those at its end; gradients of saved states come in
+    where they were saved.
+    """
     pair, cotangents = (baton[0][0], baton[0][1]), (after[0], after[1])
     waiting = list(zip(saved_after, inside, strict=True))
     after_first = pair

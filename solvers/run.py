@@ -1,4 +1,6 @@
-"""The state of one solve as it goes from segment to segment: request, cost, records and the step carried along."""
+"""The state of one solve as it goes from segment to segment: request, cost, records and the step
+carried along.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from solvers.stiffness import Stiffness
 Save = Literal["ends", "segments", "steps", "curve"]
 
 TIME_TYPES = {torch.float64: torch.float64, torch.complex128: torch.float64}
-"""The type in which a field gets the time, by the state's: else float32, since half precision cannot tell steps apart."""
+"""The type in which a field gets the time, by the state's: else float32, since half precision
+cannot tell steps apart.
+"""
 
 
 REQUEST = ("steps", "rtol", "atol", "max_steps", "watch", "save", "first_step", "min_step", "max_step", "norm", "controlled")
@@ -38,7 +42,9 @@ class Stopped(Exception):  # noqa: N818 - a signal inside the package, turned in
 
 
 class Step(NamedTuple):
-    """An accepted step: the segment it lies in, its start and end, and its signed length as it was used."""
+    """An accepted step: the segment it lies in, its start and end, and its signed length as it was
+    used.
+    """
 
     segment: Segment
     start: float
@@ -55,7 +61,8 @@ class Saved(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """A step as those see it who look on: the states at its ends, dx/dt at its start, and the state at a time inside it.
+    """A step as those see it who look on: the states at its ends, dx/dt at its start, and the state
+    at a time inside it.
 
     The last two are None of a method that does not tell them.
     """
@@ -75,16 +82,18 @@ Observer = Callable[[Accepted], None]
 class Run:
     """What every method needs to know of the solve it serves, and what it reports back.
 
-    `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones: numbers, or tensors in the state's shape. `step_size` outlives
-    a segment: an adaptive method takes the step it had reached into the next one. With `watch`, each accepted state is checked for
-    non-finite entries, else with `check` the last one.
-    `wanted` are the times inside at which states are asked for, in the order in which they are passed.
-    `clock` has the times that a solve is sure to need as tensors, made at once: one by one they cost an Euler step 1%.
-    `trace` holds the accepted steps of the package's own methods, which a backward pass goes through again. `partner` is the
-    second state of a reversible scheme, `apart` how far the two were from each other at worst, over what is allowed.
-    `first_step`, `min_step` and `max_step` bound an adaptive method's steps. `norm` measures errors; `controlled` is the shape of the
-    leading entries of a flat state that it is given, or None for all of it. `observers` look on at every accepted step of one run, and
-    `event` is the number of the event that ended it and its time.
+    `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones: numbers, or tensors in
+    the state's shape. `step_size` outlives a segment: an adaptive method takes the step it had
+    reached into the next one. With `watch`, each accepted state is checked for non-finite entries,
+    else with `check` the last one. `wanted` are the times inside at which states are asked for, in
+    the order in which they are passed. `clock` has the times that a solve is sure to need as
+    tensors, made at once: one by one they cost an Euler step 1%. `trace` holds the accepted steps
+    of the package's own methods, which a backward pass goes through again. `partner` is the second
+    state of a reversible scheme, `apart` how far the two were from each other at worst, over what
+    is allowed. `first_step`, `min_step` and `max_step` bound an adaptive method's steps. `norm`
+    measures errors; `controlled` is the shape of the leading entries of a flat state that it is
+    given, or None for all of it. `observers` look on at every accepted step of one run, and `event`
+    is the number of the event that ended it and its time.
     """
 
     steps: int
@@ -117,7 +126,9 @@ class Run:
         return Run(**{**{name: getattr(self, name) for name in REQUEST}, **changes})
 
     def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
-        """field(t, x), counted; ConfigError where it is not like the state. A time that is a number is moved inside the segment."""
+        """field(t, x), counted; ConfigError where it is not like the state. A time that is a number
+        is moved inside the segment.
+        """
         self.stats.evaluations += 1
         if not isinstance(t, Tensor):
             low, high = self.inside(segment, x.dtype)
@@ -134,7 +145,8 @@ class Run:
         return self.clock[t] if t in self.clock else as_tensor(t, x.dtype)
 
     def inside(self, segment: Segment, dtype: torch.dtype) -> tuple[float, float]:
-        """The first and the last time at which a field may be evaluated: one ulp of the time's type inside the segment.
+        """The first and the last time at which a field may be evaluated: one ulp of the time's type
+        inside the segment.
 
         Where no number lies between the ends, these.
         """
@@ -152,7 +164,9 @@ class Run:
         self.clock = dict(zip(times, as_tensors(times, dtype), strict=True))
 
     def accept(self, segment: Segment, t: float, x: Tensor, seen: Accepted | None = None) -> Tensor:
-        """Takes the step's result: projects it, counts it, shows it to those who look on, and records it if asked to."""
+        """Takes the step's result: projects it, counts it, shows it to those who look on, and
+        records it if asked to.
+        """
         self.stats.accepted += 1
         if segment.project is not None:
             x, before = segment.project(x), x
@@ -171,7 +185,9 @@ class Run:
         return x if self.controlled is None else x[: math.prod(self.controlled)].view(self.controlled)
 
     def size(self, error: Tensor, *states: Tensor) -> float:
-        """The norm of an error over what the tolerances allow for these states, atol + rtol max(abs states)."""
+        """The norm of an error over what the tolerances allow for these states, atol + rtol max(abs
+        states).
+        """
         # tolerances vanish in half precision
         counted = [self.counted(x).float() if x.dtype.itemsize < 4 else self.counted(x) for x in (error, *states)]
         largest = functools.reduce(torch.maximum, (x.abs() for x in counted[1:]))
@@ -195,7 +211,9 @@ class Run:
 
 
 def check_like(what: str, y: object, x: Tensor) -> None:
-    """Raises ConfigError unless what a map of a segment returned is a tensor like the state, of a type that does not widen it."""
+    """Raises ConfigError unless what a map of a segment returned is a tensor like the state, of a
+    type that does not widen it.
+    """
     if not isinstance(y, Tensor):
         raise ConfigError(f"the {what} returned {type(y).__name__}: {WANTED[what]} must be a tensor of x's shape")
     if y.dtype is not x.dtype and not (
@@ -225,7 +243,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def as_tensor(t: float, dtype: torch.dtype) -> Tensor:
     """A time as fields get it: 0-dimensional, for a state of that type.
 
-    On the CPU whatever the state's device: such a tensor mixes with all of them and costs no transfer.
+    On the CPU whatever the state's device: such a tensor mixes with all of them and costs no
+    transfer.
     """
     return torch.scalar_tensor(t, dtype=time_type(dtype), device="cpu")
 
@@ -241,7 +260,9 @@ def time_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def neighbour(t: float, towards: float, dtype: torch.dtype) -> float:
-    """The next time on the way there that a field of a state of that type can be told, after one that it can be told itself."""
+    """The next time on the way there that a field of a state of that type can be told, after one
+    that it can be told itself.
+    """
     if time_type(dtype) is torch.float64 or t == towards:
         return math.nextafter(t, towards)
     up = towards > t
@@ -254,12 +275,14 @@ def neighbour(t: float, towards: float, dtype: torch.dtype) -> float:
 
 
 def representable(t: float, dtype: torch.dtype) -> float:
-    """The nearest time that a field can be told exactly: a step to another one begins and ends beside the times of its stages.
+    """The nearest time that a field can be told exactly: a step to another one begins and ends
+    beside the times of its stages.
 
-    Times are carried in float64, but a field of a float32 state is told them in float32, at t = 1e5 to d = 0.004. That moves an error
-    estimate by up to abs(h df/dt) d sum_i abs(b_i - embedded_i), a sum of 0.16 for dopri5, 0.39 for bosh3 and 1.2 for tsit5, which
-    therefore takes five times the steps there at a tolerance of 1e-4. With ends that are not rounded it takes as many. A field that
-    knows the time from its segment's start, on Segment(0, T, ..), loses nothing.
+    Times are carried in float64, but a field of a float32 state is told them in float32, at t = 1e5
+    to d = 0.004. That moves an error estimate by up to abs(h df/dt) d sum_i abs(b_i - embedded_i),
+    a sum of 0.16 for dopri5, 0.39 for bosh3 and 1.2 for tsit5, which therefore takes five times the
+    steps there at a tolerance of 1e-4. With ends that are not rounded it takes as many. A field
+    that knows the time from its segment's start, on Segment(0, T, ..), loses nothing.
     """
     if time_type(dtype) is torch.float64 or t == 0:
         return t

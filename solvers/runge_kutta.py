@@ -26,14 +26,18 @@ from solvers.tableau import Tableau
 SHORTEST = 1e-150
 """A step this short does not advance the time even at t = 0."""
 UNSOLVED = 20
-"""So many attempts in a row, each shorter, may leave an implicit stage unsolved: together they shorten the step by 1e14."""
+"""So many attempts in a row, each shorter, may leave an implicit stage unsolved: together they
+shorten the step by 1e14.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class RungeKutta:
-    """The method of a tableau: steps of equal size or, where `adaptive`, sizes that `controller` chooses by the embedded weights.
+    """The method of a tableau: steps of equal size or, where `adaptive`, sizes that `controller`
+    chooses by the embedded weights.
 
-    Raises ConfigError for an adaptive one whose tableau has no embedded weights, and for a controller without the protocol's methods.
+    Raises ConfigError for an adaptive one whose tableau has no embedded weights, and for a
+    controller without the protocol's methods.
     """
 
     tableau: Tableau
@@ -68,7 +72,9 @@ class RungeKutta:
 
     @property
     def options(self) -> frozenset[str]:
-        """The options of `solve` that it uses. Newton's method, which finds the stages of an implicit one, has tolerances."""
+        """The options of `solve` that it uses. Newton's method, which finds the stages of an
+        implicit one, has tolerances.
+        """
         return BOUNDED if self.adaptive else FIXED | {"rtol", "atol", "norm"} if self.implicit else FIXED
 
     shows_steps = True
@@ -109,7 +115,9 @@ class RungeKutta:
         return found
 
     def _between(self, times: Sequence[float], step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], run: Run) -> None:
-        """Keeps the states at times inside the step from x to x1, by the tableau's own interpolation."""
+        """Keeps the states at times inside the step from x to x1, by the tableau's own
+        interpolation.
+        """
         if any(time != step.end for time in times):
             stages = self._with_inner(step, x, stages, run)
         for time in times:
@@ -138,7 +146,9 @@ class RungeKutta:
         return Accepted(step, x, x1, stages[0], inside if self.dense else None)
 
     def walk(self, segment: Segment, x: Tensor, run: Run, finish: Finish) -> Tensor:
-        """Goes over the segment by steps whose next x `finish` makes. An adaptive method keeps the error of x + increment small."""
+        """Goes over the segment by steps whose next x `finish` makes. An adaptive method keeps the
+        error of x + increment small.
+        """
         if self.adaptive:
             return self._adaptive(segment, x, run, finish)
         h = segment.step(run.steps)
@@ -181,7 +191,8 @@ class RungeKutta:
             end = t1 if last else representable(t + h, x.dtype)
             if not last and end != t:
                 h = end - t
-            # a segment however short is one step; where the field is not finite at the start, no step can be short enough
+            # a segment however short is one step; where the field is not finite at the start, no
+            # step can be short enough
             broken = not (math.isfinite(error) or finite(first))
             if broken or (not last and too_short(size, t)):
                 raise Stopped(Status.STEP_UNDERFLOW if math.isfinite(error) else Status.NON_FINITE, t, x)
@@ -259,9 +270,11 @@ class RungeKutta:
 
     @torch.no_grad()
     def _initial_step(self, segment: Segment, t: float, t1: float, x: Tensor, first: Tensor, run: Run) -> float:
-        """A first step from the sizes of x, x' and x'', one evaluation (Hairer, Norsett, Wanner, II.4).
+        """A first step from the sizes of x, x' and x'', one evaluation (Hairer, Norsett, Wanner,
+        II.4).
 
-        Theirs is 0.01^(1/order) of this; on switched Transformers that first error came out near 1e-4 of what is allowed.
+        Theirs is 0.01^(1/order) of this; on switched Transformers that first error came out near
+        1e-4 of what is allowed.
         """
         scale = run.atol + run.rtol * run.counted(x).abs()
         size, slope = run.measure(run.counted(x) / scale), run.measure(run.counted(first) / scale)
@@ -292,7 +305,9 @@ def guessed_step(slope: float, curvature: float, probe: float, span: float, orde
 
 
 def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
-    """h sum_i w_i k_i, skipping zero weights; for one stage of weight 1 exactly the bits of `h * k`."""
+    """h sum_i w_i k_i, skipping zero weights; for one stage of weight 1 exactly the bits of `h *
+    k`.
+    """
     total = None
     for weight, stage in zip(weights, stages, strict=False):
         if weight:

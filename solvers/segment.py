@@ -24,15 +24,18 @@ Time = int | float | Fraction | Tensor
 class Segment:
     """dx/dt = field(t, x) from t0 to t1, smooth on the closed interval.
 
-    `field(t, x)` gets the time as a 0-dimensional tensor and returns dx/dt in x's shape. It is never evaluated at the ends themselves
-    but one ulp inside, on this segment's side of a switch: fields of several segments may be one function that asks `t < switch`
-    (Euler's steps, which begin at t0, evaluate there to be those of a plain loop). `project(x)`, if given, is applied after
-    each accepted step (a Post-LN norm is such a map), and `enter(x)` once, before the first step: a state that must start
-    on a manifold is put there. t1 < t0 integrates backward.
+    `field(t, x)` gets the time as a 0-dimensional tensor and returns dx/dt in x's shape. It is
+    never evaluated at the ends themselves but one ulp inside, on this segment's side of a switch:
+    fields of several segments may be one function that asks `t < switch` (Euler's steps, which
+    begin at t0, evaluate there to be those of a plain loop). `project(x)`, if given, is applied
+    after each accepted step (a Post-LN norm is such a map), and `enter(x)` once, before the first
+    step: a state that must start on a manifold is put there. t1 < t0 integrates backward.
 
-    Times may be ints, floats or fractions and are kept as exact fractions: k * Fraction(dt) to (k + 1) * Fraction(dt) has the
-    length dt to the last bit, which (k + 1) * dt - k * dt in floats has not. A 0-dimensional tensor that requires a gradient is a time
-    to be learned: `solvers.learned_time`. Raises ConfigError for times that are not finite or are equal, and maps that are not callable.
+    Times may be ints, floats or fractions and are kept as exact fractions: k * Fraction(dt) to (k +
+    1) * Fraction(dt) has the length dt to the last bit, which (k + 1) * dt - k * dt in floats has
+    not. A 0-dimensional tensor that requires a gradient is a time to be learned:
+    `solvers.learned_time`. Raises ConfigError for times that are not finite or are equal, and maps
+    that are not callable.
 
     `domain` is the earlier and the later end of the segment that this one is a part of.
     """
@@ -79,7 +82,9 @@ class Segment:
 
     @property
     def learned(self) -> bool:
-        """Whether t0 or t1 is a time to be learned; `clock` then makes the time that depends on them from one that does not."""
+        """Whether t0 or t1 is a time to be learned; `clock` then makes the time that depends on
+        them from one that does not.
+        """
         return self.clock is not None
 
     def part(self, t0: Time, t1: Time, first: bool) -> Segment:
@@ -94,11 +99,15 @@ class Segment:
         return other
 
     def step(self, steps: int) -> float:
-        """The length of one of `steps` equal steps, rounded once; negative where the segment runs backward."""
+        """The length of one of `steps` equal steps, rounded once; negative where the segment runs
+        backward.
+        """
         return self.span if steps == 1 else float(self.length / steps)
 
     def times(self, steps: int) -> Iterator[float]:
-        """The ends of that many equal steps, t0 first: t0 + length i/steps, rounded once, so that the last is exactly t1."""
+        """The ends of that many equal steps, t0 first: t0 + length i/steps, rounded once, so that
+        the last is exactly t1.
+        """
         yield self.start
         for i in range(1, steps):
             yield float(self.ends[0] + self.length * Fraction(i, steps))
@@ -110,7 +119,9 @@ class Segment:
 
 
 def check_chain(segments: Sequence[Segment]) -> None:
-    """Raises ConfigError unless there is a segment and each starts where the one before ended (to rounding)."""
+    """Raises ConfigError unless there is a segment and each starts where the one before ended (to
+    rounding).
+    """
     if not segments:
         raise ConfigError("no segments to solve over: give at least one Segment(t0, t1, field)")
     for k, (before, after) in enumerate(pairwise(segments)):

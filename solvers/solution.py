@@ -26,7 +26,9 @@ class Status(enum.Enum):
 
     @property
     def good(self) -> bool:
-        """Whether the solve ended where it was asked to: at the end, at an event or at a steady state."""
+        """Whether the solve ended where it was asked to: at the end, at an event or at a steady
+        state.
+        """
         return self in (Status.SUCCESS, Status.EVENT, Status.STEADY)
 
 
@@ -46,10 +48,12 @@ ADVICE: dict[Status, str] = {
 
 @dataclasses.dataclass
 class Stats:
-    """What a solve cost: field evaluations, accepted and rejected steps; and what is to be known of its accuracy.
+    """What a solve cost: field evaluations, accepted and rejected steps; and what is to be known of
+    its accuracy.
 
-    `forced` of the accepted steps have a larger error than the tolerances allow, since `min_step` let none be shorter. `stiff_at` is the
-    time from which stability and not accuracy bounds the steps of an explicit adaptive method (`solvers.stiffness`), or None.
+    `forced` of the accepted steps have a larger error than the tolerances allow, since `min_step`
+    let none be shorter. `stiff_at` is the time from which stability and not accuracy bounds the
+    steps of an explicit adaptive method (`solvers.stiffness`), or None.
     """
 
     evaluations: int = 0
@@ -59,7 +63,9 @@ class Stats:
     stiff_at: float | None = None
 
     def __add__(self, later: Stats) -> Stats:
-        """What two solves cost together, one after the other; stiff from where the first of them is."""
+        """What two solves cost together, one after the other; stiff from where the first of them
+        is.
+        """
         return Stats(
             self.evaluations + later.evaluations,
             self.accepted + later.accepted,
@@ -71,18 +77,22 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """The result of `solve`. Its states are built as the initial one: one tensor, or several in their structure.
+    """The result of `solve`. Its states are built as the initial one: one tensor, or several in
+    their structure.
 
-    `x1` is the last state reached, finite or not. `states` are what `save` asked for, with their `times`: the initial and last
-    state ("ends"), the initial state and the one at each segment's end ("segments"), or at each accepted step's end ("steps").
-    A solve that broke off keeps what it had (with "ends", the start and the state at the start of the segment that broke);
-    `segment` and `time` then say where it broke (they are None after success).
+    `x1` is the last state reached, finite or not. `states` are what `save` asked for, with their
+    `times`: the initial and last state ("ends"), the initial state and the one at each segment's
+    end ("segments"), or at each accepted step's end ("steps"). A solve that broke off keeps what it
+    had (with "ends", the start and the state at the start of the segment that broke); `segment` and
+    `time` then say where it broke (they are None after success).
 
-    With "curve", `curve(t)` are the states at the times t, a number or a tensor of any shape, whose axes come first, from the start to
-    where the solve ended: the method's own interpolation inside its steps, which are kept.
+    With "curve", `curve(t)` are the states at the times t, a number or a tensor of any shape, whose
+    axes come first, from the start to where the solve ended: the method's own interpolation inside
+    its steps, which are kept.
 
-    A solve that an event or a steady state ended has its last state there, `segment` and `time` say where, and `event` is the event's
-    number, `event_time` its time as a 0-dimensional float64 tensor that is differentiated as the states are.
+    A solve that an event or a steady state ended has its last state there, `segment` and `time` say
+    where, and `event` is the event's number, `event_time` its time as a 0-dimensional float64
+    tensor that is differentiated as the states are.
     """
 
     x1: State

@@ -1,4 +1,6 @@
-"""The entry: a request is checked, integrated by one method and one kind of gradient, and a failure is explained."""
+"""The entry: a request is checked, integrated by one method and one kind of gradient, and a failure
+is explained.
+"""
 
 from __future__ import annotations
 
@@ -49,43 +51,45 @@ def solve(
     progress: Progress | None = None,
     **old: Any,
 ) -> Solution:
-    """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k for each k in turn.
+    """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k
+    for each k in turn.
 
     No step crosses a segment's end, and no field is evaluated outside its own segment. So a method
     keeps its order over switches.
 
     - `segments`: in order, each beginning where the one before ends
     - `x0`: a tensor of a floating or complex type. Or several of one type in tuples, named tuples,
-      lists and dictionaries, also nested: then fields, projections, events, `on_step`, your own norm
-      and the solution have the same structure
+      lists and dictionaries, also nested: then fields, projections, events, `on_step`, your own
+      norm and the solution have the same structure
     - `method`: a name of `METHODS`, or a method object
     - `steps`: the steps of a fixed-step method in each segment
-    - `step_control`: how an adaptive method chooses its steps. `rtol` and `atol` are its tolerances,
-      as shorthands
+    - `step_control`: how an adaptive method chooses its steps. `rtol` and `atol` are its
+      tolerances, as shorthands
     - `gradient`: how the solve is differentiated, a name of `GRADIENTS` or such an object, as
       `Checkpoint(every=4)`
     - `save`: which states the solution holds. With "curve" you can ask for any of them afterwards,
       `solution.curve(t)`
-    - `times`: the times at which it holds them instead, by the method's own interpolation inside its
-      steps. Their number costs no evaluation (dop853 takes three for every step with a time inside)
+    - `times`: the times at which it holds them instead, by the method's own interpolation inside
+      its steps. Their number costs no evaluation (dop853 takes three for every step with a time
+      inside)
     - `events`: the first of them ends the solve (`Event(g)`, a root of g(t, x))
     - `steady`: the first step at whose start the norm of dx/dt is at most this ends the solve, too.
       The solution's status, segment, time, event and event_time say which did
-    - `on_step(t, x)`: called after every accepted step. With `on_step`, `events` or `steady`, gradients
-      other than backprop integrate twice, the second time to where the first one ended
+    - `on_step(t, x)`: called after every accepted step. With `on_step`, `events` or `steady`,
+      gradients other than backprop integrate twice, the second time to where the first one ended
     - `throw`: whether a computation that fails raises SolveError, which carries the solution up to
       there. Otherwise the solution is returned, and its `status` says what happened
     - `check`: whether the state is checked for non-finite entries, see below
     - `progress(k)`: called when segment k is done
 
     Raises ConfigError for a request that makes no sense: an unknown name, an option that the method
-    does not use (as tolerances of fixed steps), tolerances below the dtype's resolution, segments that
-    do not meet, a gradient that the method does not have.
+    does not use (as tolerances of fixed steps), tolerances below the dtype's resolution, segments
+    that do not meet, a gradient that the method does not have.
 
     The state is checked once, at the end. Only if it has a non-finite entry is the solve repeated,
     without gradient and with a check of each step, to say where it broke. So a good solve on a GPU
-    waits for the device once; with `check=False` it does not wait, and entries that are not finite are
-    for you to see. Then fixed steps of an explicit method with backprop are one graph for
+    waits for the device once; with `check=False` it does not wait, and entries that are not finite
+    are for you to see. Then fixed steps of an explicit method with backprop are one graph for
     `torch.compile(fullgraph=True)`, which cannot look at a number; all else has breaks in it.
     """
     check_segments(segments)
@@ -116,7 +120,8 @@ def solve(
     if curve is not None:  # before an event ends the solve
         run.observers = [curve.note, *run.observers]
     integrate, integrator = way_of(chosen, kind)
-    # observers see the method's own steps, and the solution has these where the kind has no other scheme
+    # observers see the method's own steps, and the solution has these where the kind has no other
+    # scheme
     if run.observers and kind != GRADIENTS["backprop"] and not (integrate is march and integrator is chosen):
         solution = again_to_there(chosen, kind, segments, x, run, progress)
     else:

@@ -23,26 +23,29 @@ RTOL, ATOL = 1e-6, 1e-8
 MAX_STEPS = 10_000
 """Attempts of an adaptive method in a segment, where no other number is given."""
 Tolerance = float | Tensor | Sequence[Any] | Mapping[Any, Any]
-"""One number; a tensor that broadcasts with the state; or, for a state of several tensors, numbers and tensors in its structure."""
+"""One number; a tensor that broadcasts with the state; or, for a state of several tensors, numbers
+and tensors in its structure.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepControl:
-    """How an adaptive method chooses its steps: it keeps norm(error/(atol + rtol abs(x))) below 1 in every step.
+    """How an adaptive method chooses its steps: it keeps norm(error/(atol + rtol abs(x))) below 1
+    in every step.
 
     - `rtol`, `atol`: the tolerances, 1e-6 and 1e-8 if None. Numbers, or tensors that broadcast with
       the state for tolerances by entry
-    - `norm`: a name of `ERROR_NORMS`, or a function of a tensor; "rms" if None. "token" and "max" suit
-      states of which few entries move. For a state of several tensors a named norm is the largest
-      of its tensors' norms
+    - `norm`: a name of `ERROR_NORMS`, or a function of a tensor; "rms" if None. "token" and "max"
+      suit states of which few entries move. For a state of several tensors a named norm is the
+      largest of its tensors' norms
     - `first_step`: the size of the first step
-    - `min_step`: the method tries no shorter step. It accepts a step of this size whatever its error,
-      and counts it as `stats.forced`
+    - `min_step`: the method tries no shorter step. It accepts a step of this size whatever its
+      error, and counts it as `stats.forced`
     - `max_step`: the method tries no longer step
     - `max_steps`: the most attempts in a segment, 10,000 if None
 
-    Sizes are in units of time. Raises ConfigError for sizes that are not positive and finite or not in
-    order, a `max_steps` below 1, and an unknown norm.
+    Sizes are in units of time. Raises ConfigError for sizes that are not positive and finite or not
+    in order, a `max_steps` below 1, and an unknown norm.
     """
 
     rtol: Tolerance | None = None
@@ -72,7 +75,9 @@ class StepControl:
         return {name: size for name, size in sizes.items() if size is not None}
 
     def with_tolerances(self, rtol: Tolerance | None, atol: Tolerance | None) -> StepControl:
-        """The same with the tolerances that are given here. Raises ConfigError for one that is given in both places."""
+        """The same with the tolerances that are given here. Raises ConfigError for one that is
+        given in both places.
+        """
         for name, value in {"rtol": rtol, "atol": atol}.items():
             if value is not None and getattr(self, name) is not None:
                 raise ConfigError(f"{name} is given twice, by itself and in step_control: give one of them")
@@ -85,8 +90,9 @@ class StepControl:
     ) -> dict[str, Any]:
         """What a `Run` takes, for the state x, which is flat for a tree.
 
-        `name` is how the method was asked for. Raises ConfigError for tolerances that do not fit the
-        state or its type, and for what the method does not use (the norm may serve something else).
+        `name` is how the method was asked for. Raises ConfigError for tolerances that do not fit
+        the state or its type, and for what the method does not use (the norm may serve something
+        else).
         """
         least_rtol, rtol = spread("rtol", self.rtol, x, tree)
         least_atol, atol = spread("atol", self.atol, x, tree)
@@ -110,7 +116,9 @@ def check_whole(name: str, count: object) -> None:
 
 
 def check_unused_options(method: Method, given: Mapping[str, object], name: object) -> None:
-    """Raises ConfigError for an option that is given (not None) and that the method does not use; `name` is how it was asked for."""
+    """Raises ConfigError for an option that is given (not None) and that the method does not use;
+    `name` is how it was asked for.
+    """
     called = f"method {name!r}" if isinstance(name, str) else f"a {type(method).__name__}"
     for option, value in given.items():
         if value is None or option in options_of(method):
@@ -124,7 +132,9 @@ def check_unused_options(method: Method, given: Mapping[str, object], name: obje
 
 
 def check_tolerances(method: Method, rtol: float | None, atol: float | None, dtype: torch.dtype) -> tuple[float, float]:
-    """Both tolerances (defaults where None). Raises ConfigError for what is not positive, finite and resolved by the type."""
+    """Both tolerances (defaults where None). Raises ConfigError for what is not positive, finite
+    and resolved by the type.
+    """
     rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
     for what, value in (("rtol", rtol), ("atol", atol)):
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
@@ -143,9 +153,11 @@ def check_tolerances(method: Method, rtol: float | None, atol: float | None, dty
 
 
 def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = None) -> tuple[Any, Any]:
-    """The smallest of the tolerances, and what a run has: one number as it is, or a tensor in x's shape, where x is flat for a tree.
+    """The smallest of the tolerances, and what a run has: one number as it is, or a tensor in x's
+    shape, where x is flat for a tree.
 
-    Raises ConfigError for tensors that fit no state, depend on something that learns, or hold anything but positive finite numbers.
+    Raises ConfigError for tensors that fit no state, depend on something that learns, or hold
+    anything but positive finite numbers.
     """
     if given is None or isinstance(given, str) or not isinstance(given, (Tensor, Sequence, Mapping)):
         return given, given
@@ -166,5 +178,7 @@ def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = No
 
 
 def tolerance_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which errors of a state of that type are held against tolerances: the real one, and no half precision."""
+    """The type in which errors of a state of that type are held against tolerances: the real one,
+    and no half precision.
+    """
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

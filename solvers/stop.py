@@ -1,4 +1,6 @@
-"""Solves that are looked at as they go, and may end before their segments do: at an event, or at a steady state."""
+"""Solves that are looked at as they go, and may end before their segments do: at an event, or at a
+steady state.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ OnStep = Callable[[float, Tensor], object]
 def check_stops(
     method: Method, events: Event | Sequence[Event], steady: float | None, on_step: OnStep | None, times: bool
 ) -> Sequence[Event]:
-    """The events as a sequence. Raises ConfigError for requests that make no sense, and methods and transforms that lack them."""
+    """The events as a sequence. Raises ConfigError for requests that make no sense, and methods and
+    transforms that lack them.
+    """
     events = (events,) if isinstance(events, Event) else events
     if not isinstance(events, Sequence) or not all(isinstance(event, Event) for event in events):
         raise ConfigError(f"events = {events!r}: give an Event(function of t and x), or a list of them")
@@ -79,8 +83,9 @@ def observers(events: Sequence[Event], steady: float | None, on_step: OnStep | N
 
 
 def way_of(method: Method, kind: Gradient) -> tuple[Callable[..., Solution], Method]:
-    """The function that integrates and the method that it is given: `march` where no gradient is taken or in forward mode, else the
-    kind's own."""
+    """The function that integrates and the method that it is given: `march` where no gradient is
+    taken or in forward mode, else the kind's own.
+    """
     if torch.is_grad_enabled() and not in_forward_mode():
         return kind.integrate, method
     return march, kind.scheme(method)
@@ -89,9 +94,11 @@ def way_of(method: Method, kind: Gradient) -> tuple[Callable[..., Solution], Met
 def again_to_there(
     method: Method, kind: Gradient, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
 ) -> Solution:
-    """The solution by a kind of gradient that goes its own way: without a graph to where the solve ends, then again as one to there.
+    """The solution by a kind of gradient that goes its own way: without a graph to where the solve
+    ends, then again as one to there.
 
-    The derivative of an event's state by its time is that of a midpoint step of length zero from there, right up to the second.
+    The derivative of an event's state by its time is that of a midpoint step of length zero from
+    there, right up to the second.
     """
     wanted = run.wanted
     integrate, integrator = way_of(method, kind)
@@ -106,7 +113,8 @@ def again_to_there(
         return solution
     last, time = segments[found.segment], found.time
     reached = [*segments[: found.segment], last if time == last.end else last.part(last.t0, time, True)]
-    # as many steps as were begun, where these are of one segment: it may be of a million, of which few were taken (`odeint_event`)
+    # as many steps as were begun, where these are of one segment: it may be of a million, of which
+    # few were taken (`odeint_event`)
     begun = run.steps if found.segment else max(1, min(run.steps, math.ceil((time - last.start) / last.step(run.steps))))
     request = run.again(steps=begun)
     solution = integrate(integrator, reached, x0, request, progress)

@@ -1,8 +1,9 @@
 """Runge-Kutta methods as validated data.
 
-A method is its coefficients (a, b, c). They are checked when the object is made: shape, row sums c_i = sum_j a_ij, nodes inside
-the step, and *every* order condition up to the order claimed (one for each rooted tree: 17 up to order 5), for the weights and
-for the embedded weights alike. A mistyped coefficient cannot become a method.
+A method is its coefficients (a, b, c). They are checked when the object is made: shape, row sums
+c_i = sum_j a_ij, nodes inside the step, and *every* order condition up to the order claimed (one
+for each rooted tree: 17 up to order 5), for the weights and for the embedded weights alike. A
+mistyped coefficient cannot become a method.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from solvers.errors import ConfigError
 TOLERANCE = 1e-13
 """How exactly a condition must hold: coefficients are published to 16 digits."""
 DENSE_TOLERANCE, DENSE_SIZE = 1e-12, 100.0
-"""The same for dense output whose coefficients, of opposite signs, add up to that size; in proportion where they do to more."""
+"""The same for dense output whose coefficients, of opposite signs, add up to that size; in
+proportion where they do to more.
+"""
 
 Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)
@@ -31,18 +34,21 @@ Known = dict[RootedTree, list[float]]
 
 @dataclasses.dataclass(frozen=True)
 class Tableau:
-    """Coefficients of a Runge-Kutta method: k_i = f(t + c_i h, x + h sum_(j<i) a_ij k_j), x1 = x + h sum_i b_i k_i.
+    """Coefficients of a Runge-Kutta method: k_i = f(t + c_i h, x + h sum_(j<i) a_ij k_j), x1 = x +
+    h sum_i b_i k_i.
 
-    `a` holds the rows below the diagonal (row i has i entries, the first is empty). `embedded` are the weights of the
-    lower-order solution that a step's error estimate is taken against, of order `embedded_order`. `dense` holds polynomials without
-    constant term, one for each stage and lowest power first: x(t + theta h) = x + h sum_i dense_i(theta) k_i inside the step. They
-    must be of order - 1 for every theta, and the weights b at its end: then states inside have the method's order. `inner` are rows
-    of stages that only `dense` has a use for (row i has an entry for each stage before it), at the nodes `inner_c`: evaluated in steps
-    inside which a state is asked for.
-    `coarse` are the weights of a second embedded solution of still lower order: with both, the error is estimated as
-    err = err_e^2/sqrt(err_e^2 + 0.01 err_c^2), of a higher order than either. `gamma` is a_ii of every stage but the first: with one above
-    zero these are implicit.
-    Raises ConfigError naming the coefficient or order condition that fails (Butcher; Hairer, Norsett, Wanner, II.2).
+    `a` holds the rows below the diagonal (row i has i entries, the first is empty). `embedded` are
+    the weights of the lower-order solution that a step's error estimate is taken against, of order
+    `embedded_order`. `dense` holds polynomials without constant term, one for each stage and lowest
+    power first: x(t + theta h) = x + h sum_i dense_i(theta) k_i inside the step. They must be of
+    order - 1 for every theta, and the weights b at its end: then states inside have the method's
+    order. `inner` are rows of stages that only `dense` has a use for (row i has an entry for each
+    stage before it), at the nodes `inner_c`: evaluated in steps inside which a state is asked for.
+    `coarse` are the weights of a second embedded solution of still lower order: with both, the
+    error is estimated as err = err_e^2/sqrt(err_e^2 + 0.01 err_c^2), of a higher order than either.
+    `gamma` is a_ii of every stage but the first: with one above zero these are implicit. Raises
+    ConfigError naming the coefficient or order condition that fails (Butcher; Hairer, Norsett,
+    Wanner, II.2).
     """
 
     order: int
@@ -104,12 +110,16 @@ class Tableau:
 
     @functools.cached_property
     def error_weights(self) -> tuple[tuple[float, ...], ...]:
-        """b - embedded, and b - coarse if there is one: h times the sum of such weights times the stages is one estimate of the error."""
+        """b - embedded, and b - coarse if there is one: h times the sum of such weights times the
+        stages is one estimate of the error.
+        """
         lower = [weights for weights in (self.embedded, self.coarse) if weights is not None]
         return tuple(tuple(b - e for b, e in zip(self.b, weights, strict=True)) for weights in lower)
 
     def error(self, norms: Sequence[float]) -> float:
-        """The error from the norms of its estimates, the finer first: err_e, or err_e^2/sqrt(err_e^2 + 0.01 err_c^2) of two."""
+        """The error from the norms of its estimates, the finer first: err_e, or
+        err_e^2/sqrt(err_e^2 + 0.01 err_c^2) of two.
+        """
         fine, *coarse = norms
         return fine * fine / math.hypot(fine, 0.1 * coarse[0]) if coarse and fine else fine
 
@@ -121,7 +131,9 @@ class Tableau:
 
     @functools.cached_property
     def stability_interval(self) -> float:
-        """The largest z for which |R| <= 1 on [-z, 0], R(w) = 1 + sum_k w^k b'A^(k-1)1: as far as steps of x' = -a x may go, h a <= z."""
+        """The largest z for which |R| <= 1 on [-z, 0], R(w) = 1 + sum_k w^k b'A^(k-1)1: as far as
+        steps of x' = -a x may go, h a <= z.
+        """
         powers, values = [1.0], [1.0] * len(self.b)
         for _ in self.b:
             powers.append(sum(b * value for b, value in zip(self.b, values, strict=True)))
@@ -143,7 +155,9 @@ class Tableau:
 
     @property
     def reuses_last_stage(self) -> bool:
-        """Whether the last stage is the field at the step's result, to the last bit ("first same as last")."""
+        """Whether the last stage is the field at the step's result, to the last bit ("first same as
+        last").
+        """
         return not self.gamma and len(self.b) > 1 and self.c[-1] == 1 and self.b[-1] == 0 and self.a[-1] == self.b[:-1]
 
     def _check_order(self, what: str, weights: Sequence[float], order: int, known: Known) -> None:
@@ -208,14 +222,17 @@ def tableau(
     gamma: Coefficient = 0,
     inner: Sequence[Sequence[Coefficient]] = (),
 ) -> Tableau:
-    """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row sums of a.
+    """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row
+    sums of a.
 
     - `order`: which the weights b have; it is checked, as every order given here (ConfigError)
     - `a`: a row of 0, 1, 2, .. coefficients for each stage, below the diagonal
     - `b`: the step's weights
-    - `embedded`, `embedded_order`: those of the solution that the error is estimated against, for an adaptive method
+    - `embedded`, `embedded_order`: those of the solution that the error is estimated against, for
+      an adaptive method
     - `coarse`, `coarse_order`: those of a second one of still lower order
-    - `dense`: polynomials in theta, without constant term, that are the weights of the state inside the step
+    - `dense`: polynomials in theta, without constant term, that are the weights of the state inside
+      the step
     - `inner`: rows of stages that only `dense` has
     - `gamma`: a_ii of every stage but the first, for an implicit method
     """
@@ -228,7 +245,8 @@ def tableau(
         return tuple(tuple(float(Fraction(value)) for value in row) for row in of)
 
     def node(row: Sequence[Coefficient], own: Fraction) -> float:
-        # rounded to 15 digits, so that decimals whose sum misses 1 in the last place still name the step's end exactly
+        # rounded to 15 digits, so that decimals whose sum misses 1 in the last place still name the
+        # step's end exactly
         return round(float(sum((Fraction(value) for value in row), own)), 15)
 
     return Tableau(
@@ -259,7 +277,9 @@ def numbers(text: str) -> list[str]:
 
 @functools.cache
 def trees(size: int) -> tuple[RootedTree, ...]:
-    """All rooted trees with that many nodes, each as the sorted tuple of the subtrees at its root: 1, 1, 2, 4, 9, ..."""
+    """All rooted trees with that many nodes, each as the sorted tuple of the subtrees at its root:
+    1, 1, 2, 4, 9, ...
+    """
     return tuple(sorted(set(_forests(size - 1, size - 1))))
 
 
@@ -273,7 +293,9 @@ def _forests(nodes: int, largest: int) -> Iterator[RootedTree]:
 
 
 def density(tree: RootedTree) -> int:
-    """gamma(tree) = (number of nodes) * product of the densities of its branches; the order condition is sum b phi = 1/gamma."""
+    """gamma(tree) = (number of nodes) * product of the densities of its branches; the order
+    condition is sum b phi = 1/gamma.
+    """
     product = _nodes(tree)
     for branch in tree:
         product *= density(branch)
@@ -302,7 +324,8 @@ RK4_38 = tableau(
     dense=rows("1 -15/8 1; 0 15/8 -3/2; 0 3/8 0; 0 -3/8 1/2"),
 )
 HEUN3 = tableau(3, [[], ["1/3"], [0, "2/3"]], numbers("1/4 0 3/4"), dense=rows("1 -3/4; 0 0; 0 3/4"))
-# Bogacki and Shampine (1989), the 3(2) pair; inside a step the cubic through both ends and their slopes.
+# Bogacki and Shampine (1989), the 3(2) pair; inside a step the cubic through both ends and their
+# slopes.
 BOSH3 = tableau(
     3,
     [[], *rows("1/2; 0 3/4; 2/9 1/3 4/9")],

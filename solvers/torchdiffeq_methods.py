@@ -25,7 +25,9 @@ ASSERTED = {"underflow in dt": Status.STEP_UNDERFLOW, "non-finite": Status.NON_F
 
 @dataclasses.dataclass(frozen=True)
 class TorchDiffEq:
-    """`torchdiffeq.odeint` with that method, one call per segment: no step crosses a switch, none is evaluated beyond it."""
+    """`torchdiffeq.odeint` with that method, one call per segment: no step crosses a switch, none
+    is evaluated beyond it.
+    """
 
     name: str
 
@@ -92,7 +94,9 @@ class TorchDiffEq:
 
 
 class _Watched(torch.nn.Module):
-    """The field as torchdiffeq calls it: counted, kept inside the segment, its steps noted as they are taken."""
+    """The field as torchdiffeq calls it: counted, kept inside the segment, its steps noted as they
+    are taken.
+    """
 
     def __init__(self, segment: Segment, run: Run, t0: float, t1: float, x: Tensor, callbacks: set[str]):
         super().__init__()

@@ -1,7 +1,8 @@
-"""Derivatives that are not taken backward: which transforms of `torch.func` and which forward mode a solve runs in.
+"""Derivatives that are not taken backward: which transforms of `torch.func` and which forward mode
+a solve runs in.
 
-Forward mode carries a tangent beside the state, v' = (df/dx) v, through the same steps: it needs no memory of its own and no kind of
-gradient, so all kinds compute it alike, by plain steps.
+Forward mode carries a tangent beside the state, v' = (df/dx) v, through the same steps: it needs no
+memory of its own and no kind of gradient, so all kinds compute it alike, by plain steps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def in_forward_mode() -> bool:
 
 
 def check_no_transform(kind: str) -> None:
-    """Raises ConfigError where a kind of gradient that is no plain autograd is asked for inside a transform of torch.func."""
+    """Raises ConfigError where a kind of gradient that is no plain autograd is asked for inside a
+    transform of torch.func.
+    """
     if _transforms():
         raise ConfigError(
             f"torch.func.grad, vjp and vmap differentiate operation by operation, not by gradient {kind!r}: use gradient='backprop' in them"
@@ -50,7 +53,9 @@ def _transforms() -> list[TransformType]:
 
 
 class _Once(torch.autograd.Function):
-    """Tensors whose further derivative is an error: a derivative that is missing would read as zero."""
+    """Tensors whose further derivative is an error: a derivative that is missing would read as
+    zero.
+    """
 
     @staticmethod
     def forward(ctx: object, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -65,7 +70,9 @@ class _Once(torch.autograd.Function):
 
 
 def differentiable_once(roots: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The gradients, which depend on `roots`, and of which autograd raises ConfigError when it is asked to differentiate them again."""
+    """The gradients, which depend on `roots`, and of which autograd raises ConfigError when it is
+    asked to differentiate them again.
+    """
     given = [gradient for gradient in gradients if gradient is not None]
     marked = iter(_Once.apply(len(given), *given, *roots))  # type: ignore[no-untyped-call]  # torch gives it no types
     return [None if gradient is None else next(marked) for gradient in gradients]

@@ -1,4 +1,6 @@
-"""States of several tensors, in tuples, named tuples, lists, dictionaries and these nested, as one flat tensor."""
+"""States of several tensors, in tuples, named tuples, lists, dictionaries and these nested, as one
+flat tensor.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,11 @@ def mapped(function: Callable[[Any], Any], state: Any) -> Any:
 
 
 class Tree:
-    """The structure of a state: `flat` puts its tensors' entries one after the other, `parts` undoes it.
+    """The structure of a state: `flat` puts its tensors' entries one after the other, `parts`
+    undoes it.
 
-    Raises ConfigError for a structure that holds anything but tensors of one type on one device, or none.
+    Raises ConfigError for a structure that holds anything but tensors of one type on one device, or
+    none.
     """
 
     def __init__(self, state: object, what: str = "the initial state"):
@@ -57,7 +61,9 @@ class Tree:
         self.places = mapped(lambda _: next(places), state)
 
     def flat(self, what: str, state: object) -> Tensor:
-        """The entries of all tensors; ConfigError where `what` has given another structure or other shapes."""
+        """The entries of all tensors; ConfigError where `what` has given another structure or other
+        shapes.
+        """
         found = list(_alongside(self.places, state))
         if [getattr(leaf, "shape", None) for leaf in found] != self.shapes:
             raise ConfigError(
@@ -67,17 +73,23 @@ class Tree:
         return torch.cat([leaf.reshape(-1) for leaf in found])
 
     def spread(self, given: object) -> Tensor:
-        """A number, or a tensor that broadcasts, for each tensor as one flat tensor. RuntimeError or TypeError where they do not fit."""
+        """A number, or a tensor that broadcasts, for each tensor as one flat tensor. RuntimeError
+        or TypeError where they do not fit.
+        """
         parts = zip(_alongside(self.places, given), self.shapes, strict=True)
         return torch.cat([torch.as_tensor(part).expand(shape).reshape(-1) for part, shape in parts])
 
     def parts(self, y: Tensor) -> Any:
-        """The structure with its tensors' entries from the last axis of y; axes before it stay in front."""
+        """The structure with its tensors' entries from the last axis of y; axes before it stay in
+        front.
+        """
         cut = torch.split(y, self.sizes, dim=-1)
         return mapped(lambda i: cut[i].reshape((*y.shape[:-1], *self.shapes[i])), self.places)
 
     def norm(self, norm: Callable[[Any], Tensor], named: bool) -> Callable[[Tensor], Tensor]:
-        """A norm of the flat state: the largest that a named norm has of its tensors, or a user's own, which is given the structure."""
+        """A norm of the flat state: the largest that a named norm has of its tensors, or a user's
+        own, which is given the structure.
+        """
         if not named:
             return lambda e: norm(self.parts(e))
         return lambda e: torch.stack([norm(part) for part in leaves(self.parts(e)) if part.numel()]).max()

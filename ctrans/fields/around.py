@@ -8,7 +8,9 @@ from ctrans.fields.protocols import ExplainsUnsupported, MixesTokens
 
 
 class AroundMap(nn.Module):
-    """A map g made of another, `field`, that mixes tokens where that does. What else `field` says of itself need not hold of g."""
+    """A map g made of another, `field`, that mixes tokens where that does. What else `field` says
+    of itself need not hold of g.
+    """
 
     def __init__(self, field: nn.Module):
         super().__init__()

@@ -23,12 +23,15 @@ from solvers.deprecated import old_member, old_names
 from solvers.errors import look_up
 
 TEMPERATURES = (1e-12, 1e30)
-"""Beyond these scores over tau sqrt(d_h), or their derivatives, are no numbers of single precision."""
+"""Beyond these scores over tau sqrt(d_h), or their derivatives, are no numbers of single precision.
+"""
 PLAIN = AttentionOptions()
 
 
 def check_temperature(value: float) -> float:
-    """The value. Raises ConfigError unless it is a number that scores can be divided by in every precision."""
+    """The value. Raises ConfigError unless it is a number that scores can be divided by in every
+    precision.
+    """
     lowest, highest = TEMPERATURES
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= highest:
         raise ConfigError(f"temperature = {value!r}: give a number from {lowest:g} to {highest:g}; 1 is the usual one")
@@ -36,18 +39,23 @@ def check_temperature(value: float) -> float:
 
 
 class SoftmaxAttention(JoinedHeads):
-    """f(x)_i = W_O [G_hi sum_j a_hij (V_g x_j + b_v,g)]_h + b_O, heads side by side, over the tokens of each sequence.
+    """f(x)_i = W_O [G_hi sum_j a_hij (V_g x_j + b_v,g)]_h + b_O, heads side by side, over the
+    tokens of each sequence.
 
-    x is (*batch, tokens, width), and a_hij = exp(s_hij)/(e_h + sum_l exp(s_hil)) over the tokens l that token i reads, with
+    x is (*batch, tokens, width), and a_hij = exp(s_hij)/(e_h + sum_l exp(s_hil)) over the tokens l
+    that token i reads, with
 
         s_hij = c tanh(<R_i N_q(Q_h x_i + b_q,h), R_j N_k(K_g x_j + b_k,g)>/(c tau sqrt(d_h))) - m_h abs(i - j).
 
-    tau is `temperature`; what else there is `options` say (`AttentionOptions`): R_i rotations by position, c a soft-cap, m_h ALiBi's
-    slopes, g the group of keys and values of head h, e_h = exp(sink_h) or 0, G_hi = sigmoid of the gate or the identity; and
-    `qk_norm` the norms N_q, N_k (a name of `QK_NORMS`; true is "rms"). The fused kernel is used where it can (no cap, no sinks)
-    unless `use_reference_kernel` is set, which forward-mode and second derivatives need (see `reference_kernels`).
+    tau is `temperature`; what else there is `options` say (`AttentionOptions`): R_i rotations by
+    position, c a soft-cap, m_h ALiBi's slopes, g the group of keys and values of head h, e_h =
+    exp(sink_h) or 0, G_hi = sigmoid of the gate or the identity; and `qk_norm` the norms N_q, N_k
+    (a name of `QK_NORMS`; true is "rms"). The fused kernel is used where it can (no cap, no sinks)
+    unless `use_reference_kernel` is set, which forward-mode and second derivatives need (see
+    `reference_kernels`).
 
-    Where rows sum to less than 1 or a gate multiplies the heads, it does not show its heads: `why_not`. `Attention` does.
+    Where rows sum to less than 1 or a gate multiplies the heads, it does not show its heads:
+    `why_not`. `Attention` does.
     """
 
     shows_heads: ClassVar[bool] = False
@@ -83,7 +91,9 @@ class SoftmaxAttention(JoinedHeads):
         return "" if self.gate is None else "a gate that depends on the input multiplies what its heads average"
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """What the last linear map is applied to: the heads' averages, side by side, times the gate."""
+        """What the last linear map is applied to: the heads' averages, side by side, times the
+        gate.
+        """
         q, k, v = self.queries_keys_values(x)
         if self.use_reference_kernel or self.sinks is not None or self.options.softcap is not None:
             mixed = self._rows(q, k) @ self._for_each_head(v)
@@ -100,15 +110,18 @@ class SoftmaxAttention(JoinedHeads):
         return mixed if self.gate is None else mixed * self.gate(x).sigmoid()
 
     def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
-        """The rows a_h of each head; row i weighs the tokens that token i reads. They sum to 1, with a sink to less."""
+        """The rows a_h of each head; row i weighs the tokens that token i reads. They sum to 1,
+        with a sink to less.
+        """
         query, key, _ = self.split(self.qkv.weight)
         b_q, b_k, _ = self.offsets()
         q, k = (self.by_head(F.linear(x, rows, b)) for rows, b in ((query, b_q), (key, b_k)))
         return self._rows(*self._normed_and_turned(q, k))
 
     def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
-        """f(x[b]) at the token i = chosen[b], from <K_g' q_hi, x_j> in place of <q_hi, K_g x_j>, and V_g sum_j a_hij x_j in place of
-        sum_j a_hij V_g x_j: no key and no value is made. Where a norm or positions act on keys it is f itself, at that token.
+        """f(x[b]) at the token i = chosen[b], from <K_g' q_hi, x_j> in place of <q_hi, K_g x_j>,
+        and V_g sum_j a_hij x_j in place of sum_j a_hij V_g x_j: no key and no value is made. Where
+        a norm or positions act on keys it is f itself, at that token.
         """
         each = torch.arange(len(x), device=x.device)
         if self.options.places.turned or not isinstance(self.key_norm, nn.Identity):
@@ -131,7 +144,9 @@ class SoftmaxAttention(JoinedHeads):
         return y.squeeze(-2)
 
     def matrices(self) -> Iterator[Matrix]:
-        """W_Q, W_K, W_V, the latter two smaller where heads share them, W_O, and W_G where there is a gate."""
+        """W_Q, W_K, W_V, the latter two smaller where heads share them, W_O, and W_G where there is
+        a gate.
+        """
         yield from super().matrices()
         if self.gate is not None:
             yield Matrix(self.gate.weight, "gate")
@@ -139,10 +154,12 @@ class SoftmaxAttention(JoinedHeads):
     def bound(self) -> TokenBound:
         """|f(x)_i| <= sum_h |W_O,h V_g|_2 max_j |x_j| + |W_O b_V + b_O|, b_V of every head's group.
 
-        Attention rows are convex weights, so a head's average is no longer than its longest value (theory, section 6). With a sink
-        they sum to at most 1: the average is as short, but offsets of values come through in parts that differ by head, and the
-        offset is sum_h |W_O,h b_v,g| + |b_O|. A gate's entries lie between 0 and 1 and shorten the heads, side by side, at most:
-        gain |W_O|_2 (sum_h |V_g|_2^2)^(1/2) or sum_h |W_O,h|_2 |V_g|_2, the smaller, and offset |W_O|_2 |b_V| + |b_O|.
+        Attention rows are convex weights, so a head's average is no longer than its longest value
+        (theory, section 6). With a sink they sum to at most 1: the average is as short, but offsets
+        of values come through in parts that differ by head, and the offset is sum_h |W_O,h b_v,g| +
+        |b_O|. A gate's entries lie between 0 and 1 and shorten the heads, side by side, at most:
+        gain |W_O|_2 (sum_h |V_g|_2^2)^(1/2) or sum_h |W_O,h|_2 |V_g|_2, the smaller, and offset
+        |W_O|_2 |b_V| + |b_O|.
         """
         value, out = self.split(self.qkv.weight.detach())[2], self.out.weight.detach()
         values = [part for part in value.chunk(self.groups) for _ in range(self.heads // self.groups)]
@@ -189,7 +206,9 @@ class SoftmaxAttention(JoinedHeads):
         return self._weights((q * self._scale) @ self._for_each_head(k).transpose(-1, -2))
 
     def _weights(self, scores: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """The rows of scores, which are those of all tokens or of one chosen token of each sequence."""
+        """The rows of scores, which are those of all tokens or of one chosen token of each
+        sequence.
+        """
 
         def asked(each: Tensor) -> Tensor:
             """Of a table (*heads, tokens, tokens) the rows that are asked for."""
@@ -222,7 +241,9 @@ class SoftmaxAttention(JoinedHeads):
         return hidden
 
     def _mask(self, q: Tensor) -> Tensor | None:
-        """What the fused kernel is to be told, None where causality is all: where it may read, or what is added to scores."""
+        """What the fused kernel is to be told, None where causality is all: where it may read, or
+        what is added to scores.
+        """
         tokens, window = q.shape[-2], self.options.window
         if self.options.places.sloped:
             added, hidden = falling_scores(self.heads, tokens, q), self.causal_window_mask(tokens, q.device)
@@ -234,12 +255,16 @@ class SoftmaxAttention(JoinedHeads):
 
 
 class Attention(SoftmaxAttention):
-    """`SoftmaxAttention` whose rows sum to 1 and whose heads nothing multiplies: it shows them, for theta and Emadi's bounds."""
+    """`SoftmaxAttention` whose rows sum to 1 and whose heads nothing multiplies: it shows them, for
+    theta and Emadi's bounds.
+    """
 
     shows_heads = True
 
     def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
-        """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head; row i weighs the tokens that token i reads."""
+        """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head; row i weighs the
+        tokens that token i reads.
+        """
         return self.rows(x)
 
     @property
@@ -248,7 +273,9 @@ class Attention(SoftmaxAttention):
         return not isinstance(self.query_norm, nn.Identity)
 
     def head_matrices(self) -> Iterator[HeadMatrices]:
-        """Q_h, K_g, V_g, the columns of W_O for each head, and its part of b_Q; of b_K where positions turn keys or a cap acts."""
+        """Q_h, K_g, V_g, the columns of W_O for each head, and its part of b_Q; of b_K where
+        positions turn keys or a cap acts.
+        """
         query, key, value = self.split(self.qkv.weight)
         counts = self.options.places.turned or self.options.softcap is not None
         b_q, b_k = (None, key.new_zeros(len(key))) if self.qkv.bias is None else self.split(self.qkv.bias)[:2]
@@ -268,7 +295,9 @@ def norms_of(qk_norm: bool | str, heads: int, head: int, eps: float) -> tuple[nn
 
 
 def qk_norm_name(qk_norm: bool | str) -> bool | str:
-    """False for none, or the name of `QK_NORMS`: true is the first one's. Raises ConfigError for what is neither."""
+    """False for none, or the name of `QK_NORMS`: true is the first one's. Raises ConfigError for
+    what is neither.
+    """
     if not isinstance(qk_norm, (bool, str)):
         raise ConfigError(f"qk_norm = {qk_norm!r}: give False or a name, one of {', '.join(QK_NORMS)}")
     if isinstance(qk_norm, str):
@@ -282,7 +311,9 @@ def _length(vector: Tensor) -> float:
 
 @contextlib.contextmanager
 def reference_kernels(module: nn.Module) -> Iterator[None]:
-    """Inside, every attention within `module` takes the plain path, which has forward-mode and second derivatives."""
+    """Inside, every attention within `module` takes the plain path, which has forward-mode and
+    second derivatives.
+    """
     attentions = [part for part in module.modules() if isinstance(part, HasReferenceKernel)]
     before = [part.use_reference_kernel for part in attentions]
     for part in attentions:

@@ -1,4 +1,6 @@
-"""What softmax attention can have beside queries, keys and values: positions, groups, a window, a cap, sinks, a gate."""
+"""What softmax attention can have beside queries, keys and values: positions, groups, a window, a
+cap, sinks, a gate.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class AttentionOptions:
 
     @property
     def idle(self) -> bool:
-        """Whether the map is softmax attention as it always was: its options are as they are where nothing is said."""
+        """Whether the map is softmax attention as it always was: its options are as they are where
+        nothing is said.
+        """
         return self in (AttentionOptions(), AttentionOptions(positions="none"))
 
     @property

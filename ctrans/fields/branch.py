@@ -1,4 +1,6 @@
-"""One of the maps that act at once in a sublayer, with the gain and offset of a norm of its own where it has one."""
+"""One of the maps that act at once in a sublayer, with the gain and offset of a norm of its own
+where it has one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ctrans.norm.norm import GainParameters
 
 
 class BranchGains(nn.Module, abc.ABC):
-    """gamma * u + beta of what a norm without gains gives: N_i x = gamma_i * x_hat + beta_i for maps that share x_hat."""
+    """gamma * u + beta of what a norm without gains gives: N_i x = gamma_i * x_hat + beta_i for
+    maps that share x_hat.
+    """
 
     @property
     @abc.abstractmethod
@@ -27,7 +31,9 @@ class BranchGains(nn.Module, abc.ABC):
 
     @property
     def largest(self) -> float:
-        """max|gamma|: |gamma * u + beta| <= max|gamma| |u| + |beta|, and no two inputs come further apart than by that factor."""
+        """max|gamma|: |gamma * u + beta| <= max|gamma| |u| + |beta|, and no two inputs come further
+        apart than by that factor.
+        """
         return float(self.gamma.detach().abs().max())
 
     def forward(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
@@ -43,7 +49,8 @@ class OwnGains(GainParameters, BranchGains):
 
 
 class Branch(NamedTuple):
-    """A map of a sublayer, `field`, which is given A u of the sublayer's u = s N_in X: A its own `gains`, or the identity.
+    """A map of a sublayer, `field`, which is given A u of the sublayer's u = s N_in X: A its own
+    `gains`, or the identity.
 
     `field` is any module from (*batch, tokens, width) to the same shape.
     """
@@ -62,7 +69,9 @@ class Branch(NamedTuple):
         return given
 
     def reach(self, radius: float) -> float:
-        """How long a token can be that the map is given, where no token of u is longer than `radius`."""
+        """How long a token can be that the map is given, where no token of u is longer than
+        `radius`.
+        """
         return radius if self.gains is None else self.gains.largest * radius + self.offset
 
     @property

@@ -1,4 +1,6 @@
-"""Whether a map is one, and whether what it says of itself is so, tried at random states: for those who write one."""
+"""Whether a map is one, and whether what it says of itself is so, tried at random states: for those
+who write one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ BATCH, TOKENS = 2, 5
 
 @torch.no_grad()
 def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> None:
-    """Raises ConfigError, naming the map, what it did and the fix, unless at random states of that width
+    """Raises ConfigError, naming the map, what it did and the fix, unless at random states of that
+    width
 
     - f(x) is a tensor of x's shape, the same whenever it is asked, and of each sequence alone
     - f mixes tokens only where it says so: an attention, or a map whose `mixes_tokens` is true
@@ -36,7 +39,8 @@ def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> Non
       one; matrices that are its own; its bound and its Lipschitz constant; rows of probabilities
       that sum to 1
 
-    It can find a map wrong, and cannot prove it right. Weights are taken as they are; the map's dtype is that of its parameters.
+    It can find a map wrong, and cannot prove it right. Weights are taken as they are; the map's
+    dtype is that of its parameters.
 
     >>> check_map(RunningMean(GPTConfig(width=16)), "attention", 16)
     """
@@ -50,7 +54,9 @@ def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> Non
 
 
 def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
-    """What a map gave for x. Raises ConfigError, naming the map and the shapes, unless it is a tensor of x's shape."""
+    """What a map gave for x. Raises ConfigError, naming the map and the shapes, unless it is a
+    tensor of x's shape.
+    """
     if isinstance(y, Tensor) and y.shape == x.shape:
         return y
     gave = f"{tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"

@@ -20,11 +20,13 @@ FIRST_SHARE = 0.8
 
 
 class DifferentialAttention(SquareHeads):
-    """f(x)_i = W_O [sum_j (a_hij - l_h a'_hij)(V_h x_j + b_v,h)]_h + b_O, a and a' softmaxes of <q_i, k_j>/(tau sqrt(d_h/2)).
+    """f(x)_i = W_O [sum_j (a_hij - l_h a'_hij)(V_h x_j + b_v,h)]_h + b_O, a and a' softmaxes of
+    <q_i, k_j>/(tau sqrt(d_h/2)).
 
-    a is of the first halves of head h's queries and keys, a' of the second; l_h, lambda, is learned (Ye et al. 2024, who make it of
-    four vectors, and put a norm behind each head, which is left out here). Rows sum to 1 - l_h and have entries of both signs.
-    The fused kernel is used unless `use_reference_kernel` is set (see `reference_kernels`).
+    a is of the first halves of head h's queries and keys, a' of the second; l_h, lambda, is learned
+    (Ye et al. 2024, who make it of four vectors, and put a norm behind each head, which is left out
+    here). Rows sum to 1 - l_h and have entries of both signs. The fused kernel is used unless
+    `use_reference_kernel` is set (see `reference_kernels`).
     """
 
     plain = old_member("plain", "use_reference_kernel")
@@ -53,7 +55,8 @@ class DifferentialAttention(SquareHeads):
     def bound(self) -> TokenBound:
         """|f(x)_i| <= sum_h (1 + |l_h|) |W_O,h V_h|_2 max_j |x_j| + |sum_h (1 - l_h) W_O,h b_v,h + b_O|.
 
-        The entries of a row are no larger, summed, than 1 + |l_h|, and offsets of values meet their sum, 1 - l_h.
+        The entries of a row are no larger, summed, than 1 + |l_h|, and offsets of values meet their
+        sum, 1 - l_h.
         """
         shares = self.share.detach().double()
         gain = math.fsum(path * (1 + abs(share)) for path, share in zip(self.paths(), shares.tolist(), strict=True))

@@ -1,4 +1,6 @@
-"""Mixtures of experts: size, slope, jumps at switches, and the derivative of a flow that crosses one."""
+"""Mixtures of experts: size, slope, jumps at switches, and the derivative of a flow that crosses
+one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Velocity = Callable[[object, Tensor], Tensor]
 
 
 def mixture(draw: Draw, *, smooth: bool = False) -> MixtureOfExperts:
-    """Two to five experts of any kind and router, of which every token goes through fewer than all, with weights of size 1."""
+    """Two to five experts of any kind and router, of which every token goes through fewer than all,
+    with weights of size 1.
+    """
     count = 2 + draw.integer(4)
     k = 1 + draw.integer(count - 1)
     router = draw.choice([name for name, rule in ROUTERS.items() if k > 1 or not rule.normalised])
@@ -83,7 +87,9 @@ def slope(draw: Draw, printed: bool) -> Trial:
     0.0,
 )
 def distance(draw: Draw) -> Trials:
-    """30 tokens at the distance to the switch go where x goes, and the one just beyond the plane goes elsewhere."""
+    """30 tokens at the distance to the switch go where x goes, and the one just beyond the plane
+    goes elsewhere.
+    """
     made = mixture(draw)
     x = draw.normal(1, made.up.in_features)
     far = float(made.distance_to_switch(x))
@@ -99,7 +105,9 @@ def distance(draw: Draw) -> Trials:
 
 
 def nearest_switch(made: MixtureOfExperts, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest token on a switch, and the unit normal that leads across, where biases do not enter the choice."""
+    """The nearest token on a switch, and the unit normal that leads across, where biases do not
+    enter the choice.
+    """
     routing, rows = made.route(x.unsqueeze(0)), made.router.weight
     (z,), (chosen,) = routing.logits, routing.chosen
     pairs = [(a, b) for a in range(len(z)) for b in range(len(z)) if chosen[a] and not chosen[b]]
@@ -141,9 +149,11 @@ def _until(velocity: Velocity, x: Tensor, on: Tensor, normal: Tensor) -> tuple[f
     printed=Printed("J_+ J_-, the product of the pieces' derivatives", 1e-4, 0.02),
 )
 def crossing(draw: Draw, printed: bool) -> Trial:
-    """dx/dt = f(x) + c n, carried across one switch: differences of the exact flow against J_+ S J_-. Printed: S = I.
+    """dx/dt = f(x) + c n, carried across one switch: differences of the exact flow against J_+ S
+    J_-. Printed: S = I.
 
-    Each piece is smooth everywhere with its choice held by biases; c is large enough for n'dx/dt >= 5 on both sides of the switch.
+    Each piece is smooth everywhere with its choice held by biases; c is large enough for n'dx/dt >=
+    5 on both sides of the switch.
     """
     made = mixture(draw, smooth=True)
     on, normal = nearest_switch(made, draw.normal(made.up.in_features))

@@ -1,4 +1,6 @@
-"""FFNs on each token alone: W_2 phi(W_1 x + b_1) + b_2, and the gated W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d."""
+"""FFNs on each token alone: W_2 phi(W_1 x + b_1) + b_2, and the gated W_d (phi(W_g x + b_g) * (W_u
+x + b_u)) + b_d.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ GATES = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 
 
 def gated_hidden_width(width: int) -> int:
-    """The least multiple of `MULTIPLE` from 8 d/3 on: three matrices of that width have as many entries as two of 4 d.
+    """The least multiple of `MULTIPLE` from 8 d/3 on: three matrices of that width have as many
+    entries as two of 4 d.
 
     As Llama's, but that it rounds up to multiples of 256.
     """
@@ -65,7 +68,9 @@ class HiddenLayer(ProjectedMap):
         return self._maps().bound()
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius; `plain_lipschitz` where phi has no Lip(phi), `gated_lipschitz` with a gate."""
+        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius; `plain_lipschitz` where phi has no
+        Lip(phi), `gated_lipschitz` with a gate.
+        """
         return self._maps().lipschitz(radius, printed=printed)
 
     def _maps(self) -> FFNMaps:
@@ -101,10 +106,11 @@ class FeedForward(HiddenLayer):
 
 
 class GatedLinearUnits(HiddenLayer):
-    """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `ACTIVATIONS` (Shazeer 2020).
+    """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `ACTIVATIONS`
+    (Shazeer 2020).
 
-    With SiLU it is SwiGLU, with GELU GEGLU, with ReLU ReGLU. It grows with the square of x: no affine function of |x| bounds it, and
-    it has no Lipschitz constant but in a ball.
+    With SiLU it is SwiGLU, with GELU GEGLU, with ReLU ReGLU. It grows with the square of x: no
+    affine function of |x| bounds it, and it has no Lipschitz constant but in a ball.
     """
 
     roles = ("gate", "up", "down")

@@ -1,4 +1,6 @@
-"""How large and how steep an FFN can be, plain or gated, from its matrices: for maps of our own and of other libraries."""
+"""How large and how steep an FFN can be, plain or gated, from its matrices: for maps of our own and
+of other libraries.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Affine(NamedTuple):
         return weight.new_zeros(len(weight), dtype=torch.float64) if self.bias is None else self.bias.detach().double()
 
     def largest(self, radius: float) -> float:
-        """max over rows k of |w_k| r + |b_k|: no entry of W x + b is larger where |x| <= r; inf for r = inf."""
+        """max over rows k of |w_k| r + |b_k|: no entry of W x + b is larger where |x| <= r; inf for
+        r = inf.
+        """
         return float((self.rows() * radius + self.offsets().abs()).max()) if radius < math.inf else math.inf
 
 
@@ -59,30 +63,36 @@ def plain_bound(up: Affine, down: Affine, activation: Activation) -> TokenBound:
 def plain_lipschitz(
     up: Affine, down: Affine, activation: Activation, radius: float = math.inf, *, printed: bool = False
 ) -> float:
-    """L = Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope; `printed` takes 1).
+    """L = Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope; `printed`
+    takes 1).
 
-    Where phi's slope grows, it is that on the entries of W_1 x + b_1 for |x| <= r: `slope` times their largest.
+    Where phi's slope grows, it is that on the entries of W_1 x + b_1 for |x| <= r: `slope` times
+    their largest.
     """
     slope = 1.0 if printed else activation.slope * (up.largest(radius) if activation.degree == 2 else 1.0)
     return slope * spectral_norm(down.weight) * spectral_norm(up.weight)
 
 
 def gated_bound(gate: Affine, up: Affine, down: Affine) -> TokenBound:
-    """f(x) = W_d (phi(z) * w) + b_d, z = W_g x + b_g, w = W_u x + b_u, abs(phi(z)) <= abs(z). |phi(z) * w| is at most each of
+    """f(x) = W_d (phi(z) * w) + b_d, z = W_g x + b_g, w = W_u x + b_u, abs(phi(z)) <= abs(z).
+    |phi(z) * w| is at most each of
 
-    - max_k |z_k| |w| <= (max_k |g_k| r + max_k |b_g,k|) (|W_u|_2 r + |b_u|), with g_k, u_k the rows of W_g, W_u,
+    - max_k |z_k| |w| <= (max_k |g_k| r + max_k |b_g,k|) (|W_u|_2 r + |b_u|), with g_k, u_k the rows
+      of W_g, W_u,
     - |z| max_k |w_k|, the same with the two exchanged,
-    - |q| r^2 + |(|g_k| |b_u,k| + |u_k| |b_g,k|)_k| r + |b_g * b_u|, q_k = (|g_k| |u_k| + |<g_k, u_k>|)/2,
+    - |q| r^2 + |(|g_k| |b_u,k| + |u_k| |b_g,k|)_k| r + |b_g * b_u|, q_k = (|g_k| |u_k| + |<g_k,
+      u_k>|)/2,
 
-    and the one that grows least is taken. In the third, (g'x)(u'x) = x' S x for S = (g u' + u g')/2, whose eigenvalues are
-    (<g, u> +- |g| |u|)/2.
+    and the one that grows least is taken. In the third, (g'x)(u'x) = x' S x for S = (g u' + u
+    g')/2, whose eigenvalues are (<g, u> +- |g| |u|)/2.
     """
     return _through(down, _product_bound(gate, up))
 
 
 def gated_lipschitz(gate: Affine, up: Affine, down: Affine, slope: float, radius: float = math.inf) -> float:
-    """L = |W_d|_2 (Lip(phi) |W_g|_2 |w|_r + |z|_r |W_u|_2) among tokens no longer than r: the Jacobian is
-    W_d (diag(w * phi'(z)) W_g + diag(phi(z)) W_u). |z|_r and |w|_r are `Affine.largest`.
+    """L = |W_d|_2 (Lip(phi) |W_g|_2 |w|_r + |z|_r |W_u|_2) among tokens no longer than r: the
+    Jacobian is W_d (diag(w * phi'(z)) W_g + diag(phi(z)) W_u). |z|_r and |w|_r are
+    `Affine.largest`.
     """
     entries = slope * spectral_norm(gate.weight) * up.largest(radius) + gate.largest(radius) * spectral_norm(up.weight)
     return spectral_norm(down.weight) * entries

@@ -1,4 +1,6 @@
-"""What attentions share, whatever their rows are: heads of values, side by side, behind one last map."""
+"""What attentions share, whatever their rows are: heads of values, side by side, behind one last
+map.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ from solvers import ConfigError
 
 
 class JoinedHeads(ProjectedMap):
-    """f(x) = W_O [what each head makes of the values V_g x + b_v,g of its group]_h + b_O, linear in these.
+    """f(x) = W_O [what each head makes of the values V_g x + b_v,g of its group]_h + b_O, linear in
+    these.
 
-    W_Q and W_O are d x d. W_K and W_V have d_h rows for each group of heads, of which each head is one by itself unless
-    `groups` says otherwise.
+    W_Q and W_O are d x d. W_K and W_V have d_h rows for each group of heads, of which each head is
+    one by itself unless `groups` says otherwise.
     """
 
     projection = "out"
@@ -48,7 +51,9 @@ class JoinedHeads(ProjectedMap):
         yield Matrix(self.out.weight, "out")
 
     def scaled(self, name: str, c: float) -> Self:
-        """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them: c f(x)."""
+        """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them:
+        c f(x).
+        """
         return scaled_attention(self, name, c, lambda rows: self.split(rows)[2])
 
     def split(self, rows: Tensor, dim: int = 0) -> tuple[Tensor, ...]:

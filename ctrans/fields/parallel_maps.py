@@ -1,4 +1,6 @@
-"""Attention and FFN at once: one map that is their sum, as GPT-J, PaLM, Phi and Cohere have it, and with a norm for each GPT-NeoX."""
+"""Attention and FFN at once: one map that is their sum, as GPT-J, PaLM, Phi and Cohere have it, and
+with a norm for each GPT-NeoX.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,18 @@ from ctrans.fields.protocols import ExplainsUnsupported, ExposesWeights, HasBoun
 
 
 class ParallelMaps(nn.Module):
-    """f(u) = attention(A u) + ffn(B u), A and B gains of their own (`BranchGains`) or the identity: X + dt (attention(N X) + FFN(N X)).
+    """f(u) = attention(A u) + ffn(B u), A and B gains of their own (`BranchGains`) or the identity:
+    X + dt (attention(N X) + FFN(N X)).
 
-    With two norms that differ in gain and offset alone, N_i X = gamma_i * x_hat + beta_i, u = x_hat is what a norm without gains gives
-    (GPT-NeoX, Falcon); with one norm u = N X (GPT-J, Wang and Komatsuzaki 2021; PaLM, Chowdhery et al. 2022). No step of one after the
-    other computes that, as the FFN does not see what attention adds.
+    With two norms that differ in gain and offset alone, N_i X = gamma_i * x_hat + beta_i, u = x_hat
+    is what a norm without gains gives (GPT-NeoX, Falcon); with one norm u = N X (GPT-J, Wang and
+    Komatsuzaki 2021; PaLM, Chowdhery et al. 2022). No step of one after the other computes that, as
+    the FFN does not see what attention adds.
 
-    One map and not two that act in one segment: a segment is one smooth field, so that whatever is asked of a sublayer is asked of the
-    sum, and an output norm acts on it. It ends in one linear map, [W_O W_2] of both features. What only an attention says, its
-    rows and heads, is asked of `branches`. Keyword arguments are attention's.
+    One map and not two that act in one segment: a segment is one smooth field, so that whatever is
+    asked of a sublayer is asked of the sum, and an output norm acts on it. It ends in one linear
+    map, [W_O W_2] of both features. What only an attention says, its rows and heads, is asked of
+    `branches`. Keyword arguments are attention's.
     """
 
     mixes_tokens = True
@@ -54,7 +59,9 @@ class ParallelMaps(nn.Module):
 
     @property
     def bound(self) -> Callable[[], TokenBound]:
-        """The sum of both bounds, |f(u)_i| <= |attention(A u)_i| + |ffn(B u)_i|; not there where one has none."""
+        """The sum of both bounds, |f(u)_i| <= |attention(A u)_i| + |ffn(B u)_i|; not there where
+        one has none.
+        """
         self._all(HasBound, "does not say how large its output can be")
 
         def both() -> TokenBound:
@@ -65,7 +72,9 @@ class ParallelMaps(nn.Module):
 
     @property
     def output_projection(self) -> LinearMaps:
-        """[W_O W_2] of the features side by side; not there where a map names no last one. Raises ConfigError where it says why."""
+        """[W_O W_2] of the features side by side; not there where a map names no last one. Raises
+        ConfigError where it says why.
+        """
         return LinearMaps(
             *(field.output_projection for field in self._all(HasOutputProjection, "does not name its last linear map"))
         )
@@ -81,7 +90,9 @@ class ParallelMaps(nn.Module):
         return next((field.why_not for field in fields if isinstance(field, ExplainsUnsupported) and field.why_not), "")
 
     def _all(self, protocol: type, lacks: str) -> list[Any]:
-        """Both maps, where both have the protocol; AttributeError otherwise, so that the sum has it if they do."""
+        """Both maps, where both have the protocol; AttributeError otherwise, so that the sum has it
+        if they do.
+        """
         fields = [branch.field for branch in self.branches.values()]
         if (odd := next((field for field in fields if not isinstance(field, protocol)), None)) is not None:
             raise AttributeError(f"{type(odd).__name__} {lacks}")
@@ -89,7 +100,9 @@ class ParallelMaps(nn.Module):
 
 
 class LinearMaps(nn.Module):
-    """h -> W_1 h_1 + W_2 h_2 + b_1 + b_2, h = [h_1 h_2]: what `nn.Linear` is to [W_1 W_2], by the parameters of two."""
+    """h -> W_1 h_1 + W_2 h_2 + b_1 + b_2, h = [h_1 h_2]: what `nn.Linear` is to [W_1 W_2], by the
+    parameters of two.
+    """
 
     def __init__(self, first: nn.Linear, second: nn.Linear):
         super().__init__()

@@ -1,4 +1,6 @@
-"""How a token's place in its sequence is known to a model; a new way is an entry of `POSITIONS` that uses what is here."""
+"""How a token's place in its sequence is known to a model; a new way is an entry of `POSITIONS`
+that uses what is here.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """Whether X_0 has a learned vector for each place, queries and keys are turned by their places, and scores fall with distance."""
+    """Whether X_0 has a learned vector for each place, queries and keys are turned by their places,
+    and scores fall with distance.
+    """
 
     embedding: bool = False
     turned: bool = False
@@ -28,7 +32,9 @@ POSITIONS: dict[str, Positions] = {
 
 
 def turned_entries(head: int, fraction: float) -> int:
-    """How many entries of a head of that width are turned, in pairs: an even number, `fraction` of them rounded down."""
+    """How many entries of a head of that width are turned, in pairs: an even number, `fraction` of
+    them rounded down.
+    """
     return 2 * int(head * fraction / 2)
 
 
@@ -37,7 +43,9 @@ Turns = tuple[Float[Tensor, "tokens entries"], Float[Tensor, "tokens entries"]]
 
 
 def turns(tokens: int, entries: int, base: float, like: Tensor) -> Turns:
-    """Those of the angles i base^(-2 m/e), of tokens i = 0, 1, .. and pairs m < e/2, e = `entries`, in the dtype of `like`."""
+    """Those of the angles i base^(-2 m/e), of tokens i = 0, 1, .. and pairs m < e/2, e = `entries`,
+    in the dtype of `like`.
+    """
     exact = torch.float64 if like.dtype == torch.float64 else torch.float32
     places = torch.arange(tokens, dtype=exact, device=like.device)
     rates = base ** (-torch.arange(0, entries, 2, dtype=exact, device=like.device) / entries)
@@ -47,10 +55,11 @@ def turns(tokens: int, entries: int, base: float, like: Tensor) -> Turns:
 
 
 def turn(x: Float[Tensor, "*batch tokens head"], by: Turns) -> Float[Tensor, "*batch tokens head"]:
-    """R_i x_i: the pair (x_m, x_(m + e/2)) of every token is turned by its angle; e entries are turned in all.
+    """R_i x_i: the pair (x_m, x_(m + e/2)) of every token is turned by its angle; e entries are
+    turned in all.
 
-    With the angles of `turns`, <R_i q, R_j k> depends on i - j alone; |R_i x| = |x|. Entries from e on stay as they are (Su et al.
-    2021, RoFormer; pairs as in GPT-NeoX and Llama).
+    With the angles of `turns`, <R_i q, R_j k> depends on i - j alone; |R_i x| = |x|. Entries from e
+    on stay as they are (Su et al. 2021, RoFormer; pairs as in GPT-NeoX and Llama).
     """
     cosine, sine = by
     entries = cosine.shape[-1]
@@ -60,8 +69,8 @@ def turn(x: Float[Tensor, "*batch tokens head"], by: Turns) -> Float[Tensor, "*b
 
 
 def slopes(heads: int) -> list[float]:
-    """m_h = 2^(-8 h/H), h = 1 .. H, for a power of two H; for other numbers those of the next power below, then every other one of
-    the next above (Press et al. 2022, ALiBi).
+    """m_h = 2^(-8 h/H), h = 1 .. H, for a power of two H; for other numbers those of the next power
+    below, then every other one of the next above (Press et al. 2022, ALiBi).
     """
     power = 2 ** math.floor(math.log2(heads))
     own = [2 ** (-8 * h / power) for h in range(1, power + 1)]

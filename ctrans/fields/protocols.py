@@ -1,7 +1,9 @@
-"""What a map may say about itself: small protocols, asked for by what an instrument needs and never by a map's class.
+"""What a map may say about itself: small protocols, asked for by what an instrument needs and never
+by a map's class.
 
-A map f is any module from (*batch, tokens, width) to the same shape. The fewer of these it has, the fewer instruments can speak of
-it, and they say so; each of them is exact for the map's weights as they are.
+A map f is any module from (*batch, tokens, width) to the same shape. The fewer of these it has, the
+fewer instruments can speak of it, and they say so; each of them is exact for the map's weights as
+they are.
 
 | protocol              | what it gives                                            | who asks                                       |
 | --------------------- | -------------------------------------------------------- | ---------------------------------------------- |
@@ -41,8 +43,8 @@ Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
 
 
 class Matrix(NamedTuple):
-    """One weight matrix of a map: a view of its parameter, and which one it is; or made of the parameter `copied`, where its rows do not
-    lie together there, or are scaled.
+    """One weight matrix of a map: a view of its parameter, and which one it is; or made of the
+    parameter `copied`, where its rows do not lie together there, or are scaled.
     """
 
     weight: Float[Tensor, "out in"]
@@ -56,9 +58,11 @@ class Matrix(NamedTuple):
 
 
 class TokenBound(NamedTuple):
-    """abs(f(x)_i) <= gain r + offset + curvature r^2 for every token i, wherever no input token x_j is longer than r.
+    """abs(f(x)_i) <= gain r + offset + curvature r^2 for every token i, wherever no input token x_j
+    is longer than r.
 
-    An affine bound has no curvature; a gated FFN, which multiplies two linear maps of x, has no affine one.
+    An affine bound has no curvature; a gated FFN, which multiplies two linear maps of x, has no
+    affine one.
     """
 
     gain: float
@@ -71,16 +75,20 @@ class TokenBound(NamedTuple):
         return self.offset + radius * (self.gain + (self.curvature * radius if self.curvature else 0.0))
 
     def behind(self, gain: float, offset: float) -> TokenBound:
-        """The bound of f(A x) where abs(A x_i) <= gain r + offset: k (g r + b)^2 + l (g r + b) + o, by powers of r."""
+        """The bound of f(A x) where abs(A x_i) <= gain r + offset: k (g r + b)^2 + l (g r + b) + o,
+        by powers of r.
+        """
         slope = gain * (self.gain + (2 * self.curvature * offset if self.curvature else 0.0))
         return TokenBound(slope, self.at(offset) if offset else self.offset, self.curvature * gain**2)
 
 
 class HeadMatrices(NamedTuple):
-    """One head: queries Q x + q_0, keys K x + k_0, values V x + .., and the columns of W_O that it writes through.
+    """One head: queries Q x + q_0, keys K x + k_0, values V x + .., and the columns of W_O that it
+    writes through.
 
-    k_0 is None where it shifts the scores of a row alike, which the softmax does not see. It is given, 0 where there is none, where
-    positions turn the keys (rotary embeddings) or something not linear acts on the scores (soft-capping).
+    k_0 is None where it shifts the scores of a row alike, which the softmax does not see. It is
+    given, 0 where there is none, where positions turn the keys (rotary embeddings) or something not
+    linear acts on the scores (soft-capping).
     """
 
     query: Float[Tensor, "head width"]
@@ -106,7 +114,9 @@ OLD_MEMBERS = {
 
 
 class _AcceptsOldMembers(type(Protocol)):  # type: ignore[misc]  # typing's own metaclass of protocols
-    """`isinstance` accepts a map that has all members by their old names, and gives its class the new ones."""
+    """`isinstance` accepts a map that has all members by their old names, and gives its class the
+    new ones.
+    """
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if super().__instancecheck__(instance):
@@ -137,27 +147,33 @@ class ExposesWeights(Protocol):
 
 @runtime_checkable
 class HasBound(Protocol):
-    """A map that knows how large its output can be. Raises ConfigError where its weights do not tell."""
+    """A map that knows how large its output can be. Raises ConfigError where its weights do not
+    tell.
+    """
 
     def bound(self) -> TokenBound: ...
 
 
 @runtime_checkable
 class HasLipschitz(Protocol):
-    """A map with a Lipschitz constant in the largest token, abs(f(x) - f(y))_i <= L max_j abs(x_j - y_j)."""
+    """A map with a Lipschitz constant in the largest token, abs(f(x) - f(y))_i <= L max_j abs(x_j -
+    y_j).
+    """
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """L for all x and y whose tokens are no longer than `radius`, inf where there is none; `printed` takes the slope of the
-        activation as 1, as the papers do.
+        """L for all x and y whose tokens are no longer than `radius`, inf where there is none;
+        `printed` takes the slope of the activation as 1, as the papers do.
         """
 
 
 @runtime_checkable
 class ExposesHeads(Protocol):
-    """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its temperature.
+    """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its
+    temperature.
 
-    Queries and keys may be turned by their positions first, and scores may pass a function of slope at most 1 (soft-capping) and get
-    a number more for each pair of positions (ALiBi, T5's table), which changes no derivative.
+    Queries and keys may be turned by their positions first, and scores may pass a function of slope
+    at most 1 (soft-capping) and get a number more for each pair of positions (ALiBi, T5's table),
+    which changes no derivative.
     """
 
     @property
@@ -168,7 +184,9 @@ class ExposesHeads(Protocol):
 
     @property
     def normalised_scores(self) -> bool:
-        """Whether scores are not bilinear in the input, because a norm acts on queries and keys, or are not known to be."""
+        """Whether scores are not bilinear in the input, because a norm acts on queries and keys, or
+        are not known to be.
+        """
 
     def probabilities(self, x: Tensor) -> Float[Tensor, "*batch heads tokens tokens"]: ...
 
@@ -177,10 +195,14 @@ class ExposesHeads(Protocol):
 
 @runtime_checkable
 class SupportsTokenSubset(Protocol):
-    """A map that mixes tokens and can give one output token of each sequence for less than all of them."""
+    """A map that mixes tokens and can give one output token of each sequence for less than all of
+    them.
+    """
 
     def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
-        """f(x[b]) at the token chosen[b], with second derivatives whatever `use_reference_kernel` says."""
+        """f(x[b]) at the token chosen[b], with second derivatives whatever `use_reference_kernel`
+        says.
+        """
 
 
 @runtime_checkable
@@ -199,7 +221,9 @@ class HasReferenceKernel(Protocol, metaclass=_AcceptsOldMembers):
 
 @runtime_checkable
 class Scalable(Protocol):
-    """A map that can be had with weights inside of it times c: `scalings` names them, and says which make exactly c f of f."""
+    """A map that can be had with weights inside of it times c: `scalings` names them, and says
+    which make exactly c f of f.
+    """
 
     @property
     def scalings(self) -> Mapping[str, bool]: ...
@@ -209,14 +233,18 @@ class Scalable(Protocol):
 
 @runtime_checkable
 class HasUnits(Protocol):
-    """A map of one hidden layer of units, each phi of an affine function of x: no gate multiplies them, as one does in SwiGLU."""
+    """A map of one hidden layer of units, each phi of an affine function of x: no gate multiplies
+    them, as one does in SwiGLU.
+    """
 
     def units(self) -> Units: ...
 
 
 @runtime_checkable
 class MixesTokens(Protocol):
-    """A map that says whether an output token depends on other input tokens; attention does where nothing is said, an FFN not."""
+    """A map that says whether an output token depends on other input tokens; attention does where
+    nothing is said, an FFN not.
+    """
 
     @property
     def mixes_tokens(self) -> bool: ...
@@ -237,9 +265,11 @@ class SumOfMaps(Protocol):
 
 @runtime_checkable
 class HasAuxiliary(Protocol):
-    """A map with terms of its own in the training's objective, each a mean over the tokens x that the map is given.
+    """A map with terms of its own in the training's objective, each a mean over the tokens x that
+    the map is given.
 
-    They are functions of x, not of what the map was last called with, so that they hold for every method and every gradient kind.
+    They are functions of x, not of what the map was last called with, so that they hold for every
+    method and every gradient kind.
     """
 
     def auxiliary(self, x: Float[Tensor, "*batch tokens width"]) -> Mapping[str, Float[Tensor, ""]]: ...
@@ -247,7 +277,9 @@ class HasAuxiliary(Protocol):
 
 @runtime_checkable
 class Balances(Protocol):
-    """A map of several parts, which tokens are sent to: how many go to each, and a way to even that out without a gradient."""
+    """A map of several parts, which tokens are sent to: how many go to each, and a way to even that
+    out without a gradient.
+    """
 
     def load(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, " parts"]: ...
 
@@ -256,20 +288,26 @@ class Balances(Protocol):
 
 @runtime_checkable
 class HasDiscontinuities(Protocol):
-    """A map that is smooth but for switches: no token nearer to x_i than this lies behind one. Its derivatives are those of the piece."""
+    """A map that is smooth but for switches: no token nearer to x_i than this lies behind one. Its
+    derivatives are those of the piece.
+    """
 
     def distance_to_switch(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens"]: ...
 
 
 @runtime_checkable
 class ExplainsUnsupported(Protocol):
-    """A map that may lack protocols which others of its kind have, and says why: in a sentence without a full stop, or ""."""
+    """A map that may lack protocols which others of its kind have, and says why: in a sentence
+    without a full stop, or "".
+    """
 
     why_not: str
 
 
 def why_not(field: object) -> str:
-    """Why the map has fewer protocols than others of its kind: ": its reason", to go on after a sentence, or ""."""
+    """Why the map has fewer protocols than others of its kind: ": its reason", to go on after a
+    sentence, or "".
+    """
     return f": {field.why_not}" if isinstance(field, ExplainsUnsupported) and field.why_not else ""
 
 

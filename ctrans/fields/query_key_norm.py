@@ -28,7 +28,9 @@ class UnitLength(nn.Module):
 
 
 def _unit_length(heads: int, head: int, eps: float) -> NormPair:
-    """Scores s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020); s_h = d_h at first, where RMSNorms of gain 1 would be."""
+    """Scores s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020); s_h = d_h at first, where
+    RMSNorms of gain 1 would be.
+    """
     return UnitLength(eps, torch.full((heads,), float(head))), UnitLength(eps)
 
 
@@ -37,4 +39,6 @@ QK_NORMS: dict[str, Callable[[int, int, float], NormPair]] = {
     "layer": lambda heads, head, eps: (LayerNorm(head, eps), LayerNorm(head, eps)),
     "l2": _unit_length,
 }
-"""From the number of heads, their width and eps. The first two have a gain for each entry, which all heads share."""
+"""From the number of heads, their width and eps. The first two have a gain for each entry, which
+all heads share.
+"""

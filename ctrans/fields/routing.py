@@ -1,4 +1,6 @@
-"""Which experts a token goes through, and with what weights: routers, and what a mixture of experts can be asked for."""
+"""Which experts a token goes through, and with what weights: routers, and what a mixture of experts
+can be asked for.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Router:
-    """Scores s(z) in [0, 1] of the router's logits z = W_r x, the set S of the k experts whose s_e + b_e is largest, and gates on S.
+    """Scores s(z) in [0, 1] of the router's logits z = W_r x, the set S of the k experts whose s_e
+    + b_e is largest, and gates on S.
 
-    g_e = s_e for e in S, or s_e/sum_S s if `normalised`, which is softmax over S of log s; g_e = 0 elsewhere. Gates sum to at most 1.
+    g_e = s_e for e in S, or s_e/sum_S s if `normalised`, which is softmax over S of log s; g_e = 0
+    elsewhere. Gates sum to at most 1.
     """
 
     log_scores: Callable[[Tensor], Tensor]
@@ -48,12 +52,16 @@ ROUTERS: dict[str, Router] = {
 }
 
 EXPERTS: dict[str, str | None] = {"mlp": None, **GATES}
-"""What an expert can be: an FFN by its name in `FFNS`, with the activation of its gate if it has one."""
+"""What an expert can be: an FFN by its name in `FFNS`, with the activation of its gate if it has
+one.
+"""
 EXPERT_COUNT = Range(1, 10**6, "a whole number from 1 to 10^6")
 
 
 class Routing(NamedTuple):
-    """Of every token: logits z, scores s, which experts it goes through, and their gates g. In float32 at least."""
+    """Of every token: logits z, scores s, which experts it goes through, and their gates g. In
+    float32 at least.
+    """
 
     logits: Float[Tensor, "*batch experts"]
     scores: Float[Tensor, "*batch experts"]

@@ -29,16 +29,20 @@ Joined = TypeVar("Joined", bound=JoinedAttention)
 
 @torch.no_grad()
 def scale_linear(linear: nn.Module, c: float) -> None:
-    """W -> c W and b -> c b, in place; of all that it is made of, where it is two maps side by side."""
+    """W -> c W and b -> c b, in place; of all that it is made of, where it is two maps side by
+    side.
+    """
     for parameter in linear.parameters():
         parameter.mul_(c)
 
 
 @torch.no_grad()
 def scaled_attention(attention: Joined, name: str, c: float, values: Callable[[Tensor], Tensor]) -> Joined:
-    """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them: c f(x).
+    """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them: c
+    f(x).
 
-    `values` are V's rows of the joined weight or bias. Raises ConfigError for a name that is not in `SCALINGS_OF_ATTENTION`.
+    `values` are V's rows of the joined weight or bias. Raises ConfigError for a name that is not in
+    `SCALINGS_OF_ATTENTION`.
     """
     look_up("scaling", name, SCALINGS_OF_ATTENTION)
     twin = copy.deepcopy(attention)

@@ -12,8 +12,8 @@ from solvers import ConfigError
 class ScaledLinear(nn.Module):
     """h -> s * (W h + b): what `nn.Linear` is to s * W and s * b, by the parameters of W and b.
 
-    s has a number for each channel, or one for all, and is none of its parameters. Where no entry of s is 0, its values as W and b vary
-    are those of a linear map.
+    s has a number for each channel, or one for all, and is none of its parameters. Where no entry
+    of s is 0, its values as W and b vary are those of a linear map.
     """
 
     def __init__(self, linear: nn.Linear, scale: Tensor):
@@ -45,7 +45,9 @@ class ScaledLinear(nn.Module):
 
 
 def scaled_parts(field: object) -> list[ScaledLinear]:
-    """The last linear map, or of two side by side each, that has a scale behind it, so that its weight is not the one that decays."""
+    """The last linear map, or of two side by side each, that has a scale behind it, so that its
+    weight is not the one that decays.
+    """
     try:
         last = field.output_projection if isinstance(field, HasOutputProjection) else nn.Identity()
     except ConfigError:  # it has no last linear map, and says why

@@ -1,4 +1,6 @@
-"""The spectral norm of a weight matrix: exact for small ones, an upper bound within 5% for those whose Gram matrix is too dear."""
+"""The spectral norm of a weight matrix: exact for small ones, an upper bound within 5% for those
+whose Gram matrix is too dear.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SLACK = 0.05
 FAILURE = 1e-12
 """The probability, over the vectors drawn to start from, that it falls below."""
 VECTORS = 16
-"""How many vectors are multiplied at once: as dear as one, while reading the matrix takes longer than multiplying."""
+"""How many vectors are multiplied at once: as dear as one, while reading the matrix takes longer
+than multiplying.
+"""
 ROUNDING = 1e-4
 """More than what products in float32 can take from it, relative to the norm."""
 SEED = 6_021_992
@@ -31,9 +35,11 @@ _found: ContextVar[dict[tuple[object, ...], tuple[tuple[Tensor, ...], float]] | 
 
 @contextlib.contextmanager
 def norms_found_once() -> Iterator[None]:
-    """Within it the norm of a matrix or of a product of two is computed once, whoever asks: for a time in which no weight changes.
+    """Within it the norm of a matrix or of a product of two is computed once, whoever asks: for a
+    time in which no weight changes.
 
-    Several instruments ask for bounds of the same map, and norms of its matrices are most of what a bound costs.
+    Several instruments ask for bounds of the same map, and norms of its matrices are most of what a
+    bound costs.
     """
     token = _found.set({})
     try:
@@ -84,13 +90,15 @@ def _norm_of_product(left: Tensor, right: Tensor) -> float:
 
 
 def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
-    """(1 + slack) mu >= |M|_2 with probability 1 - `FAILURE`, mu <= |M|_2 the norm of M on a block Krylov space.
+    """(1 + slack) mu >= |M|_2 with probability 1 - `FAILURE`, mu <= |M|_2 the norm of M on a block
+    Krylov space.
 
-    The largest Ritz value of a symmetric A >= 0 of order n, on span(v, A v, .., A^(k-1) v) from a v uniform on the sphere, lies below
-    (1 - eps) lambda_1(A) with probability at most 1.648 sqrt(n) exp(-sqrt(eps) (2k - 1)) (Kuczynski and Wozniakowski, 1992,
-    theorem 4.2). With b independent v together, the space contains that of each, so the probability is that to the power of b. Here
-    A is the smaller of M'M and MM', sqrt(1 - eps) = 1/(1 + slack) with room for rounding, and k what the probability asks for: 12 for
-    n = 8192, at two products of M with b vectors each.
+    The largest Ritz value of a symmetric A >= 0 of order n, on span(v, A v, .., A^(k-1) v) from a v
+    uniform on the sphere, lies below (1 - eps) lambda_1(A) with probability at most 1.648 sqrt(n)
+    exp(-sqrt(eps) (2k - 1)) (Kuczynski and Wozniakowski, 1992, theorem 4.2). With b independent v
+    together, the space contains that of each, so the probability is that to the power of b. Here A
+    is the smaller of M'M and MM', sqrt(1 - eps) = 1/(1 + slack) with room for rounding, and k what
+    the probability asks for: 12 for n = 8192, at two products of M with b vectors each.
     """
     m = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     n = m.shape[1]
@@ -121,7 +129,8 @@ def _product(m: Tensor, v: Tensor) -> Tensor:
     """m v in m's precision, or float32 where that is less; v in float64 and so the result."""
     if m.dtype in (torch.float32, torch.float64):
         v = v.to(m.dtype)
-        # multiplied from the side on which the matrix lies by rows, which BLAS is faster at with few vectors
+        # multiplied from the side on which the matrix lies by rows, which BLAS is faster at with
+        # few vectors
         return (m @ v if m.is_contiguous() else (v.T.contiguous() @ m.T).T).double()
     v = v.float()
     return torch.cat([part.float() @ v for part in m.split(max(AT_ONCE // m.shape[1], 1))]).double()

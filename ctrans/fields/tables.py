@@ -1,4 +1,6 @@
-"""The tables of maps: a new attention or FFN is one entry, and GPTConfig, the commands, initialisation and tests pick it up."""
+"""The tables of maps: a new attention or FFN is one entry, and GPTConfig, the commands,
+initialisation and tests pick it up.
+"""
 
 from __future__ import annotations
 
@@ -123,19 +125,24 @@ class MapEntry:
     hidden_width: Callable[[int, ExpertOptions], int] = lambda width, experts: 4 * width
     """Of an FFN: how many features it has at a width where nothing is said."""
     batches: bool = False
-    """Whether its operations are known to work under `torch.func.vmap`, so that a population trains such models as one."""
+    """Whether its operations are known to work under `torch.func.vmap`, so that a population trains
+    such models as one.
+    """
 
     def __call__(self, settings: MapSettings) -> nn.Module:
         return self.make(settings)
 
 
 def attention_options(settings: MapSettings) -> AttentionOptions:
-    """Those of the settings that are options of softmax attention. Raises ConfigError for what makes no sense."""
+    """Those of the settings that are options of softmax attention. Raises ConfigError for what
+    makes no sense.
+    """
     return AttentionOptions(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(AttentionOptions)})
 
 
 def check_maps(settings: MapSettings) -> None:
-    """Raises ConfigError, in one line and by name, for options that make no sense, alone or for the maps that are chosen.
+    """Raises ConfigError, in one line and by name, for options that make no sense, alone or for the
+    maps that are chosen.
 
     A maker that does not say what it takes (`MapEntry`) is asked nothing.
     """
@@ -171,7 +178,9 @@ def usual_hidden_width(width: int, ffn: str, experts: ExpertOptions) -> int:
 
 
 def _made(kind: Callable[..., nn.Module], size: str, *names: str, **others: object) -> Maker:
-    """A maker of kind(width, size, name=.., ..), each from the settings of that name, and what else is given."""
+    """A maker of kind(width, size, name=.., ..), each from the settings of that name, and what else
+    is given.
+    """
 
     def make(settings: MapSettings) -> nn.Module:
         chosen = {name: getattr(settings, name) for name in names}
@@ -196,7 +205,9 @@ def _experts(settings: MapSettings) -> nn.Module:
 
 
 def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:
-    """Of each expert: as many features for a token, in all experts that it goes through, as the FFN has that they are."""
+    """Of each expert: as many features for a token, in all experts that it goes through, as the FFN
+    has that they are.
+    """
     whole = gated_hidden_width(width) if experts.expert in GATES else 4 * width
     return MULTIPLE * math.ceil(whole / experts.active / MULTIPLE)
 

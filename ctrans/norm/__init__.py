@@ -1,4 +1,6 @@
-"""Norms as geometry: image, support function, maximiser, tangent space, retraction and Jacobian; table NORMS."""
+"""Norms as geometry: image, support function, maximiser, tangent space, retraction and Jacobian;
+table NORMS.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,19 @@ NORMS: dict[str, Callable[..., Norm]] = {
     "clip_length": ClipLength,
     "clip_entries": ClipEntries,
 }
-"""From name to norm, made as NORM(width, eps, bias=..., **options): a new one is one entry, and models and commands pick it up from
-there. Its `options` say which fields of `NormOptions` it takes."""
+"""From name to norm, made as NORM(width, eps, bias=..., **options): a new one is one entry, and
+models and commands pick it up from there. Its `options` say which fields of `NormOptions` it takes.
+"""
 
 WITHOUT_GAINS = {"layernorm": "plain_layernorm", "rmsnorm": "plain_rmsnorm"}
-"""x_hat alone of norms that are gamma * x_hat + beta, for maps that have gains of their own on it."""
+"""x_hat alone of norms that are gamma * x_hat + beta, for maps that have gains of their own on it.
+"""
 
 
 def norm_settings(name: str, settings: Any, width: int, heads: int | None = None) -> dict[str, Any]:
-    """What the norm of `NORMS` is made with beside width, eps and bias; ConfigError for what it does not take, or that makes no sense."""
+    """What the norm of `NORMS` is made with beside width, eps and bias; ConfigError for what it
+    does not take, or that makes no sense.
+    """
     taken = options_taken(name, NORMS, settings, heads)
     return {option: CHECKS[option](value, width) for option, value in taken.items()}
 

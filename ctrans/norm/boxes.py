@@ -17,11 +17,13 @@ ALPHA = 0.5
 
 
 class SquashNorm(GainParameters, Norm):
-    """z = gamma * phi(alpha x + s) + beta, phi odd and strictly increasing onto (-1, 1), alpha and s one number each.
+    """z = gamma * phi(alpha x + s) + beta, phi odd and strictly increasing onto (-1, 1), alpha and
+    s one number each.
 
-    For alpha not 0 each entry ranges over all between beta_i -+ gamma_i by itself, ends excluded, so that max <p, z> = sum_i
-    abs(gamma_i p_i) + <p, beta> is a supremum that no input attains (unless gamma * p = 0), at the box's corner. For alpha = 0 the
-    image is one point, and these are bounds.
+    For alpha not 0 each entry ranges over all between beta_i -+ gamma_i by itself, ends excluded,
+    so that max <p, z> = sum_i abs(gamma_i p_i) + <p, beta> is a supremum that no input attains
+    (unless gamma * p = 0), at the box's corner. For alpha = 0 the image is one point, and these are
+    bounds.
     """
 
     image = "box"
@@ -30,7 +32,9 @@ class SquashNorm(GainParameters, Norm):
     no_tangent = "squashes it further each time, N(N(x)) being no N(x)"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):
-        """`norm_alpha` is alpha at first. There is no variance and so no eps: it is checked, and means nothing here."""
+        """`norm_alpha` is alpha at first. There is no variance and so no eps: it is checked, and
+        means nothing here.
+        """
         super().__init__()
         self.width, _ = check_norm(width, eps)
         self.alpha = nn.Parameter(torch.full((1,), ALPHA if norm_alpha is None else check_size("norm_alpha", norm_alpha)))
@@ -88,7 +92,9 @@ class SquashNorm(GainParameters, Norm):
         return (self.gamma * p).abs().sum(-1) + p @ self.beta
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """beta + gamma * sign(gamma * p), a corner of the closed box; where gamma_i p_i = 0 the entry's upper sign."""
+        """beta + gamma * sign(gamma * p), a corner of the closed box; where gamma_i p_i = 0 the
+        entry's upper sign.
+        """
         return self.beta + self.gamma * torch.where(self.gamma * p >= 0, 1.0, -1.0)
 
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
@@ -98,12 +104,16 @@ class SquashNorm(GainParameters, Norm):
         return (unseen & (self.gamma != 0)).any(-1)
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """sum_i abs(gamma_i p_i) (1 - phi(abs(alpha) r/sqrt(d))) at x = -s/alpha + r sign(alpha gamma * p)/sqrt(d)."""
+        """sum_i abs(gamma_i p_i) (1 - phi(abs(alpha) r/sqrt(d))) at x = -s/alpha + r sign(alpha
+        gamma * p)/sqrt(d).
+        """
         reach = self.phi(self.alpha.abs() * radius / math.sqrt(self.width)).squeeze(-1)
         return (self.gamma * p).abs().sum(-1) * (1 - reach)
 
     def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """How far u leaves the closed box, max(0, abs(u_i) - 1), and z_i - beta_i where gamma_i = 0."""
+        """How far u leaves the closed box, max(0, abs(u_i) - 1), and z_i - beta_i where gamma_i =
+        0.
+        """
         flat = self.gamma == 0
         offset = (z - self.beta).abs()
         outside = (offset / torch.where(flat, 1.0, self.gamma.abs()) - 1).clamp_min(0)
@@ -133,7 +143,9 @@ class SquashNorm(GainParameters, Norm):
 
 
 class DyT(SquashNorm):
-    """z = gamma * tanh(alpha x) + beta (Zhu et al. 2025): 1 - tanh(t) <= 2 exp(-2t), which is how fast H is approached."""
+    """z = gamma * tanh(alpha x) + beta (Zhu et al. 2025): 1 - tanh(t) <= 2 exp(-2t), which is how
+    fast H is approached.
+    """
 
     @staticmethod
     def phi(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -150,7 +162,9 @@ class DyT(SquashNorm):
 
 
 class Derf(SquashNorm):
-    """z = gamma * erf(alpha x + s) + beta (Chen et al. 2025): 1 - erf(t) <= exp(-t^2), which is how fast H is approached."""
+    """z = gamma * erf(alpha x + s) + beta (Chen et al. 2025): 1 - erf(t) <= exp(-t^2), which is how
+    fast H is approached.
+    """
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):
         super().__init__(width, eps, bias, norm_alpha=norm_alpha)

@@ -1,4 +1,6 @@
-"""Clipping: the identity where a token is small, the nearest point of a ball or a box where it is not. Compact, so H is attained."""
+"""Clipping: the identity where a token is small, the nearest point of a ball or a box where it is
+not. Compact, so H is attained.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,27 @@ from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm
 from ctrans.norm.options import check_size
 
 RADIUS = 1.0
-"""The largest RMS, or entry, that clipping leaves, unless said otherwise: that of a normalised token."""
+"""The largest RMS, or entry, that clipping leaves, unless said otherwise: that of a normalised
+token.
+"""
 
 
 class ClipNorm(ConstantGain, Norm):
-    """z = argmin |z - x| over a closed convex set of radius c about 0: N(N(x)) = N(x), Lipschitz with constant 1, nothing to train.
+    """z = argmin |z - x| over a closed convex set of radius c about 0: N(N(x)) = N(x), Lipschitz
+    with constant 1, nothing to train.
 
-    gamma = c and beta = 0 here, so that u = z/c. It has no degree: it scales with x inside of the set and forgets the scale outside.
-    The set is closed and is the image itself, so that its support function is attained.
+    gamma = c and beta = 0 here, so that u = z/c. It has no degree: it scales with x inside of the
+    set and forgets the scale outside. The set is closed and is the image itself, so that its
+    support function is attained.
     """
 
     options = frozenset({"norm_radius"})
     no_tangent = "projects on a full set, on whose edge the velocity would jump"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_radius: float | None = None):
-        """`norm_radius` is c. There is no variance and so no eps: it is checked, and means nothing here."""
+        """`norm_radius` is c. There is no variance and so no eps: it is checked, and means nothing
+        here.
+        """
         super().__init__()
         check_bias(type(self).__name__, bias)
         self.width, _ = check_norm(width, eps)
@@ -56,12 +64,16 @@ class ClipNorm(ConstantGain, Norm):
         """The projection."""
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """support(p) max(0, 1 - r/(c sqrt(d))): the way to the maximiser, which is no longer than c sqrt(d), and 0 from there on."""
+        """support(p) max(0, 1 - r/(c sqrt(d))): the way to the maximiser, which is no longer than c
+        sqrt(d), and 0 from there on.
+        """
         return self.support(p) * max(0.0, 1 - radius / (self.radius * math.sqrt(self.width)))
 
 
 class ClipLength(ClipNorm):
-    """z = x min(1, c sqrt(d)/|x|), onto the ball of radius c sqrt(d): H(P) = c sqrt(d) sum_j |p_j| (Cauchy-Schwarz)."""
+    """z = x min(1, c sqrt(d)/|x|), onto the ball of radius c sqrt(d): H(P) = c sqrt(d) sum_j |p_j|
+    (Cauchy-Schwarz).
+    """
 
     image = "ball"
 
@@ -108,7 +120,9 @@ class ClipLength(ClipNorm):
 
 
 class ClipEntries(ClipNorm):
-    """z_i = min(max(x_i, -c), c), onto the closed box: H(P) = c sum_j |p_j|_1, entry by entry (hard tanh)."""
+    """z_i = min(max(x_i, -c), c), onto the closed box: H(P) = c sum_j |p_j|_1, entry by entry (hard
+    tanh).
+    """
 
     image = "box"
 

@@ -29,7 +29,9 @@ class PlainNorm(ConstantGain, SphereNorm):
 
 
 class PlainLayerNorm(PlainNorm):
-    """z = (x - mean(x))/sqrt(var(x) + eps): H(P) = sqrt(d) sum_j |C p_j|, LayerNorm's at gamma = 1, beta = 0 (OLMo 1)."""
+    """z = (x - mean(x))/sqrt(var(x) + eps): H(P) = sqrt(d) sum_j |C p_j|, LayerNorm's at gamma = 1,
+    beta = 0 (OLMo 1).
+    """
 
     centred = True
 
@@ -38,7 +40,9 @@ class PlainLayerNorm(PlainNorm):
 
 
 class PlainRMSNorm(PlainNorm):
-    """z = x/sqrt(mean(x^2) + eps), onto the sphere of radius sqrt(d): H(P) = sqrt(d) sum_j |p_j|, RMSNorm's at gamma = 1."""
+    """z = x/sqrt(mean(x^2) + eps), onto the sphere of radius sqrt(d): H(P) = sqrt(d) sum_j |p_j|,
+    RMSNorm's at gamma = 1.
+    """
 
     centred = False
 
@@ -47,7 +51,9 @@ class PlainRMSNorm(PlainNorm):
 
 
 class L2Norm(PlainNorm):
-    """z = x/sqrt(|x|^2 + d eps), onto the unit sphere: H(P) = sum_j |p_j| (Cauchy-Schwarz), RMSNorm's at gamma = 1/sqrt(d)."""
+    """z = x/sqrt(|x|^2 + d eps), onto the unit sphere: H(P) = sum_j |p_j| (Cauchy-Schwarz),
+    RMSNorm's at gamma = 1/sqrt(d).
+    """
 
     centred = False
 
@@ -60,7 +66,9 @@ class L2Norm(PlainNorm):
 
 
 class ScaleNorm(SphereNorm):
-    """z = g x/sqrt(|x|^2 + d eps), g one number, sqrt(d) at first: H(P) = abs(g) sum_j |p_j| (Cauchy-Schwarz; Nguyen and Salazar 2019)."""
+    """z = g x/sqrt(|x|^2 + d eps), g one number, sqrt(d) at first: H(P) = abs(g) sum_j |p_j|
+    (Cauchy-Schwarz; Nguyen and Salazar 2019).
+    """
 
     centred = False
     gains = "one"

@@ -45,9 +45,11 @@ def on_ellipsoid(draw: Draw) -> Trial:
     printed=Printed("LayerNorm's outputs are the ellipsoid (as the supremum over it takes them to be)", 1e-10),
 )
 def fills_slice(draw: Draw, printed: bool) -> Trials:
-    """1'Gamma^-1 (z - beta)/d = 0 for 20 outputs z of LayerNorm, and N(u) = beta + Gamma u at a random u, |u|^2 = d, 1'u = 0.
+    """1'Gamma^-1 (z - beta)/d = 0 for 20 outputs z of LayerNorm, and N(u) = beta + Gamma u at a
+    random u, |u|^2 = d, 1'u = 0.
 
-    Printed: Of every point of the ellipsoid, some input is sent to it: the point's own coordinates, if any.
+    Printed: Of every point of the ellipsoid, some input is sent to it: the point's own coordinates,
+    if any.
     """
     if printed:
         return _fills(draw, random_norm(draw, "layernorm"), centre=False)
@@ -59,7 +61,9 @@ def fills_slice(draw: Draw, printed: bool) -> Trials:
 
 @statement("rmsnorm-image", 3, "Kan, lemma 10", "RMSNorm's image is the whole ellipsoid", 1e-10, as_printed=True)
 def rmsnorm_fills_ellipsoid(draw: Draw) -> Trial:
-    """N(u) = beta + Gamma u under RMSNorm at a random u with |u|^2 = d: that point of the ellipsoid is an output."""
+    """N(u) = beta + Gamma u under RMSNorm at a random u with |u|^2 = d: that point of the ellipsoid
+    is an output.
+    """
     return _fills(draw, random_norm(draw, "rmsnorm"), centre=False)
 
 
@@ -97,7 +101,9 @@ def inside_with_eps(draw: Draw) -> Trials:
     printed=Printed("diag(gamma)/sigma (I - x_hat x_hat'/d), without 11'/d", 1e-11),
 )
 def jacobian(draw: Draw, printed: bool) -> Trial:
-    """`Norm.jacobian` against autograd, relative to max|gamma|/sigma, for either norm and eps 0, 1e-5 or 0.1. Printed: eps = 0."""
+    """`Norm.jacobian` against autograd, relative to max|gamma|/sigma, for either norm and eps 0,
+    1e-5 or 0.1. Printed: eps = 0.
+    """
     if printed:
         return _printed_jacobian(draw, None)
     chosen = random_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
@@ -124,7 +130,9 @@ def _printed_jacobian(draw: Draw, name: str | None) -> Trial:
     as_printed=True,
 )
 def printed_jacobian_rmsnorm(draw: Draw) -> Trial:
-    """J = diag(gamma)/sigma (I - x_hat x_hat'/d) against autograd, for RMSNorm alone, relative to max|gamma|/sigma."""
+    """J = diag(gamma)/sigma (I - x_hat x_hat'/d) against autograd, for RMSNorm alone, relative to
+    max|gamma|/sigma.
+    """
     return _printed_jacobian(draw, "rmsnorm")
 
 
@@ -135,7 +143,9 @@ def _steepness(chosen: SphereNorm, x: Tensor) -> Tensor:
 
 @statement("lemma-9-scale", 3, "Kan, lemma 9", "J(c x) = J(x)/c for c > 0 and eps = 0", 1e-9, as_printed=True)
 def jacobian_of_scaled(draw: Draw) -> Trial:
-    """c J(c x) = J(x), both by autograd, for eps = 0 and c from 1e-3 to 1e3, relative to max|gamma|/sigma(x)."""
+    """c J(c x) = J(x), both by autograd, for eps = 0 and c from 1e-3 to 1e3, relative to
+    max|gamma|/sigma(x).
+    """
     chosen, c = random_norm(draw), draw.log_uniform(-3, 3)
     x = draw.normal(chosen.width)
     found, expected = c * dense_jacobian(chosen, c * x), dense_jacobian(chosen, x)
@@ -168,7 +178,9 @@ def jacobian_norm(draw: Draw, printed: bool) -> Trial:
 
 
 def printed_tangent(chosen: SphereNorm, x: Tensor, f: Tensor) -> Tensor:
-    """f - (x - beta)'Sigma f/((x - beta)'Sigma (x - beta)) (x - beta), Sigma = Gamma^-2 (Kan, eq. 132)."""
+    """f - (x - beta)'Sigma f/((x - beta)'Sigma (x - beta)) (x - beta), Sigma = Gamma^-2 (Kan, eq.
+    132).
+    """
     away = x - chosen.beta
     weighted = away / chosen.gamma.square()
     return f - away * (weighted * f).sum(-1, keepdim=True) / (weighted * away).sum(-1, keepdim=True)
@@ -183,9 +195,11 @@ def printed_tangent(chosen: SphereNorm, x: Tensor, f: Tensor) -> Tensor:
     printed=Printed("the same without C, which leaves LayerNorm's slice", 1e-12),
 )
 def tangent_is_tangent(draw: Draw, printed: bool) -> Trials:
-    """u.(v/gamma) = 0, for LayerNorm 1'(v/gamma) = 0, and tangent(x, v) = v: v = tangent(x, f), with C, at image points.
+    """u.(v/gamma) = 0, for LayerNorm 1'(v/gamma) = 0, and tangent(x, v) = v: v = tangent(x, f),
+    with C, at image points.
 
-    The rates at which v leaves the image are relative to sqrt(d)|f/gamma|. Printed: v by eq. 132, without C.
+    The rates at which v leaves the image are relative to sqrt(d)|f/gamma|. Printed: v by eq. 132,
+    without C.
     """
     chosen = random_norm(draw, draw.choice(PAPERS), width=3 + draw.integer(10))
     f = draw.normal(4, chosen.width)
@@ -202,7 +216,9 @@ def tangent_is_tangent(draw: Draw, printed: bool) -> Trials:
     "prop-12", 3, "Kan, prop. 12", "moved by eq. 132 a state stays on the ellipsoid for all t", 1e-7, 0.05, as_printed=True
 )
 def stays_on_ellipsoid(draw: Draw) -> Trial:
-    """|u|^2 = d at t = 1, moved by eq. 132's part of a constant field from three image points of a drawn norm."""
+    """|u|^2 = d at t = 1, moved by eq. 132's part of a constant field from three image points of a
+    drawn norm.
+    """
     chosen, x0, f = _motion(draw)
     end = _solve(lambda x: printed_tangent(chosen, x, f), x0)
     square = ((end - chosen.beta) / chosen.gamma).square().sum(-1)
@@ -219,7 +235,8 @@ def stays_on_ellipsoid(draw: Draw) -> Trial:
     printed=Printed("eq. 132 is the continuous form of Post-LN, whose states are outputs of LayerNorm", 1e-7, 0.05),
 )
 def stays_on_image(draw: Draw, printed: bool) -> Trial:
-    """`Norm.constraint_violation` at t = 1, moved by the tangent part, with C, of a constant field from three outputs of a drawn norm.
+    """`Norm.constraint_violation` at t = 1, moved by the tangent part, with C, of a constant field
+    from three outputs of a drawn norm.
 
     Printed: by eq. 132's part, without C, from outputs of LayerNorm.
     """

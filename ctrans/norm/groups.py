@@ -1,4 +1,6 @@
-"""RMSNorm of each group of channels by itself, as of each head: the image is a product of ellipsoids."""
+"""RMSNorm of each group of channels by itself, as of each head: the image is a product of
+ellipsoids.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from ctrans.norm.spheres import SphereOf
 
 
 class GroupRMSNorm(GainParameters, DividingNorm):
-    """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (of a head: RetNet, Qwen's QK-norm).
+    """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (of a
+    head: RetNet, Qwen's QK-norm).
 
-    A product of sets has the sum of their support functions, each attained by itself: H(P) = sum_j sum_g sqrt(m) |gamma_g * p_jg|.
+    A product of sets has the sum of their support functions, each attained by itself: H(P) = sum_j
+    sum_g sqrt(m) |gamma_g * p_jg|.
     """
 
     image = "ellipsoids"
@@ -59,7 +63,9 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         return math.sqrt(self.each) * self._lengths(p).sum(-1)
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """z_g = sqrt(m) gamma_g * w_g/|w_g|, w = gamma * p; where w_g = 0 every point ties, and the rule is RMSNorm's."""
+        """z_g = sqrt(m) gamma_g * w_g/|w_g|, w = gamma * p; where w_g = 0 every point ties, and the
+        rule is RMSNorm's.
+        """
         return torch.cat([part.maximizer(q) for part, q in zip(self.parts, p.split(self.each, -1), strict=True)], -1)
 
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
@@ -68,7 +74,9 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         return (lengths <= 8 * torch.finfo(p.dtype).eps * lengths.amax(-1, keepdim=True)).any(-1)
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """sum_g |w_g| (sqrt(m) - s/sqrt(s^2/m + eps)), s = r/sqrt(G): each group's input has the same length."""
+        """sum_g |w_g| (sqrt(m) - s/sqrt(s^2/m + eps)), s = r/sqrt(G): each group's input has the
+        same length.
+        """
         share = radius / math.sqrt(self.groups)
         reached = share / math.sqrt(share**2 / self.each + self.eps) if share else 0.0
         return (math.sqrt(self.each) - reached) * self._lengths(p).sum(-1)
@@ -91,7 +99,9 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         return (self.apart(self.gamma).abs().amax(-1) / self.sigma(x)).amax(-1)
 
     def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """v_g = gamma_g * (q_g - u_g (u_g.q_g)/(u_g.u_g)), q = f/gamma, u = x/gamma: RMSNorm's in each group."""
+        """v_g = gamma_g * (q_g - u_g (u_g.q_g)/(u_g.u_g)), q = f/gamma, u = x/gamma: RMSNorm's in
+        each group.
+        """
         gamma = self._invertible_gain()
         u, q = self.apart(x / gamma), self.apart(f / gamma)
         along = (u * q).sum(-1, keepdim=True) / (u * u).sum(-1, keepdim=True)

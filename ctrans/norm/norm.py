@@ -1,7 +1,9 @@
-"""What every norm brings: z = beta + gamma * u(x) with u(x) in a bounded set, and that set's geometry as methods.
+"""What every norm brings: z = beta + gamma * u(x) with u(x) in a bounded set, and that set's
+geometry as methods.
 
-Whether a Hamiltonian behind a norm is finite, and attained, follows from these methods alone: `support` is H, `maximizer` what has it,
-`attained` whether an input reaches that, and `shortfall` how near inputs of a length come where none does.
+Whether a Hamiltonian behind a norm is finite, and attained, follows from these methods alone:
+`support` is H, `maximizer` what has it, `attained` whether an input reaches that, and `shortfall`
+how near inputs of a length come where none does.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ OLD_MEMBERS = {"residual": "constraint_violation", "undo": "preimage", "off_copi
 
 
 class Norm(nn.Module, abc.ABC):
-    """z = beta + gamma * u(x) for each token x (a row of width d), where u(x) = `standardize`(x) is no longer than sqrt(d).
+    """z = beta + gamma * u(x) for each token x (a row of width d), where u(x) = `standardize`(x) is
+    no longer than sqrt(d).
 
-    The *image* is what x can be sent to, for eps = 0; `support`, `maximizer`, `ties` and `residual` are of its closure.
+    The *image* is what x can be sent to, for eps = 0; `support`, `maximizer`, `ties` and `residual`
+    are of its closure.
     """
 
     width: int
@@ -37,7 +41,9 @@ class Norm(nn.Module, abc.ABC):
     degree: int | None = None
     """k with N(c x) - beta = c^k (N(x) - beta) for c > 0 and eps = 0; None where there is none."""
     no_tangent: ClassVar[str] = "has no surface to move on"
-    """Why the image has no tangent space and no retraction, where it has none: a norm around the state is then the discrete model's."""
+    """Why the image has no tangent space and no retraction, where it has none: a norm around the
+    state is then the discrete model's.
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -46,7 +52,9 @@ class Norm(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def image(self) -> str:
-        """What kind of set the image is, a name of `ctrans.control.sets_by_norm.IMAGES`: ellipsoid, slice, ellipsoids, box or ball."""
+        """What kind of set the image is, a name of `ctrans.control.sets_by_norm.IMAGES`: ellipsoid,
+        slice, ellipsoids, box or ball.
+        """
 
     @property
     @abc.abstractmethod
@@ -70,7 +78,9 @@ class Norm(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def reaches_inside(self) -> bool:
-        """Whether N also reaches the inside of its image, which matters as soon as velocities cost something."""
+        """Whether N also reaches the inside of its image, which matters as soon as velocities cost
+        something.
+        """
 
     @property
     def centred(self) -> bool:
@@ -83,7 +93,9 @@ class Norm(nn.Module, abc.ABC):
         return False
 
     def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
-        """What it divides by, of the token or of each of its groups. Raises ConfigError where it divides by nothing."""
+        """What it divides by, of the token or of each of its groups. Raises ConfigError where it
+        divides by nothing.
+        """
         raise ConfigError(f"{type(self).__name__} divides a token by nothing: choose a norm that does, as rmsnorm")
 
     @property
@@ -97,7 +109,9 @@ class Norm(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """The z of the image's closure with <p, z> = support(p); where several have it, the one that the norm's rule picks."""
+        """The z of the image's closure with <p, z> = support(p); where several have it, the one
+        that the norm's rule picks.
+        """
 
     @abc.abstractmethod
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
@@ -105,11 +119,15 @@ class Norm(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """At least support(p) - max of <p, N(x)> over |x - c| <= radius, u(c) = 0: the rate at which it is approached."""
+        """At least support(p) - max of <p, N(x)> over |x - c| <= radius, u(c) = 0: the rate at
+        which it is approached.
+        """
 
     @abc.abstractmethod
     def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """How far z is from the closure of the image, as a violation of its equations; 0 exactly on it."""
+        """How far z is from the closure of the image, as a violation of its equations; 0 exactly on
+        it.
+        """
 
     @abc.abstractmethod
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
@@ -126,7 +144,9 @@ class Norm(nn.Module, abc.ABC):
 
     @property
     def level(self) -> float:
-        """g + b = max|gamma| + max|beta|: no token of the image has a larger RMS, and no larger mean absolute value."""
+        """g + b = max|gamma| + max|beta|: no token of the image has a larger RMS, and no larger
+        mean absolute value.
+        """
         return float(self.gamma.detach().abs().max()) + float(self.beta.detach().abs().max())
 
     @property
@@ -138,15 +158,21 @@ class Norm(nn.Module, abc.ABC):
         return self.gamma * self.standardize(x) + self.beta
 
     def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """The part of f tangent to the image at x. Raises ConfigError where the image has no tangent spaces."""
+        """The part of f tangent to the image at x. Raises ConfigError where the image has no
+        tangent spaces.
+        """
         raise self.no_ode()
 
     def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """R(y), back onto the image, the identity on it. Raises ConfigError where the image has no tangent spaces."""
+        """R(y), back onto the image, the identity on it. Raises ConfigError where the image has no
+        tangent spaces.
+        """
         raise self.no_ode()
 
     def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
-        """What the tangent space at x, of the scaled copy of the image through it, is orthogonal to. Raises ConfigError likewise."""
+        """What the tangent space at x, of the scaled copy of the image through it, is orthogonal
+        to. Raises ConfigError likewise.
+        """
         raise self.no_ode()
 
     def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
@@ -155,7 +181,9 @@ class Norm(nn.Module, abc.ABC):
 
     @property
     def has_tangent(self) -> bool:
-        """Whether the image has tangent spaces and a retraction, so that a norm around the state has an ODE."""
+        """Whether the image has tangent spaces and a retraction, so that a norm around the state
+        has an ODE.
+        """
         return type(self).tangent is not Norm.tangent
 
     def with_eps(self, eps: float) -> Norm:
@@ -163,7 +191,9 @@ class Norm(nn.Module, abc.ABC):
         return self
 
     def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """What N(x) is linear in, of its own parameters: each name with the factor that it stands for."""
+        """What N(x) is linear in, of its own parameters: each name with the factor that it stands
+        for.
+        """
         offset = self.beta.data_ptr()
         named = dict(self.named_parameters())
         return {name: self.beta if value.data_ptr() == offset else self.gamma for name, value in named.items()}
@@ -176,7 +206,9 @@ class Norm(nn.Module, abc.ABC):
         return (z - self.beta) / self._invertible_gain()
 
     def _invertible_gain(self) -> Tensor:
-        """Gamma, where the image has a tangent space to rounding: beside gains below eps times the largest, x - beta is lost."""
+        """Gamma, where the image has a tangent space to rounding: beside gains below eps times the
+        largest, x - beta is lost.
+        """
         gamma = self.gamma
         size = gamma.detach().abs()
         if bool((size <= torch.finfo(gamma.dtype).eps * size.max()).any()):
@@ -196,7 +228,8 @@ class Norm(nn.Module, abc.ABC):
 
 
 class DividingNorm(Norm):
-    """A norm that divides a token, or each group of its channels, by sigma = sqrt(mean square + eps): u(x) = x_hat.
+    """A norm that divides a token, or each group of its channels, by sigma = sqrt(mean square +
+    eps): u(x) = x_hat.
 
     For eps = 0 it is on the edge of its image for every x; otherwise strictly inside, anywhere.
     """
@@ -228,7 +261,9 @@ class DividingNorm(Norm):
 
 
 class GainParameters(nn.Module):
-    """gamma and beta as parameters, `weight` and `bias`, 1 and 0 at first; without `bias` beta stays 0."""
+    """gamma and beta as parameters, `weight` and `bias`, 1 and 0 at first; without `bias` beta
+    stays 0.
+    """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -269,7 +304,9 @@ for _old, _new in OLD_MEMBERS.items():
 
 
 def check_norm(width: int, eps: float) -> tuple[int, float]:
-    """Width and eps; ConfigError unless the width is at least 1 and eps a finite number of at least 0."""
+    """Width and eps; ConfigError unless the width is at least 1 and eps a finite number of at least
+    0.
+    """
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
         raise ConfigError(f"width = {width!r}: give a whole number of at least 1")
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:

@@ -38,7 +38,8 @@ OPTIONS = tuple(field.name for field in dataclasses.fields(NormOptions))
 
 
 def options_taken(name: str, norms: Mapping[str, Callable[..., Any]], settings: Any, heads: int | None = None) -> dict[str, Any]:
-    """What is said of the norm with that name, `settings` having the fields of `NormOptions`; its groups are the heads if none are.
+    """What is said of the norm with that name, `settings` having the fields of `NormOptions`; its
+    groups are the heads if none are.
 
     Raises ConfigError for what the norm does not take, naming those that do.
     """

@@ -18,7 +18,9 @@ SQUASHING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), S
 def random_norm(
     draw: Draw, name: str | None = None, *, width: int | None = None, eps: float = 0.0, signed: bool = True
 ) -> SphereNorm:
-    """A norm of the papers with gains as training leaves them: of any size from 1/4 to 4 and sign, offsets N(0, 1/4) where it has them."""
+    """A norm of the papers with gains as training leaves them: of any size from 1/4 to 4 and sign,
+    offsets N(0, 1/4) where it has them.
+    """
     chosen = NORMS[name or draw.choice(PAPERS)](width or 2 + draw.integer(11), eps).double()
     assert isinstance(chosen, SphereNorm), "the papers' norms divide a token by its size"
     return learned(draw, chosen, 0.5, signed).requires_grad_(False)
@@ -38,7 +40,9 @@ def learned(draw: Draw, chosen: AnyNorm, spread: float, signed: bool = True) -> 
 
 
 def any_norm(draw: Draw, names: list[str] | None = None, *, eps: float = 0.0) -> Norm:
-    """A norm of the table as training may leave it: gains of any sign, offsets, and its inner parameters."""
+    """A norm of the table as training may leave it: gains of any sign, offsets, and its inner
+    parameters.
+    """
     chosen = NORMS[draw.choice(names or sorted(NORMS))](2 + draw.integer(11), eps).double().requires_grad_(False)
     for parameter in chosen.parameters():
         parameter.mul_(draw.signs(*parameter.shape) * (0.5 * draw.normal(*parameter.shape).clamp(-3, 3)).exp())

@@ -1,11 +1,14 @@
-"""Norms that divide a token by its size: the image is an ellipsoid, or its slice through the centre.
+"""Norms that divide a token by its size: the image is an ellipsoid, or its slice through the
+centre.
 
-Each sends a token x (a row of width d) to z = gamma * x_hat + beta with x_hat = C x / sigma and sigma^2 = mean((C x)^2) + eps. C is
-the centring I - 11'/d for LayerNorm and the identity for the others; what else differs is which gains and offsets there are, so each
-formula below is written once, with C.
+Each sends a token x (a row of width d) to z = gamma * x_hat + beta with x_hat = C x / sigma and
+sigma^2 = mean((C x)^2) + eps. C is the centring I - 11'/d for LayerNorm and the identity for the
+others; what else differs is which gains and offsets there are, so each formula below is written
+once, with C.
 
-For eps = 0 the image of RMSNorm is the ellipsoid |Gamma^-1 (z - beta)|^2 = d, and the image of LayerNorm is its slice
-1' Gamma^-1 (z - beta) = 0, because x_hat has mean zero (Kan, Lemma 1, corrected). For eps > 0 it lies strictly inside.
+For eps = 0 the image of RMSNorm is the ellipsoid |Gamma^-1 (z - beta)|^2 = d, and the image of
+LayerNorm is its slice 1' Gamma^-1 (z - beta) = 0, because x_hat has mean zero (Kan, Lemma 1,
+corrected). For eps > 0 it lies strictly inside.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, che
 
 
 class SphereNorm(DividingNorm):
-    """A norm z = gamma * x_hat + beta over the last axis, x_hat on the sphere of radius sqrt(d), with its geometry as methods.
+    """A norm z = gamma * x_hat + beta over the last axis, x_hat on the sphere of radius sqrt(d),
+    with its geometry as methods.
 
-    A subclass says how to centre, what gamma and beta are, and how to apply the norm; the geometry follows from these.
+    A subclass says how to centre, what gamma and beta are, and how to apply the norm; the geometry
+    follows from these.
     """
 
     @property
@@ -41,7 +46,9 @@ class SphereNorm(DividingNorm):
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
     def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """x_hat = C x / sigma, before gain and offset; |x_hat|^2 = d for eps = 0, below d otherwise."""
+        """x_hat = C x / sigma, before gain and offset; |x_hat|^2 = d for eps = 0, below d
+        otherwise.
+        """
         return self.centre(x) / self.sigma(x)
 
     def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
@@ -53,11 +60,12 @@ class SphereNorm(DividingNorm):
         return u * (self.eps / (1 - u.square().mean(-1, keepdim=True))).sqrt()
 
     def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """How far z is from the image for eps = 0, as a violation of its equations; 0 exactly on the image.
+        """How far z is from the image for eps = 0, as a violation of its equations; 0 exactly on
+        the image.
 
-        With u = Gamma^-1 (z - beta): max of abs(|u|^2/d - 1) and, for LayerNorm, abs(1'u)/d. Zero gains flatten the set:
-        there z_i = beta_i is required, and the coordinates u_i that z does not show may take any value that completes
-        the equations.
+        With u = Gamma^-1 (z - beta): max of abs(|u|^2/d - 1) and, for LayerNorm, abs(1'u)/d. Zero
+        gains flatten the set: there z_i = beta_i is required, and the coordinates u_i that z does
+        not show may take any value that completes the equations.
         """
         gamma = self.gamma
         hidden = gamma == 0
@@ -80,8 +88,9 @@ class SphereNorm(DividingNorm):
     def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """v = Gamma (q - u (u.q)/(u.u)), q = C Gamma^-1 f: the part of f tangent to the image at x.
 
-        A state that moves with v stays on the image (Kan, eq. 132 and Prop. 12, corrected by C for LayerNorm). Away from the
-        image it is tangent to the scaled copy of it through x. Raises ConfigError where a gain is zero.
+        A state that moves with v stays on the image (Kan, eq. 132 and Prop. 12, corrected by C for
+        LayerNorm). Away from the image it is tangent to the scaled copy of it through x. Raises
+        ConfigError where a gain is zero.
         """
         gamma = self._invertible_gain()
         u = (x - self.beta) / gamma
@@ -90,9 +99,11 @@ class SphereNorm(DividingNorm):
         return gamma * (q - u * along)
 
     def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta): back onto the image; the identity on it.
+        """R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta): back onto the image; the
+        identity on it.
 
-        Not a number where w = 0, since every point of the image is then equally near. Raises ConfigError where a gain is zero.
+        Not a number where w = 0, since every point of the image is then equally near. Raises
+        ConfigError where a gain is zero.
         """
         gamma = self._invertible_gain()
         w = self.centre((y - self.beta) / gamma)
@@ -113,7 +124,8 @@ class SphereNorm(DividingNorm):
         return (tilt > math.sqrt(torch.finfo(u.dtype).eps) * size) | (size == 0)
 
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
-        """J = diag(gamma)/sigma (C - x_hat x_hat'/d), the dense derivative dz/dx of each token; exact for eps > 0 too.
+        """J = diag(gamma)/sigma (C - x_hat x_hat'/d), the dense derivative dz/dx of each token;
+        exact for eps > 0 too.
 
         |J|_2 <= max|gamma|/sigma, and J(c x) = J(x)/c for eps = 0, c > 0 (Kan, Lemma 9 without its error; Emadi, Lemma A.1).
         """
@@ -124,17 +136,21 @@ class SphereNorm(DividingNorm):
         return self.gamma.unsqueeze(-1) * inner / self.sigma(x).unsqueeze(-1)
 
     def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """max over the image of <p, z> = sqrt(d) |C(gamma * p)|_2 + <p, beta> for each token (eps = 0)."""
+        """max over the image of <p, z> = sqrt(d) |C(gamma * p)|_2 + <p, beta> for each token (eps =
+        0).
+        """
         reach: Tensor = math.sqrt(self.width) * torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
         return reach + p @ self.beta
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """argmax over the image of <p, z> = beta + sqrt(d) gamma * w/|w|, w = C(gamma * p) (eps = 0).
+        """argmax over the image of <p, z> = beta + sqrt(d) gamma * w/|w|, w = C(gamma * p) (eps =
+        0).
 
-        Where w = 0 every point of the image ties (see `ties`); the rule is then u = sqrt(d/2) (1, -1, 0, ...), which lies
-        on both norms' images (width 1: u = 1).
+        Where w = 0 every point of the image ties (see `ties`); the rule is then u = sqrt(d/2) (1,
+        -1, 0, ...), which lies on both norms' images (width 1: u = 1).
         """
-        # centred twice: where gamma * p is nearly constant, the rounding of the first mean is not small against w
+        # centred twice: where gamma * p is nearly constant, the rounding of the first mean is not
+        # small against w
         w = self.centre(self.centre(self.gamma * p))
         tie = self.ties(p).unsqueeze(-1)
         length = torch.where(tie, 1.0, torch.linalg.vector_norm(w, dim=-1, keepdim=True))
@@ -142,14 +158,18 @@ class SphereNorm(DividingNorm):
         return self.beta + self.gamma * (math.sqrt(self.width) * direction)
 
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
-        """Where C(gamma * p) = 0 to rounding (8 eps |gamma * p|): every point of the image maximises <p, z>."""
+        """Where C(gamma * p) = 0 to rounding (8 eps |gamma * p|): every point of the image
+        maximises <p, z>.
+        """
         scaled = self.gamma * p
         tolerance: Tensor = 8 * torch.finfo(p.dtype).eps * torch.linalg.vector_norm(scaled, dim=-1)
         length: Tensor = torch.linalg.vector_norm(self.centre(scaled), dim=-1)
         return length <= tolerance
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """|w| (sqrt(d) - r/sqrt(r^2/d + eps)) at x = r w/|w|, w = C(gamma * p), exactly: about |w| sqrt(d) eps d/(2 r^2)."""
+        """|w| (sqrt(d) - r/sqrt(r^2/d + eps)) at x = r w/|w|, w = C(gamma * p), exactly: about |w|
+        sqrt(d) eps d/(2 r^2).
+        """
         reached = radius / math.sqrt(radius**2 / self.width + self.eps) if radius else 0.0
         length: Tensor = torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
         return (math.sqrt(self.width) - reached) * length
@@ -169,7 +189,8 @@ class SphereNorm(DividingNorm):
 
 
 class LayerNorm(GainParameters, SphereNorm):
-    """LN(x) = gamma * (x - mean(x)) / sqrt(var(x) + eps) + beta, over the last axis of the given width.
+    """LN(x) = gamma * (x - mean(x)) / sqrt(var(x) + eps) + beta, over the last axis of the given
+    width.
 
     `bias=False` leaves beta out (it is then zero).
     """
@@ -187,7 +208,9 @@ class LayerNorm(GainParameters, SphereNorm):
 
 
 class RMSNorm(GainParameters, SphereNorm):
-    """RMSNorm(x) = gamma * x / sqrt(mean(x^2) + eps), over the last axis of the given width; beta = 0."""
+    """RMSNorm(x) = gamma * x / sqrt(mean(x^2) + eps), over the last axis of the given width; beta =
+    0.
+    """
 
     centred = False
 
@@ -227,7 +250,9 @@ class WithEps(SphereNorm):
 
 
 class SphereOf(SphereNorm):
-    """The sphere norm with given gains and offsets, eps and centring: of a part of a token, or of tensors that nothing trains."""
+    """The sphere norm with given gains and offsets, eps and centring: of a part of a token, or of
+    tensors that nothing trains.
+    """
 
     centred = False  # each object has its own
 

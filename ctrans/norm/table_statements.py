@@ -20,7 +20,9 @@ CLIPPING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), Cl
     1e-9,
 )
 def jacobians(draw: Draw) -> Trials:
-    """J in closed form against autograd, relative to the slope stated; |J|_2 <= slope(x) <= steepest; at inputs of any size."""
+    """J in closed form against autograd, relative to the slope stated; |J|_2 <= slope(x) <=
+    steepest; at inputs of any size.
+    """
     norm = any_norm(draw, eps=draw.choice((1e-5, 0.1)))
     x = draw.log_uniform(-1, 1) * draw.normal(norm.width)
     dense = dense_jacobian(norm, x)
@@ -40,7 +42,9 @@ def jacobians(draw: Draw) -> Trials:
     1e-9,
 )
 def surfaces(draw: Draw) -> Trials:
-    """Tangent parts: n'v = 0 for the normals n, T(T f) = T f. R(z) = z on the image, R(y) is on it, R(x + hf) = x + h T f + O(h^2)."""
+    """Tangent parts: n'v = 0 for the normals n, T(T f) = T f. R(z) = z on the image, R(y) is on it,
+    R(x + hf) = x + h T f + O(h^2).
+    """
     norm = any_norm(draw, SURFACES)
     if (norm.image == "slice" and norm.width == 2) or norm.width == 1:
         return Trial(-1.0, "two points have no tangent")
@@ -68,7 +72,9 @@ def surfaces(draw: Draw) -> Trials:
     0.1,
 )
 def projected_flow(draw: Draw) -> Trial:
-    """The residual at t = 1 of dx/dt = T f for a constant f, by 200 steps of the classical method of order 4."""
+    """The residual at t = 1 of dx/dt = T f for a constant f, by 200 steps of the classical method
+    of order 4.
+    """
     norm = any_norm(draw, SURFACES)
     x, f = norm(draw.normal(3, norm.width)), 0.3 * norm.gamma.abs().min() * draw.normal(norm.width)
     h = 1 / 200
@@ -89,7 +95,9 @@ def projected_flow(draw: Draw) -> Trial:
     1e-9,
 )
 def clipping_is_a_projection(draw: Draw) -> Trials:
-    """N(N(x)) = N(x); |N(x) - N(y)| <= |x - y|; <x - N(x), z - N(x)> <= 0 for z in the set: N(x) is the nearest point."""
+    """N(N(x)) = N(x); |N(x) - N(y)| <= |x - y|; <x - N(x), z - N(x)> <= 0 for z in the set: N(x) is
+    the nearest point.
+    """
     norm = any_norm(draw, CLIPPING)
     x, y = (draw.log_uniform(-1, 1) * draw.normal(50, norm.width) for _ in range(2))
     z, words = norm(x), norm_words(norm)
@@ -110,7 +118,9 @@ def clipping_is_a_projection(draw: Draw) -> Trials:
     "1; alpha phi'(0) < 1: N alone takes it to 0",
 )
 def squashing_jumps(draw: Draw) -> Trial:
-    """With gamma = 1, beta = s = 0 and alpha < 1 for DyT (0.88 for Derf), |N(x)| <= alpha phi'(0)|x|: repeated, N goes to 0."""
+    """With gamma = 1, beta = s = 0 and alpha < 1 for DyT (0.88 for Derf), |N(x)| <= alpha
+    phi'(0)|x|: repeated, N goes to 0.
+    """
     norm = NORMS[draw.choice(SQUASHING)](2 + draw.integer(11)).double().requires_grad_(False)
     assert isinstance(norm, SquashNorm), "those are drawn"
     norm.alpha.fill_(draw.uniform(0.1, 0.8))
