@@ -3,9 +3,12 @@
 The Hamiltonian of a norm's image does not depend on the state. So the best a token can do is to move straight, and the value of a
 state is the least terminal cost within reach. No grid is involved, and the width is free.
 
-The minimum over that set has three stages, each for what the one before cannot do. A sample chooses the basins. Projected gradient
-steps (`ascend`) reach a smooth minimum to rounding. A pattern search needs no derivative and finishes minima at kinks, where
-gradients do not vanish.
+
+min of G over affine images of the unit ball, many at once: samples, projected gradient, pattern search.
+
+Three stages, each for what the one before cannot do. A sample chooses the basins. The spectral projected gradient (Birgin,
+Martinez, Raydan 2000: Barzilai-Borwein steps, projected on the ball) reaches a smooth minimum to rounding. The pattern search
+needs no derivative and finishes minima at kinks, where gradients do not vanish.
 """
 
 from __future__ import annotations
@@ -18,8 +21,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.ascent import ascend
-from ctrans.control.shapes import PerBatch, TokenRows
 from ctrans.norm import SphereNorm
 from solvers import ConfigError
 
@@ -41,7 +42,7 @@ class BallImage:
     centre: Float[Tensor, " width"]
     map: Float[Tensor, "width rank"]
 
-    def support(self, P: TokenRows) -> PerBatch:
+    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
         """H(P) = sup over velocities in V of -<P, v> = sum_j |M' p_j| - <p_j, c>."""
         values: Tensor = (torch.linalg.vector_norm(P @ self.map, dim=-1) - P @ self.centre).sum(-1)
         return values
@@ -72,7 +73,7 @@ def velocity_ball(
 @torch.no_grad()
 def hopf_lax(
     terminal: Terminal, x: Float[Tensor, "*batch width"], remaining: float, velocities: BallImage, *, starts: int = 8
-) -> PerBatch:
+) -> Float[Tensor, "*batch"]:
     """Phi(x, t) = min {G(z) : z in x + (T - t) V}, with `remaining` = T - t in depth-time.
 
     To rounding, minima at kinks included, provided one of `starts` descents begins in the basin of the global minimum: raise
@@ -100,6 +101,12 @@ def _check(terminal: Terminal, x: Tensor, remaining: float, velocities: BallImag
 
 
 SAMPLES_PER_START, NEIGHBOURS = 32, 8
+DESCENT_STEPS = 3000
+"""A limit for the hardest rows only: a row leaves the loop when it has converged, mostly after some 10 to 50 steps."""
+ARMIJO, MEMORY, GROW, SHRINK = 1e-4, 3, 10.0, 0.25
+"""A step must bring g below the largest of the last MEMORY values: a little freedom lets Barzilai-Borwein steps be fast."""
+STRIDE = 0.1
+"""The longest step, about the sample's spacing: a longer one may leave the basin that the start was chosen for."""
 SEARCH_RADIUS, SEARCH_STEPS = 0.05, 400
 
 
@@ -115,12 +122,20 @@ class Problems:
         base = self.base.reshape(len(self.base), *[1] * (w.ndim - 2), -1)
         return self.cost(base + w @ self.map.T)
 
+    def slope(self, w: Float[Tensor, "rows rank"]) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows rank"]]:
+        """g(w) and its gradient."""
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            values = self(w) + 0 * w.sum(-1)  # a G that ignores its argument has a gradient too
+            (slope,) = torch.autograd.grad(values.sum(), w)
+        return values.detach(), slope
+
     def of(self, rows: Tensor) -> Problems:
         """The problems of those rows only."""
         return dataclasses.replace(self, base=self.base[rows])
 
 
-def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch width"]) -> PerBatch:
+def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
     """G(x), or ConfigError where it has the wrong shape or is not finite."""
     values = cost(x)
     if values.shape != x.shape[:-1]:
@@ -141,11 +156,7 @@ def minimise(
     problems = Problems(cost, base, map)
     w = starting_points(problems, starts)
     repeated = Problems(cost, base.repeat_interleave(starts, 0), map)
-
-    def payoff(w: Tensor) -> Tensor:
-        return 0 * w.sum(-1) - repeated(w)  # a G that ignores its argument has a gradient too
-
-    w = ascend(payoff, w.flatten(0, 1), (-1,), project).z.reshape(w.shape)
+    w = descend(repeated, w.flatten(0, 1)).reshape(w.shape)
     return search(problems, _take(w, problems(w).argmin(-1)))
 
 
@@ -169,6 +180,38 @@ def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows star
     span = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True)
     minimal = values <= values[:, near].amin(-1)
     return points[torch.where(minimal, values, values + 2 * span).topk(starts, largest=False).indices]
+
+
+def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, "rows rank"]:
+    """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, taken if g falls enough (Armijo); the lowest point met."""
+    resolution = torch.finfo(w.dtype).eps ** 0.6  # a move this small changes a smooth g below rounding
+    tiny = torch.finfo(w.dtype).tiny
+    rows = torch.arange(len(w), device=w.device)
+    value, slope = problems.slope(w)
+    result, lowest = w.clone(), value.clone()
+    recent = value.unsqueeze(-1).repeat(1, MEMORY)
+    size = 1 / torch.linalg.vector_norm(slope, dim=-1).clamp(min=tiny)
+    for step in range(DESCENT_STEPS):
+        full = project(w - size.unsqueeze(-1) * slope) - w
+        fraction = STRIDE / torch.linalg.vector_norm(full, dim=-1).clamp(min=STRIDE)
+        trial = w + fraction.unsqueeze(-1) * full
+        trial_value, trial_slope = problems.slope(trial)
+        move, turn = trial - w, trial_slope - slope
+        length2, curvature = move.square().sum(-1), (move * turn).sum(-1)
+        accept = trial_value <= recent.amax(-1) - ARMIJO * length2 / (fraction * size)
+        secant = torch.where(curvature > 0, length2 / curvature, math.inf)
+        size = torch.where(accept, secant.minimum(GROW * size), SHRINK * size)
+        w, slope = (torch.where(accept.unsqueeze(-1), new, old) for new, old in ((trial, w), (trial_slope, slope)))
+        value = torch.where(accept, trial_value, value)
+        recent[:, step % MEMORY] = value
+        better = value < lowest[rows]
+        lowest[rows[better]], result[rows[better]] = value[better], w[better]
+        moving = length2.sqrt() > resolution
+        rows, w, value, slope, size, recent = (part[moving] for part in (rows, w, value, slope, size, recent))
+        if not len(rows):
+            break
+        problems = problems.of(moving)
+    return result
 
 
 def search(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, " rows"]:
