@@ -1,6 +1,8 @@
-"""ctrans: a stability laboratory for deep Transformers. Depth is time: attention and FFN are the fields of a switched ODE.
+"""ctrans: a stability laboratory for deep Transformers. Depth is time: attention and FFN are the
+fields of a switched ODE.
 
-The names below are imported when first asked for, so that `import ctrans` and `ctrans --help` stay quick.
+The names below are imported when first asked for, so that `import ctrans` and `ctrans --help` stay
+quick.
 """
 
 from __future__ import annotations
@@ -107,7 +109,9 @@ if not TYPE_CHECKING:  # who checks types would take any name for granted
 
 
 class _MovedModules:
-    """Imports `solvers.deprecated`, whose finder stands next, where no file has a module of ctrans: only then, as it imports torch."""
+    """Imports `solvers.deprecated`, whose finder stands next, where no file has a module of ctrans:
+    only then, as it imports torch.
+    """
 
     @staticmethod
     def find_spec(name: str, path: object, target: object = None) -> None:

@@ -33,12 +33,15 @@ class Sublayers(nn.ModuleList):
 
 
 class Depth(nn.Module):
-    """The switched ODE dX/dt = v_k(X) on segment k, k = 0 .. K-1, and the discrete Transformer that is one Euler step of each.
+    """The switched ODE dX/dt = v_k(X) on segment k, k = 0 .. K-1, and the discrete Transformer that
+    is one Euler step of each.
 
-    Segment k lasts spans[k] * dt; plain blocks are two spans of 1, attention and FFN, so that T = 2 D dt. `per_block` says how
-    many consecutive sublayers make a block. Times are exact fractions, so that every segment has the length that the discrete
-    step uses, bit for bit. `shared` says that one block, the same modules, acts at every time, and does at any other depth. Raises
-    ConfigError for a dt or span that is not positive and finite, or sublayers that do not fill blocks.
+    Segment k lasts spans[k] * dt; plain blocks are two spans of 1, attention and FFN, so that T = 2
+    D dt. `per_block` says how many consecutive sublayers make a block. Times are exact fractions,
+    so that every segment has the length that the discrete step uses, bit for bit. `shared` says
+    that one block, the same modules, acts at every time, and does at any other depth. Raises
+    ConfigError for a dt or span that is not positive and finite, or sublayers that do not fill
+    blocks.
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class Depth(nn.Module):
             )
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """The discrete Transformer: one step of length dt per segment (spans times dt where they are not 1)."""
+        """The discrete Transformer: one step of length dt per segment (spans times dt where they
+        are not 1).
+        """
         for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
             x = sublayer.step(x, length)
         return x
@@ -81,7 +86,9 @@ class Depth(nn.Module):
 
     @property
     def lengths(self) -> tuple[float, ...]:
-        """The length of every segment in depth-time, spans[k] * dt rounded once: the step that the discrete model takes."""
+        """The length of every segment in depth-time, spans[k] * dt rounded once: the step that the
+        discrete model takes.
+        """
         return tuple(float(span * Fraction(self.dt)) for span in self.spans)
 
     @property
@@ -92,10 +99,11 @@ class Depth(nn.Module):
     def segments(self, *, continuous: bool = False) -> list[Segment]:
         """The segments for `solve`.
 
-        By default the model's own steps: `solve(depth.segments(), x, method="euler", steps=1)` has the bits of `depth(x)`, for
-        every placement. Where a norm stands around the state (post, pre_post, deepnorm) that step has no continuous limit once
-        the norm has learned a gain or offset (theory, section 3). `continuous=True` gives the projected ODE, on which every
-        method has its order; for the other placements both are the same.
+        By default the model's own steps: `solve(depth.segments(), x, method="euler", steps=1)` has
+        the bits of `depth(x)`, for every placement. Where a norm stands around the state (post,
+        pre_post, deepnorm) that step has no continuous limit once the norm has learned a gain or
+        offset (theory, section 3). `continuous=True` gives the projected ODE, on which every method
+        has its order; for the other placements both are the same.
         """
         times = self._times()
         return [
@@ -104,27 +112,31 @@ class Depth(nn.Module):
         ]
 
     def refine(self, k: int, weights: str = "constant") -> Depth:
-        """k times as many blocks of length dt/k over the same T: `resample(k D)`. Raises ConfigError for k below 1."""
+        """k times as many blocks of length dt/k over the same T: `resample(k D)`. Raises
+        ConfigError for k below 1.
+        """
         return self.resample(self.blocks * check_count("k", k), weights)
 
     def coarsen(self, k: int, weights: str = "constant") -> Depth:
-        """1/k times as many blocks of length k dt over the same T; "constant" averages k blocks, "linear" samples theta at the
-        midpoints.
+        """1/k times as many blocks of length k dt over the same T; "constant" averages k blocks,
+        "linear" samples theta at the midpoints.
 
-        `coarsen(k)` undoes `refine(k)` bit for bit with constant weights. Raises ConfigError where k does not divide the number
-        of blocks.
+        `coarsen(k)` undoes `refine(k)` bit for bit with constant weights. Raises ConfigError where
+        k does not divide the number of blocks.
         """
         if self.blocks % check_count("k", k):
             raise ConfigError(f"{self.blocks} blocks cannot be merged {k} at a time: choose a divisor of {self.blocks}")
         return self.resample(self.blocks // k, weights)
 
     def resample(self, blocks: int, weights: str = "constant") -> Depth:
-        """Any number of blocks over the same T, with weights theta(s) of this depth's at their middles (own copies).
+        """Any number of blocks over the same T, with weights theta(s) of this depth's at their
+        middles (own copies).
 
-        Free weights: for "constant", theta is each block's weights on its interval, and a block gets its mean over its own;
-        for "linear", theta is linear between the blocks' midpoints, constant beyond the outer ones. Weights that are functions
-        of depth (`GPTConfig.depth_weights`) are their own theta, exactly, whatever `weights` says, and one block that is `shared`
-        stays the one. Raises ConfigError for a number of blocks below 1.
+        Free weights: for "constant", theta is each block's weights on its interval, and a block
+        gets its mean over its own; for "linear", theta is linear between the blocks' midpoints,
+        constant beyond the outer ones. Weights that are functions of depth
+        (`GPTConfig.depth_weights`) are their own theta, exactly, whatever `weights` says, and one
+        block that is `shared` stays the one. Raises ConfigError for a number of blocks below 1.
         """
         check_count("blocks", blocks)
         sampler = look_up("interpolation of weights", weights, SAMPLERS)
@@ -142,7 +154,8 @@ class Depth(nn.Module):
             own = dict(block.named_parameters())
             with torch.no_grad():
                 for name in free:
-                    # around the first source, so that equal weights give themselves and not their rounded mean
+                    # around the first source, so that equal weights give themselves and not their
+                    # rounded mean
                     first = parameters[sources[0][0]][name]
                     own[name].copy_(first + sum(weight * (parameters[i][name] - first) for i, weight in sources[1:]))
             new.extend(block)
@@ -153,14 +166,18 @@ class Depth(nn.Module):
         return Depth(sublayers, dt, spans=self._resampled_spans(blocks), per_block=self.per_block, shared=self.shared)
 
     def symmetric(self) -> Depth:
-        """The same weights as blocks of half FFN, attention, half FFN (Strang splitting; Lu et al. 2020), FFN halves shared."""
+        """The same weights as blocks of half FFN, attention, half FFN (Strang splitting; Lu et al.
+        2020), FFN halves shared.
+        """
         if self.per_block != 2 or any(pair[0].kind != "attention" or pair[1].kind != "ffn" for pair in self._blocks()):
             raise ConfigError("only a depth of attention-FFN blocks can be made symmetric")
         sublayers = [part for attention, ffn in self._blocks() for part in (ffn, attention, ffn)]
         return Depth(sublayers, self.dt, spans=[Fraction(1, 2), 1, Fraction(1, 2)] * self.blocks, per_block=3)
 
     def _resampled_spans(self, blocks: int) -> list[Fraction]:
-        """The spans of that many blocks: of each the mean over the stretch of blocks that it stands for, so that T stays."""
+        """The spans of that many blocks: of each the mean over the stretch of blocks that it stands
+        for, so that T stays.
+        """
         old: list[tuple[Fraction, ...]] = [self.spans[i : i + self.per_block] for i in range(0, len(self.spans), self.per_block)]
         if len(set(old)) == 1:
             return list(old[0]) * blocks
@@ -212,6 +229,8 @@ def check_dt(dt: float) -> float:
 
 
 def check_count(name: str, value: int, most: int = 10**9) -> int:
-    """The value; ConfigError unless it is a whole number from 1 to the most that can come to an end."""
+    """The value; ConfigError unless it is a whole number from 1 to the most that can come to an
+    end.
+    """
     Range(1, most).check(name, value, whole=True)
     return value

@@ -1,4 +1,6 @@
-"""Files that somebody gave: regular files only, of bounded size, and JSON of bounded depth. All else is refused before it is read."""
+"""Files that somebody gave: regular files only, of bounded size, and JSON of bounded depth. All
+else is refused before it is read.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ NO_FILE = {
 
 
 def check_file(path: Path) -> int:
-    """The bytes of a regular file that can be read. Raises ConfigError for all else: a pipe would be waited for without end."""
+    """The bytes of a regular file that can be read. Raises ConfigError for all else: a pipe would
+    be waited for without end.
+    """
     try:
         # without waiting, as opening a pipe does
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -43,7 +47,9 @@ def check_file(path: Path) -> int:
 
 
 def read_file(path: Path, limit: int | None = None) -> bytes:
-    """Its bytes, at most `limit`, by default half of this machine's memory. Raises ConfigError with the size and the limit."""
+    """Its bytes, at most `limit`, by default half of this machine's memory. Raises ConfigError with
+    the size and the limit.
+    """
     size, limit = check_file(path), memory() // 2 if limit is None else limit
     if size > limit:
         raise ConfigError(
@@ -57,7 +63,9 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """What the file says. Raises ConfigError for one that is no JSON, or is larger or nested deeper than any that has a use."""
+    """What the file says. Raises ConfigError for one that is no JSON, or is larger or nested deeper
+    than any that has a use.
+    """
     data = read_file(path, LARGEST_JSON)
     try:
         found: Any = json.loads(data)
@@ -69,7 +77,9 @@ def read_json(path: Path) -> Any:
 
 
 def nested_too_deep(found: Any) -> bool:
-    """Whether objects and lists of JSON lie more than `DEEPEST_JSON` deep in each other, counting what they hold."""
+    """Whether objects and lists of JSON lie more than `DEEPEST_JSON` deep in each other, counting
+    what they hold.
+    """
     depth, inside = 0, [found]
     while inside:
         depth += 1

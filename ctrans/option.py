@@ -1,7 +1,8 @@
 """Options: fields of dataclasses that say what they mean and which values they take.
 
-`option` makes such a field. `check_options` validates the values of an object. The command line makes its options of the same fields
-(`ctrans.cli.click_options`), so that a new field of `GPTConfig` is an option of every command.
+`option` makes such a field. `check_options` validates the values of an object. The command line
+makes its options of the same fields (`ctrans.cli.click_options`), so that a new field of
+`GPTConfig` is an option of every command.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ OWN = "Options"
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; `words` says which, after "give". Without words they are whole numbers."""
+    """Numbers from `low` to `high`, both included; `words` says which, after "give". Without words
+    they are whole numbers.
+    """
 
     low: float
     high: float
@@ -64,7 +67,8 @@ class Option:
 
     - `help`: one sentence or two, as ``--help`` shows them; the choices and the default follow
     - `group`: its heading in ``--help``; the class's `option_group` if empty
-    - `choices`: the table of its values. It is read when it is needed, so that plugins can add to it
+    - `choices`: the table of its values. It is read when it is needed, so that plugins can add to
+      it
     - `other_choices`: whether other values are allowed too, which the class checks itself
     - `limits`: the range of its numbers
     - `flags`: what the command line calls it, if not as the field
@@ -98,7 +102,9 @@ def option(
     default_words: str = "",
     **click: Any,
 ) -> Value:
-    """A field of a dataclass that is an option (see `Option`). `flags` is a text, as "--context --tokens"."""
+    """A field of a dataclass that is an option (see `Option`). `flags` is a text, as "--context
+    --tokens".
+    """
     words = tuple(flags.split())
     about = Option(help, group, choices, other_choices, limits, words, default_words, click)
     return dataclasses.field(default=default, metadata={KEY: about})
@@ -106,7 +112,9 @@ def option(
 
 @dataclasses.dataclass(frozen=True)
 class FieldType:
-    """A field's annotation: the type of one value, whether it may be None, and whether there are several."""
+    """A field's annotation: the type of one value, whether it may be None, and whether there are
+    several.
+    """
 
     kind: type
     optional: bool
@@ -115,7 +123,9 @@ class FieldType:
 
 @functools.cache
 def field_types(cls: type) -> Mapping[str, FieldType]:
-    """The types of the fields of a dataclass, by name. Of a union other than with None, `kind` is object."""
+    """The types of the fields of a dataclass, by name. Of a union other than with None, `kind` is
+    object.
+    """
     hints = typing.get_type_hints(cls)
     return {field.name: _field_type(hints[field.name]) for field in dataclasses.fields(cls)}
 
@@ -130,7 +140,9 @@ def _field_type(hint: Any) -> FieldType:
 
 @functools.cache
 def options_of(cls: type) -> Mapping[str, Option]:
-    """The options of a dataclass, by the names of their fields. Those without a group have that of the class that defines them."""
+    """The options of a dataclass, by the names of their fields. Those without a group have that of
+    the class that defines them.
+    """
     found = {}
     for field in dataclasses.fields(cls):
         if KEY in field.metadata:
@@ -146,7 +158,9 @@ def defaults_of(cls: type) -> dict[str, Any]:
 
 
 def check_options(made: Any) -> None:
-    """Raises ConfigError for the first field whose value is not of its type, among its choices and within its limits."""
+    """Raises ConfigError for the first field whose value is not of its type, among its choices and
+    within its limits.
+    """
     cls: Any = type(made)
     about = options_of(cls)
     for name, own in field_types(cls).items():

@@ -1,7 +1,8 @@
 """Large tensors on large pages, where the system gives them to who asks.
 
-A streamed screening makes every block's weights and frees them: of Llama-7B 35 million pages of 4 KiB, whose first touch is an
-interrupt each. Imports nothing but the standard library, since it has to act before torch is imported.
+A streamed screening makes every block's weights and frees them: of Llama-7B 35 million pages of 4
+KiB, whose first touch is an interrupt each. Imports nothing but the standard library, since it has
+to act before torch is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ SWITCH = "THP_MEM_ALLOC_ENABLE"
 
 
 def take_huge_pages(setting: Path = SETTING) -> None:
-    """Lets torch ask for huge pages where Linux gives them on request, unless the user has set `SWITCH`.
+    """Lets torch ask for huge pages where Linux gives them on request, unless the user has set
+    `SWITCH`.
 
     Only acts before torch is imported.
     """

@@ -1,9 +1,12 @@
-"""Placements of normalisation, by equation: which norms act where, for one sublayer and for a whole model.
+"""Placements of normalisation, by equation: which norms act where, for one sublayer and for a whole
+model.
 
-Names differ between papers and libraries ("sandwich" means three things), so a placement here is which of three norms are on:
-N_in before the sublayer's map f, N_out after it, N_state around the residual sum (Kim's positions A, B and C).
+Names differ between papers and libraries ("sandwich" means three things), so a placement here is
+which of three norms are on: N_in before the sublayer's map f, N_out after it, N_state around the
+residual sum (Kim's positions A, B and C).
 
-A new placement is one entry of `PLACEMENTS`: models, commands, pictures and tests pick it up from there.
+A new placement is one entry of `PLACEMENTS`: models, commands, pictures and tests pick it up from
+there.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from solvers.errors import look_up
 class Placement:
     """Which norms surround a sublayer's map f, and what follows for the model around it.
 
-    With raw velocity r(X) = N_out f(N_in X), each norm only where it is on, the discrete step is X + dt r(X), or
-    N_state(X + dt r(X)) where `state_norm` is on; the ODE's velocity is r, or its part tangent to N_state's image. `colour` and
-    `marker` are matplotlib's names for its lines in every picture. `velocity`, `step` and `seen_in`, which models have it, are its row
-    of the table in docs/commands/simulate.md.
+    With raw velocity r(X) = N_out f(N_in X), each norm only where it is on, the discrete step is X
+    + dt r(X), or N_state(X + dt r(X)) where `state_norm` is on; the ODE's velocity is r, or its
+    part tangent to N_state's image. `colour` and `marker` are matplotlib's names for its lines in
+    every picture. `velocity`, `step` and `seen_in`, which models have it, are its row of the table
+    in docs/commands/simulate.md.
     """
 
     name: str
@@ -41,7 +45,9 @@ class Placement:
 
     @property
     def final_norm(self) -> bool:
-        """Whether a norm stands before the head: everywhere but where the state itself is normalised (Xiong, table 1)."""
+        """Whether a norm stands before the head: everywhere but where the state itself is
+        normalised (Xiong, table 1).
+        """
         return not self.state_norm
 
 
@@ -74,7 +80,8 @@ PLACEMENTS: dict[str, Placement] = {
 
 
 def placement_with(input_norm: bool, output_norm: bool, state_norm: bool, *, gain: bool = False) -> Placement:
-    """The placement that has exactly these norms; of several the one that has a residual gain if `gain` says so, else not.
+    """The placement that has exactly these norms; of several the one that has a residual gain if
+    `gain` says so, else not.
 
     Raises ConfigError, naming the norms, where no entry of `PLACEMENTS` has them.
     """
@@ -100,8 +107,8 @@ class BlockPlacement(NamedTuple):
 
 
 Spelling = str | tuple[str, str] | list[str | tuple[str, str] | list[str]]
-"""How a model's placements may be given: "peri"; the tuple ("post", "pre") for attention and FFN; or a list with one of these for
-each block. Text is what `spell` makes of them.
+"""How a model's placements may be given: "peri"; the tuple ("post", "pre") for attention and FFN;
+or a list with one of these for each block. Text is what `spell` makes of them.
 """
 
 MOST_BLOCKS = 999_999
@@ -111,10 +118,10 @@ MOST_BLOCKS = 999_999
 def spell(given: Spelling) -> str:
     """The placements of a model as one text, the same for all that mean the same.
 
-    - a name, "peri", for every sublayer of any number of blocks; the tuple ("post", "pre") or "post/pre" is attention's and the
-      FFN's (HybridNorm)
-    - a list has an entry for each block (Mix-LN), runs of equal ones counted: "post*3+pre/output*9". So ["pre"] is one block,
-      "pre*1", and ["post", "pre"] two
+    - a name, "peri", for every sublayer of any number of blocks; the tuple ("post", "pre") or
+      "post/pre" is attention's and the FFN's (HybridNorm)
+    - a list has an entry for each block (Mix-LN), runs of equal ones counted:
+      "post*3+pre/output*9". So ["pre"] is one block, "pre*1", and ["post", "pre"] two
 
     Raises ConfigError for anything else, and for unknown names.
     """
@@ -136,7 +143,9 @@ def spell(given: Spelling) -> str:
 
 
 def spell_for(given: Spelling, blocks: int) -> str:
-    """The same for a model of that many blocks: with no count where all are alike. Raises ConfigError unless it is of so many."""
+    """The same for a model of that many blocks: with no count where all are alike. Raises
+    ConfigError unless it is of so many.
+    """
     text = spell(given)
     check_arrangement(text, blocks)
     runs = _runs(text)
@@ -144,13 +153,17 @@ def spell_for(given: Spelling, blocks: int) -> str:
 
 
 def arrange(text: str, blocks: int) -> list[BlockPlacement]:
-    """The placements of every block, from a text as `spell` makes it. Raises ConfigError unless it is of that many blocks."""
+    """The placements of every block, from a text as `spell` makes it. Raises ConfigError unless it
+    is of that many blocks.
+    """
     check_arrangement(text, blocks)
     return [pair for pair, count in _runs(text) for _ in range(blocks if count is None else count)]
 
 
 def check_arrangement(text: str, blocks: int) -> None:
-    """Raises ConfigError unless such a text is of that many blocks, of which there may be more than a list can hold."""
+    """Raises ConfigError unless such a text is of that many blocks, of which there may be more than
+    a list can hold.
+    """
     counts = [count for _, count in _runs(text)]
     described = sum(count or 0 for count in counts)
     if None in counts or described == blocks:
@@ -166,7 +179,9 @@ def check_arrangement(text: str, blocks: int) -> None:
 
 
 def placements_in(text: str) -> list[Placement]:
-    """Each placement that a sublayer has in a model of that text, once, in the order in which they come."""
+    """Each placement that a sublayer has in a model of that text, once, in the order in which they
+    come.
+    """
     return list({placement.name: placement for pair, _ in _runs(text) for placement in pair}.values())
 
 
@@ -181,7 +196,9 @@ def _spelt(pair: BlockPlacement, count: int | None) -> str:
 
 
 def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
-    """Pairs of placements with how many blocks in a row have them; one pair with None where no blocks are counted."""
+    """Pairs of placements with how many blocks in a row have them; one pair with None where no
+    blocks are counted.
+    """
     runs: list[tuple[BlockPlacement, int | None]] = []
     parts = text.split("+")
     for part in parts:

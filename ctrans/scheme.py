@@ -1,4 +1,6 @@
-"""How a depth is integrated. That one Euler step per segment is the discrete Transformer is said here and nowhere else."""
+"""How a depth is integrated. That one Euler step per segment is the discrete Transformer is said
+here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,19 @@ METHOD_WORDS = ", ".join(
 )
 """The methods, for a help text."""
 MOST_STEPS = 10**6
-"""Steps of a segment: beyond these rounding grows faster than the error falls, and nobody waits for the end."""
+"""Steps of a segment: beyond these rounding grows faster than the error falls, and nobody waits for
+the end.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """X_T from X_0: `method`, `steps`, `rtol`, `atol`, `gradient` and `norm` as `solvers.solve` takes them. The default is the discrete
-    model.
+    """X_T from X_0: `method`, `steps`, `rtol`, `atol`, `gradient` and `norm` as `solvers.solve`
+    takes them. The default is the discrete model.
 
-    `gradient` matters without a gradient too: `reversible` computes by a scheme of its own. Raises ConfigError when made for
-    names that are in no table, numbers that make no sense, and a norm of the error for a method that estimates none.
+    `gradient` matters without a gradient too: `reversible` computes by a scheme of its own. Raises
+    ConfigError when made for names that are in no table, numbers that make no sense, and a norm of
+    the error for a method that estimates none.
     """
 
     method: str | Method = "euler"
@@ -62,19 +67,27 @@ class Scheme:
 
     @property
     def evaluates_once(self) -> bool:
-        """Whether every field is evaluated once and never again, as what a field writes into a cache demands."""
+        """Whether every field is evaluated once and never again, as what a field writes into a
+        cache demands.
+        """
         return self.discrete and self.gradient == "backprop"
 
     def check_numbers(self, dtype: torch.dtype) -> Method:
-        """The method. Raises ConfigError for tolerances below what the dtype resolves, and all that is wrong with the numbers."""
+        """The method. Raises ConfigError for tolerances below what the dtype resolves, and all that
+        is wrong with the numbers.
+        """
         return check_solver(self.method, self.steps, self.rtol, self.atol, dtype)[0]
 
     def check(self, depth: Depth, dtype: torch.dtype = torch.float64) -> None:
-        """Raises ConfigError where the gradient does not work for the method and the depth's segments, or numbers for the dtype."""
+        """Raises ConfigError where the gradient does not work for the method and the depth's
+        segments, or numbers for the dtype.
+        """
         get_gradient(self.gradient).check(self.check_numbers(dtype), self.segments(depth))
 
     def segments(self, depth: Depth, continuous: bool | None = None) -> list[Segment]:
-        """The depth's own steps for the discrete model, its ODE for everything else; `continuous` overrides that choice."""
+        """The depth's own steps for the discrete model, its ODE for everything else; `continuous`
+        overrides that choice.
+        """
         return depth.segments(continuous=not self.discrete if continuous is None else continuous)
 
     def request(self, max_steps: int | None = None) -> dict[str, Any]:
@@ -87,7 +100,9 @@ class Scheme:
         return solve(self.segments(depth), x0, **self.request())
 
     def last_state(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """X_T. Raises SolveError where an integration fails; the discrete model always has a result."""
+        """X_T. Raises SolveError where an integration fails; the discrete model always has a
+        result.
+        """
         return depth(x0) if self.evaluates_once else self.solve(depth, x0).x1
 
 
@@ -109,12 +124,15 @@ def trajectory(
     max_steps: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
-    """X at depth-time 0 and at every segment's end, one more state than there are segments, by any method of `solvers.METHODS`.
+    """X at depth-time 0 and at every segment's end, one more state than there are segments, by any
+    method of `solvers.METHODS`.
 
     Euler with one step is the discrete model, bit for bit. Everything else integrates the ODE.
 
-    - `method`, `steps`, `rtol`, `atol`, `gradient`, `norm`, `max_steps`, `progress`: as `solvers.solve` takes them
-    - `continuous`: whether the ODE is integrated whatever the method, which matters only where a norm stands around the state
+    - `method`, `steps`, `rtol`, `atol`, `gradient`, `norm`, `max_steps`, `progress`: as
+      `solvers.solve` takes them
+    - `continuous`: whether the ODE is integrated whatever the method, which matters only where a
+      norm stands around the state
     - `throw`: whether a failure raises SolveError; otherwise the solution's status says it
     """
     scheme = Scheme(method, steps, rtol, atol, gradient, norm)

@@ -1,4 +1,6 @@
-"""A sublayer: the map f (attention or FFN) with the norms its placement puts around it, and how its output joins the state."""
+"""A sublayer: the map f (attention or FFN) with the norms its placement puts around it, and how its
+output joins the state.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ from solvers.segment import Map, Time
 
 
 class Sublayer(nn.Module):
-    """r(X) = gain * W N_out f(s N_in X), each norm where it is given: the velocity of one segment, before any tangent projection.
+    """r(X) = gain * W N_out f(s N_in X), each norm where it is given: the velocity of one segment,
+    before any tangent projection.
 
-    - `field`: any module from (*batch, tokens, width) to the same shape; so an imported model's attention and our own are the same
-      thing here
+    - `field`: any module from (*batch, tokens, width) to the same shape; so an imported model's
+      attention and our own are the same thing here
     - `state_norm`: the norm around the residual sum
     - `gain`: 1, or DeepNorm's 1/alpha
     - `residual`: W and s, an entry of `RESIDUALS`; W = I and s = 1 without one
-    - `placement`: the entry of `PLACEMENTS` that these norms and this gain are from, where it is known
+    - `placement`: the entry of `PLACEMENTS` that these norms and this gain are from, where it is
+      known
     """
 
     field: Any  # an nn.Module; its own attributes are known to those who ask for them, and mypy takes a module's for tensors
@@ -66,7 +70,8 @@ class Sublayer(nn.Module):
 
     @property
     def placement(self) -> Placement:
-        """The placement that it was made with; where none was given, the one with its norms and, if its gain is not 1, a gain.
+        """The placement that it was made with; where none was given, the one with its norms and, if
+        its gain is not 1, a gain.
 
         Raises ConfigError where no placement has these norms.
         """
@@ -99,12 +104,16 @@ class Sublayer(nn.Module):
         return v if self.residual is None else self.residual(v, x)
 
     def pulled(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
-        """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at this costate."""
+        """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at
+        this costate.
+        """
         return self.gain * (p if self.residual is None else self.residual.pull(p))
 
     @property
     def branches(self) -> Mapping[Kind, Branch]:
-        """The map by its kind, or the maps that it is the sum of: what each is given is `branch.given(sublayer.given(x))`."""
+        """The map by its kind, or the maps that it is the sum of: what each is given is
+        `branch.given(sublayer.given(x))`.
+        """
         return self.field.branches if isinstance(self.field, SumOfMaps) else {self.kind: Branch(self.field)}
 
     @property
@@ -124,7 +133,9 @@ class Sublayer(nn.Module):
 
     @property
     def image(self) -> Norm | None:
-        """The norm of the residual's own that bounds what the map can do; None where r is linear in its output."""
+        """The norm of the residual's own that bounds what the map can do; None where r is linear in
+        its output.
+        """
         return None if self.residual is None else self.residual.image
 
     @property
@@ -133,12 +144,16 @@ class Sublayer(nn.Module):
         return self.gain if self.residual is None else self.gain * self.residual.largest
 
     def velocity(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """The ODE's velocity v(X): r(X), or its part tangent to the state norm's image (Kan, eq. 132)."""
+        """The ODE's velocity v(X): r(X), or its part tangent to the state norm's image (Kan, eq.
+        132).
+        """
         v = self(x)
         return v if self.state_norm is None else self.state_norm.tangent(x, v)
 
     def step(self, x: Float[Tensor, "*batch tokens width"], dt: float) -> Float[Tensor, "*batch tokens width"]:
-        """The discrete Transformer's step: X + dt r(X) of the state that has entered, inside the state norm if there is one."""
+        """The discrete Transformer's step: X + dt r(X) of the state that has entered, inside the
+        state norm if there is one.
+        """
         x = self.enter(x)
         x = x + dt * self(x)
         return x if self.state_norm is None else self.state_norm(x)
@@ -150,7 +165,9 @@ class Sublayer(nn.Module):
         p: Float[Tensor, "*batch tokens state"],
         dt: float,
     ) -> tuple[Float[Tensor, "*batch tokens state"], Float[Tensor, "*batch tokens state"]]:
-        """The state and costate that the segment's field meets, once X has entered: of X, dL/dX = `before` and dL/dX_next = `p`."""
+        """The state and costate that the segment's field meets, once X has entered: of X, dL/dX =
+        `before` and dL/dX_next = `p`.
+        """
         if self.streams == 1:
             return x, before
         entered = self.enter(x)
@@ -159,9 +176,10 @@ class Sublayer(nn.Module):
     def segment(self, t0: Time, t1: Time, *, continuous: bool = False) -> Segment:
         """This sublayer as a segment of depth-time.
 
-        As the model's own step: field r, and the state norm as projection. With `continuous`, as the ODE: field v, the state
-        put on the state norm's image on entering. Without a state norm the two are one. Raises ConfigError for the ODE of a state norm
-        whose image has no tangent spaces: it has none.
+        As the model's own step: field r, and the state norm as projection. With `continuous`, as
+        the ODE: field v, the state put on the state norm's image on entering. Without a state norm
+        the two are one. Raises ConfigError for the ODE of a state norm whose image has no tangent
+        spaces: it has none.
         """
         if self.state_norm is None or not continuous:
             mix = self.enter if self.streams > 1 else None

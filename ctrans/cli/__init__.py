@@ -1,5 +1,5 @@
-"""The command `ctrans`: commands parse, call and print. A command's module, and torch with it, is imported when it is asked
-for.
+"""The command `ctrans`: commands parse, call and print. A command's module, and torch with it, is
+imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is called, and ends every failure in one line and an exit code.
+    """A group that imports a command when it is called, and ends every failure in one line and an
+    exit code.
 
     2: something the user can mend; 1: a computation that failed.
     """
@@ -94,7 +95,9 @@ def _say(message: str) -> None:
 
 
 def _explain(error: Exception) -> int:
-    """One line for a failure that is ours or the machine's; anything else is a bug and keeps its traceback."""
+    """One line for a failure that is ours or the machine's; anything else is a bug and keeps its
+    traceback.
+    """
     from solvers import ConfigError, SolveError
 
     if isinstance(error, (ConfigError, SolveError)):
@@ -132,5 +135,6 @@ def main() -> None:
     ctrans train
     ctrans --plugin my_attention.py simulate --attention mean
 
-    `--help` after a command shows its options. --json PATH writes the result as one JSON object (- is stdout).
+    `--help` after a command shows its options. --json PATH writes the result as one JSON object (-
+    is stdout).
     """

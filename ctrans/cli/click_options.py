@@ -21,11 +21,15 @@ GROUPS = (
 )
 """Groups of options in the order in which results show them."""
 SETTINGS = "settings"
-"""Where the metadata of a request's field hold a dataclass whose options the command has, and their names."""
+"""Where the metadata of a request's field hold a dataclass whose options the command has, and their
+names.
+"""
 
 
 def settings_of(cls: type, *, only: Sequence[str] = (), without: Sequence[str] = ()) -> Any:
-    """A field of a request: the values of the options of that dataclass, by name; of all, of some, or of all but some."""
+    """A field of a request: the values of the options of that dataclass, by name; of all, of some,
+    or of all but some.
+    """
     names = only or [name for name in options_of(cls) if name not in without]
     return dataclasses.field(metadata={SETTINGS: (cls, tuple(names))})
 
@@ -124,7 +128,9 @@ def _names_of(about: Option, own: FieldType) -> Any:
 
 
 def each(context: click.Context, parameter: click.Parameter, values: Sequence[Any]) -> Any:
-    """The values of an option that is a model: None, the only one, or a tuple. Raises ConfigError for an empty one."""
+    """The values of an option that is a model: None, the only one, or a tuple. Raises ConfigError
+    for an empty one.
+    """
     if "" in values:
         raise ConfigError(f"{parameter.opts[0]} '' names nothing: give a value, or leave the option out")
     return tuple(values) if len(values) > 1 else values[0] if values else None
@@ -144,7 +150,9 @@ def one_alone(given: Sequence[tuple[str, Any]]) -> ConfigError:
 
 
 def expand(names: Sequence[str], table: Mapping[str, Any], what: str) -> list[str]:
-    """The names, each once; `all` stands for the whole table. Raises ConfigError for a name that is not in it."""
+    """The names, each once; `all` stands for the whole table. Raises ConfigError for a name that is
+    not in it.
+    """
     wanted = dict.fromkeys(name for given in names for name in (table if given == "all" else [given]))
     for name in wanted:
         if name not in table:

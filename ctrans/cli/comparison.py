@@ -18,7 +18,8 @@ SETTINGS = {about.flag(name).removeprefix("--"): name for name, about in options
 
 
 def values_of(setting: str, text: str) -> dict[Any, Any]:
-    """The values of a text such as "1,none": each as results call it, and as the field of `GPTConfig` holds it.
+    """The values of a text such as "1,none": each as results call it, and as the field of
+    `GPTConfig` holds it.
 
     Raises ConfigError for an unknown setting or value.
     """
@@ -39,7 +40,9 @@ def values_of(setting: str, text: str) -> dict[Any, Any]:
 
 
 def axes_of(compare: Sequence[str]) -> dict[str, dict[Any, Any]]:
-    """The values of each setting that is compared. Raises ConfigError for a setting that is given twice."""
+    """The values of each setting that is compared. Raises ConfigError for a setting that is given
+    twice.
+    """
     axes: dict[str, dict[Any, Any]] = {}
     for text in filter(_is_axis, compare):
         name, _, values = text.partition("=")

@@ -34,11 +34,12 @@ class ControlRequest(ModelRequest):
 def command(request: ControlRequest) -> None:
     """Show by depth how far a GPT, seeded or your own, is from the maximum principle on a text.
 
-    The costate P = dL/dX solves the adjoint ODE backward from the loss of the next token. By segment: its norm, the drift of
-    <P, v>, which the ODE conserves, and the gap H(P) + <P, v> >= 0 to velocities that are free at each token, with the
-    alignment of the layer's velocity v with the best of them. Where no output norm bounds the velocities, H is infinite and the
-    alignment is cos(-P, v). Tokens share weights: a second table shows what is left then, and why training reaches alignment 0, not 1.
-    The directory gets control.json and control.png.
+    The costate P = dL/dX solves the adjoint ODE backward from the loss of the next token. By
+    segment: its norm, the drift of <P, v>, which the ODE conserves, and the gap H(P) + <P, v> >= 0
+    to velocities that are free at each token, with the alignment of the layer's velocity v with the
+    best of them. Where no output norm bounds the velocities, H is infinite and the alignment is
+    cos(-P, v). Tokens share weights: a second table shows what is left then, and why training
+    reaches alignment 0, not 1. The directory gets control.json and control.png.
 
     \b
     ctrans control

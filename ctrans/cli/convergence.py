@@ -49,10 +49,11 @@ class ConvergenceRequest(WrittenRequest):
 def command(request: ConvergenceRequest) -> None:
     """Measure the order of each method on each placement, in both limits a Transformer has.
 
-    Substeps: fixed blocks, more and more steps per segment; a method of order p has error O(steps^-p). Depth: fixed depth-time,
-    more and more blocks with weights smooth in depth; plain blocks have order 1, symmetric ones (half FFN, attention, half FFN)
-    order 2. The same functions make the convergence tests. All of it takes one to two
-    minutes. The directory gets convergence.json and convergence.png.
+    Substeps: fixed blocks, more and more steps per segment; a method of order p has error
+    O(steps^-p). Depth: fixed depth-time, more and more blocks with weights smooth in depth; plain
+    blocks have order 1, symmetric ones (half FFN, attention, half FFN) order 2. The same functions
+    make the convergence tests. All of it takes one to two minutes. The directory gets
+    convergence.json and convergence.png.
     """
     choose_threads(0)  # its models are small
     names = expand_placements(request.placements)

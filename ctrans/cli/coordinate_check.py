@@ -23,7 +23,9 @@ from ctrans.training.settings import TrainConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoordinateRequest(WrittenRequest):
-    """The request of `coordinate-check`: `config` and `training` are fields of `GPTConfig` and `TrainConfig`."""
+    """The request of `coordinate-check`: `config` and `training` are fields of `GPTConfig` and
+    `TrainConfig`.
+    """
 
     config: Mapping[str, Any] = settings_of(GPTConfig)
     training: Mapping[str, Any] = settings_of(TrainConfig, only=("batch", "optimiser", "learning_rate", "weight_decay", "seed"))
@@ -49,7 +51,9 @@ class CoordinateRequest(WrittenRequest):
 
     @property
     def model(self) -> GPTConfig:
-        """The architecture, whose heads give theirs to every width. Raises ConfigError for what cannot be."""
+        """The architecture, whose heads give theirs to every width. Raises ConfigError for what
+        cannot be.
+        """
         return GPTConfig(VOCABULARY, **self.config)
 
     @property
@@ -62,10 +66,11 @@ class CoordinateRequest(WrittenRequest):
 def command(request: CoordinateRequest) -> None:
     """Measure how activations and their updates grow with the width.
 
-    Each width's model takes the same few steps on one batch at one learning rate. Where a change grows with the width (k > 0 in
-    mean |change| ~ width^k), the best learning rate of a narrow model is too large for a wide one. mup makes k = 0 everywhere
-    (Yang et al. 2022, appendix D.1). The result gives the standard error of k.
-    The directory gets coordinate-check.json and coordinate-check.png.
+    Each width's model takes the same few steps on one batch at one learning rate. Where a change
+    grows with the width (k > 0 in mean |change| ~ width^k), the best learning rate of a narrow
+    model is too large for a wide one. mup makes k = 0 everywhere (Yang et al. 2022, appendix D.1).
+    The result gives the standard error of k. The directory gets coordinate-check.json and
+    coordinate-check.png.
 
     \b
     ctrans coordinate-check

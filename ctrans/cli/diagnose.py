@@ -40,11 +40,12 @@ LIMITS = "\b\nEvery finding with its severity, what is measured, its limit, and 
 def command(request: DiagnoseRequest) -> None:
     """List what is wrong with a model, most severe first: place, figure, effect and what helps.
 
-    MODEL is a local Hugging Face directory, nanoGPT's ckpt.pt, or what ctrans saved; without one, a seeded GPT. ctrans diagnoses several
-    models, such as checkpoints of one training, on the same text. One pass over the text looks for dead gains, saturated heads,
-    massive activations, large sensitivities, collapsed tokens, blocks that do nothing, a weight decay that does not bound the weights,
-    grown output norms, drifting logits, tied weights with opposing gradients, and numbers that are not finite.
-    The directory gets diagnose.json and diagnose.png.
+    MODEL is a local Hugging Face directory, nanoGPT's ckpt.pt, or what ctrans saved; without one, a
+    seeded GPT. ctrans diagnoses several models, such as checkpoints of one training, on the same
+    text. One pass over the text looks for dead gains, saturated heads, massive activations, large
+    sensitivities, collapsed tokens, blocks that do nothing, a weight decay that does not bound the
+    weights, grown output norms, drifting logits, tied weights with opposing gradients, and numbers
+    that are not finite. The directory gets diagnose.json and diagnose.png.
 
     \b
     ctrans diagnose models/bert

@@ -61,9 +61,10 @@ class ExportRequest(Request):
 def command(request: ExportRequest) -> None:
     """Write a model that ctrans saved in the format of another library.
 
-    Hugging Face has a family for: pre-LN blocks with RMSNorm, rotary positions, SwiGLU and no bias (Llama; with dt other than 1
-    Granite, whose residual multiplier it is), and for pre-LN blocks with LayerNorm, learned positions, GELU and bias (GPT-2). For any
-    other choice ctrans raises an error that names it. Files are written whole or not at all.
+    Hugging Face has a family for: pre-LN blocks with RMSNorm, rotary positions, SwiGLU and no bias
+    (Llama; with dt other than 1 Granite, whose residual multiplier it is), and for pre-LN blocks
+    with LayerNorm, learned positions, GELU and bias (GPT-2). For any other choice ctrans raises an
+    error that names it. Files are written whole or not at all.
 
     \b
     ctrans train --placement pre --norm rmsnorm --positions rotary --ffn swiglu --no-bias --out out/llama

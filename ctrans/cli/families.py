@@ -26,15 +26,18 @@ class FamiliesRequest(Request):
 
 @command_of(FamiliesRequest, "families")
 def command(request: FamiliesRequest) -> None:
-    """List the families of other libraries' models that are known, what was found in each, and what is not known of it.
+    """List the families of other libraries' models that are known, what was found in each, and what
+    is not known of it.
 
-    A NAME is that of a config's model_type. Each family is built here, small and random, and opened as --model opens a checkpoint of it;
-    what is said is what was found. Other families, and any nn.Module, are opened too where their blocks can be told: these were
-    tried. All of them take ten to thirty seconds.
+    A NAME is that of a config's model_type. Each family is built here, small and random, and opened
+    as --model opens a checkpoint of it; what is said is what was found. Other families, and any
+    nn.Module, are opened too where their blocks can be told: these were tried. All of them take ten
+    to thirty seconds.
 
-    A line says: where norms act; theta, whether attention's scores and heads are known (Emadi's bounds); bound, whether it is known how
-    large each map can be; weights, whether each map's matrices are known (statements on initialisation); last, whether each map ends
-    in a linear map (Hamiltonians over weights, growth under larger weights). With names it also says why not.
+    A line says: where norms act; theta, whether attention's scores and heads are known (Emadi's
+    bounds); bound, whether it is known how large each map can be; weights, whether each map's
+    matrices are known (statements on initialisation); last, whether each map ends in a linear map
+    (Hamiltonians over weights, growth under larger weights). With names it also says why not.
 
     \b
     ctrans families

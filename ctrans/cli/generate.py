@@ -62,7 +62,8 @@ def command(request: GenerateRequest) -> None:
     """Continue a text with a trained model, shown as it is made.
 
     A training run's model is integrated as it was trained; a model saved alone is the discrete one.
-    A model of bytes prints its text in UTF-8, invalid bytes as �; a model of another vocabulary prints token ids.
+    A model of bytes prints its text in UTF-8, invalid bytes as �; a model of another vocabulary
+    prints token ids.
 
     \b
     ctrans generate --checkpoint out/train --prompt "A class is"
@@ -89,7 +90,8 @@ def command(request: GenerateRequest) -> None:
 
 
 def trained_with(directory: Path) -> Scheme:
-    """How the training run that made this checkpoint computes X_T; the discrete model where no run made it.
+    """How the training run that made this checkpoint computes X_T; the discrete model where no run
+    made it.
 
     Raises ConfigError for a training state that is damaged.
     """
@@ -109,7 +111,9 @@ def words(scheme: Scheme) -> str:
 
 
 def encode(prompt: str, vocabulary: int) -> list[int]:
-    """The prompt's bytes, or its token ids for a vocabulary that is not bytes. An empty text is a new line."""
+    """The prompt's bytes, or its token ids for a vocabulary that is not bytes. An empty text is a
+    new line.
+    """
     if vocabulary == VOCABULARY:
         return list(read_text(text=prompt or "\n"))
     try:

@@ -70,14 +70,17 @@ class HJBCheckRequest(ModelRequest):
 
 @command_of(HJBCheckRequest, "hjb-check")
 def command(request: HJBCheckRequest) -> None:
-    """Is the Hamiltonian of training finite, and under which assumptions? For each placement of normalisation.
+    """Is the Hamiltonian of training finite, and under which assumptions? For each placement of
+    normalisation.
 
-    A GPT, seeded or your own, reads real text; at every segment the Hamiltonian H(P) = sup of -<P, f> over the velocities that
-    the placement allows is computed in closed form at the costate P, for the ODE and for the discrete step, and checked by
-    ascents that do not know the formula. H = inf means that the best velocity runs away. Behind a norm H is finite for bounded
-    gains. Trained gains make it grow with them; a decay of the gains or a kinetic cost prevents that. All this holds at the
-    costates of one text, and a finite H alone does not imply that an optimum exists. The exit code is 1 if any evidence disagrees
-    with its verdict. The directory gets hjb-check.json and hjb-check.png.
+    A GPT, seeded or your own, reads real text; at every segment the Hamiltonian H(P) = sup of -<P,
+    f> over the velocities that the placement allows is computed in closed form at the costate P,
+    for the ODE and for the discrete step, and checked by ascents that do not know the formula. H =
+    inf means that the best velocity runs away. Behind a norm H is finite for bounded gains. Trained
+    gains make it grow with them; a decay of the gains or a kinetic cost prevents that. All this
+    holds at the costates of one text, and a finite H alone does not imply that an optimum exists.
+    The exit code is 1 if any evidence disagrees with its verdict. The directory gets hjb-check.json
+    and hjb-check.png.
 
     \b
     ctrans hjb-check
@@ -128,7 +131,9 @@ def command(request: HJBCheckRequest) -> None:
 
 
 def _refused(found: Sequence[Subject], regularization: Regularization) -> dict[str, str]:
-    """Why the regularization does not apply, by the name of each model that does not take it, or has a sublayer that does not."""
+    """Why the regularization does not apply, by the name of each model that does not take it, or
+    has a sublayer that does not.
+    """
     reasons = {
         subject.config.placement: next(
             (why for p in subject.placements if (why := why_not_applicable(get_placement(p), regularization))), None

@@ -1,4 +1,6 @@
-"""What the models that a command looks at are given to read: a text, as tokens of theirs, or images."""
+"""What the models that a command looks at are given to read: a text, as tokens of theirs, or
+images.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Text:
-    """A text as one row of token ids of that vocabulary, to be cut into sequences; `said` is how it became tokens."""
+    """A text as one row of token ids of that vocabulary, to be cut into sequences; `said` is how it
+    became tokens.
+    """
 
     ids: Integer[np.ndarray, " _"]
     vocabulary: int
@@ -33,8 +37,8 @@ class Text:
     words: Callable[[list[int]], list[str]] = as_numbers
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
-        """For each of so many walks as many sequences of that many tokens, spread evenly over the text. ConfigError for tokens beyond the
-        vocabulary.
+        """For each of so many walks as many sequences of that many tokens, spread evenly over the
+        text. ConfigError for tokens beyond the vocabulary.
         """
         cut = windows(self.ids, walks * count, length)
         lowest, highest = int(cut.min()), int(cut.max())
@@ -46,7 +50,9 @@ class Text:
         return cut
 
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
-        """Tokens and their targets: the next tokens, or what an imported model was trained to tell (`Opened.pairs`)."""
+        """Tokens and their targets: the next tokens, or what an imported model was trained to tell
+        (`Opened.pairs`).
+        """
         longer = self.sequences(count, length + 1, walks)
         return (longer[:, :-1], longer[:, 1:]) if self.opened is None else self.opened.pairs(longer, self.mask)
 
@@ -56,7 +62,8 @@ class InputRows:
     """Images or arrays, or the batch that a function of the user's returned.
 
     - `take`: gives the first so many of them, or so many spread evenly; `there`: how many there are
-    - `said`: where they come from; `holds`: the same with a verb; `unit`: what one of them is called
+    - `said`: where they come from; `holds`: the same with a verb; `unit`: what one of them is
+      called
     - `loss`: the name of the model's loss
     - `exact`: whether the user chose how many to read
     - `targets`: for the user's loss
@@ -74,7 +81,8 @@ class InputRows:
     reader: Opened | None = None
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
-        """So many rows for each walk. If the user chose no number there may be fewer. InputRows of token ids have at most that length.
+        """So many rows for each walk. If the user chose no number there may be fewer. InputRows of
+        token ids have at most that length.
 
         Raises ConfigError where there are fewer than the user wants, or than walks.
         """
@@ -90,7 +98,9 @@ class InputRows:
         return x if self.reader is None else x[:, :length]
 
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
-        """InputRows and their targets. Without targets: those of token ids (`Opened.pairs`), or -1, which no loss reads."""
+        """InputRows and their targets. Without targets: those of token ids (`Opened.pairs`), or -1,
+        which no loss reads.
+        """
         x = self.sequences(count, length, walks)
         if self.targets is not None:
             return x, self.targets[: len(x)]
@@ -102,7 +112,9 @@ class InputRows:
 
 
 def read(request: ModelRequest, found: Sequence[Subject]) -> Text | InputRows:
-    """The text that the request names, as tokens of those models; or its images, or the batch of its example."""
+    """The text that the request names, as tokens of those models; or its images, or the batch of
+    its example.
+    """
     subject = found[0]
     if subject.given is not None:
         return _given(request, subject)
@@ -169,7 +181,9 @@ def _first(rows: Tensor, count: int) -> Tensor:
 
 
 def _check_alike(one: Subject, other: Subject) -> None:
-    """Raises ConfigError unless both can be asked the same: the same tokens, and the same kind of prediction of them."""
+    """Raises ConfigError unless both can be asked the same: the same tokens, and the same kind of
+    prediction of them.
+    """
     if other.vocabulary != one.vocabulary:
         raise ConfigError(
             f"{one.name} has {one.vocabulary} tokens and {other.name} {other.vocabulary}, and models are compared on the same tokens: "
@@ -194,7 +208,9 @@ class InputSummary:
 
     @property
     def words(self) -> str | None:
-        """What was recognised in imported models, how they read, and how much they read; None for our own models."""
+        """What was recognised in imported models, how they read, and how much they read; None for
+        our own models.
+        """
         imported = {subject.name: subject.opened.described for subject in self.found if subject.opened is not None}
         if not imported:
             return None

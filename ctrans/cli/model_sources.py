@@ -47,11 +47,14 @@ class Subject:
     - `config`: its architecture
     - `make`: makes it
     - `weights`: whose weights it has, in words
-    - `vocabulary`, `blocks`, `segments`, `width`: how many tokens, blocks and sublayers there are, and d
-    - `context`, `longest`: the length of the sequences that it is to read, and of those that it can (None if it does not say)
+    - `vocabulary`, `blocks`, `segments`, `width`: how many tokens, blocks and sublayers there are,
+      and d
+    - `context`, `longest`: the length of the sequences that it is to read, and of those that it can
+      (None if it does not say)
     - `placements`: the names of its sublayers' placements
     - `brought`: values of options that the model decided, and not the user
-    - `opened`: the model of `--model` or `--architecture`, which has to be there before anything is known of it
+    - `opened`: the model of `--model` or `--architecture`, which has to be there before anything is
+      known of it
     - `streamed`: whether its weights are made on demand
     - `trained`: whether its weights may be others than an initialisation's
     - `called`: what it is called where its placement is not what the user named
@@ -79,7 +82,9 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """What results call the model: its label among several that were named, what it was named, or its placement."""
+        """What results call the model: its label among several that were named, what it was named,
+        or its placement.
+        """
         return self.label or self.called or self.config.placement
 
     @property
@@ -100,12 +105,14 @@ class Subject:
     def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
         """The model, ready to be looked at: no gradients, evaluation mode."""
         made = self.make().to(device=device).requires_grad_(False).eval()
-        # an imported model is read in its dtype, and keeps tables in float32 that its library keeps so
+        # an imported model is read in its dtype, and keeps tables in float32 that its library keeps
+        # so
         return made if self.opened is not None else made.to(dtype=dtype)
 
 
 def find(request: ModelRequest) -> list[Subject]:
-    """Every norm with every placement asked for, the one model of an option in `SOURCES`, or several that were named.
+    """Every norm with every placement asked for, the one model of an option in `SOURCES`, or
+    several that were named.
 
     Raises ConfigError for what cannot be, and for options that contradict the model.
     """
@@ -128,7 +135,9 @@ def check_foreign_options(request: ModelRequest) -> None:
 
 
 def check_loss(found: Sequence[Subject], command: str) -> None:
-    """Raises ConfigError where the user wants no loss, of a command that asks for nothing but what follows from one."""
+    """Raises ConfigError where the user wants no loss, of a command that asks for nothing but what
+    follows from one.
+    """
     if any(subject.opened is not None and subject.opened.loss == "none" for subject in found):
         names = ", ".join(name for name in LOSS_NAMES if name != "none")
         raise ConfigError(
@@ -158,7 +167,9 @@ def _each_named(request: ModelRequest) -> list[Subject]:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Different paths without the directories that all of them begin with, and the file name that all of them end in."""
+    """Different paths without the directories that all of them begin with, and the file name that
+    all of them end in.
+    """
     parts = [Path(name).parts for name in names]
     while all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) == 1:
         parts = [part[1:] for part in parts]
@@ -268,7 +279,9 @@ def _loss(request: ModelRequest) -> str | Loss | None:
 
 
 def _example(value: str) -> tuple[Example, tuple[Tensor, Tensor | None]]:
-    """What the model reads as the user's function gives it, and of that the rows and targets of its batch."""
+    """What the model reads as the user's function gives it, and of that the rows and targets of its
+    batch.
+    """
     made = called(value)
     example, targets = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     inner = next(iter(example.values())) if isinstance(example, Mapping) and len(example) == 1 else None
@@ -363,7 +376,9 @@ def _check_alone(option: str, request: ModelRequest, *, but: Sequence[str]) -> N
 
 
 def settle_threads(found: Sequence[Subject], tokens: Tensor, dtype: torch.dtype) -> None:
-    """As many threads as the largest of these models is worth on these tokens, where the processor computes (`ctrans.threads`)."""
+    """As many threads as the largest of these models is worth on these tokens, where the processor
+    computes (`ctrans.threads`).
+    """
     if tokens.device.type == "cpu":
         sizes = (flops(subject.width, len(tokens), tokens_of(subject, tokens)) for subject in found)
         choose_threads(max(sizes), dtype.itemsize)

@@ -1,4 +1,6 @@
-"""`ctrans train --eval-depth`: the trained model over the same depth-time in other numbers of blocks."""
+"""`ctrans train --eval-depth`: the trained model over the same depth-time in other numbers of
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from solvers import ConfigError
 
 
 def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -> None:
-    """Raises ConfigError for a depth whose weights, or whose hidden states of a batch, this machine cannot hold."""
+    """Raises ConfigError for a depth whose weights, or whose hidden states of a batch, this machine
+    cannot hold.
+    """
     for depth in depths:
         check_count("eval_depth", depth, MOST_BLOCKS)
         other = model.at_depth(depth)
@@ -36,7 +40,8 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
 
 
 def losses_at(depths: Sequence[int], run: TrainingRun) -> dict[int, float]:
-    """The validation loss of the last checkpoint's model at each depth, over the same depth-time and in the run's own precision.
+    """The validation loss of the last checkpoint's model at each depth, over the same depth-time
+    and in the run's own precision.
 
     It needs no other process. Errors are those of `load` and `solve`.
     """

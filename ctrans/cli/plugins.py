@@ -1,6 +1,8 @@
-"""Modules of the user's own that are imported before a command reads its choices, so that their table entries are among them.
+"""Modules of the user's own that are imported before a command reads its choices, so that their
+table entries are among them.
 
-Nothing is looked for: only what the user names after --plugin is run, in the order in which it is named.
+Nothing is looked for: only what the user names after --plugin is run, in the order in which it is
+named.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ LOADED: list[str] = []
 
 
 def import_plugins(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> None:
-    """Imports each value: the path of a file that ends in .py, or the name of a module that is installed or in this directory."""
+    """Imports each value: the path of a file that ends in .py, or the name of a module that is
+    installed or in this directory.
+    """
     for value in values:
         import_named(value)
         if value not in LOADED:
@@ -32,13 +36,17 @@ def import_plugins(context: click.Context, parameter: click.Parameter, values: S
 
 
 def import_named(value: str) -> ModuleType:
-    """The module: of a file whose path ends in .py, or of a name that is installed or in this directory."""
+    """The module: of a file whose path ends in .py, or of a name that is installed or in this
+    directory.
+    """
     module: ModuleType = _named(value, lambda: _import_file(Path(value)) if value.endswith(".py") else _import_module(value))
     return module
 
 
 def called(value: str) -> Any:
-    """What the function of "module:function" or "file.py:function" returns, called without arguments."""
+    """What the function of "module:function" or "file.py:function" returns, called without
+    arguments.
+    """
     function = function_of(value)
     with _beside(value.rpartition(":")[0]):
         try:
@@ -65,7 +73,9 @@ def function_of(value: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _beside(where: str) -> Iterator[None]:
-    """Inside, a file's own folder comes first among those that modules are imported from, as where Python runs it."""
+    """Inside, a file's own folder comes first among those that modules are imported from, as where
+    Python runs it.
+    """
     folder = str(Path(where).resolve().parent) if where.endswith(".py") else None
     if folder is not None:
         sys.path.insert(0, folder)

@@ -30,9 +30,10 @@ class ReportRequest(WrittenRequest):
 def command(request: ReportRequest) -> None:
     """Put results side by side on one page, from the JSON files of commands.
 
-    Results of one command share their tables and charts: for example screenings of two architectures, or of one model before and
-    after a change. Results of different commands follow each other. The page is one file that needs no network: charts are
-    interactive, tables sort, and the JSON is inside. Needs plotly and jinja2 (pip install 'ctrans[report]').
+    Results of one command share their tables and charts: for example screenings of two
+    architectures, or of one model before and after a change. Results of different commands follow
+    each other. The page is one file that needs no network: charts are interactive, tables sort, and
+    the JSON is inside. Needs plotly and jinja2 (pip install 'ctrans[report]').
 
     \b
     ctrans report out/screen/screen.json
@@ -49,7 +50,9 @@ def command(request: ReportRequest) -> None:
 
 
 def _read(paths: Sequence[Path]) -> dict[str, Any]:
-    """The results by what tells their paths apart. Raises ConfigError for a file named twice, and for what cannot be read."""
+    """The results by what tells their paths apart. Raises ConfigError for a file named twice, and
+    for what cannot be read.
+    """
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise ConfigError(f"{str(twice)!r} is named twice: name each result once")

@@ -102,11 +102,12 @@ class ModelRequest(WrittenRequest):
 
     - `placements`: as they were typed: "all" stands for the whole table
     - `config`: the other fields of `GPTConfig`, of the seeded models
-    - `named`: models as arguments: a local Hugging Face directory, nanoGPT's ckpt.pt, or what ctrans saved
-    - `checkpoint`, `model`, `architecture`, `python`: where the model comes from in place of a seed, also if
-      it was an argument
-    - `several`: option and value of each model, where there is more than one; the options' own fields are
-      then None
+    - `named`: models as arguments: a local Hugging Face directory, nanoGPT's ckpt.pt, or what
+      ctrans saved
+    - `checkpoint`, `model`, `architecture`, `python`: where the model comes from in place of a
+      seed, also if it was an argument
+    - `several`: option and value of each model, where there is more than one; the options' own
+      fields are then None
     """
 
     named: tuple[Path, ...] = argument("[MODEL]")
@@ -263,7 +264,9 @@ Asked = TypeVar("Asked", bound=Request)
 
 
 def request_of(kind: type[Asked], context: click.Context) -> Asked:
-    """The request of a command that is being called. Raises ConfigError for values beyond their limits (`check_options`)."""
+    """The request of a command that is being called. Raises ConfigError for values beyond their
+    limits (`check_options`).
+    """
     given, settings = context.params, settings_in(kind)
     values: dict[str, Any] = {field: {name: given[name] for name in names} for field, names in settings.items()}
     fields = {field.name for field in dataclasses.fields(kind)} - values.keys()

@@ -1,4 +1,5 @@
-"""The JSON schema of every command's result, from the classes that hold it: docs/schemas has them as files.
+"""The JSON schema of every command's result, from the classes that hold it: docs/schemas has them
+as files.
 
 `python -m ctrans.cli.schemas docs/schemas` writes them anew.
 """

@@ -49,10 +49,11 @@ class ScreenRequest(ComparisonRequest):
 def command(request: ScreenRequest) -> None:
     """Screen an architecture before you train it, or a model that exists.
 
-    Kan's four steps: is training a well-posed control problem, how do hidden states grow, how do gradients pass, how far does
-    uncertainty travel. Further steps: attention sensitivity, the effect of one optimiser step, and initialisation theory. Every
-    quantity has a lower and an upper limit. A model outside them does nothing or explodes. A step that cannot handle the model says so.
-    The directory gets screen.json and screen.png.
+    Kan's four steps: is training a well-posed control problem, how do hidden states grow, how do
+    gradients pass, how far does uncertainty travel. Further steps: attention sensitivity, the
+    effect of one optimiser step, and initialisation theory. Every quantity has a lower and an upper
+    limit. A model outside them does nothing or explodes. A step that cannot handle the model says
+    so. The directory gets screen.json and screen.png.
 
     \b
     ctrans screen --placement pre --quick
@@ -99,7 +100,9 @@ def command(request: ScreenRequest) -> None:
 
 
 def _visits(subject: Subject) -> int:
-    """How often its screening tells its progress, known before it is made: every segment, there and back."""
+    """How often its screening tells its progress, known before it is made: every segment, there and
+    back.
+    """
     return 2 * subject.segments
 
 
@@ -166,7 +169,9 @@ def _parts(text: Text | InputRows, request: ScreenRequest, found: Sequence[Subje
 
 
 def by_verdict(screenings: Mapping[str, Screening]) -> dict[str, Screening]:
-    """The same, those first that have fewer quantities outside of their limits; whose states are not finite, last."""
+    """The same, those first that have fewer quantities outside of their limits; whose states are
+    not finite, last.
+    """
     return dict(sorted(screenings.items(), key=lambda each: (each[1].broken is not None, len(each[1].flags))))
 
 

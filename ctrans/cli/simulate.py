@@ -62,11 +62,13 @@ class SimulateRequest(ModelRequest):
 
 @command_of(SimulateRequest, "simulate")
 def command(request: SimulateRequest) -> None:
-    """Run text through a GPT, seeded or your own, and show how its hidden states move through depth.
+    """Run text through a GPT, seeded or your own, and show how its hidden states move through
+    depth.
 
-    Each placement of normalisation gets a table by depth: moments of the hidden state and their bounds in theory, the drift from the
-    conservation law, and the distance between the discrete model and the ODE of which it is an Euler step. The directory gets
-    simulate.json and simulate.png.
+    Each placement of normalisation gets a table by depth: moments of the hidden state and their
+    bounds in theory, the drift from the conservation law, and the distance between the discrete
+    model and the ODE of which it is an Euler step. The directory gets simulate.json and
+    simulate.png.
 
     \b
     ctrans simulate --placement peri --dt 0.1

@@ -36,9 +36,11 @@ MOVED = (
 def command(request: StudyRequest) -> None:
     """Run a study: many trainings, kept in one SQLite file, and the comparison of their results.
 
-    NAME is an experiment of a paper, at a size that a laptop trains, with the paper's claim, the measurement and a verdict: {presets}.
-    FILE.toml says the base configuration, what varies, learning rates, seeds and a budget (README). Each run is a training as `ctrans
-    train` makes it; one that diverges is a result. After a kill at any moment the same command goes on, and nothing runs twice.
+    NAME is an experiment of a paper, at a size that a laptop trains, with the paper's claim, the
+    measurement and a verdict: {presets}. FILE.toml says the base configuration, what varies,
+    learning rates, seeds and a budget (README). Each run is a training as `ctrans train` makes it;
+    one that diverges is a result. After a kill at any moment the same command goes on, and nothing
+    runs twice.
 
     \b
     ctrans study kan-table-2
@@ -137,7 +139,9 @@ def _options(request: StudyRequest) -> dict[str, Any]:
 
 
 def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) -> Verdict | None:
-    """A preset's, of the seeds whose runs are all done: means over other runs on one side than on the other compare nothing."""
+    """A preset's, of the seeds whose runs are all done: means over other runs on one side than on
+    the other compare nothing.
+    """
     if request.name.endswith(TOML):
         return None
     preset, left = _preset(request), {run.training.seed for run in plan.left.values()}
@@ -146,8 +150,8 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) ->
 
 
 def _frequencies_loss(plan: Prospect, runs: Sequence[Finished]) -> float | None:
-    """As `Data.frequencies_loss`; None for a task, whose targets are not the next tokens, where nothing is done, and where the data that
-    the runs had are not here.
+    """As `Data.frequencies_loss`; None for a task, whose targets are not the next tokens, where
+    nothing is done, and where the data that the runs had are not here.
     """
     if plan.study.task is not None or not runs:
         return None

@@ -1,4 +1,6 @@
-"""What `ctrans study` is asked, and what all its studies do alike: tell a cost, carry out what is left."""
+"""What `ctrans study` is asked, and what all its studies do alike: tell a cost, carry out what is
+left.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class StudyRequest(WrittenRequest):
 
 
 def cost(plan: Prospect) -> tuple[Cost, Cost]:
-    """What it costs in all, and what is left, by a run of middling size that is timed on one thread."""
+    """What it costs in all, and what is left, by a run of middling size that is timed on one
+    thread.
+    """
     by_size = sorted(plan.runs.values(), key=flops_of)
     middle = by_size[len(by_size) // 2]
     threads = torch.get_num_threads()
@@ -70,7 +74,9 @@ def cost(plan: Prospect) -> tuple[Cost, Cost]:
 
 
 def carry_out(plan: Prospect, store: Store, engine: Engine) -> None:
-    """Carries out what is left, with a bar of runs and the time that the rest will take. Errors as `carry_out_study`."""
+    """Carries out what is left, with a bar of runs and the time that the rest will take. Errors as
+    `carry_out_study`.
+    """
     with progress_bar("study", len(plan.left)) as advance:
         done = 0
 
@@ -88,7 +94,9 @@ def processes(workers: int | None) -> int:
 
 
 def engine(workers: int | None, ray: str | None) -> Engine:
-    """Where runs go: the Ray cluster at the address that was asked for, else processes of this machine."""
+    """Where runs go: the Ray cluster at the address that was asked for, else processes of this
+    machine.
+    """
     return partial(in_processes, processes(workers)) if ray is None else partial(by_ray, ray)
 
 
@@ -100,7 +108,9 @@ def rest(plan: Prospect) -> str:
 
 
 def begins(plan: Prospect) -> dict[str, Any]:
-    """What every study's result has: which, how far it is, and nothing yet of what this request may add."""
+    """What every study's result has: which, how far it is, and nothing yet of what this request may
+    add.
+    """
     maps: dict[str, Any] = {name: {} for name in ("outcomes", "losses", "curves", "states")}
     nothing = dict.fromkeys(("cost", "frequencies_loss", "verdict", "prediction"))
     done = len(plan.runs) - len(plan.left)
@@ -108,7 +118,9 @@ def begins(plan: Prospect) -> dict[str, Any]:
 
 
 def costs(plan: Prospect, processes: int) -> dict[str, Any]:
-    """What is left to do as JSON: its cost with processor hours, and hours of so many processes; under `all`, of all runs."""
+    """What is left to do as JSON: its cost with processor hours, and hours of so many processes;
+    under `all`, of all runs.
+    """
     whole, left = (
         {**dataclasses.asdict(each), "processor_hours": each.processor_hours, "hours": each.hours(processes)}
         for each in cost(plan)

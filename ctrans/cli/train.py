@@ -43,7 +43,9 @@ from ctrans.training.training_state import Progress
 from solvers import ConfigError
 
 SIGNALLED = 128
-"""Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and not finished."""
+"""Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and
+not finished.
+"""
 HELD = 2
 """So many windows of the validation text are the monitor's held batch."""
 ADVICE = {
@@ -59,9 +61,10 @@ ADVICE = {
 def command(request: TrainRequest) -> None:
     """Train a GPT of any placement, through its ODE or as the discrete Transformer.
 
-    The directory gets checkpoints (links last and best; other commands take the directory as --checkpoint), log.jsonl,
-    train.json and loss.png. Ctrl-C, SIGTERM or SIGHUP saves the run and exits with 130, 143 or 129. A run that diverges exits with 1; last
-    is then its last good checkpoint.
+    The directory gets checkpoints (links last and best; other commands take the directory as
+    --checkpoint), log.jsonl, train.json and loss.png. Ctrl-C, SIGTERM or SIGHUP saves the run and
+    exits with 130, 143 or 129. A run that diverges exits with 1; last is then its last good
+    checkpoint.
 
     \b
     ctrans train
@@ -95,7 +98,9 @@ def command(request: TrainRequest) -> None:
 
 
 def _check_places(request: TrainRequest) -> None:
-    """ConfigError for options that exclude each other or cannot be, before anything is read or made."""
+    """ConfigError for options that exclude each other or cannot be, before anything is read or
+    made.
+    """
     for first, second in (("resume", "overwrite"), ("file", "bin")):
         if getattr(request, first) and getattr(request, second):
             raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
@@ -130,7 +135,9 @@ def _architecture(request: TrainRequest) -> dict[str, Any]:
 
 
 def _set_threads(request: TrainRequest, planned: Plan) -> None:
-    """As many threads as --threads says, or as the model and its micro-batch are worth: the same when the run is taken up again."""
+    """As many threads as --threads says, or as the model and its micro-batch are worth: the same
+    when the run is taken up again.
+    """
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     elif get_device(request.device).type == "cpu":
@@ -176,7 +183,9 @@ def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Ite
 
 
 class MonitoredRun:
-    """A run's `Watcher`: a monitor, whose alarms are said as they come, and whose memory is saved with every checkpoint."""
+    """A run's `Watcher`: a monitor, whose alarms are said as they come, and whose memory is saved
+    with every checkpoint.
+    """
 
     def __init__(self, request: TrainRequest, run: TrainingRun, step: int):
         self.run, self.quiet = run, request.quiet
@@ -222,7 +231,9 @@ class MonitoredRun:
 
 
 def _say(words: str) -> None:
-    """Prints the words, until nobody reads them any more, as behind head or when a terminal is closed: the run goes on."""
+    """Prints the words, until nobody reads them any more, as behind head or when a terminal is
+    closed: the run goes on.
+    """
     try:
         click.echo(words)
     except OSError:

@@ -27,7 +27,9 @@ GPT2_VOCABULARY = 50304
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainRequest(WrittenRequest):
-    """The request of `train`: `config` are fields of `GPTConfig`, `training` those of `TrainConfig`."""
+    """The request of `train`: `config` are fields of `GPTConfig`, `training` those of
+    `TrainConfig`.
+    """
 
     config: Mapping[str, Any] = settings_of(GPTConfig)
     training: Mapping[str, Any] = settings_of(TrainConfig)
@@ -126,7 +128,9 @@ class TrainRequest(WrittenRequest):
 
     @property
     def _task(self) -> Task | None:
-        """The task, where it is not a text's. Raises ConfigError for an unknown one, and for options that it brings itself."""
+        """The task, where it is not a text's. Raises ConfigError for an unknown one, and for
+        options that it brings itself.
+        """
         if self.task == "text":
             return None
         task = TASKS[self.task]

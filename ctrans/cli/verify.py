@@ -44,11 +44,12 @@ class VerifyRequest(WrittenRequest):
 def command(request: VerifyRequest) -> None:
     """Check every statement of the theory, as its paper prints it and as it holds.
 
-    Lemmas, theorems, propositions and corollaries of Kan, Emadi, Xiong and Kim, and what is new here, each with random cases: a
-    printed form that is wrong gets its counterexample. `reached` is the worst distance found: measured/bound - 1 for a bound,
-    so that -0.1 is 10% of slack; a relative difference for an equality; how far outside its allowed range a measured slope, order
-    or mean lies, negative inside. Takes one to two minutes. The directory gets verify.json and verify.md. Exit code 1 if a form
-    that should hold is violated.
+    Lemmas, theorems, propositions and corollaries of Kan, Emadi, Xiong and Kim, and what is new
+    here, each with random cases: a printed form that is wrong gets its counterexample. `reached` is
+    the worst distance found: measured/bound - 1 for a bound, so that -0.1 is 10% of slack; a
+    relative difference for an equality; how far outside its allowed range a measured slope, order
+    or mean lies, negative inside. Takes one to two minutes. The directory gets verify.json and
+    verify.md. Exit code 1 if a form that should hold is violated.
 
     \b
     ctrans verify
@@ -83,7 +84,9 @@ def command(request: VerifyRequest) -> None:
 
 
 def _page(path: Path | None) -> str:
-    """The Markdown file's text, empty where there is none yet. Raises ConfigError where it is no text, or lacks the markers."""
+    """The Markdown file's text, empty where there is none yet. Raises ConfigError where it is no
+    text, or lacks the markers.
+    """
     if path is None or not os.path.exists(path):
         return ""
     try:

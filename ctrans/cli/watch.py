@@ -41,8 +41,8 @@ class WatchRequest(WrittenRequest):
 def command(request: WatchRequest) -> None:
     """Show a training with a monitor, running or finished: progress, figures by depth, alarms.
 
-    DIR is the directory of Monitor(out=...), or --out of ctrans train --monitor. The terminal follows the run until it ends or Ctrl-C;
-    then the directory gets watch.png and watch.json.
+    DIR is the directory of Monitor(out=...), or --out of ctrans train --monitor. The terminal
+    follows the run until it ends or Ctrl-C; then the directory gets watch.png and watch.json.
 
     \b
     ctrans train --monitor --out out/train & ctrans watch out/train

@@ -1,4 +1,6 @@
-"""Architectures by name: what people build today, each as its differences from plain pre-LN. A new one is a line of `ARCHITECTURES`."""
+"""Architectures by name: what people build today, each as its differences from plain pre-LN. A new
+one is a line of `ARCHITECTURES`.
+"""
 
 from __future__ import annotations
 
@@ -101,6 +103,8 @@ GROUPS: dict[str, Mapping[str, Differences]] = {"all": ARCHITECTURES, "modern": 
 
 
 def differences(name: str, blocks: int) -> dict[str, Any]:
-    """The fields of `GPTConfig` in which that architecture differs from `PLAIN`; ConfigError with the nearest name for an unknown one."""
+    """The fields of `GPTConfig` in which that architecture differs from `PLAIN`; ConfigError with
+    the nearest name for an unknown one.
+    """
     found = look_up("architecture", name, ARCHITECTURES)
     return dict(found(blocks) if callable(found) else found)

@@ -1,11 +1,14 @@
-"""A model on disk: a directory with the configuration as `config.json` and the weights as `model.safetensors`. No pickle.
+"""A model on disk: a directory with the configuration as `config.json` and the weights as
+`model.safetensors`. No pickle.
 
-Weights that several blocks share (`GPTConfig.depth_weights`) are stored once, under the first of their names. A digest of the
-configuration stands in the file's metadata, because the same weights with another dt would otherwise be another model.
+Weights that several blocks share (`GPTConfig.depth_weights`) are stored once, under the first of
+their names. A digest of the configuration stands in the file's metadata, because the same weights
+with another dt would otherwise be another model.
 
-A model with low-rank updates (`ctrans.weights.low_rank`) has its A and B in `adapter.safetensors` instead, and the weights that they
-update in the directory `base` beside its own, once for any number of such models. The SHA-256 of the base's weights stands in the
-adapter's metadata, because the same updates of others would otherwise be another model.
+A model with low-rank updates (`ctrans.weights.low_rank`) has its A and B in `adapter.safetensors`
+instead, and the weights that they update in the directory `base` beside its own, once for any
+number of such models. The SHA-256 of the base's weights stands in the adapter's metadata, because
+the same updates of others would otherwise be another model.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from solvers.errors import unknown
 CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"
 _NAMES = [field.name for field in dataclasses.fields(GPTConfig)]
 LATER = frozenset(_NAMES) - {*_NAMES[_NAMES.index("vocab_size") : _NAMES.index("knots") + 1]}
-"""Options that came after the first checkpoints. The first ones are those from `vocab_size` to `knots`."""
+"""Options that came after the first checkpoints. The first ones are those from `vocab_size` to
+`knots`.
+"""
 BEST, LAST = "best", "last"
 """Where the directory of a training run has its models: links to checkpoints."""
 CONFIG_DIGEST, BASE_DIGEST = "config_sha256", "base_sha256"
@@ -43,9 +48,9 @@ CONFIG_DIGEST, BASE_DIGEST = "config_sha256", "base_sha256"
 
 
 def save(model: GPT, directory: str | Path) -> None:
-    """Writes the model there, each file whole or not at all, also if the machine stops; one with low-rank updates as these, with its
-    base beside the directory, where that is written if there is none. Raises ConfigError where it cannot be written, or another base
-    is there.
+    """Writes the model there, each file whole or not at all, also if the machine stops; one with
+    low-rank updates as these, with its base beside the directory, where that is written if there is
+    none. Raises ConfigError where it cannot be written, or another base is there.
     """
     check_present(model, "saved")
     directory = Path(directory)
@@ -81,7 +86,9 @@ def _save_base(model: GPT, directory: Path) -> str:
 
 
 def remove_base(directory: Path) -> None:
-    """Removes what `save` wrote there as a base, or has begun to; what anybody else has there stays."""
+    """Removes what `save` wrote there as a base, or has begun to; what anybody else has there
+    stays.
+    """
     with contextlib.suppress(OSError):
         if _of_ours(directory / WEIGHTS):
             for name in (CONFIG, WEIGHTS):  # the weights last: they tell whose it is
@@ -108,16 +115,19 @@ def _weights(model: GPT) -> dict[str, Tensor]:
 
 
 def _settings(config: GPTConfig) -> dict[str, Any]:
-    """Every choice, of later options only those that were made: a model without them is read by versions that lack them."""
+    """Every choice, of later options only those that were made: a model without them is read by
+    versions that lack them.
+    """
     idle = {field.name: field.default for field in dataclasses.fields(config) if field.name in LATER}
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in idle or value != idle[name]}
 
 
 def find_model(directory: str | Path) -> Path:
-    """The directory that holds the model: the one given, or for a training run's directory its `best`.
+    """The directory that holds the model: the one given, or for a training run's directory its
+    `best`.
 
-    Raises ConfigError where there is no such directory or no model in it, and for a run whose `best` is missing or leads nowhere, or
-    to a checkpoint that another run has left behind.
+    Raises ConfigError where there is no such directory or no model in it, and for a run whose
+    `best` is missing or leads nowhere, or to a checkpoint that another run has left behind.
     """
     directory = Path(directory)
     best, last = directory / BEST, directory / LAST
@@ -144,8 +154,8 @@ def find_model(directory: str | Path) -> Path:
 
 
 def load_config(directory: str | Path) -> GPTConfig:
-    """The configuration saved there (see `find_model`). Raises ConfigError for a file that is missing or damaged, or unknown
-    keys.
+    """The configuration saved there (see `find_model`). Raises ConfigError for a file that is
+    missing or damaged, or unknown keys.
     """
     return GPTConfig(**_read_settings(find_model(directory) / CONFIG))
 
@@ -164,9 +174,10 @@ def _read_settings(path: Path) -> dict[str, Any]:
 def load(directory: str | Path, *, merge: bool = True) -> GPT:
     """The model saved there (see `find_model`), in the dtype its weights were saved in, on the CPU.
 
-    Low-rank updates are added to the weights, or left as they are without `merge`. Raises ConfigError for files that are missing,
-    damaged, of another run, or pickles, a configuration that is not the one that was saved with the weights, weights that do not fit
-    it, and updates without the base that they are of.
+    Low-rank updates are added to the weights, or left as they are without `merge`. Raises
+    ConfigError for files that are missing, damaged, of another run, or pickles, a configuration
+    that is not the one that was saved with the weights, weights that do not fit it, and updates
+    without the base that they are of.
     """
     directory = find_model(directory)
     check_bound(directory)
@@ -188,7 +199,9 @@ def load(directory: str | Path, *, merge: bool = True) -> GPT:
 
 
 def _base_of(adapter: Path, config: GPTConfig, digest: str | None) -> GPT:
-    """The model that this file's updates are of. Raises ConfigError where it is not there, or is another."""
+    """The model that this file's updates are of. Raises ConfigError where it is not there, or is
+    another.
+    """
     place = adapter.parent.parent / BASE
     if not os.path.exists(place / CONFIG):
         raise ConfigError(
@@ -201,7 +214,9 @@ def _base_of(adapter: Path, config: GPTConfig, digest: str | None) -> GPT:
 
 
 def _filled(model: GPT, weights: Mapping[str, Tensor], path: Path) -> GPT:
-    """The model with these weights, which were read there. Raises ConfigError where they do not fit it."""
+    """The model with these weights, which were read there. Raises ConfigError where they do not fit
+    it.
+    """
     first = _first_names(model)
     expected = {name: tuple(value.shape) for name, value in _weights(model).items()}
     for name in sorted(expected.keys() | weights.keys()):

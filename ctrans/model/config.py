@@ -36,26 +36,27 @@ MIXED = "post/pre for attention and FFN, post*3+pre*9 block by block"
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
-    """An architecture. Every field is checked when the object is made: ConfigError names the value and the fix.
+    """An architecture. Every field is checked when the object is made: ConfigError names the value
+    and the fix.
 
-    A field made with `option` is an option of every command, a setting that ``ctrans screen --compare``
-    varies and a key of study files. Options of attention, experts and norms are those of the base classes;
-    an option that the chosen map or norm does not use raises an error.
+    A field made with `option` is an option of every command, a setting that ``ctrans screen
+    --compare`` varies and a key of study files. Options of attention, experts and norms are those
+    of the base classes; an option that the chosen map or norm does not use raises an error.
 
     - `vocab_size`, `context`: the number of tokens, and the longest sequence
-    - `placement`: a name of `PLACEMENTS`; ("post", "pre") for attention and FFN (HybridNorm); or a list
-      with one of these for each block (Mix-LN). It is kept as one text, such as "post*3+pre*9" (see
-      `ctrans.placement.spell`)
-    - `ffn_width`: the FFN's features, with `ffn="moe"` those of each expert. None: 4 width; 8/3 width,
-      rounded up to a multiple of 8, if gated; the features of a token's experts add up to those of one
-      plain FFN
+    - `placement`: a name of `PLACEMENTS`; ("post", "pre") for attention and FFN (HybridNorm); or a
+      list with one of these for each block (Mix-LN). It is kept as one text, such as "post*3+pre*9"
+      (see `ctrans.placement.spell`)
+    - `ffn_width`: the FFN's features, with `ffn="moe"` those of each expert. None: 4 width; 8/3
+      width, rounded up to a multiple of 8, if gated; the features of a token's experts add up to
+      those of one plain FFN
     - `causal`: whether a token reads earlier ones only
     - `qk_norm`: False, or a name of `QK_NORMS`; True is "rms"
     - `tied`: whether the head shares the token embedding's weights
     - `alpha`: DeepNorm's (DeepNet, decoder only), for a placement with a residual gain
-    - `stack_steps`: None (every sublayer is a segment), or the number of segments of length `dt` in which
-      the whole stack of blocks is one velocity with the same weights (OT-Transformer). The blocks inside
-      have steps of length 1
+    - `stack_steps`: None (every sublayer is a segment), or the number of segments of length `dt` in
+      which the whole stack of blocks is one velocity with the same weights (OT-Transformer). The
+      blocks inside have steps of length 1
     """
 
     option_group: ClassVar[str] = "Architecture"
@@ -230,14 +231,17 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
         return self.streams or RESIDUALS[self.residual].streams or 1
 
     def gain_of(self, placement: Placement) -> float:
-        """What a sublayer's map is multiplied by: 1, or DeepNorm's 1/alpha where the placement has a residual gain."""
+        """What a sublayer's map is multiplied by: 1, or DeepNorm's 1/alpha where the placement has
+        a residual gain.
+        """
         return 1 / self._alpha if placement.residual_gain else 1.0
 
     def at_depth(self, blocks: int) -> GPTConfig:
-        """The same architecture over the same depth-time T in another number of blocks, or of steps over a stack; alpha stays what it
-        was.
+        """The same architecture over the same depth-time T in another number of blocks, or of steps
+        over a stack; alpha stays what it was.
 
-        Raises ConfigError for placements that differ by block and residuals that count blocks, which say nothing of another number.
+        Raises ConfigError for placements that differ by block and residuals that count blocks,
+        which say nothing of another number.
         """
         check_count("blocks", blocks, MOST_BLOCKS)
         if self.stack_steps is not None:

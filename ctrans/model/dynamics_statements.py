@@ -1,4 +1,6 @@
-"""Sections 1 and 2: the switched ODE, the discrete Transformer as its Euler step, and the two limits."""
+"""Sections 1 and 2: the switched ODE, the discrete Transformer as its Euler step, and the two
+limits.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ ORDER = 0.15
     as_printed=True,
 )
 def discrete_step(draw: Draw) -> Trial:
-    """X_D of one Euler step per segment of the ODE = X_D of the discrete model, equal to the bit, any placement."""
+    """X_D of one Euler step per segment of the ODE = X_D of the discrete model, equal to the bit,
+    any placement.
+    """
     made = random_model(draw, draw.choice(PLACEMENTS))
     x = random_state(draw, made)
     return equal(solve(made.depth.segments(), x, method="euler", steps=1).x1, made.depth(x), described(made))
@@ -116,20 +120,26 @@ def _order(found: Convergence, words: str) -> Trial:
     "substeps-euler", 2, "ctrans", "D fixed, M Euler substeps per segment: error O(dt/M), for every placement", ORDER, 0.005
 )
 def substeps(draw: Draw) -> Trial:
-    """|p - 1|, p the fitted order of Euler with M substeps per segment, M = 64 to 256, D fixed, for a drawn placement."""
+    """|p - 1|, p the fitted order of Euler with M substeps per segment, M = 64 to 256, D fixed, for
+    a drawn placement.
+    """
     placement = draw.choice(PLACEMENTS)
     return _order(substep_convergence("euler", placement), f"euler on {placement}")
 
 
 @statement("substeps-order-p", 2, "ctrans", "D fixed, M substeps of a method of order p: error O((dt/M)^p)", ORDER, 0.005)
 def higher_orders(draw: Draw) -> Trial:
-    """|p - formal order|, p fitted over M substeps per segment, D fixed, for a drawn Runge-Kutta method and placement."""
+    """|p - formal order|, p fitted over M substeps per segment, D fixed, for a drawn Runge-Kutta
+    method and placement.
+    """
     method, placement = draw.choice(own_methods()), draw.choice(PLACEMENTS)
     return _order(substep_convergence(method, placement), f"{method} on {placement}")
 
 
 def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]:
-    """The ODE with its switches declared and as one field of t, an initial state, and the exact end."""
+    """The ODE with its switches declared and as one field of t, an initial state, and the exact
+    end.
+    """
     made = random_model(draw, "peri", depth=3, width=16, dt=1.0, activation="gelu", norm="layernorm")
     segments, x0 = made.depth.segments(), draw.normal(1, 4, 16)
     whole = [Segment(0, len(segments), lambda t, x: segments[min(int(t), len(segments) - 1)].field(t, x))]
@@ -146,7 +156,8 @@ def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]
     printed=Printed("a Runge-Kutta method keeps its order on the whole depth", 0.3, 0),
 )
 def undeclared_switches(draw: Draw, printed: bool) -> Trial:
-    """The larger of |p - 4| - 0.3, p RK4's order with switches declared, and q - 1.5, q its order with steps across them.
+    """The larger of |p - 4| - 0.3, p RK4's order with switches declared, and q - 1.5, q its order
+    with steps across them.
 
     Across them means an odd number of steps over six segments. Printed: |q - 4|.
     """
@@ -173,7 +184,9 @@ def undeclared_switches(draw: Draw, printed: bool) -> Trial:
     0,
 )
 def adaptive_switches(draw: Draw) -> Trial:
-    """2 - max(ratio of evaluations, ratio of errors), dopri5 at 1e-5 with switches undeclared over declared."""
+    """2 - max(ratio of evaluations, ratio of errors), dopri5 at 1e-5 with switches undeclared over
+    declared.
+    """
     segments, whole, x0, exact = _switches(draw)
     declared, across = (solve(parts, x0, method="torchdiffeq:dopri5", rtol=1e-5, atol=1e-5) for parts in (segments, whole))
     error, worse = (float((s.x1 - exact).norm() / exact.norm()) for s in (declared, across))
@@ -191,7 +204,9 @@ def adaptive_switches(draw: Draw) -> Trial:
     0.01,
 )
 def depth_limit(draw: Draw) -> Trial:
-    """|p - 1|, p the fitted order in D of plain blocks, 12 to 48, to dX/dt = (v_attn + v_ffn)/2, weights linear in depth."""
+    """|p - 1|, p the fitted order in D of plain blocks, 12 to 48, to dX/dt = (v_attn + v_ffn)/2,
+    weights linear in depth.
+    """
     placement = draw.choice(PLACEMENTS)
     return _order(depth_convergence(placement), f"plain blocks, {placement}")
 
@@ -205,7 +220,9 @@ def depth_limit(draw: Draw) -> Trial:
     0.005,
 )
 def strang(draw: Draw) -> Trial:
-    """|p - 2|, p the fitted order in D of symmetric blocks, 12 to 48, to dX/dt = (v_attn + v_ffn)/2, weights linear in depth."""
+    """|p - 2|, p the fitted order in D of symmetric blocks, 12 to 48, to dX/dt = (v_attn +
+    v_ffn)/2, weights linear in depth.
+    """
     placement = draw.choice(PLACEMENTS)
     return _order(depth_convergence(placement, symmetric=True), f"symmetric blocks, {placement}")
 

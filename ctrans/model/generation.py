@@ -1,4 +1,6 @@
-"""Text from a model: one token at a time, each drawn from softmax(logits / temperature) of the k likeliest."""
+"""Text from a model: one token at a time, each drawn from softmax(logits / temperature) of the k
+likeliest.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ from solvers import ConfigError, SolveError
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn: from softmax(logits/temperature) among the `top_k` likeliest (all if None), by draws of that seed.
+    """How a token is drawn: from softmax(logits/temperature) among the `top_k` likeliest (all if
+    None), by draws of that seed.
 
-    Temperature 0 takes the likeliest token, the first where several are. Draws are made on the CPU: a seed gives the same text on
-    every device whose logits agree. Raises ConfigError when made for numbers that make no sense.
+    Temperature 0 takes the likeliest token, the first where several are. Draws are made on the CPU:
+    a seed gives the same text on every device whose logits agree. Raises ConfigError when made for
+    numbers that make no sense.
     """
 
     temperature: float = 1.0
@@ -58,13 +62,14 @@ def generate(
     seed: int = 0,
     scheme: Scheme = DISCRETE,
 ) -> Int[Tensor, "*batch count"]:
-    """The `count` tokens that follow the prompt: x_(i+1) ~ softmax(logits(x_1 .. x_i)/temperature) among the `top_k` likeliest.
+    """The `count` tokens that follow the prompt: x_(i+1) ~ softmax(logits(x_1 .. x_i)/temperature)
+    among the `top_k` likeliest.
 
     - `temperature`, `top_k`, `seed`: see `Sampling`
     - `scheme`: how the model's depth is integrated, the discrete model unless given
 
-    The model sees no more than its context of the latest tokens. Raises ConfigError for a request that cannot be, and SolveError
-    where the logits are not finite or an integration fails.
+    The model sees no more than its context of the latest tokens. Raises ConfigError for a request
+    that cannot be, and SolveError where the logits are not finite or an integration fails.
     """
     return torch.stack(list(stream(model, prompt, count, Sampling(temperature, top_k, seed), scheme)), dim=-1)
 
@@ -76,7 +81,9 @@ def stream(
     sampling: Sampling = DEFAULT,
     scheme: Scheme = DISCRETE,
 ) -> Iterator[Int[Tensor, "*batch"]]:
-    """The tokens of `generate`, each as it is made. A request that cannot be is refused at the call."""
+    """The tokens of `generate`, each as it is made. A request that cannot be is refused at the
+    call.
+    """
     check_count("tokens", count)
     sampling.check(model.config.vocab_size)
     scheme.check(model.depth, model.token_embedding.weight.dtype)
@@ -105,10 +112,13 @@ def _stream(model: GPT, tokens: Tensor, count: int, sampling: Sampling, scheme: 
 
 
 def sample(logits: Float[Tensor, "*batch vocab"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "*batch"]:
-    """A token drawn from softmax(logits/temperature) among the `top_k` likeliest; the likeliest itself at temperature 0."""
+    """A token drawn from softmax(logits/temperature) among the `top_k` likeliest; the likeliest
+    itself at temperature 0.
+    """
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    # the largest becomes 0 first: a small temperature then sends the others to -inf, never the largest to inf
+    # the largest becomes 0 first: a small temperature then sends the others to -inf, never the
+    # largest to inf
     scaled = (logits - logits.amax(-1, keepdim=True)) / float(sampling.temperature)
     if sampling.top_k is not None:
         values, places = scaled.topk(sampling.top_k)

@@ -1,5 +1,5 @@
-"""The language model: embeddings, a `Depth` of attention and FFN sublayers, a final norm where the placement needs one, a head,
-tied or not.
+"""The language model: embeddings, a `Depth` of attention and FFN sublayers, a final norm where the
+placement needs one, a head, tied or not.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ TOKEN_TYPES = (torch.int64, torch.int32)
 
 
 class GPT(nn.Module):
-    """A decoder-only Transformer of any placement and dt: logits = head(N_final(depth(embed(tokens)))), weights drawn from
-    `seed`.
+    """A decoder-only Transformer of any placement and dt: logits =
+    head(N_final(depth(embed(tokens)))), weights drawn from `seed`.
 
-    Positions are known as `config.positions` says; the head shares the token embedding's weights unless `config.tied` is False.
-    `model.depth` is the `Depth`. With `on_demand`, each attention's and FFN's weights are drawn when they are used and dropped when
-    the next one's are: the same weights, in the memory of one sublayer (see `ctrans.weights.on_demand`).
+    Positions are known as `config.positions` says; the head shares the token embedding's weights
+    unless `config.tied` is False. `model.depth` is the `Depth`. With `on_demand`, each attention's
+    and FFN's weights are drawn when they are used and dropped when the next one's are: the same
+    weights, in the memory of one sublayer (see `ctrans.weights.on_demand`).
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0, on_demand: bool = False):
@@ -57,7 +58,8 @@ class GPT(nn.Module):
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         self.final_norm = make_norm(config) if _ends_in_norm(config) and not config.is_stack else nn.Identity()
-        # nGPT's s_z: rows of length 1 on a unit sphere give logits of at most 1, whose cross-entropy cannot fall far below guessing
+        # nGPT's s_z: rows of length 1 on a unit sphere give logits of at most 1, whose
+        # cross-entropy cannot fall far below guessing
         on_spheres = RESIDUALS[config.residual].unit_weights
         self.logit_scale = nn.Parameter(torch.full((config.vocab_size,), config.width**-0.5)) if on_spheres else None
         if self.unembedding is not None:
@@ -67,12 +69,16 @@ class GPT(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
     ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
-        """The logits of every next token, and with `targets` their mean cross-entropy in nats (targets of -1 are left out)."""
+        """The logits of every next token, and with `targets` their mean cross-entropy in nats
+        (targets of -1 are left out).
+        """
         logits = self.head(self.depth(self.embed(tokens)))
         return logits, None if targets is None else self.loss(logits, tokens, targets)
 
     def loss(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Float[Tensor, ""]:
-        """Their mean cross-entropy in nats over all targets but -1. Raises ConfigError where there is none, or tokens are unknown."""
+        """Their mean cross-entropy in nats over all targets but -1. Raises ConfigError where there
+        is none, or tokens are unknown.
+        """
         if targets.dtype != torch.int64:
             raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64, as the tokens' shape")
         if targets.shape != tokens.shape:
@@ -88,7 +94,8 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
     def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens state"]:
-        """X_0: token embeddings, plus those of positions where these are learned; as many copies as there are streams.
+        """X_0: token embeddings, plus those of positions where these are learned; as many copies as
+        there are streams.
 
         Raises ConfigError for sequences longer than the context or unknown tokens.
         """
@@ -112,23 +119,27 @@ class GPT(nn.Module):
         return F.linear(self.final_norm(x), self.head_weight())
 
     def head_weight(self) -> Float[Tensor, "vocab width"]:
-        """W of the logits W N_final(x): the embedding's or its own; with weights on spheres diag(s) W, s = sqrt(d) z by token for a
-        trained z that begins at 1/sqrt(d) (nGPT, arXiv 2410.01131, section 2.1: so s moves at sqrt(d) times the learning rate).
+        """W of the logits W N_final(x): the embedding's or its own; with weights on spheres diag(s)
+        W, s = sqrt(d) z by token for a trained z that begins at 1/sqrt(d) (nGPT, arXiv 2410.01131,
+        section 2.1: so s moves at sqrt(d) times the learning rate).
         """
         weight = (self.token_embedding if self.unembedding is None else self.unembedding).weight
         return weight if self.logit_scale is None else self.logit_scale[:, None] * self.config.width**0.5 * weight
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
-        """X at depth-time 0 and at every segment's end, one more state than segments, from X_0 = embed(tokens):
-        `ctrans.scheme.trajectory`, whose options (`method`, `steps`, `rtol`, `atol`, `gradient`, ...) and errors it has.
+        """X at depth-time 0 and at every segment's end, one more state than segments, from X_0 =
+        embed(tokens): `ctrans.scheme.trajectory`, whose options (`method`, `steps`, `rtol`, `atol`,
+        `gradient`, ...) and errors it has.
         """
         return trajectory(self.depth, self.embed(tokens), **options)
 
     def at_depth(self, blocks: int, weights: str = "linear") -> GPT:
-        """A copy of this model over the same depth-time T in another number of blocks (of steps over a stack), dt = T over its segments.
+        """A copy of this model over the same depth-time T in another number of blocks (of steps
+        over a stack), dt = T over its segments.
 
-        Weights are `Depth.resample`'s: free ones interpolated as `weights` says, functions of depth evaluated at the new blocks.
-        Raises ConfigError for a number of blocks below 1 or an unknown interpolation.
+        Weights are `Depth.resample`'s: free ones interpolated as `weights` says, functions of depth
+        evaluated at the new blocks. Raises ConfigError for a number of blocks below 1 or an unknown
+        interpolation.
         """
         config = self.config.at_depth(blocks)
         model = copy.deepcopy(self, {id(self.depth): self.depth.resample(blocks, weights)})
@@ -136,7 +147,9 @@ class GPT(nn.Module):
         return model
 
     def after_step(self) -> None:
-        """What follows every step of an optimiser: nothing, or weights back to their spheres where the residual is nGPT's."""
+        """What follows every step of an optimiser: nothing, or weights back to their spheres where
+        the residual is nGPT's.
+        """
         if RESIDUALS[self.config.residual].unit_weights:
             put_on_spheres(self.depth.sublayers)
         self._normalise_embeddings()
@@ -147,7 +160,8 @@ class GPT(nn.Module):
             put_on_spheres([], [part for part in parts if part is not None])
 
     def _check_range(self, what: str, ids: Tensor) -> None:
-        # on an accelerator this check would wait for the device; there the embedding's own assertion reports it
+        # on an accelerator this check would wait for the device; there the embedding's own
+        # assertion reports it
         if ids.device.type == "cpu" and ids.numel():
             lowest, highest = int(ids.min()), int(ids.max())
             if lowest < 0 or highest >= self.config.vocab_size:
@@ -155,7 +169,9 @@ class GPT(nn.Module):
 
 
 def make_norm(config: GPTConfig) -> Norm:
-    """A fresh norm of the configuration's kind; LayerNorm without offset where the model has no biases."""
+    """A fresh norm of the configuration's kind; LayerNorm without offset where the model has no
+    biases.
+    """
     kind = NORMS[config.norm]
     options = norm_settings(config.norm, config, config.width, config.heads)
     return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False), **options)
@@ -167,7 +183,9 @@ def make_input_norm(config: GPTConfig) -> Norm:
 
 
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int = 0) -> Sublayer:
-    """A fresh sublayer of that kind, of that number from 0, with the norms that the placement puts around its map."""
+    """A fresh sublayer of that kind, of that number from 0, with the norms that the placement puts
+    around its map.
+    """
     return Sublayer(
         make_map(config, kind),
         kind,
@@ -226,14 +244,18 @@ def _ends_in_norm(config: GPTConfig) -> bool:
 
 
 def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generator) -> None:
-    """Draws the parts' matrices as the configuration says, on their spheres where its residual has them there."""
+    """Draws the parts' matrices as the configuration says, on their spheres where its residual has
+    them there.
+    """
     initialise(parts, config.initialisation, generator, blocks=config.depth)
     if RESIDUALS[config.residual].unit_weights:
         put_on_spheres(parts)
 
 
 def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
-    """`make_depth`, each map's weights drawn on demand. Raises ConfigError for weights that are functions of depth."""
+    """`make_depth`, each map's weights drawn on demand. Raises ConfigError for weights that are
+    functions of depth.
+    """
     if config.depth_weights != FREE:
         raise ConfigError(
             f"depth_weights = {config.depth_weights!r} are few enough to keep: on demand, only free weights are made"
@@ -251,7 +273,8 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
 
 
 class _Draws:
-    """The depth's maps in the order in which `make_depth` draws them, each from the generator's state where it begins.
+    """The depth's maps in the order in which `make_depth` draws them, each from the generator's
+    state where it begins.
 
     States are known as far as has been drawn; a map beyond is reached by drawing those before it.
     """
@@ -299,7 +322,9 @@ def weights_of_block(config: GPTConfig) -> int:
 
 
 def check_buildable(config: GPTConfig, seed: int, *, on_demand: bool = False) -> None:
-    """Raises ConfigError for a seed that is no whole number, or out of range, and for weights that this machine's memory cannot hold."""
+    """Raises ConfigError for a seed that is no whole number, or out of range, and for weights that
+    this machine's memory cannot hold.
+    """
     check_seed(seed)
     weights = number_of_weights(config)
     if on_demand:

@@ -1,5 +1,5 @@
-"""Initialisations of weight matrices: a name, a standard deviation, and what the deviation is multiplied by where a matrix
-stands.
+"""Initialisations of weight matrices: a name, a standard deviation, and what the deviation is
+multiplied by where a matrix stands.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ PATH_LENGTH: dict[Role, float] = {
     "gate": math.inf,
     "router": math.inf,
 }
-"""m: how many matrices stand in a product with this one. Attention's sensitivity goes with |W_O||W_Q||W_K||W_V| (Emadi,
-theorem 5.1), the FFN's with |W_2||W_1|. A gate or router stays as it is: the others in its product make it O(1/N) without it."""
+"""m: how many matrices stand in a product with this one. Attention's sensitivity goes with
+|W_O||W_Q||W_K||W_V| (Emadi, theorem 5.1), the FFN's with |W_2||W_1|. A gate or router stays as it
+is: the others in its product make it O(1/N) without it.
+"""
 
 
 def _alone(role: Role, blocks: float) -> float:
@@ -42,7 +44,9 @@ def _residual(role: Role, blocks: float) -> float:
 
 
 def _deepnorm(role: Role, blocks: float) -> float:
-    """beta = (8 N)^(-1/4) for all but W_Q and W_K (DeepNet, decoder only; goes with alpha = (2 N)^(1/4))."""
+    """beta = (8 N)^(-1/4) for all but W_Q and W_K (DeepNet, decoder only; goes with alpha = (2
+    N)^(1/4)).
+    """
     return 1.0 if role in ("query", "key") else (8 * blocks) ** -0.25
 
 
@@ -58,12 +62,16 @@ def _uniform_attention(role: Role, blocks: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Initialisation:
-    """Entries N(0, (gain(role, N) std(fan_in, fan_out))^2) for every matrix of a sublayer, N the number of blocks; biases zero."""
+    """Entries N(0, (gain(role, N) std(fan_in, fan_out))^2) for every matrix of a sublayer, N the
+    number of blocks; biases zero.
+    """
 
     std: Callable[[int, int], float]
     gain: Callable[[Role, float], float] = _alone
     of_xavier: bool = False
-    """Whether values, outputs and the FFN have Xavier's variance at any depth, as Xiong's theorem 1 takes them to have."""
+    """Whether values, outputs and the FFN have Xavier's variance at any depth, as Xiong's theorem 1
+    takes them to have.
+    """
 
 
 def _fixed(fan_in: int, fan_out: int) -> float:
@@ -96,10 +104,11 @@ def get_initialisation(name: str) -> Initialisation:
 
 @torch.no_grad()
 def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Generator, *, blocks: int) -> None:
-    """Draws every matrix of the sublayers' attention and FFN maps from that initialisation; biases of their linear maps become zero.
+    """Draws every matrix of the sublayers' attention and FFN maps from that initialisation; biases
+    of their linear maps become zero.
 
-    Rules that depend on depth take the model to have `blocks` blocks. Norms keep gain 1
-    and offset 0. Raises ConfigError for a field that does not show its matrices, and for weights that are
+    Rules that depend on depth take the model to have `blocks` blocks. Norms keep gain 1 and offset
+    0. Raises ConfigError for a field that does not show its matrices, and for weights that are
     functions of depth: a block's own cannot be drawn.
     """
     rule = get_initialisation(name)

@@ -1,8 +1,9 @@
-"""Measured orders of convergence, in both limits that a Transformer has: more steps per segment, and more blocks.
+"""Measured orders of convergence, in both limits that a Transformer has: more steps per segment,
+and more blocks.
 
-The models are small, in float64, with a seeded state of unit size, a smooth activation and eps = 0. They are not smaller,
-because in a narrow model a token now and then comes near the zero of a norm, which puts the asymptotic range of a fifth-order
-method below rounding.
+The models are small, in float64, with a seeded state of unit size, a smooth activation and eps = 0.
+They are not smaller, because in a narrow model a token now and then comes near the zero of a norm,
+which puts the asymptotic range of a fifth-order method below rounding.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ KNOTS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Convergence:
-    """Errors |X - X_exact|/|X_exact| at the end against the number of steps per segment, or of blocks, and the fitted order."""
+    """Errors |X - X_exact|/|X_exact| at the end against the number of steps per segment, or of
+    blocks, and the fitted order.
+    """
 
     limit: str
     method: str
@@ -51,11 +54,11 @@ class Convergence:
 
     @property
     def order(self) -> float:
-        """p of the least-squares fit log e = a - p log n + c/n; the last term is the next order's share of the error, e = C
-        n^-p (1 + c/n).
+        """p of the least-squares fit log e = a - p log n + c/n; the last term is the next order's
+        share of the error, e = C n^-p (1 + c/n).
 
-        Without it a fifth-order method seems to have order 5.2 as close to rounding as one can get: its leading coefficient is
-        made small.
+        Without it a fifth-order method seems to have order 5.2 as close to rounding as one can get:
+        its leading coefficient is made small.
         """
         n, e = np.array(self.sizes), np.array(self.errors)
         if not (np.isfinite(e) & (e > 0)).all():
@@ -65,13 +68,17 @@ class Convergence:
 
 
 def own_methods() -> list[str]:
-    """The names of our explicit methods, of the orders that float64 lets one measure on these models (`STEPS`)."""
+    """The names of our explicit methods, of the orders that float64 lets one measure on these
+    models (`STEPS`).
+    """
     own = {name: method for name, method in METHODS.items() if isinstance(method, HasReversibleForm)}
     return [name for name, method in own.items() if method.order in STEPS and not getattr(method, "implicit", False)]
 
 
 def substep_convergence(method: str, placement: str, norm: str = "layernorm", seed: int = 0) -> Convergence:
-    """D fixed, M substeps per segment, M to infinity: a method of order p has error O(M^-p) (theory, section 2)."""
+    """D fixed, M substeps per segment, M to infinity: a method of order p has error O(M^-p)
+    (theory, section 2).
+    """
     model, x0 = _problem(placement, norm, seed)
     segments = model.depth.segments(continuous=True)
     chosen = fixed_step(method)
@@ -82,10 +89,12 @@ def substep_convergence(method: str, placement: str, norm: str = "layernorm", se
 
 
 def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "layernorm", seed: int = 0) -> Convergence:
-    """T fixed, D to infinity, weights smooth in depth: the discrete model tends to dX/dt = (v_attn + v_ffn)/2.
+    """T fixed, D to infinity, weights smooth in depth: the discrete model tends to dX/dt = (v_attn
+    + v_ffn)/2.
 
-    Plain blocks, one Euler step per segment (the discrete Transformer): order 1, a Lie-Trotter splitting. Symmetric blocks with
-    accurate segments (rk4): order 2, Strang's. Weights are linear in depth between `KNOTS` blocks (theory, section 2).
+    Plain blocks, one Euler step per segment (the discrete Transformer): order 1, a Lie-Trotter
+    splitting. Symmetric blocks with accurate segments (rk4): order 2, Strang's. Weights are linear
+    in depth between `KNOTS` blocks (theory, section 2).
     """
     model, x0 = _problem(placement, norm, seed)
     exact = _depth_limit(placement, norm, seed)
@@ -102,10 +111,11 @@ def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "l
 
 
 def averaged_segments(depth: Depth) -> list[Segment]:
-    """The depth limit dX/dt = (v_attn + v_ffn)/2 with weights linear in t between the blocks' midpoints, constant beyond the
-    outer ones.
+    """The depth limit dX/dt = (v_attn + v_ffn)/2 with weights linear in t between the blocks'
+    midpoints, constant beyond the outer ones.
 
-    Written without `Depth.refine`, whose limit it is: one segment for each piece on which the weights are smooth.
+    Written without `Depth.refine`, whose limit it is: one segment for each piece on which the
+    weights are smooth.
     """
     attention, ffn = depth.sublayers[0], depth.sublayers[1]
     weights = [[dict(sublayer.named_parameters()) for sublayer in list(depth.sublayers)[k::2]] for k in (0, 1)]
@@ -146,7 +156,8 @@ def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, Float[Tensor, "
     return model, Draw(seed).normal(1, 4, 96)
 
 
-# Exact solutions serve many measurements. They are taken by many equal steps: an adaptive method near rounding gains nothing.
+# Exact solutions serve many measurements. They are taken by many equal steps: an adaptive method
+# near rounding gains nothing.
 
 
 @functools.cache

@@ -19,9 +19,11 @@ VOCABULARY = 11
 
 
 def random_model(draw: Draw, placement: str, *, spread: float = 0.3, **changes: object) -> GPT:
-    """A small GPT with weights as training leaves them: Xavier's plus noise, biases, learned gains and offsets, frozen.
+    """A small GPT with weights as training leaves them: Xavier's plus noise, biases, learned gains
+    and offsets, frozen.
 
-    Width 8, two heads, two blocks, any norm, activation and mask, unless `changes` say otherwise; `spread` 0 is as initialised.
+    Width 8, two heads, two blocks, any norm, activation and mask, unless `changes` say otherwise;
+    `spread` 0 is as initialised.
     """
     chosen = {
         "vocab_size": VOCABULARY,
@@ -73,7 +75,9 @@ def described(made: GPT) -> str:
 
 
 def random_block(draw: Draw, placement: str) -> tuple[GPT, Float[Tensor, "1 tokens width"]]:
-    """One block with learned-looking gains, offsets and biases, and a state of up to 8 tokens for it, both of any size."""
+    """One block with learned-looking gains, offsets and biases, and a state of up to 8 tokens for
+    it, both of any size.
+    """
     heads = 1 + draw.integer(2)
     width = heads * (1 + draw.integer(4)) + (heads == 1)
     config = GPTConfig(

@@ -1,6 +1,8 @@
-"""A whole stack of blocks as one velocity, the same weights at every time: dX/dt = N_f(stack(X)) over [0, T], in any number of steps.
+"""A whole stack of blocks as one velocity, the same weights at every time: dX/dt = N_f(stack(X))
+over [0, T], in any number of steps.
 
-The OT-Transformer (Kan et al., arXiv:2501.18793) is this with blocks of steps of length 1 inside, T = 1, and 1/T times as many steps.
+The OT-Transformer (Kan et al., arXiv:2501.18793) is this with blocks of steps of length 1 inside, T
+= 1, and 1/T times as many steps.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ MOST_STEPS = 10_000
 class Stack(nn.Module):
     """f(x) = blocks one after the other, each of its own steps of length 1.
 
-    Where the last sublayer only adds its output, f ends in a linear map: f(x) = y + h W_2 (+ b), y and h being what the last sublayer
-    is given and the features of its map, so that f(x) = output_projection(pre_projection(x)) with features [h y] and last [W_2 I].
+    Where the last sublayer only adds its output, f ends in a linear map: f(x) = y + h W_2 (+ b), y
+    and h being what the last sublayer is given and the features of its map, so that f(x) =
+    output_projection(pre_projection(x)) with features [h y] and last [W_2 I].
     """
 
     mixes_tokens = True
@@ -42,7 +45,9 @@ class Stack(nn.Module):
 
     @property
     def output_projection(self) -> AddedTo:
-        """[W_2 I]; not there where the last sublayer's output is not simply added, or its map names no last linear map."""
+        """[W_2 I]; not there where the last sublayer's output is not simply added, or its map names
+        no last linear map.
+        """
         sublayer, length = self._ending()
         return AddedTo(sublayer.field.output_projection, length * sublayer.gain)
 
@@ -84,7 +89,9 @@ class AddedTo(nn.Module):
 
 
 def stacked(blocks: Depth, steps: int, dt: float, norm: Norm | None) -> Depth:
-    """`steps` segments of length dt of the one velocity N_f(blocks(X)), or without a norm blocks(X); weights are shared by all."""
+    """`steps` segments of length dt of the one velocity N_f(blocks(X)), or without a norm
+    blocks(X); weights are shared by all.
+    """
     check_count("steps", steps, MOST_STEPS)
     velocity = Sublayer(Stack(blocks), "attention", output_norm=norm)
     return Depth([velocity] * steps, dt, per_block=1, shared=True)

@@ -1,4 +1,6 @@
-"""SHA256SUMS: what binds the files of a checkpoint to each other, so that one that is damaged or of another run is never read."""
+"""SHA256SUMS: what binds the files of a checkpoint to each other, so that one that is damaged or of
+another run is never read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def sums(checkpoint: Path) -> bytes:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, in words, or None where all are there and each has its recorded hash."""
+    """What is wrong with the files of a checkpoint, in words, or None where all are there and each
+    has its recorded hash.
+    """
     try:
         recorded, actual = (checkpoint / SUMS).read_bytes(), sums(checkpoint)
     except OSError as error:
@@ -41,7 +45,9 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def check_bound(checkpoint: Path) -> None:
-    """Raises ConfigError where a training run's checkpoint is damaged, or has files of another; a model saved alone has no sums."""
+    """Raises ConfigError where a training run's checkpoint is damaged, or has files of another; a
+    model saved alone has no sums.
+    """
     run = [name for name in (SUMS, STATE) if os.path.exists(checkpoint / name)]
     found = damage(checkpoint) if run else None
     if found is not None:

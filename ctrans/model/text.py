@@ -19,7 +19,9 @@ WORK = 1000
 
 
 def default_text() -> bytes:
-    """The language documentation that every CPython ships (`pydoc_data.topics`): about 450 to 700 kB of English prose."""
+    """The language documentation that every CPython ships (`pydoc_data.topics`): about 450 to 700
+    kB of English prose.
+    """
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -30,8 +32,8 @@ def default_text() -> bytes:
 
 
 def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
-    """The bytes of a file, or of a text in UTF-8, or the default text. Raises ConfigError naming the file and what is wrong
-    with it.
+    """The bytes of a file, or of a text in UTF-8, or the default text. Raises ConfigError naming
+    the file and what is wrong with it.
     """
     if file is not None and text is not None:
         raise ConfigError("both a file and a text are given: choose one of --file and --text")
@@ -48,14 +50,16 @@ def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
 def to_tokens(data: bytes, batch: int, length: int) -> Int[Tensor, "batch tokens"]:
     """`batch` windows of `length` tokens each, spread evenly over the data.
 
-    A text shorter than `length` gives shorter windows. Raises ConfigError for fewer than two: there is no next token to
-    speak of.
+    A text shorter than `length` gives shorter windows. Raises ConfigError for fewer than two: there
+    is no next token to speak of.
     """
     return windows(np.frombuffer(data, dtype=np.uint8), batch, length)
 
 
 def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> Int[Tensor, "batch tokens"]:
-    """`batch` windows of `length` token ids each, spread evenly over all, as `to_tokens`, whose errors it has."""
+    """`batch` windows of `length` token ids each, spread evenly over all, as `to_tokens`, whose
+    errors it has.
+    """
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")
     length = min(length, len(ids))

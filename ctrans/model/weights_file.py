@@ -1,4 +1,5 @@
-"""A file of weights: safetensors with a checksum of what they are, written whole or not at all, and never a pickle.
+"""A file of weights: safetensors with a checksum of what they are, written whole or not at all, and
+never a pickle.
 
 The checksum stands in the metadata, because a flipped bit in a weight would otherwise be a weight.
 """
@@ -34,7 +35,9 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights, and the metadata that they were saved with. Raises ConfigError for a file of another format, or a damaged one."""
+    """The weights, and the metadata that they were saved with. Raises ConfigError for a file of
+    another format, or a damaged one.
+    """
     data = read_file(path)
     try:
         weights = safetensors.torch.load(data)
@@ -53,9 +56,11 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file, the same bytes for the same weights and metadata: the library writes metadata in an order of chance.
+    """A safetensors file, the same bytes for the same weights and metadata: the library writes
+    metadata in an order of chance.
 
-    The header is 8 bytes of length and then JSON, padded with spaces; what follows is addressed from its end.
+    The header is 8 bytes of length and then JSON, padded with spaces; what follows is addressed
+    from its end.
     """
     made: bytes = safetensors.torch.save(dict(weights), dict(metadata))
     end = 8 + int.from_bytes(made[:8], "little")
@@ -67,7 +72,9 @@ def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Writes the file whole or leaves what was there, and returns when it is on the disk. Raises OSError."""
+    """Writes the file whole or leaves what was there, and returns when it is on the disk. Raises
+    OSError.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

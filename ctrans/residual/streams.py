@@ -1,4 +1,6 @@
-"""Hyper-connections: a state of several streams, mixed on entering a segment, read by its map and written to."""
+"""Hyper-connections: a state of several streams, mixed on entering a segment, read by its map and
+written to.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,13 @@ from ctrans.residual.velocities import Residual
 
 
 class Streams(Residual, abc.ABC):
-    """X of n streams x_1 .. x_n, side by side: x_s <- sum_t M_st x_t on entering a segment, then dx_s/dt = b_s N_out f(N_in sum_t a_t x_t).
+    """X of n streams x_1 .. x_n, side by side: x_s <- sum_t M_st x_t on entering a segment, then
+    dx_s/dt = b_s N_out f(N_in sum_t a_t x_t).
 
-    M is the `mixing`, b what is written and a what is read: each stream's own numbers. (Hyper-connections as printed read before they
-    mix; these after, so that a segment begins with a jump and is an ODE from there. Where M has an inverse both have the same functions,
-    with a' M for a'.)
+    M is the `mixing`, b what is written and a what is read: each stream's own numbers.
+    (Hyper-connections as printed read before they mix; these after, so that a segment begins with a
+    jump and is an ODE from there. Where M has an inverse both have the same functions, with a' M
+    for a'.)
     """
 
     def __init__(self, width: int, streams: int):
@@ -86,11 +90,14 @@ class MixesStreams(Protocol):
 
 
 class HyperConnections(Streams):
-    """Free M, a and b, which begin as n copies of the plain residual: M = I, b = 1, and segment k reads stream k mod n."""
+    """Free M, a and b, which begin as n copies of the plain residual: M = I, b = 1, and segment k
+    reads stream k mod n.
+    """
 
     def __init__(self, width: int, streams: int, segment: int):
         super().__init__(width, streams)
-        # one row of numbers, since optimisers decay what has two axes, and M is to be near I and not 0
+        # one row of numbers, since optimisers decay what has two axes, and M is to be near I and
+        # not 0
         self.mix = nn.Parameter(torch.eye(streams).flatten())
         self.read_weights = nn.Parameter((torch.arange(streams) == segment % streams).float())
         self.write_weights = nn.Parameter(torch.ones(streams))
@@ -110,8 +117,8 @@ class HyperConnections(Streams):
 
 
 class ManifoldConnections(Streams):
-    """M = Sinkhorn(exp(.)), doubly stochastic, a = sigmoid(.), b = 2 sigmoid(.): an M that is so exactly neither lengthens X nor moves its
-    mean stream.
+    """M = Sinkhorn(exp(.)), doubly stochastic, a = sigmoid(.), b = 2 sigmoid(.): an M that is so
+    exactly neither lengthens X nor moves its mean stream.
 
     |M|_2 <= 1 as |M|_2^2 <= |M|_1 |M|_inf, and products of such M are such again; columns sum to 1 to rounding, so that the mean over the
     streams comes through, and rows as nearly as the iterations reach.
@@ -125,7 +132,8 @@ class ManifoldConnections(Streams):
     def __init__(self, width: int, streams: int, segment: int):
         super().__init__(width, streams)
         self.mix = nn.Parameter(self.NEAR_IDENTITY * torch.eye(streams).flatten())
-        # two thirds of what is read are one stream's, by turns, without which all streams would stay equal
+        # two thirds of what is read are one stream's, by turns, without which all streams would
+        # stay equal
         share = torch.where(torch.arange(streams) == segment % streams, 2 / 3, 1 / 3 / (streams - 1))
         self.read_logits = nn.Parameter(share.logit())
         self.write_logits = nn.Parameter(torch.zeros(streams))
@@ -144,7 +152,9 @@ class ManifoldConnections(Streams):
 
 
 def sinkhorn(logits: Float[Tensor, "*batch n n"], iterations: int) -> Float[Tensor, "*batch n n"]:
-    """exp(logits) with rows and columns divided by their sums by turns, the columns last (Sinkhorn and Knopp 1967)."""
+    """exp(logits) with rows and columns divided by their sums by turns, the columns last (Sinkhorn
+    and Knopp 1967).
+    """
     for _ in range(iterations):
         logits = logits - logits.logsumexp(-1, keepdim=True)
         logits = logits - logits.logsumexp(-2, keepdim=True)

@@ -1,4 +1,6 @@
-"""The table of residuals: a new one is one entry, and models, commands and tests pick it up from there."""
+"""The table of residuals: a new one is one entry, and models, commands and tests pick it up from
+there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from solvers.errors import look_up
 
 @runtime_checkable
 class ResidualSettings(Protocol):
-    """What a residual is made from: the part of an architecture that concerns it. A `GPTConfig` is one."""
+    """What a residual is made from: the part of an architecture that concerns it. A `GPTConfig` is
+    one.
+    """
 
     @property
     def width(self) -> int: ...
@@ -47,13 +51,16 @@ class ResidualSettings(Protocol):
 class ResidualEntry:
     """A residual by its ODE.
 
-    - `make`: from the settings and the sublayer's number, from 0, to its residual; None stands for the plain one
+    - `make`: from the settings and the sublayer's number, from 0, to its residual; None stands for
+      the plain one
     - `ode`, `source`: the equation of a segment, and where it is from
-    - `start`: what its gains begin at where nothing is said; None where it has none that can be chosen
+    - `start`: what its gains begin at where nothing is said; None where it has none that can be
+      chosen
     - `refuses`: why a placement makes no sense with it, or None
     - `counts_blocks`: whether another number of blocks over the same depth-time is another model
     - `streams`: of how many streams the state is where nothing is said; None where it is one
-    - `unit_weights`: whether matrices are normalised along their embedding dimension, when they are drawn and after every step
+    - `unit_weights`: whether matrices are normalised along their embedding dimension, when they are
+      drawn and after every step
     """
 
     make: Callable[[ResidualSettings, int], Residual | None]
@@ -150,7 +157,9 @@ REFUSED = {
 
 
 def residual_name(name: str) -> str:
-    """The entry's name of that name or alias; ConfigError with the nearest otherwise, or with why it is none."""
+    """The entry's name of that name or alias; ConfigError with the nearest otherwise, or with why
+    it is none.
+    """
     if name in REFUSED:
         raise ConfigError(f"residual {name!r} {REFUSED[name]}")
     look_up("residual", name, {**RESIDUALS, **ALIASES})
@@ -158,7 +167,9 @@ def residual_name(name: str) -> str:
 
 
 def check_image(residual: str, norm: str) -> None:
-    """Raises ConfigError for a residual that moves on the image of a norm around the state, where that has no tangent spaces."""
+    """Raises ConfigError for a residual that moves on the image of a norm around the state, where
+    that has no tangent spaces.
+    """
     if RESIDUALS[residual].refuses is not _needs_image:
         return
     able = [name for name, kind in NORMS.items() if kind(2, 1e-5).has_tangent]
@@ -170,7 +181,9 @@ def check_image(residual: str, norm: str) -> None:
 
 
 def check_residual(name: str, placements: Sequence[Placement], start: float | None, streams: int | None) -> None:
-    """Raises ConfigError, in one line and by name, for a residual that makes no sense with a placement, or options that it has not."""
+    """Raises ConfigError, in one line and by name, for a residual that makes no sense with a
+    placement, or options that it has not.
+    """
     entry = RESIDUALS[name]
     for placement in placements:
         if (why := entry.refuses(placement)) is not None:

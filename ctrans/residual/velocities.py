@@ -18,7 +18,9 @@ class Residual(nn.Module):
     streams: int = 1
     """How many streams of the map's width the state has."""
     image: Norm | None
-    """A norm of the residual's own, whose image v is put on first: r = W (N v - X) then, affine and bounded."""
+    """A norm of the residual's own, whose image v is put on first: r = W (N v - X) then, affine and
+    bounded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +28,9 @@ class Residual(nn.Module):
 
     @property
     def gains(self) -> Float[Tensor, " entries"] | None:
-        """g where W = diag(g), as one entry for all channels or one for each; None where W is the identity or no such matrix."""
+        """g where W = diag(g), as one entry for all channels or one for each; None where W is the
+        identity or no such matrix.
+        """
         return None
 
     @property
@@ -66,7 +70,9 @@ class Residual(nn.Module):
 
 
 class Gain(Residual):
-    """dX/dt = g * v, g trained: one entry for every channel (LayerScale), or one for all (ReZero, SkipInit)."""
+    """dX/dt = g * v, g trained: one entry for every channel (LayerScale), or one for all (ReZero,
+    SkipInit).
+    """
 
     def __init__(self, entries: int, start: float):
         super().__init__()
@@ -86,8 +92,9 @@ class DepthScaled(Residual):
 
 
 class TowardsImage(Gain):
-    """dX/dt = T_X a * (N v - X), a by channel and T_X the projection of a norm around the state: X goes to where the map points, on the
-    norm's image. The discrete step is the retraction with a step, N(X + dt a * (N v - X)).
+    """dX/dt = T_X a * (N v - X), a by channel and T_X the projection of a norm around the state: X
+    goes to where the map points, on the norm's image. The discrete step is the retraction with a
+    step, N(X + dt a * (N v - X)).
     """
 
     def __init__(self, norm: Norm, start: float):

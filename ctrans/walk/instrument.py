@@ -1,4 +1,6 @@
-"""What looks at a model while a walk goes through it: an instrument is offered every state and, on the way back, every costate."""
+"""What looks at a model while a walk goes through it: an instrument is offered every state and, on
+the way back, every costate.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from solvers.deprecated import old_names
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepContext:
-    """Segment k of the depth, `sublayer`, which acts from depth-time `time` for a time `h`: from X_k = `x` to X_{k+1} = `y`."""
+    """Segment k of the depth, `sublayer`, which acts from depth-time `time` for a time `h`: from
+    X_k = `x` to X_{k+1} = `y`.
+    """
 
     k: int
     sublayer: Sublayer
@@ -34,20 +38,26 @@ class StepContext:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepContextBack(StepContext):
-    """The same on the way back, with the costates at its ends: `p` = dL/dX_{k+1} and `before` = dL/dX_k."""
+    """The same on the way back, with the costates at its ends: `p` = dL/dX_{k+1} and `before` =
+    dL/dX_k.
+    """
 
     p: Float[Tensor, "*batch tokens width"]
     before: Float[Tensor, "*batch tokens width"]
 
     @property
     def met(self) -> tuple[Float[Tensor, "*batch tokens width"], Float[Tensor, "*batch tokens width"]]:
-        """(X, P) as the segment's field meets them; `x` and `before` but for states of several streams."""
+        """(X, P) as the segment's field meets them; `x` and `before` but for states of several
+        streams.
+        """
         return self.sublayer.met(self.x, self.before, self.p, self.h)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Turn:
-    """The end of the depth in a walk with a loss L, where it turns: X_T = `x`, L and `p` = dL/dX_T, for these tokens and targets."""
+    """The end of the depth in a walk with a loss L, where it turns: X_T = `x`, L and `p` = dL/dX_T,
+    for these tokens and targets.
+    """
 
     tokens: Tensor
     targets: Any
@@ -62,14 +72,18 @@ def of_text(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch 
 
 
 class Instrument:
-    """Offered a walk's states and costates in the order below; each method may be left out but `figures`.
+    """Offered a walk's states and costates in the order below; each method may be left out but
+    `figures`.
 
-    A sublayer's weights are there while its `forward` or `backward` runs. An instrument that keeps them, or a graph through them,
-    holds that much memory. What an instrument keeps of a walk it sets anew in `begin`, so that it may walk again.
+    A sublayer's weights are there while its `forward` or `backward` runs. An instrument that keeps
+    them, or a graph through them, holds that much memory. What an instrument keeps of a walk it
+    sets anew in `begin`, so that it may walk again.
     """
 
     kept: Bool[Tensor, "*batch tokens"] | None = None
-    """Which tokens are text and not padding, in the walk under way; None where all are. What averages over tokens counts these alone."""
+    """Which tokens are text and not padding, in the walk under way; None where all are. What
+    averages over tokens counts these alone.
+    """
 
     def of_text(self, kept: Bool[Tensor, "*batch tokens"] | None) -> None:
         """Says which tokens those are, before `begin`."""
@@ -116,7 +130,9 @@ class States(Instrument):
 
 
 class Attempt(Instrument):
-    """Another instrument that may find that it cannot speak of this model: then `note` says why, and its figures are None."""
+    """Another instrument that may find that it cannot speak of this model: then `note` says why,
+    and its figures are None.
+    """
 
     def __init__(self, instrument: Instrument):
         self.instrument = instrument

@@ -1,4 +1,6 @@
-"""What a model is to the instruments: X_0 = embed(tokens), a depth that carries it to X_T, logits = head(X_T), and a loss."""
+"""What a model is to the instruments: X_0 = embed(tokens), a depth that carries it to X_T, logits =
+head(X_T), and a loss.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,11 @@ class ModelOfModules(Model, Protocol):
 
 @runtime_checkable
 class Described(Protocol):
-    """An architecture in words and numbers: our `GPTConfig`, or what was recognised in another library's model.
+    """An architecture in words and numbers: our `GPTConfig`, or what was recognised in another
+    library's model.
 
-    `placement` is a name of `PLACEMENTS`, or several where sublayers differ; `norm` likewise. `initialisation` is None where nobody
-    knows how the weights were drawn.
+    `placement` is a name of `PLACEMENTS`, or several where sublayers differ; `norm` likewise.
+    `initialisation` is None where nobody knows how the weights were drawn.
     """
 
     @property
@@ -68,13 +71,17 @@ class DescribedModel(ModelOfModules, Protocol):
 
 
 def kept_of(model: object) -> Bool[Tensor, "batch tokens"] | None:
-    """Which tokens are text and not padding, of a model that says it as its `kept`; None where all are."""
+    """Which tokens are text and not padding, of a model that says it as its `kept`; None where all
+    are.
+    """
     found: Tensor | None = getattr(model, "kept", None)
     return found
 
 
 def own_loss(model: Model) -> Callable[[Tensor, Any], Tensor] | None:
-    """L(X_T, targets) of a model that says what it is trained for, as its `terminal_loss`; None for one that does not."""
+    """L(X_T, targets) of a model that says what it is trained for, as its `terminal_loss`; None for
+    one that does not.
+    """
     found: Callable[[Tensor, Any], Tensor] | None = getattr(model, "terminal_loss", None)
     return found
 
@@ -86,7 +93,9 @@ def terminal_loss(model: Model, x: Float[Tensor, "*batch tokens width"], targets
 
 
 def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
-    """Raises ConfigError unless there is one target of int64 per token and one of them is not -1, or the model has a loss of its own."""
+    """Raises ConfigError unless there is one target of int64 per token and one of them is not -1,
+    or the model has a loss of its own.
+    """
     if own_loss(model) is not None:
         return
     if targets.shape != tokens.shape:
@@ -99,7 +108,9 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
 
 
 def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
-    """Why these tokens and targets have no loss under this model, as seen by its head at X_0; None where they have one."""
+    """Why these tokens and targets have no loss under this model, as seen by its head at X_0; None
+    where they have one.
+    """
     try:
         check_targets(model, tokens, targets)
         with torch.no_grad():
@@ -112,7 +123,8 @@ def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
 def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:
     """L(X_T): the mean cross-entropy of head(X_T) in nats, targets of -1 left out.
 
-    Raises ConfigError for a head without one row of logits per target and, on the CPU, for targets that have no logit.
+    Raises ConfigError for a head without one row of logits per target and, on the CPU, for targets
+    that have no logit.
     """
     logits = model.head(x)
     if logits.shape[:-1].numel() != targets.numel():

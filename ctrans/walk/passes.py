@@ -1,8 +1,10 @@
-"""The walk: once down the depth and, where there is a loss, once back up, with every state and costate offered to instruments.
+"""The walk: once down the depth and, where there is a loss, once back up, with every state and
+costate offered to instruments.
 
-X_{k+1} = step_k(X_k) on the way down, P_k = (dX_{k+1}/dX_k)' P_{k+1} from P_K = dL/dX_K on the way back: the discrete model and
-autograd's gradient, one segment's weights and graph at a time. Several lanes, each a batch with instruments of its own, go
-together, so that weights which are made on demand are made once on either way, whoever looks.
+X_{k+1} = step_k(X_k) on the way down, P_k = (dX_{k+1}/dX_k)' P_{k+1} from P_K = dL/dX_K on the way
+back: the discrete model and autograd's gradient, one segment's weights and graph at a time. Several
+lanes, each a batch with instruments of its own, go together, so that weights which are made on
+demand are made once on either way, whoever looks.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Told = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lane:
-    """A batch of sequences that goes through the depth, with the instruments that look at it; with targets, back up too."""
+    """A batch of sequences that goes through the depth, with the instruments that look at it; with
+    targets, back up too.
+    """
 
     tokens: Tensor
     targets: Any = None
@@ -44,11 +48,13 @@ def walk(
     *,
     progress: Told | None = None,
 ) -> list[Any]:
-    """The instruments' figures, in their order, after one walk of these tokens; with targets there and back.
+    """The instruments' figures, in their order, after one walk of these tokens; with targets there
+    and back.
 
-    L is the model's own loss (`terminal_loss`): for language models the mean cross-entropy in nats, targets of -1 left out. No
-    parameter's gradient is touched. States are computed on, finite or not. Raises ConfigError for targets that do not match the
-    tokens or are all -1, and what instruments raise.
+    L is the model's own loss (`terminal_loss`): for language models the mean cross-entropy in nats,
+    targets of -1 left out. No parameter's gradient is touched. States are computed on, finite or
+    not. Raises ConfigError for targets that do not match the tokens or are all -1, and what
+    instruments raise.
 
     >>> walk(model, tokens, targets, [Moments(), ParameterGradients()])
     """
@@ -61,7 +67,9 @@ def walk(
 
 @torch.no_grad()
 def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = None) -> None:
-    """Walks all lanes together, segment by segment; errors as `walk`. Ask each instrument for its `figures()` afterwards."""
+    """Walks all lanes together, segment by segment; errors as `walk`. Ask each instrument for its
+    `figures()` afterwards.
+    """
     for lane in lanes:
         if lane.targets is not None:
             check_targets(model, lane.tokens, lane.targets)
@@ -85,7 +93,9 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = N
 def walk_depth(
     depth: Depth, x0: Float[Tensor, "*batch tokens width"], instruments: Sequence[Instrument], *, progress: Told | None = None
 ) -> list[Any]:
-    """The instruments' figures after one walk down the depth from X_0: for those that ask for no loss."""
+    """The instruments' figures after one walk down the depth from X_0: for those that ask for no
+    loss.
+    """
     _down(depth, [_LaneUnderWay(Lane(torch.empty(0, dtype=torch.int64), None, instruments), x0.detach())], progress)
     return [instrument.figures() for instrument in instruments]
 
@@ -104,9 +114,11 @@ def observe(
     *,
     kept: Bool[Tensor, "*batch tokens"] | None = None,
 ) -> list[Any]:
-    """The instruments' figures along states that are known already: X_0 and X at the ends of as many segments as were reached.
+    """The instruments' figures along states that are known already: X_0 and X at the ends of as
+    many segments as were reached.
 
-    Nothing is integrated: the states may be those of any method. `kept` says which tokens are text and not padding, None where all are.
+    Nothing is integrated: the states may be those of any method. `kept` says which tokens are text
+    and not padding, None where all are.
     """
     for instrument in instruments:
         instrument.of_text(kept_for(states[0], kept))
@@ -141,7 +153,9 @@ def kept_for(x0: Float[Tensor, "*batch tokens width"], kept: Tensor | None) -> B
 
 
 class _LaneUnderWay:
-    """A lane on its way: the state it is at, those behind it if it has to come back, and the costate."""
+    """A lane on its way: the state it is at, those behind it if it has to come back, and the
+    costate.
+    """
 
     def __init__(self, lane: Lane, x0: Tensor, kept: Tensor | None = None):
         self.lane, self.x, self.states = lane, x0, [x0]

@@ -1,9 +1,10 @@
-"""Weights as functions of depth: theta(s) = sum_j c_j phi_j(s), s = t/T in [0, 1], with few coefficients c_j for any number of
-blocks.
+"""Weights as functions of depth: theta(s) = sum_j c_j phi_j(s), s = t/T in [0, 1], with few
+coefficients c_j for any number of blocks.
 
-A block uses theta at the middle of its interval. Only then has D to infinity a limit at fixed T, the averaged ODE (theory,
-section 2), and one set of coefficients serves every depth. With "network" the functions themselves are trained: phi(s) is a small
-network of a time embedding, which gains of norms go through as matrices do.
+A block uses theta at the middle of its interval. Only then has D to infinity a limit at fixed T,
+the averaged ODE (theory, section 2), and one set of coefficients serves every depth. With "network"
+the functions themselves are trained: phi(s) is a small network of a time embedding, which gains of
+norms go through as matrices do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ Block = TypeVar("Block", bound=nn.Module)
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """J functions phi_0 .. phi_(J-1) on [0, 1], and J knots s_k at which the values theta(s_k) determine the coefficients."""
+    """J functions phi_0 .. phi_(J-1) on [0, 1], and J knots s_k at which the values theta(s_k)
+    determine the coefficients.
+    """
 
     functions: Callable[[Fraction, int], list[float]]
     """s, J -> phi_j(s)."""
@@ -51,7 +54,9 @@ def constant(s: Fraction, count: int) -> list[float]:
 
 
 def linear(s: Fraction, count: int) -> list[float]:
-    """phi_j(s) = max(0, 1 - abs(s (J-1) - j)), hats on J equidistant knots with one at either end; the constant 1 for J = 1."""
+    """phi_j(s) = max(0, 1 - abs(s (J-1) - j)), hats on J equidistant knots with one at either end;
+    the constant 1 for J = 1.
+    """
     return [float(max(Fraction(0), 1 - abs(s * (count - 1) - j))) for j in range(count)]
 
 
@@ -70,7 +75,8 @@ def _equidistant(count: int) -> list[Fraction]:
 
 
 def _extrema(count: int) -> list[Fraction]:
-    # where T_(J-1) is 1 or -1; the polynomials that are 1 at one of these and 0 at the others stay near or below 1
+    # where T_(J-1) is 1 or -1; the polynomials that are 1 at one of these and 0 at the others stay
+    # near or below 1
     return [Fraction((1 - math.cos(math.pi * s)) / 2) for s in _equidistant(count)]
 
 
@@ -83,7 +89,8 @@ BASES: dict[str, Basis] = {
 
 
 class InDepth(nn.Module):
-    """theta(s) = sum_j phi_j(s) c_j at the place s of one block: what stands between the coefficients c_j and a parameter.
+    """theta(s) = sum_j phi_j(s) c_j at the place s of one block: what stands between the
+    coefficients c_j and a parameter.
 
     `network` is what is trained of the functions, where anything is.
     """
@@ -118,19 +125,23 @@ class InDepth(nn.Module):
         return theta
 
     def right_inverse(self, theta: Tensor) -> tuple[Tensor, ...]:
-        """c_j = phi_j(s) theta / sum_i phi_i(s)^2, the smallest coefficients that give theta here (setting a parameter uses it)."""
+        """c_j = phi_j(s) theta / sum_i phi_i(s)^2, the smallest coefficients that give theta here
+        (setting a parameter uses it).
+        """
         square = sum(share * share for share in self.shares)
         return tuple(theta * (share / square) for share in self.shares)
 
 
 def blocks_through(knots: Sequence[Block], basis: str, blocks: int, generator: torch.Generator | None = None) -> list[Block]:
-    """That many blocks on theta, which passes through the weights of `knots`: theta(s_k) are the k-th module's.
+    """That many blocks on theta, which passes through the weights of `knots`: theta(s_k) are the
+    k-th module's.
 
-    So what holds for the modules holds for theta at its knots: a standard deviation that their entries were drawn with, a gain
-    of 1. Between the knots the functions that interpolate them have squares that add up to at most 1 (constant, linear) or 1.1
-    (chebyshev), and to at least 1/2: so much of their variance do entries keep that were drawn independently. The blocks share
-    the coefficients, each a parameter of the shape of what it stands for, and the basis' network, drawn from `generator`. Raises
-    ConfigError for an unknown basis.
+    So what holds for the modules holds for theta at its knots: a standard deviation that their
+    entries were drawn with, a gain of 1. Between the knots the functions that interpolate them have
+    squares that add up to at most 1 (constant, linear) or 1.1 (chebyshev), and to at least 1/2: so
+    much of their variance do entries keep that were drawn independently. The blocks share the
+    coefficients, each a parameter of the shape of what it stands for, and the basis' network, drawn
+    from `generator`. Raises ConfigError for an unknown basis.
     """
     kind = look_up("basis of weights in depth", basis, BASES)
     to_coefficients = kind.coefficients(len(knots))
@@ -161,8 +172,8 @@ def _replace(module: nn.Module, name: str, values: list[nn.Parameter], to_coeffi
 
 
 def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
-    """The coefficients that parameters of the modules are functions of, and their networks' weights, by identity; none where all
-    weights are free.
+    """The coefficients that parameters of the modules are functions of, and their networks'
+    weights, by identity; none where all weights are free.
     """
     return {
         id(c): c
@@ -174,7 +185,9 @@ def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
 
 
 def copy_to(block: Block, coefficients: dict[int, nn.Parameter], place: Fraction) -> Block:
-    """A copy of the block at another place s, with the coefficients given for its own (by identity)."""
+    """A copy of the block at another place s, with the coefficients given for its own (by
+    identity).
+    """
     moved = copy.deepcopy(block, dict(coefficients))
     for part in moved.modules():
         if isinstance(part, InDepth):

@@ -1,7 +1,9 @@
-"""Low-rank updates of trained weights: every linear map W becomes W + B A, of which only A and B are trained.
+"""Low-rank updates of trained weights: every linear map W becomes W + B A, of which only A and B
+are trained.
 
-B = 0 when it is made, so that the model is then the one without updates, to the bit. Vectors (gains, offsets, biases) and what lies
-outside of the depth (embeddings, the last norm, the head) stay as they are (Hu et al., *LoRA*, arXiv 2106.09685).
+B = 0 when it is made, so that the model is then the one without updates, to the bit. Vectors
+(gains, offsets, biases) and what lies outside of the depth (embeddings, the last norm, the head)
+stay as they are (Hu et al., *LoRA*, arXiv 2106.09685).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ Changed = TypeVar("Changed", bound=nn.Module)
 
 
 class LowRank(nn.Module):
-    """W -> W + B A: A of shape (r, in) with entries of variance 1/in, so that A x has entries of the size of x's, and B of (out, r) zeros.
+    """W -> W + B A: A of shape (r, in) with entries of variance 1/in, so that A x has entries of
+    the size of x's, and B of (out, r) zeros.
 
     r is no more than either dimension of W.
     """
@@ -43,10 +46,11 @@ class LowRank(nn.Module):
 
 
 def adapt(module: nn.Module, maps: Iterable[nn.Module], rank: int, *, seed: int = 0) -> None:
-    """Freezes the module, in place, and gives every `nn.Linear` in the maps, which are parts of it, an update of that rank.
+    """Freezes the module, in place, and gives every `nn.Linear` in the maps, which are parts of it,
+    an update of that rank.
 
-    Raises ConfigError for a rank below 1 or above every dimension there is, for maps without a linear one, and for weights that are
-    functions of depth, or updated already.
+    Raises ConfigError for a rank below 1 or above every dimension there is, for maps without a
+    linear one, and for weights that are functions of depth, or updated already.
     """
     linear = list({id(part): part for each in maps for part in each.modules() if isinstance(part, nn.Linear)}.values())
     if not linear:
@@ -65,8 +69,8 @@ def adapt(module: nn.Module, maps: Iterable[nn.Module], rank: int, *, seed: int 
 
 
 def updated(module: nn.Module, *, all_names: bool = False) -> Iterator[tuple[str, nn.Module, LowRank]]:
-    """The module's linear maps that have an update, each with its path (or every one that it has) and that update; none where all
-    weights are trained.
+    """The module's linear maps that have an update, each with its path (or every one that it has)
+    and that update; none where all weights are trained.
     """
     for path, part in module.named_modules(remove_duplicate=not all_names):
         if isinstance(part, nn.Linear) and parametrize.is_parametrized(part, "weight"):
@@ -81,8 +85,8 @@ def factors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) -> Changed:
-    """The module, frozen, with the updates whose `factors` these are, in place. Raises ConfigError, naming their source, where one
-    does not fit.
+    """The module, frozen, with the updates whose `factors` these are, in place. Raises ConfigError,
+    naming their source, where one does not fit.
     """
     given: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
@@ -111,7 +115,8 @@ def _update(part: nn.Linear, pair: Mapping[str, Tensor]) -> bool:
 def merge_updates(module: Changed) -> Changed:
     """The same module with plain weights W + B A, in place, all of which may be trained.
 
-    Not for a copy of a module that is still used: torch keeps what a parametrisation is in a class that both have.
+    Not for a copy of a module that is still used: torch keeps what a parametrisation is in a class
+    that both have.
     """
     for _, part, _ in list(updated(module)):
         parametrize.remove_parametrizations(part, "weight")
@@ -119,7 +124,9 @@ def merge_updates(module: Changed) -> Changed:
 
 
 def before_updates(module: nn.Module) -> dict[str, Tensor]:
-    """The weights W that there were, every other one as it is, by the names that they have without updates."""
+    """The weights W that there were, every other one as it is, by the names that they have without
+    updates.
+    """
     weights: dict[str, Tensor] = module.state_dict()
     for path, _, _ in updated(module, all_names=True):
         beginning = f"{path}.parametrizations.weight."

@@ -1,7 +1,9 @@
-"""Weights on demand: matrices that are made when something reads them, and dropped when others are read.
+"""Weights on demand: matrices that are made when something reads them, and dropped when others are
+read.
 
-A model whose weights do not fit into memory is a skeleton, its modules without their matrices, and a `Shelf` on which one piece of
-weights lies at a time. What reads a matrix finds it there, whoever reads it, so nothing else has to know.
+A model whose weights do not fit into memory is a skeleton, its modules without their matrices, and
+a `Shelf` on which one piece of weights lies at a time. What reads a matrix finds it there, whoever
+reads it, so nothing else has to know.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from solvers import ConfigError
 
 SHARE = 4
-"""Weights of more than one part in so many of the memory come on demand, unless asked for otherwise: graphs, gradients and copies in
-float64 need their own."""
+"""Weights of more than one part in so many of the memory come on demand, unless asked for
+otherwise: graphs, gradients and copies in float64 need their own.
+"""
 
 
 def memory() -> int:
@@ -35,7 +38,9 @@ def too_large_to_stay(weights: float) -> bool:
 
 
 def check_fits(size: int | float, remedy: str, what: str = "the weights need") -> None:
-    """Raises ConfigError, with the remedy, for more bytes than there is memory: before this machine starts to swap."""
+    """Raises ConfigError, with the remedy, for more bytes than there is memory: before this machine
+    starts to swap.
+    """
     if size > memory():
         much = f"{size / 1e9:.3g}" if size < 10**30 else "over 10^21"
         raise ConfigError(f"{what} {much} GB and this machine has {memory() / 1e9:.3g}: {remedy}")
@@ -43,17 +48,20 @@ def check_fits(size: int | float, remedy: str, what: str = "the weights need") -
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """Weights that are made together, and a function that makes them: the same whenever it is called."""
+    """Weights that are made together, and a function that makes them: the same whenever it is
+    called.
+    """
 
     name: str
     make: Callable[[], dict[str, Tensor]]
 
 
 class Shelf:
-    """The place for one piece: reading from another puts the piece before it away. Weights get the type and device of `like`.
+    """The place for one piece: reading from another puts the piece before it away. Weights get the
+    type and device of `like`.
 
-    A copy is a shelf of its own, so that a model and its copy in another precision can both be used. `told` is called with the name
-    of every piece that is made.
+    A copy is a shelf of its own, so that a model and its copy in another precision can both be
+    used. `told` is called with the name of every piece that is made.
     """
 
     def __init__(self, dtype: torch.dtype | None = None):
@@ -88,7 +96,9 @@ class Shelf:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a module finds its weights: on which shelf and, by its own name for a weight, in which piece and under which name."""
+    """Where a module finds its weights: on which shelf and, by its own name for a weight, in which
+    piece and under which name.
+    """
 
     shelf: Shelf
     names: dict[str, tuple[Piece, str]]
@@ -98,7 +108,9 @@ class Place:
 
 
 class OnDemand(nn.Module):
-    """What a module becomes whose weights are made on demand: a subclass of its own class, whose weights are properties."""
+    """What a module becomes whose weights are made on demand: a subclass of its own class, whose
+    weights are properties.
+    """
 
     place: Place
 
@@ -118,7 +130,9 @@ class OnDemand(nn.Module):
 
 @contextlib.contextmanager
 def skeletons() -> Iterator[None]:
-    """Inside, modules are made with their vectors (norms, biases) but without their matrices, which are on device "meta"."""
+    """Inside, modules are made with their vectors (norms, biases) but without their matrices, which
+    are on device "meta".
+    """
 
     def without(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.dim() < 2 or parameter.is_meta:
@@ -137,7 +151,9 @@ KnownPieces = dict[nn.Parameter, tuple[Piece, str]]
 
 
 def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str = "", known: KnownPieces | None = None) -> None:
-    """Makes every part of the module that lacks a matrix `OnDemand`, in place: its weights are the piece's, as prefix + its path."""
+    """Makes every part of the module that lacks a matrix `OnDemand`, in place: its weights are the
+    piece's, as prefix + its path.
+    """
     known = {} if known is None else known
     for path, part in list(module.named_modules()):
         own = dict(part.named_parameters(recurse=False))
@@ -165,7 +181,9 @@ def has_weights_on_demand(module: nn.Module) -> bool:
 
 
 def watch(module: nn.Module, told: Callable[[str], None]) -> None:
-    """Has `told` called with the name of every piece of the module's weights that is made from now on."""
+    """Has `told` called with the name of every piece of the module's weights that is made from now
+    on.
+    """
     for part in module.modules():
         if isinstance(part, OnDemand):
             part.place.shelf.told = told

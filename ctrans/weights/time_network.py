@@ -1,4 +1,6 @@
-"""A small network of depth-time, whose outputs are what coefficients of weights are multiplied by (after qkvflow, Tong et al. 2025)."""
+"""A small network of depth-time, whose outputs are what coefficients of weights are multiplied by
+(after qkvflow, Tong et al. 2025).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 FREQUENCIES = 4
-"""sin and cos of 1, 2, 4, 8 half turns over the depth: what is finer, the blocks would have to resolve."""
+"""sin and cos of 1, 2, 4, 8 half turns over the depth: what is finer, the blocks would have to
+resolve.
+"""
 HIDDEN = 32
 """Features of the network: a thousand weights for all of a model's parameters."""
 
@@ -23,10 +27,11 @@ def time_embedding(s: Fraction) -> list[float]:
 
 
 class TimeNetwork(nn.Module):
-    """u(s) = W_2 silu(W_1 e(s) + b_1) in R^count, 0 at first (W_2 = 0) and smooth in s; W_1 with variance 1/fan_in from the generator.
+    """u(s) = W_2 silu(W_1 e(s) + b_1) in R^count, 0 at first (W_2 = 0) and smooth in s; W_1 with
+    variance 1/fan_in from the generator.
 
-    One of these serves every parameter of a model. It computes in its weights' dtype, whatever autocast says: one of its errors would
-    be an error of every weight.
+    One of these serves every parameter of a model. It computes in its weights' dtype, whatever
+    autocast says: one of its errors would be an error of every weight.
     """
 
     def __init__(self, count: int, generator: torch.Generator):
