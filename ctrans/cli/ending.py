@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console, Group
+from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from ctrans import __version__
 from ctrans.cli.inputs import InputSummary
@@ -21,7 +20,6 @@ from ctrans.cli.plugins import LOADED
 from ctrans.cli.request import Request, WrittenRequest
 from ctrans.report.contents import page_of
 from ctrans.report.files import check_writable, to_json, write_atomic
-from ctrans.report.fit import fitted
 from ctrans.report.html import check_libraries, render
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Page
@@ -51,8 +49,6 @@ class CommandEnding:
     files: Mapping[str, Callable[[], bytes]] = dataclasses.field(default_factory=dict)
     report: Page | None = None
     failures: Sequence[str] = ()
-    page: Sequence[str | Table | Group] | None = None
-    said: str = ""
 
 
 def directory_of(request: WrittenRequest) -> Path | None:
@@ -100,18 +96,15 @@ def end(request: Request, directory: Path | None, ending: CommandEnding) -> None
     result = {**result_of(request, shown, ending.device), **about, **ending.result}
     text = write_json(request, directory, result, ending.report)
     page = ending.report or page_of({request.command: json.loads(text)})
-    files = {**(pictures(page) if ending.page is None and ending.report is None else {}), **ending.files}
+    files = {**(pictures(page) if ending.report is None else {}), **ending.files}
     if directory is not None:
         for name, make in files.items():
             write_atomic(directory / name, make())
     if not request.quiet:
         console = Console()
-        if ending.page is None:
-            looked_at = None if models is None else models.words
-            show(page, console, looked_at=looked_at, verbose=request.verbose)
-        else:
-            _show_parts(ending, ending.page, console)
-        _show_files(request, directory, [f"{request.command}.json", *files], ending.said, console)
+        looked_at = None if models is None else models.words
+        show(page, console, looked_at=looked_at, verbose=request.verbose)
+        _show_files(request, directory, [f"{request.command}.json", *files], console)
     for failure in ending.failures:
         click.echo(f"ctrans: {failure}", err=True)
     if ending.failures:
@@ -147,17 +140,9 @@ def save_json(request: Request, directory: Path | None, result: Mapping[str, Any
     return text
 
 
-def _show_files(request: Request, directory: Path | None, names: Sequence[str], said: str, console: Console) -> None:
+def _show_files(request: Request, directory: Path | None, names: Sequence[str], console: Console) -> None:
     """Where the files are."""
     written = [] if directory is None else [f"{directory}/{name}" for name in names]
     written += [] if request.html_path is None else [request.html_path]
     if written:
-        console.print(escape(said + "Written: " + ", ".join(written)), soft_wrap=True, highlight=False)
-
-
-def _show_parts(ending: CommandEnding, parts: Sequence[str | Table | Group], console: Console) -> None:
-    if ending.looked_at is not None and ending.looked_at.words is not None:
-        console.print(ending.looked_at.words, highlight=False, markup=False, soft_wrap=True)
-    for part in parts:
-        for piece in fitted(part, console.width) if isinstance(part, Table) else [part]:
-            console.print(piece, highlight=False)
+        console.print(escape("Written: " + ", ".join(written)), soft_wrap=True, highlight=False)
