@@ -1,6 +1,8 @@
-"""A statement of theory as a test on random cases: what a case draws, and how far it is from the statement.
+"""A statement of theory as a test on random cases: what a case draws, and how far it is from the
+statement.
 
-Each room states its theory in modules named `..._statements` or in a package `statements`. `ctrans verify` gathers and runs them.
+Each room states its theory in modules named `..._statements` or in a package `statements`. `ctrans
+verify` gathers and runs them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from solvers import ConfigError
 
 Item = TypeVar("Item")
 BOUND = 1e-9
-"""By how much a measurement may exceed its bound, relatively: the rounding of float64 in what is compared."""
+"""By how much a measurement may exceed its bound, relatively: the rounding of float64 in what is
+compared.
+"""
 
 
 class Draw:
@@ -69,8 +73,9 @@ class Draw:
 class Trial(NamedTuple):
     """How far one case is from the statement, and the case in words and numbers.
 
-    `excess` is measured/bound - 1 for a bound and a relative difference for an equality. Where the statement holds it is at most the
-    test's tolerance; it is negative by the slack where a case does not attain a bound.
+    `excess` is measured/bound - 1 for a bound and a relative difference for an equality. Where the
+    statement holds it is at most the test's tolerance; it is negative by the slack where a case
+    does not attain a bound.
     """
 
     excess: float
@@ -78,14 +83,18 @@ class Trial(NamedTuple):
 
 
 Trials = Trial | Sequence[Trial]
-"""The parts of one case where a form says several things: it holds where all of them do, so that the worst counts."""
+"""The parts of one case where a form says several things: it holds where all of them do, so that
+the worst counts.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class CaseTest:
-    """The test of one form of a statement: a drawn case must not exceed it by more than the tolerance.
+    """The test of one form of a statement: a drawn case must not exceed it by more than the
+    tolerance.
 
-    `share` is the part of the requested cases that the test draws, at least one case: less for slow tests, 0 for a demonstration.
+    `share` is the part of the requested cases that the test draws, at least one case: less for slow
+    tests, 0 for a demonstration.
     """
 
     draw: Callable[[Draw], Trials]
@@ -101,8 +110,9 @@ class CaseTest:
 class Statement:
     """A lemma, theorem, proposition, corollary or line of theory with its source and section.
 
-    `says` is the form that holds, which `corrected` tests. `printed` is what the source says where that differs, which `seed` tests.
-    A statement that is right as printed has the same test twice; one that no source has, has no `seed`.
+    `says` is the form that holds, which `corrected` tests. `printed` is what the source says where
+    that differs, which `seed` tests. A statement that is right as printed has the same test twice;
+    one that no source has, has no `seed`.
     """
 
     name: str
@@ -116,7 +126,9 @@ class Statement:
 
 
 class Printed(NamedTuple):
-    """The form that a source prints, where it is not the form that holds, with its test's tolerance and share."""
+    """The form that a source prints, where it is not the form that holds, with its test's tolerance
+    and share.
+    """
 
     words: str
     tolerance: float = BOUND
@@ -140,10 +152,12 @@ def statement(
     as_printed: bool = False,
     printed: Printed | None = None,
 ) -> Callable[[Form], Form]:
-    """Registers the decorated function, which maps a Draw to a Trial or several, as the test of a statement.
+    """Registers the decorated function, which maps a Draw to a Trial or several, as the test of a
+    statement.
 
-    `as_printed`: the source states the same. `printed`: the source states something else; then the function takes a second argument,
-    `printed`, and with True it tests the source's form. Raises ConfigError for a name that another statement has.
+    `as_printed`: the source states the same. `printed`: the source states something else; then the
+    function takes a second argument, `printed`, and with True it tests the source's form. Raises
+    ConfigError for a name that another statement has.
     """
 
     def register(function: Form) -> Form:
@@ -163,7 +177,9 @@ def statement(
 
 
 def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
-    """The case of measured <= bound: excess measured/bound - 1, or the measured value where the bound is 0."""
+    """The case of measured <= bound: excess measured/bound - 1, or the measured value where the
+    bound is 0.
+    """
     value, limit = float(measured), float(bound)
     if math.isinf(limit):
         return Trial(math.nan if math.isnan(value) else -1.0, words)
@@ -171,7 +187,9 @@ def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Tria
 
 
 def equal(found: float | Tensor, expected: float | Tensor, words: str, scale: float | Tensor | None = None) -> Trial:
-    """The case of found = expected: the largest difference over `scale`, by default the largest entry expected (1 if that is 0)."""
+    """The case of found = expected: the largest difference over `scale`, by default the largest
+    entry expected (1 if that is 0).
+    """
     a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (found, expected))
     size = float(b.abs().max() if scale is None else scale) or 1.0
     gap = float((a - b).abs().max()) / size

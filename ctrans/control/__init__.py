@@ -1,4 +1,6 @@
-"""Training as optimal control: admissible velocities, Hamiltonian, costate, and certificates that the problem is well-posed."""
+"""Training as optimal control: admissible velocities, Hamiltonian, costate, and certificates that
+the problem is well-posed.
+"""
 
 from ctrans.control.admissible import VERDICTS, AdmissibleSet, GainSlope, Posedness, Supremum
 from ctrans.control.attained import Attained, attained

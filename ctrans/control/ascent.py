@@ -1,6 +1,7 @@
 """Free coordinates of an optimisation over velocities, and gradient ascent in them.
 
-It certifies a supremum without knowing its formula: it evaluates the model's modules and follows autograd's gradient.
+It certifies a supremum without knowing its formula: it evaluates the model's modules and follows
+autograd's gradient.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ Map = Callable[[Tensor], Tensor]
 
 STEPS = 1000
 SHARE = 0.5
-"""The least step, relative to |z|, where the payoff is not concave: half a radian for a scale-free problem."""
+"""The least step, relative to |z|, where the payoff is not concave: half a radian for a scale-free
+problem.
+"""
 SMALL = 1e-3
-"""A payoff below this share of the mean is judged as if it were this share, and a length likewise against the longest."""
+"""A payoff below this share of the mean is judged as if it were this share, and a length likewise
+against the longest.
+"""
 NOISE = 32
 """Rounding, in machine epsilons, within which payoffs are equal."""
 
@@ -37,7 +42,8 @@ def free(z: Tensor, f: Tensor) -> float:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gains:
-    """A norm's gains and offsets as they are, whether it has offsets to train, and the velocity of a raw output with others.
+    """A norm's gains and offsets as they are, whether it has offsets to train, and the velocity of
+    a raw output with others.
 
     One gain for all channels is one number.
     """
@@ -50,14 +56,17 @@ class Gains:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chart:
-    """Maximise -<P, f> - cost(z, f) over z, f = velocity(z): problems side by side, `axes` being those of one problem in z.
+    """Maximise -<P, f> - cost(z, f) over z, f = velocity(z): problems side by side, `axes` being
+    those of one problem in z.
 
-    `shape` is z's, without leading axes for different starts. `project` returns coordinates to where they are allowed. An
-    ascent starts at random with standard deviation `spread`. `degree` is k in velocity(c z) ~ c^k velocity(z) for large c
-    where z is a sublayer's raw output, and None where it is not. `raw` undoes `velocity` there: a raw output with the velocity
-    f, so large that no eps shows. `gains` are those of the norm that makes the velocity, where there is one. `guess` makes
-    starts of rows of random numbers, shape (guesses, 1, width), where the payoff has local maxima and many are worth a try.
-    `joint` says that gains make one problem of all tokens, and `parts` in how many of consecutive entries that of a token falls apart.
+    `shape` is z's, without leading axes for different starts. `project` returns coordinates to
+    where they are allowed. An ascent starts at random with standard deviation `spread`. `degree` is
+    k in velocity(c z) ~ c^k velocity(z) for large c where z is a sublayer's raw output, and None
+    where it is not. `raw` undoes `velocity` there: a raw output with the velocity f, so large that
+    no eps shows. `gains` are those of the norm that makes the velocity, where there is one. `guess`
+    makes starts of rows of random numbers, shape (guesses, 1, width), where the payoff has local
+    maxima and many are worth a try. `joint` says that gains make one problem of all tokens, and
+    `parts` in how many of consecutive entries that of a token falls apart.
     """
 
     P: Float[Tensor, " tokens *entries"]
@@ -80,7 +89,9 @@ class Chart:
         return -(self.P * f).sum(self.axes) - self.cost(z, f)
 
     def apart(self) -> Chart:
-        """The same problems in z of shape (*starts, tokens, parts, entries), those of a token side by side; itself for one part."""
+        """The same problems in z of shape (*starts, tokens, parts, entries), those of a token side
+        by side; itself for one part.
+        """
         if self.parts == 1:
             return self
         velocity, project = self.velocity, self.project
@@ -101,7 +112,9 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ascent:
-    """The best payoff that each problem met, the coordinates z that gave it, and the steps that the slowest took."""
+    """The best payoff that each problem met, the coordinates z that gave it, and the steps that the
+    slowest took.
+    """
 
     best: Float[Tensor, "*problems"]
     z: Float[Tensor, "*shape"]
@@ -111,10 +124,11 @@ class Ascent:
 def ascend(
     payoff: Map, start: Float[Tensor, "*shape"], axes: tuple[int, ...], project: Map = unchanged, steps: int = STEPS
 ) -> Ascent:
-    """z <- project(z + eta grad payoff(z)), with the step eta of Barzilai and Borwein (1988) for each problem by itself.
+    """z <- project(z + eta grad payoff(z)), with the step eta of Barzilai and Borwein (1988) for
+    each problem by itself.
 
-    A problem stops when |z| times what its constraint leaves of the gradient is below sqrt(eps) of its payoff: flat at a
-    maximum, the payoff is then exact to rounding.
+    A problem stops when |z| times what its constraint leaves of the gradient is below sqrt(eps) of
+    its payoff: flat at a maximum, the payoff is then exact to rounding.
     """
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -150,7 +164,9 @@ def ascend(
 
 
 def evened(P: UnbatchedRows, raw: Float[Tensor, "*starts tokens width"]) -> Float[Tensor, "*starts tokens width"]:
-    """raw_j sqrt(|p_j|/max |p|), at least 1/1000 of raw_j: lengths at which a norm curves the payoff equally in all tokens."""
+    """raw_j sqrt(|p_j|/max |p|), at least 1/1000 of raw_j: lengths at which a norm curves the
+    payoff equally in all tokens.
+    """
     size = torch.linalg.vector_norm(P, dim=-1, keepdim=True)
     largest = size.amax()
     evener: Tensor = raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(SMALL)

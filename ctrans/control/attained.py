@@ -1,18 +1,23 @@
-"""What training attains: at a critical point <P, v> = 0, and the maximum principle holds for shared weights, not for each token.
+"""What training attains: at a critical point <P, v> = 0, and the maximum principle holds for shared
+weights, not for each token.
 
-A sublayer's raw velocity r is linear in its last factor theta: the last linear map with its bias, or the output norm's gains and
-offsets. So <theta, dL/dtheta> = h <P, r> over a step of length h, P the gradient at the sum X + h r. Where the loss is stationary
-in theta, <P, r> is therefore 0, and with it the alignment: a trained layer does not point along its steepest allowed descent. With a
-decay lam/2 |theta|^2 in the loss, h <P, r> = -lam |theta|^2 (the part of theta that decays). AdamW's decoupled decay is no such
-term: its fixed points are others. All of it is of one loss: on another text than the one trained on, these quantities are that
-text's, and a trained model need not make them 0 there.
+A sublayer's raw velocity r is linear in its last factor theta: the last linear map with its bias,
+or the output norm's gains and offsets. So <theta, dL/dtheta> = h <P, r> over a step of length h, P
+the gradient at the sum X + h r. Where the loss is stationary in theta, <P, r> is therefore 0, and
+with it the alignment: a trained layer does not point along its steepest allowed descent. With a
+decay lam/2 |theta|^2 in the loss, h <P, r> = -lam |theta|^2 (the part of theta that decays).
+AdamW's decoupled decay is no such term: its fixed points are others. All of it is of one loss: on
+another text than the one trained on, these quantities are that text's, and a trained model need not
+make them 0 there.
 
-Weights are shared by all tokens and data, so that Pontryagin's principle for them maximises over theta the sum over tokens and
-mean over data of -<P, r_theta>: the mean-field principle (P holds the mean). What a sublayer leaves of that within the norm that its
-parameters have is its shared gap. Where the gradient of the loss points against the parameters, as it does at a minimum with
-decay, or vanishes, the first-order condition of that maximum holds. The maximum itself need not: a sublayer is not linear in all of
-its parameters, and where two factors are 0 the gradient is, though both together would gain. Nor need it hold where the
-discrete model is best, for steps of finite length: the principle in the large is the ODE's.
+Weights are shared by all tokens and data, so that Pontryagin's principle for them maximises over
+theta the sum over tokens and mean over data of -<P, r_theta>: the mean-field principle (P holds the
+mean). What a sublayer leaves of that within the norm that its parameters have is its shared gap.
+Where the gradient of the loss points against the parameters, as it does at a minimum with decay, or
+vanishes, the first-order condition of that maximum holds. The maximum itself need not: a sublayer
+is not linear in all of its parameters, and where two factors are 0 the gradient is, though both
+together would gain. Nor need it hold where the discrete model is best, for steps of finite length:
+the principle in the large is the ODE's.
 """
 
 from __future__ import annotations
@@ -41,24 +46,32 @@ Parameters = dict[str, Tensor]
 
 STEPS = 60
 STARTS = 2
-"""Random points of the parameters' sphere from which ascents begin, beside the parameters: they leave a saddle, which may not."""
+"""Random points of the parameters' sphere from which ascents begin, beside the parameters: they
+leave a saddle, which may not.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Attained:
-    """One entry per segment of the discrete model; sums run over all tokens, the mean over data is in P. Every field suits JSON.
+    """One entry per segment of the discrete model; sums run over all tokens, the mean over data is
+    in P. Every field suits JSON.
 
-    - `work`: h <P, r>, the first-order change of the loss by the sublayer's own step, P being that at X + h r
-    - `radial`: <theta, dL/dtheta> of the last factor, by autograd; `identity` is |work - radial|/(h |P||r|), rounding
-    - `stationarity`: (work + lam |theta|^2)/(h |P||r|), lam the decay of those parts of theta that decay: 0 at a critical point
-    - `pointwise_gap`: h (H(P) + <P, r>), what velocities that are free at each state and token would gain to first order; inf
-      where H is
-    - `last_gap`: h times what the last factor alone would gain within |theta| <= its present norm, sqrt(|theta|^2 |dL/dtheta|^2)
-      + work, exactly
-    - `shared_gap`: what ascents found that all parameters of the sublayer together would gain within their present norm, in
-      sum over tokens and mean over data: a bound from below. One starts at the parameters, the others at random on their sphere
-    - `first_order`: R |g| + <theta, g>, g = dL/dtheta of all of them and R = |theta|: what that gap is to first order, 0 exactly
-      where its first-order condition holds, as it does at a saddle too, which has a gap
+    - `work`: h <P, r>, the first-order change of the loss by the sublayer's own step, P being that
+      at X + h r
+    - `radial`: <theta, dL/dtheta> of the last factor, by autograd; `identity` is |work - radial|/(h
+      |P||r|), rounding
+    - `stationarity`: (work + lam |theta|^2)/(h |P||r|), lam the decay of those parts of theta that
+      decay: 0 at a critical point
+    - `pointwise_gap`: h (H(P) + <P, r>), what velocities that are free at each state and token
+      would gain to first order; inf where H is
+    - `last_gap`: h times what the last factor alone would gain within |theta| <= its present norm,
+      sqrt(|theta|^2 |dL/dtheta|^2) + work, exactly
+    - `shared_gap`: what ascents found that all parameters of the sublayer together would gain
+      within their present norm, in sum over tokens and mean over data: a bound from below. One
+      starts at the parameters, the others at random on their sphere
+    - `first_order`: R |g| + <theta, g>, g = dL/dtheta of all of them and R = |theta|: what that gap
+      is to first order, 0 exactly where its first-order condition holds, as it does at a saddle
+      too, which has a gap
     """
 
     loss: float
@@ -85,15 +98,16 @@ def attained(
     decay_gains: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Attained:
-    """How much of the maximum principle a model's parameters leave, segment by segment, on one text.
+    """How much of the maximum principle a model's parameters leave, segment by segment, on one
+    text.
 
     - `tokens`, `targets`: the text, and what its loss compares with
     - `weight_decay`: lam of a loss with lam/2 times the squares of all matrices in it
     - `decay_gains`: whether lam/2 times the squares of all vectors is in it too
     - `progress(k)`: follows the ascents, which take nearly all of the time, by segment
 
-    Raises ConfigError for a map that does not name its last linear map, for weights on demand, which are nobody's parameters, and
-    as `costate` does.
+    Raises ConfigError for a map that does not name its last linear map, for weights on demand,
+    which are nobody's parameters, and as `costate` does.
 
     >>> attained(model, tokens[:, :-1], tokens[:, 1:]).work
     """
@@ -128,7 +142,9 @@ ENTERING = ("state_norm.", "residual.mix")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
-    """A sublayer at its input X with the gradient P at X + h r, and the gradient of h <P, r> in each of its parameters."""
+    """A sublayer at its input X with the gradient P at X + h r, and the gradient of h <P, r> in
+    each of its parameters.
+    """
 
     sublayer: Sublayer
     x: Tensor
@@ -171,7 +187,9 @@ class _Step:
 
     @functools.cached_property
     def last(self) -> Parameters:
-        """The last factor by name, as the velocity is linear in it: gains and offsets, the last linear map, or steps by channel."""
+        """The last factor by name, as the velocity is linear in it: gains and offsets, the last
+        linear map, or steps by channel.
+        """
         norm: Norm | None = self.sublayer.output_norm
         if self.sublayer.image is not None:
             return {name: value for name, value in self.parameters.items() if name == "residual.gain"}

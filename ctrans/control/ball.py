@@ -14,7 +14,9 @@ from ctrans.norm import ClipLength
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ball(NormImage):
-    """{f : |f_j| <= c sqrt(d)}: H(P) = c sqrt(d) sum_j |p_j|, attained at -c sqrt(d) p_j/|p_j|; where p_j = 0 all tie."""
+    """{f : |f_j| <= c sqrt(d)}: H(P) = c sqrt(d) sum_j |p_j|, attained at -c sqrt(d) p_j/|p_j|;
+    where p_j = 0 all tie.
+    """
 
     norm: ClipLength
 
@@ -29,7 +31,9 @@ class Ball(NormImage):
 
     @property
     def inside(self) -> Map:
-        """Outside the norm has no slope along the input, so that a velocity that costs too much would stay."""
+        """Outside the norm has no slope along the input, so that a velocity that costs too much
+        would stay.
+        """
         return self.norm
 
     @property

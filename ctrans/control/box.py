@@ -1,4 +1,6 @@
-"""Boxes of velocities: images of norms that act entry by entry. H is attained by clipping, and approached by squashing."""
+"""Boxes of velocities: images of norms that act entry by entry. H is attained by clipping, and
+approached by squashing.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,19 @@ from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.norm import ClipEntries, SquashNorm
 
 NEARLY = 1 - 5e-6
-"""What |u_i| = 1 is approached by where only infinite inputs have it: the share that typical inputs lose to a norm's eps."""
+"""What |u_i| = 1 is approached by where only infinite inputs have it: the share that typical inputs
+lose to a norm's eps.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box(NormImage):
-    """{beta + gamma * u : abs(u_i) <= 1} for each token, or its inside: H(P) = sum_ji abs(gamma_i p_ji) - <p_j, beta>.
+    """{beta + gamma * u : abs(u_i) <= 1} for each token, or its inside: H(P) = sum_ji abs(gamma_i
+    p_ji) - <p_j, beta>.
 
-    Each entry is a problem by itself, so the maximiser is a corner, beta - gamma * sign(gamma * p_j); entries with gamma_i p_ji = 0
-    tie. The set is convex, so that the point nearest to y is unique: y with its entries clamped.
+    Each entry is a problem by itself, so the maximiser is a corner, beta - gamma * sign(gamma *
+    p_j); entries with gamma_i p_ji = 0 tie. The set is convex, so that the point nearest to y is
+    unique: y with its entries clamped.
     """
 
     norm: SquashNorm | ClipEntries
@@ -58,7 +64,9 @@ class Box(NormImage):
         return torch.minimum(torch.maximum(y, beta - reach), beta + reach)
 
     def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
-        """H + <p, beta> = <abs(gamma), a>, a_i = sum_j abs(p_ji): linear in abs(gamma), so that the bounds meet, at |a|."""
+        """H + <p, beta> = <abs(gamma), a>, a_i = sum_j abs(p_ji): linear in abs(gamma), so that the
+        bounds meet, at |a|.
+        """
         if not self.trained:
             return None
         check_costate(P, self.norm.gamma.dtype, width=self.norm.width)

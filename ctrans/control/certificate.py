@@ -1,4 +1,6 @@
-"""Certificates of a verdict: closed form and KKT residual, and ascents through the model's own modules that know neither."""
+"""Certificates of a verdict: closed form and KKT residual, and ascents through the model's own
+modules that know neither.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,32 @@ from solvers import ConfigError
 from solvers.errors import look_up
 
 PAIRS = 2
-"""Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one, on the other side."""
+"""Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one,
+on the other side.
+"""
 GUESSES, TRIED = 32, 30
-"""Starts beside the random ones where there are local maxima, and the steps of each before the best go on."""
+"""Starts beside the random ones where there are local maxima, and the steps of each before the best
+go on.
+"""
 WEIGHT_STEPS = 200
-"""With fewer features than tokens an ascent over weights converges slowly; where it stops is a lower bound in any case."""
+"""With fewer features than tokens an ascent over weights converges slowly; where it stops is a
+lower bound in any case.
+"""
 LINEAR, SATURATED = 0.01, 0.05
-"""How far a growth exponent may be from 1 where H is infinite or gains are trained too; and from 0 where it is finite."""
+"""How far a growth exponent may be from 1 where H is infinite or gains are trained too; and from 0
+where it is finite.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class VelocityAscent:
-    """The best -<P, f> - cost(f) found over velocities, through the model's own modules with their eps.
+    """The best -<P, f> - cost(f) found over velocities, through the model's own modules with their
+    eps.
 
-    `gap` is (H - best)/scale, see `Supremum.scale`. `uniqueness` is the largest distance between one token's maximisers found from
-    different starts, relative to the longest velocity, over tokens that do not tie; `tied` is the same over those that do.
-    Where gains make one problem of all tokens, a token counts by its share |p_j|/max |p|.
+    `gap` is (H - best)/scale, see `Supremum.scale`. `uniqueness` is the largest distance between
+    one token's maximisers found from different starts, relative to the longest velocity, over
+    tokens that do not tie; `tied` is the same over those that do. Where gains make one problem of
+    all tokens, a token counts by its share |p_j|/max |p|.
     """
 
     best: float
@@ -53,12 +65,14 @@ class VelocityAscent:
 
 @dataclasses.dataclass(frozen=True)
 class WeightAscent:
-    """The best -<P, f> - cost(f) found over actual weights W of the last linear map, the placement making f of h W'.
+    """The best -<P, f> - cost(f) found over actual weights W of the last linear map, the placement
+    making f of h W'.
 
-    `gap` is (H - best)/scale, as for velocities: 0 where the rank of the features is the number of tokens. With a smaller rank
-    the best that was found is a bound from below, so that the least gap lies between `proven`, which no weights can undercut
-    (see `gap_of_rank`), and `gap`. `proven` is 0 where nothing is proven: an output norm leaves the lengths of the rows of h W'
-    free, so that weights can attain H where (tokens - rank)(d - 1) < tokens.
+    `gap` is (H - best)/scale, as for velocities: 0 where the rank of the features is the number of
+    tokens. With a smaller rank the best that was found is a bound from below, so that the least gap
+    lies between `proven`, which no weights can undercut (see `gap_of_rank`), and `gap`. `proven` is
+    0 where nothing is proven: an output norm leaves the lengths of the rows of h W' free, so that
+    weights can attain H where (tokens - rank)(d - 1) < tokens.
     """
 
     best: float
@@ -71,13 +85,16 @@ class WeightAscent:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """A verdict on one costate with its evidence, in plain numbers (`dataclasses.asdict`); H is inf where degenerate.
+    """A verdict on one costate with its evidence, in plain numbers (`dataclasses.asdict`); H is inf
+    where degenerate.
 
-    `eps` is the machine epsilon of the computation, `scale` the size of what H is a sum of, `kkt_noise` what rounding alone may
-    make of the KKT residual (where gains are tiny beside an offset or a step's state), and `ceiling` what H is proven not to
-    exceed where its maximiser is the best that was found. `growth` is that with a bound on the weights, `gained` that with one
-    bound on the weights and the norm's gains and offsets together; `gain_slope` is what the latter should grow by. Evidence that
-    does not apply to the set is None. `attained` says of a finite H whether a velocity of the model has it, or none but comes near.
+    `eps` is the machine epsilon of the computation, `scale` the size of what H is a sum of,
+    `kkt_noise` what rounding alone may make of the KKT residual (where gains are tiny beside an
+    offset or a step's state), and `ceiling` what H is proven not to exceed where its maximiser is
+    the best that was found. `growth` is that with a bound on the weights, `gained` that with one
+    bound on the weights and the norm's gains and offsets together; `gain_slope` is what the latter
+    should grow by. Evidence that does not apply to the set is None. `attained` says of a finite H
+    whether a velocity of the model has it, or none but comes near.
     """
 
     words: str
@@ -109,7 +126,9 @@ class Certificate:
 
     @property
     def short_of_rank(self) -> bool:
-        """Whether weights cannot have every velocity: what ascents over them then find has no closed form to agree with."""
+        """Whether weights cannot have every velocity: what ascents over them then find has no
+        closed form to agree with.
+        """
         return self.weights is not None and self.weights.rank < self.weights.tokens
 
     @property
@@ -164,24 +183,29 @@ def certify(
     pairs: int = PAIRS,
     seed: int = 0,
 ) -> Certificate:
-    """The evidence for an admissible set's verdict at the costate P: H and its maximiser against ascents and growth.
+    """The evidence for an admissible set's verdict at the costate P: H and its maximiser against
+    ascents and growth.
 
-    A finite H gets a KKT residual and an ascent over velocities; an infinite one its growth with a bound, and the witness of it.
+    A finite H gets a KKT residual and an ascent over velocities; an infinite one its growth with a
+    bound, and the witness of it.
 
     - `admissible`: a set of velocities, or the name of a placement, which stands for its set
     - `P`: the costate, one row a token
-    - `features`: what the last linear map acts on. They add the ascent over its weights and make the bound one on them; and where H is
-      finite for bounded gains, the growth with a bound on weights and gains together. They are not used where they are zero or every token
-      ties, for sets of weights, which have their own, and for a kinetic cost on a norm's image: its best velocities need inputs so near
-      0 that an ascent over weights finds them badly
-    - `norm`: beside a placement's name, the norm around its velocities: a module, or a name in `NORMS` of a fresh one (LayerNorm if None)
+    - `features`: what the last linear map acts on. They add the ascent over its weights and make
+      the bound one on them; and where H is finite for bounded gains, the growth with a bound on
+      weights and gains together. They are not used where they are zero or every token ties, for
+      sets of weights, which have their own, and for a kinetic cost on a norm's image: its best
+      velocities need inputs so near 0 that an ascent over weights finds them badly
+    - `norm`: beside a placement's name, the norm around its velocities: a module, or a name in
+      `NORMS` of a fresh one (LayerNorm if None)
     - `state`: X, which a norm around the state needs too
     - `pairs`, `seed`: how many pairs of random starts the ascents have, and of which seed
 
     >>> certify("peri", P).agrees
     >>> certify(admissible_set(norm, "peri", kinetic=0.1), P, features=h).agrees
 
-    Raises ConfigError for a P or features that do not fit, and for a norm or a state beside a set, which has its own.
+    Raises ConfigError for a P or features that do not fit, and for a norm or a state beside a set,
+    which has its own.
     """
     if isinstance(admissible, str):
         admissible = _set_of(admissible, P, norm, state)
@@ -234,7 +258,9 @@ def _with_weights(
     pairs: int,
     generator: torch.Generator,
 ) -> Certificate:
-    """The certificate of a finite H with what weights of the last map attain, within a bound on them, and with the gains too."""
+    """The certificate of a finite H with what weights of the last map attain, within a bound on
+    them, and with the gains too.
+    """
     chart, value, scale = admissible.chart(P), summary.hamiltonian, summary.scale
     weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
     if isinstance(admissible, SphereImage):
@@ -258,7 +284,9 @@ def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | 
 
 
 def undefined_at_zero(admissible: Supremum) -> bool:
-    """Whether a raw output of 0 has no velocity: behind a norm with eps = 0. Such tokens are no part of what weights can do."""
+    """Whether a raw output of 0 has no velocity: behind a norm with eps = 0. Such tokens are no
+    part of what weights can do.
+    """
     image = admissible.velocities if isinstance(admissible, KineticCost) else admissible
     return isinstance(image, NormImage) and image.norm.undefined_at_zero
 
@@ -279,7 +307,8 @@ def climb_velocities(
     - `value`: H, which is to be attained
     - `scale`: the size of what H is a sum of, over which the gap is said (`Supremum.scale`)
     - `ties`: which tokens have a costate that ties
-    - `pairs`: of random starts. Where the chart has guesses, those starts go on that are best after a few steps
+    - `pairs`: of random starts. Where the chart has guesses, those starts go on that are best after
+      a few steps
     - `steps`: at most, 0 where all tokens tie by themselves: there is nothing to climb but rounding
     """
     tokens, width = len(chart.P), chart.shape[-1]
@@ -333,7 +362,8 @@ def climb_weights(
     - `features`: h, what the last map reads
     - `value`: H, which is to be attained
     - `pairs`: of random starts
-    - `likely`: what an ascent over velocities ended at; one more start is the weights whose raw output comes nearest to it
+    - `likely`: what an ascent over velocities ended at; one more start is the weights whose raw
+      output comes nearest to it
     - `scale`: over which the gap is said, |H| if None
     """
     u = features.svd[0]
@@ -356,9 +386,10 @@ def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Gene
 def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
     """The weakest evidence of some certificates; None where it does not apply.
 
-    `gap` is (H - best)/`scale` of the ascent over velocities, `weights` of that over the last map's weights, `kkt` the residual of
-    the closed form's maximiser, `uniqueness` the distance between maximisers from different starts, `exponent` the k of value ~ R^k
-    that is farthest from what its verdict says, `gained` the same with gains trained too.
+    `gap` is (H - best)/`scale` of the ascent over velocities, `weights` of that over the last map's
+    weights, `kkt` the residual of the closed form's maximiser, `uniqueness` the distance between
+    maximisers from different starts, `exponent` the k of value ~ R^k that is farthest from what its
+    verdict says, `gained` the same with gains trained too.
     """
     given = list(certificates)
     grown = [(c.growth.exponent, 0.0 if math.isfinite(c.hamiltonian) else 1.0) for c in given if c.growth is not None]

@@ -1,4 +1,6 @@
-"""The costate P = dL/dX by depth: the discrete model's gradient, and the adjoint ODE of the continuous one."""
+"""The costate P = dL/dX by depth: the discrete model's gradient, and the adjoint ODE of the
+continuous one.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,19 @@ Point = tuple[Tensor, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Costate:
-    """P_k = dL/dX_k at depth-time 0 and at each segment's end, with the states X_k: one more of each than there are segments.
+    """P_k = dL/dX_k at depth-time 0 and at each segment's end, with the states X_k: one more of
+    each than there are segments.
 
-    `starts[k]` is (X, P) as segment k's field meets them at its start. It is (states[k], costates[k]), but for the continuous
-    form behind a norm around the state: there a segment begins by putting X_k on that norm's image, and the pair is that point
-    and the gradient there.
+    `starts[k]` is (X, P) as segment k's field meets them at its start. It is (states[k],
+    costates[k]), but for the continuous form behind a norm around the state: there a segment begins
+    by putting X_k on that norm's image, and the pair is that point and the gradient there.
 
-    `drift[k]` is max - min of <P, v> over the accepted steps of segment k, relative to the largest |P||v| among them. The ODE
-    conserves <P, v> on a segment, so in the continuous form drift is error of the solver; in the discrete form it says how far
-    one step is from resolving the ODE, nan where the ODE has no velocity (a norm around the state with a dead gain). The converse
-    fails: <P, v> is conserved along any solution of state and adjoint equation, from a wrong X or a wrong P(T) too, so a small drift
-    alone does not make a costate right.
+    `drift[k]` is max - min of <P, v> over the accepted steps of segment k, relative to the largest
+    |P||v| among them. The ODE conserves <P, v> on a segment, so in the continuous form drift is
+    error of the solver; in the discrete form it says how far one step is from resolving the ODE,
+    nan where the ODE has no velocity (a norm around the state with a dead gain). The converse
+    fails: <P, v> is conserved along any solution of state and adjoint equation, from a wrong X or a
+    wrong P(T) too, so a small drift alone does not make a costate right.
     """
 
     form: str
@@ -73,17 +77,21 @@ def costate(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Costate:
-    """dP/dt = -(dv/dX)' P backward from P(T) = dL/dX(T), L the model's loss of head(X_T): cross-entropy in nats, or its own.
+    """dP/dt = -(dv/dX)' P backward from P(T) = dL/dX(T), L the model's loss of head(X_T):
+    cross-entropy in nats, or its own.
 
     - `tokens`, `targets`: what the model reads, and what its loss compares with
-    - `form`: "discrete" is the model as it is trained, one step per segment: P_k is autograd's gradient, found segment by segment with one
-      segment's graph in memory at a time. "continuous" solves the ODE and its adjoint, and has its method's order
-    - `method`, `steps`, `rtol`, `atol`: of the continuous form, as `solvers.solve` takes them; tsit5 if no method is given
+    - `form`: "discrete" is the model as it is trained, one step per segment: P_k is autograd's
+      gradient, found segment by segment with one segment's graph in memory at a time. "continuous"
+      solves the ODE and its adjoint, and has its method's order
+    - `method`, `steps`, `rtol`, `atol`: of the continuous form, as `solvers.solve` takes them;
+      tsit5 if no method is given
 
     No parameter's gradient is touched. Theory, section 5; Kan, eq. 15-16.
 
-    Raises ConfigError for an unknown form, solver options given to the discrete form, targets that do not match the tokens or
-    are all -1; SolveError where the state or the costate becomes non-finite or the solver cannot go on.
+    Raises ConfigError for an unknown form, solver options given to the discrete form, targets that
+    do not match the tokens or are all -1; SolveError where the state or the costate becomes
+    non-finite or the solver cannot go on.
     """
     if form not in FORMS:
         raise unknown("form of the costate", form, FORMS)
@@ -100,11 +108,12 @@ def continuous_or_discrete(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> tuple[Costate, str | None]:
-    """The continuous costate and None; or, where the ODE or its adjoint has no solution to be had, the discrete one and why.
+    """The continuous costate and None; or, where the ODE or its adjoint has no solution to be had,
+    the discrete one and why.
 
-    A norm around the state with a dead gain does that: the ODE divides by the gain, the model's own step does not. The loss is the
-    discrete model's then, and `starts` its own states. Raises ConfigError for tolerances that make no sense, and what the discrete
-    form raises too.
+    A norm around the state with a dead gain does that: the ODE divides by the gain, the model's own
+    step does not. The loss is the discrete model's then, and `starts` its own states. Raises
+    ConfigError for tolerances that make no sense, and what the discrete form raises too.
     """
     check_solver("tsit5", 1, rtol, atol, torch.float64)
     try:
@@ -118,7 +127,9 @@ ZERO_GRADIENT = "dL/dX is 0 at every state, as behind a head of zeros: there H =
 
 
 class DiscreteCostate(Instrument):
-    """The costate of the discrete model, P_k = (dX_{k+1}/dX_k)' P_{k+1}, as a walk with a loss finds it."""
+    """The costate of the discrete model, P_k = (dX_{k+1}/dX_k)' P_{k+1}, as a walk with a loss
+    finds it.
+    """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._times, self._states = depth.times, [x0]
@@ -169,7 +180,9 @@ def _discrete(model: Model, tokens: Tensor, targets: Any, options: dict[str, Any
 
 @dataclasses.dataclass(frozen=True)
 class _WayBack:
-    """A segment from its end to its start: (X, P) at the accepted steps, and dL/dX before entering the segment."""
+    """A segment from its end to its start: (X, P) at the accepted steps, and dL/dX before entering
+    the segment.
+    """
 
     path: Sequence[Point]
     costate: Tensor
@@ -177,7 +190,8 @@ class _WayBack:
 
 
 def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, Any]) -> Costate:
-    """The ODE's solution by a `solve` that keeps every accepted step, and back by `_solve_back` from each segment's end.
+    """The ODE's solution by a `solve` that keeps every accepted step, and back by `_solve_back`
+    from each segment's end.
 
     No instrument of a walk, which takes the discrete model's steps: here a solver chooses them.
     """
@@ -210,11 +224,12 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
 def _solve_back(
     velocity: Map, enter: Map | None, before: Tensor, steps: Sequence[tuple[float, Tensor]], options: dict[str, Any], p: Tensor
 ) -> _WayBack:
-    """dz/dt = (v, -(dv/dX)' P) for z = (X, P), backward over the forward steps, each begun at the forward solution's X.
+    """dz/dt = (v, -(dv/dX)' P) for z = (X, P), backward over the forward steps, each begun at the
+    forward solution's X.
 
-    If X were carried back over the whole segment, a flow that contracts forward would blow its error up by exp(Lipschitz
-    constant * length), and <P, v> would not show it. An interpolant of X instead would put its own order in place of the
-    method's.
+    If X were carried back over the whole segment, a flow that contracts forward would blow its
+    error up by exp(Lipschitz constant * length), and <P, v> would not show it. An interpolant of X
+    instead would put its own order in place of the method's.
     """
 
     def field(t: Tensor, z: Tensor) -> Tensor:
@@ -224,7 +239,8 @@ def _solve_back(
     def from_state(x: Tensor) -> Map:
         return lambda z: torch.stack([x, z[1]])
 
-    # the adjoint is linear in P: at unit size, tolerances mean the same to P as to X, however small the loss's gradient
+    # the adjoint is linear in P: at unit size, tolerances mean the same to P as to X, however small
+    # the loss's gradient
     size = p.square().mean().sqrt()
     size = torch.where(size == 0, 1.0, size)
     segments = [Segment(t1, t0, field, enter=from_state(x1)) for (t0, _), (t1, x1) in pairwise(steps)]

@@ -1,7 +1,8 @@
-"""A penalty lam/2 |W|^2 in the loss: it acts on both factors of a path, and makes their best gain zero or infinite.
+"""A penalty lam/2 |W|^2 in the loss: it acts on both factors of a path, and makes their best gain
+zero or infinite.
 
-A step of length dt pays lam/2 (|V|^2 + |O|^2) once for its weights, and gains -dt <P, f> of the loss to first order. For
-f = A X V'O' the supremum over both factors of
+A step of length dt pays lam/2 (|V|^2 + |O|^2) once for its weights, and gains -dt <P, f> of the
+loss to first order. For f = A X V'O' the supremum over both factors of
 
     -dt <P, f> - lam/2 (|V|^2 + |O|^2)
 
@@ -12,10 +13,11 @@ R^2/2 (dt lam* - lam), or 0. The least cost of a product M = O V is lam times it
 homogeneous phi have lam* = max over |w| = 1 of |P'phi(X w)|; any other phi of our table grows like c max(z, 0), and what it does at
 small z adds something finite.
 
-That is a penalty in the loss, as gradient descent sees it, and not the decoupled decay of AdamW; at this text's P and X; and at
-fixed attention rows, input gains and biases. A bias that does not decay makes H infinite for every lam unless sum_j p_j = 0; one of
-values that decays like a column of V enlarges lam* to |[A X, 1]'P|_2. Trained input gains make H infinite too: undecayed they scale
-lam*, and decayed the path has three factors and grows like R^3, against a cost that grows like R^2.
+That is a penalty in the loss, as gradient descent sees it, and not the decoupled decay of AdamW; at
+this text's P and X; and at fixed attention rows, input gains and biases. A bias that does not decay
+makes H infinite for every lam unless sum_j p_j = 0; one of values that decays like a column of V
+enlarges lam* to |[A X, 1]'P|_2. Trained input gains make H infinite too: undecayed they scale lam*,
+and decayed the path has three factors and grows like R^3, against a cost that grows like R^2.
 """
 
 from __future__ import annotations
@@ -38,20 +40,28 @@ from ctrans.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
 
 STARTS = 16
-"""Directions of a unit that are tried at random, beside those along which X and P have most in common."""
+"""Directions of a unit that are tried at random, beside those along which X and P have most in
+common.
+"""
 DECADES = (0.0, 2.0, 3.0)
 """Bounds from the size of factors with entries of 1/sqrt(width) on."""
 STEPS = 40
 UNITS = 16
-"""So many units climb: each grows by itself, so that their number matters only as a number of starts."""
+"""So many units climb: each grows by itself, so that their number matters only as a number of
+starts.
+"""
 TRIES = 8
 """Ascents below the threshold, until one ends above zero."""
 BELOW, ABOVE = 0.9, 1.1
 """Penalties, in dt lam*, at which both factors climb."""
 GROWS = 80.0
-"""By how much a value that is infinite grows at least in the last decade of R, of the hundredfold that it should."""
+"""By how much a value that is infinite grows at least in the last decade of R, of the hundredfold
+that it should.
+"""
 VANISHES = 0.01
-"""What a value that is zero may be at most, as a share of dt lam* R^2/2: GELU's, finite where small inputs pay, is only small."""
+"""What a value that is zero may be at most, as a share of dt lam* R^2/2: GELU's, finite where small
+inputs pay, is only small.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,13 +82,16 @@ class Path(abc.ABC):
 
     @property
     def homogeneous(self) -> bool:
-        """Whether f grows exactly like r^2 with r times the factors, so that H is 0 where it is finite."""
+        """Whether f grows exactly like r^2 with r times the factors, so that H is 0 where it is
+        finite.
+        """
         return True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValuePath(Path):
-    """f = sum_h A_h X V_g'O_h' at fixed attention rows A_h: `mixed` holds A_h X, and `groups` which values V_g each head h has.
+    """f = sum_h A_h X V_g'O_h' at fixed attention rows A_h: `mixed` holds A_h X, and `groups` which
+    values V_g each head h has.
 
     Each head has its own where no groups are given; `head` is the number of rows of V_g.
     """
@@ -95,9 +108,11 @@ class ValuePath(Path):
         return (self.mixed @ inner[list(self._values)].mT @ outer.mT).sum(0)
 
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
-        """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2, exactly: their O_h together are one factor.
+        """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2, exactly: their O_h
+        together are one factor.
 
-        With P' = Q T its columns are those of (A_h X)'T' turned by Q', and of these there are no more than tokens.
+        With P' = Q T its columns are those of (A_h X)'T' turned by Q', and of these there are no
+        more than tokens.
         """
         t = torch.linalg.qr(P.mT, mode="r").R
         sharing = [[h for h, own in enumerate(self._values) if own == g] for g in set(self._values)]
@@ -125,7 +140,9 @@ class UnitsPath(Path):
         return self.activation(self.x @ inner.mT) @ outer.mT
 
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
-        """The best of some ascents of c |P'max(X w, 0)| over |w| = 1, and c (|P'X|_2 + |P|_2|X|_2)/2."""
+        """The best of some ascents of c |P'max(X w, 0)| over |w| = 1, and c (|P'X|_2 +
+        |P|_2|X|_2)/2.
+        """
         growth = self.activation.at_infinity
         shared, vt = product_svd(P, self.x)
         generator = torch.Generator().manual_seed(0)
@@ -146,7 +163,9 @@ class UnitsPath(Path):
 
 @dataclasses.dataclass(frozen=True)
 class Climb:
-    """The best -<P, f> - decay/2 |factors|^2 that ascents over both factors found for growing bounds, |factors| <= R."""
+    """The best -<P, f> - decay/2 |factors|^2 that ascents over both factors found for growing
+    bounds, |factors| <= R.
+    """
 
     decay: float
     radii: tuple[float, ...]
@@ -155,12 +174,14 @@ class Climb:
 
 @dataclasses.dataclass(frozen=True)
 class DecayThreshold:
-    """dt lam* of one segment, or of several: with a penalty below it H is infinite, above it zero, or finite if not `homogeneous`.
+    """dt lam* of one segment, or of several: with a penalty below it H is infinite, above it zero,
+    or finite if not `homogeneous`.
 
-    In the terms of a training loss with lam/2 |W|^2 in it. `lower` is attained by factors that were found, `upper` is proven. `bias`
-    is dt |sum_j p_j| where a bias is added to the path, else 0: undecayed it makes H infinite whatever lam. `gains` says whether an
-    input norm's gains scale the path: trained, they make H infinite whatever lam. `below` and `above` are ascents at .9 and 1.1 of
-    `lower`, where they were made.
+    In the terms of a training loss with lam/2 |W|^2 in it. `lower` is attained by factors that were
+    found, `upper` is proven. `bias` is dt |sum_j p_j| where a bias is added to the path, else 0:
+    undecayed it makes H infinite whatever lam. `gains` says whether an input norm's gains scale the
+    path: trained, they make H infinite whatever lam. `below` and `above` are ascents at .9 and 1.1
+    of `lower`, where they were made.
     """
 
     lower: float
@@ -190,7 +211,9 @@ class DecayThreshold:
 
 
 def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
-    """The path of two factors of a map at its input x. Raises ConfigError for a map that shows none, or has a scale as a third."""
+    """The path of two factors of a map at its input x. Raises ConfigError for a map that shows
+    none, or has a scale as a third.
+    """
     if scaled_parts(field):
         raise ConfigError(
             "a scale by channel stands behind its last linear map: a third factor, which does not decay with the two"
@@ -213,9 +236,11 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
 def product_svd(
     left: Float[Tensor, "tokens rows"], right: Float[Tensor, "tokens columns"]
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "rank columns"]]:
-    """Singular values of L'R, falling, and its right singular vectors; rank = min(tokens, rows, columns).
+    """Singular values of L'R, falling, and its right singular vectors; rank = min(tokens, rows,
+    columns).
 
-    With L' = Q S and R' = O T, it is Q (S T') O': where tokens are fewer than entries of a state, nothing larger than L and R is made.
+    With L' = Q S and R' = O T, it is Q (S T') O': where tokens are fewer than entries of a state,
+    nothing larger than L and R is made.
     """
     (_, s), (o, t) = (torch.linalg.qr(each.mT) for each in (left, right))
     _, values, vt = torch.linalg.svd(s @ t.mT, full_matrices=False)
@@ -230,7 +255,8 @@ def decay_threshold(path: Path, P: UnbatchedRows, *, bias: bool = False, gains: 
 
 
 def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
-    """What a penalty must exceed on every segment: the largest that was found, and the largest that is proven.
+    """What a penalty must exceed on every segment: the largest that was found, and the largest that
+    is proven.
 
     They may be of different segments. The ascents are those of the segment with the largest found.
     """
@@ -250,14 +276,17 @@ def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> De
     for seed in range(1, TRIES):
         if below.values[-1] > 0:
             break
-        # at zero nothing climbs, and an ascent that ended there found nothing: others begin elsewhere
+        # at zero nothing climbs, and an ascent that ended there found nothing: others begin
+        # elsewhere
         below = climb_factors(path, P, BELOW * threshold.lower, seed)
     return dataclasses.replace(threshold, below=below, above=above)
 
 
 @torch.no_grad()
 def climb_factors(path: Path, P: UnbatchedRows, decay: float, seed: int = 0) -> Climb:
-    """max of -<P, f> - decay/2 |factors|^2 over |factors| <= R by ascent, for each R from where the one before ended."""
+    """max of -<P, f> - decay/2 |factors|^2 over |factors| <= R by ascent, for each R from where the
+    one before ended.
+    """
     shapes = path.shapes()
     counts = [math.prod(shape) for shape in shapes]
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
 """Ellipsoids, their slices and products: images of norms that divide a token by its size.
 
-For eps = 0 a norm's outputs lie on the ellipsoid and attain H, off ties at one point. With eps > 0 they fill its inside
-(`EllipsoidHull`), which matters only where velocities cost something.
+For eps = 0 a norm's outputs lie on the ellipsoid and attain H, off ties at one point. With eps > 0
+they fill its inside (`EllipsoidHull`), which matters only where velocities cost something.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ from ctrans.norm import GroupRMSNorm, SphereNorm
 from solvers import ConfigError
 
 CLOSENESS = 1e-11
-"""A norm with eps keeps |u|^2 below d by a share eps/variance: ascents begin at inputs where that is 1e-11, below what they
-are to certify."""
+"""A norm with eps keeps |u|^2 below d by a share eps/variance: ascents begin at inputs where that
+is 1e-11, below what they are to certify.
+"""
 VARIANCES = 1e5
-"""How many times eps the variance of an input is that counts as typical: eps then takes a share of 5e-6 from the norm's output."""
+"""How many times eps the variance of an input is that counts as typical: eps then takes a share of
+5e-6 from the norm's output.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SphereImage(NormImage):
-    """{beta + gamma * u : |u|^2 = d, C u = u} for each token: H(P) = sum_j sqrt(d) |C(gamma * p_j)| - <p_j, beta>.
+    """{beta + gamma * u : |u|^2 = d, C u = u} for each token: H(P) = sum_j sqrt(d) |C(gamma * p_j)|
+    - <p_j, beta>.
 
-    With w_j = C(gamma * p_j), the maximiser is beta - sqrt(d) gamma * w_j/|w_j|. It is unique except where w_j = 0: every
-    point ties there, and the rule is `Norm.maximizer`'s. Zero gains flatten the set and negative ones mirror it; both are
-    allowed. This is the image for eps = 0.
+    With w_j = C(gamma * p_j), the maximiser is beta - sqrt(d) gamma * w_j/|w_j|. It is unique
+    except where w_j = 0: every point ties there, and the rule is `Norm.maximizer`'s. Zero gains
+    flatten the set and negative ones mirror it; both are allowed. This is the image for eps = 0.
     """
 
     norm: SphereNorm
@@ -78,13 +82,17 @@ class SphereImage(NormImage):
         return on_sphere(curvature, slope, self.radius)[1] & curved
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
-        """Stationarity: gamma * (p_j + kinetic f_j) + eta u_j + mu 1 = 0 (Kan, eq. 95 times Gamma; mu for LayerNorm only)."""
+        """Stationarity: gamma * (p_j + kinetic f_j) + eta u_j + mu 1 = 0 (Kan, eq. 95 times Gamma;
+        mu for LayerNorm only).
+        """
         u, slope, scale = self._lagrangian(P, f, kinetic)
         eta = -ratio((u * slope).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
         return torch.maximum(ratio(length(slope + eta * u), scale).amax(-1), self.residual(f))
 
     def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
-        """For one number g in all channels, gamma = g/sqrt(d): H grows like g sum_j |C p_j|, exactly."""
+        """For one number g in all channels, gamma = g/sqrt(d): H grows like g sum_j |C p_j|,
+        exactly.
+        """
         if not self.trained:
             return None
         if self.norm.gains == "each":
@@ -93,7 +101,9 @@ class SphereImage(NormImage):
         return GainSlope(gain, 0.0, gain, gain)
 
     def best_gains(self, P: TokenRows) -> BestGains:
-        """kappa = sqrt(d) max sum_j |C(gamma * p_j)|: a concave programme in gamma^2 for RMSNorm, local maxima for LayerNorm."""
+        """kappa = sqrt(d) max sum_j |C(gamma * p_j)|: a concave programme in gamma^2 for RMSNorm,
+        local maxima for LayerNorm.
+        """
         if self.norm.gains == "each":
             return best_gains(self.norm, P)
         gamma = torch.full_like(P[..., 0, :], 1 / math.sqrt(P.shape[-1]))
@@ -125,12 +135,16 @@ class SphereImage(NormImage):
         return self.norm.beta + self.norm.gamma * u
 
     def _quadratic(self, y: TokenRows) -> tuple[Tensor, Tensor, Tensor]:
-        """A, b and an orthonormal basis Q with |beta + gamma * Q s - y|^2/2 = s'As/2 + b's + constant, A diagonal."""
+        """A, b and an orthonormal basis Q with |beta + gamma * Q s - y|^2/2 = s'As/2 + b's +
+        constant, A diagonal.
+        """
         curvature, basis = self._spectrum
         return curvature, (self.norm.gamma * (self.norm.beta - y)) @ basis, basis
 
     def _lagrangian(self, P: Tensor, f: Tensor, kinetic: float) -> tuple[Tensor, Tensor, Tensor]:
-        """u with f = beta + gamma * u, the gradient C(gamma * (P + kinetic f)) in u, and the size of that gradient's terms."""
+        """u with f = beta + gamma * u, the gradient C(gamma * (P + kinetic f)) in u, and the size
+        of that gradient's terms.
+        """
         gamma = self.norm.gamma
         slope = self.norm.centre(gamma * (P + kinetic * f))
         # f is a difference of terms of its set's size, whose rounding alone must not show
@@ -138,8 +152,9 @@ class SphereImage(NormImage):
         return self._point(f), slope, length(gamma * P) + kinetic * length(gamma * f).clamp_min(rounding)
 
     def _point(self, f: TokenRows) -> TokenRows:
-        """u with f = beta + gamma * u. Entries hidden by a zero gain are chosen as at an optimum: equal, with 1'u = 0
-        (LayerNorm), or 0 (RMSNorm)."""
+        """u with f = beta + gamma * u. Entries hidden by a zero gain are chosen as at an optimum:
+        equal, with 1'u = 0 (LayerNorm), or 0 (RMSNorm).
+        """
         hidden = self.norm.gamma == 0
         u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
         rest = -u.sum(-1, keepdim=True) / hidden.sum().clamp_min(1) if self.norm.centred else 0.0
@@ -148,7 +163,9 @@ class SphereImage(NormImage):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ellipsoid(SphereImage):
-    """{f : |Gamma^-1 (f_j - beta)|^2 = d}, RMSNorm's image: H(P) = sum_j sqrt(d) |gamma * p_j| (Kan, eq. 87 and 99)."""
+    """{f : |Gamma^-1 (f_j - beta)|^2 = d}, RMSNorm's image: H(P) = sum_j sqrt(d) |gamma * p_j|
+    (Kan, eq. 87 and 99).
+    """
 
     def __post_init__(self) -> None:
         if self.norm.centred:
@@ -159,7 +176,9 @@ class Ellipsoid(SphereImage):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EllipsoidSlice(SphereImage):
-    """{f : |Gamma^-1 (f_j - beta)|^2 = d, 1' Gamma^-1 (f_j - beta) = 0}, LayerNorm's image (Kan, Lemma 1, corrected)."""
+    """{f : |Gamma^-1 (f_j - beta)|^2 = d, 1' Gamma^-1 (f_j - beta) = 0}, LayerNorm's image (Kan,
+    Lemma 1, corrected).
+    """
 
     def __post_init__(self) -> None:
         if not self.norm.centred or self.norm.width < 2:
@@ -168,9 +187,11 @@ class EllipsoidSlice(SphereImage):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EllipsoidHull(SphereImage):
-    """{beta + gamma * u : |u|^2 <= d, C u = u} for each token, the closure of what a norm with eps > 0 reaches; convex.
+    """{beta + gamma * u : |u|^2 <= d, C u = u} for each token, the closure of what a norm with eps
+    > 0 reaches; convex.
 
-    H and its maximiser are those of the image itself. The point nearest to y is unique, so a kinetic cost has no ties here.
+    H and its maximiser are those of the image itself. The point nearest to y is unique, so a
+    kinetic cost has no ties here.
     """
 
     def __post_init__(self) -> None:
@@ -208,7 +229,9 @@ class EllipsoidHull(SphereImage):
         return torch.maximum(ratio(error, scale).amax(-1), self.residual(f))
 
     def chart(self, P: UnbatchedRows) -> Chart:
-        """Velocities norm(x) at the x with x_hat = u: with the norm undone, its inside is as easy to reach as its edge."""
+        """Velocities norm(x) at the x with x_hat = u: with the norm undone, its inside is as easy
+        to reach as its edge.
+        """
         norm, chart = self.norm, super().chart(P)
         return dataclasses.replace(
             chart, degree=None, velocity=lambda u: norm(norm.preimage(u)), project=self._into_ball, spread=1.0
@@ -222,10 +245,11 @@ class EllipsoidHull(SphereImage):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EllipsoidProduct(NormImage):
-    """{f : |f_jg/gamma_g|^2 = m for each group g of m channels}: H(P) = sum_j sum_g sqrt(m) |gamma_g * p_jg|.
+    """{f : |f_jg/gamma_g|^2 = m for each group g of m channels}: H(P) = sum_j sum_g sqrt(m)
+    |gamma_g * p_jg|.
 
-    Each group of channels is a problem by itself: every answer is that of the groups' ellipsoids, the `factors`. `inner` takes
-    their insides too, as a norm with eps > 0 reaches them.
+    Each group of channels is a problem by itself: every answer is that of the groups' ellipsoids,
+    the `factors`. `inner` takes their insides too, as a norm with eps > 0 reaches them.
     """
 
     norm: GroupRMSNorm
@@ -270,7 +294,9 @@ class EllipsoidProduct(NormImage):
         return torch.stack(self._each("kkt", P, f, kinetic=kinetic)).amax(0)
 
     def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
-        """The groups' gains share one bound: sum_g r_g kappa_g over |r| = 1 is |kappa|, and RMSNorm's kappa_g are proven."""
+        """The groups' gains share one bound: sum_g r_g kappa_g over |r| = 1 is |kappa|, and
+        RMSNorm's kappa_g are proven.
+        """
         slopes = [gain_slope(factor.norm, p) for factor, p in zip(self.factors, self._split(P), strict=True)]
         gain, upper = (math.hypot(*(getattr(slope, name) for slope in slopes)) for name in ("lower", "upper"))
         return GainSlope(gain, 0.0, gain, upper)
@@ -325,7 +351,8 @@ def convex_hull(image: NormImage) -> NormImage:
 
 
 def ellipsoid_value(norm: SphereNorm, P: TokenRows) -> PerBatch:
-    """sum_j sqrt(d) |gamma * p_j| - <p_j, beta>: H as Kan prints it for either norm (eq. 99); for LayerNorm an upper bound.
+    """sum_j sqrt(d) |gamma * p_j| - <p_j, beta>: H as Kan prints it for either norm (eq. 99); for
+    LayerNorm an upper bound.
 
     It equals LayerNorm's H only where 1'(gamma * p_j) = 0 for each token.
     """

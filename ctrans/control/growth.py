@@ -1,4 +1,6 @@
-"""How the best value grows with a bound: linearly where the problem is degenerate, not at all where it is well-posed."""
+"""How the best value grows with a bound: linearly where the problem is degenerate, not at all where
+it is well-posed.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,37 @@ DECADES = (-2.0, 2.0)
 """Radii from 1/100 to 100 times the one at which velocities have the right size."""
 RADII = 8
 FITTED = 4
-"""The exponent is that of the largest radii: small ones show how a norm's eps gives way, or a running cost, and not growth."""
+"""The exponent is that of the largest radii: small ones show how a norm's eps gives way, or a
+running cost, and not growth.
+"""
 STEPS = 25
-"""The most for one radius. The value is a lower bound where it stops: at small radii, where a norm's eps slows the ascent."""
+"""The most for one radius. The value is a lower bound where it stops: at small radii, where a
+norm's eps slows the ascent.
+"""
 GAINED_DECADES = (0.0, 4.0)
-"""First the weights take their share of the bound, to overcome eps and the state, and then gains alone."""
+"""First the weights take their share of the bound, to overcome eps and the state, and then gains
+alone.
+"""
 SHARES = (1e-4, 1e-2, 0.5)
 """|W|/R of starts: the larger the bound, the less of it the weights need against eps."""
 MOST = math.sqrt(0.5)
-"""|W|/R beyond which more weights take more from the gains than they give: |S| grows at most like |W|, and then it saturates."""
+"""|W|/R beyond which more weights take more from the gains than they give: |S| grows at most like
+|W|, and then it saturates.
+"""
 RESTARTS = 2
-"""Random directions of weights at the largest bound, beside the one that is best at the gains as they are."""
+"""Random directions of weights at the largest bound, beside the one that is best at the gains as
+they are.
+"""
 TRIED, SEARCH, CARRIED = 8, 60, 10
-"""Steps of an ascent from each start at the largest bound, on from the best of them, and at each smaller bound from the larger's end."""
+"""Steps of an ascent from each start at the largest bound, on from the best of them, and at each
+smaller bound from the larger's end.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value - base ~ R^k at the largest R.
+    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value - base
+    ~ R^k at the largest R.
 
     `limit` is what no value may exceed: H and its rounding, where it is finite.
     """
@@ -51,7 +66,9 @@ class Growth:
 
 @dataclasses.dataclass(frozen=True)
 class Witness:
-    """-<P, f_R> along f_R = -R p/|p|, p the projection of P on a degenerate set; `residual` is how far the f_R are from it."""
+    """-<P, f_R> along f_R = -R p/|p|, p the projection of P on a degenerate set; `residual` is how
+    far the f_R are from it.
+    """
 
     radii: tuple[float, ...]
     values: tuple[float, ...]
@@ -61,7 +78,8 @@ class Witness:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _BoundedAscent:
-    """max of `payoff`(R, z) over |W| <= `most` R for growing R, W as long as `size`(z): ascents of at most `steps`.
+    """max of `payoff`(R, z) over |W| <= `most` R for growing R, W as long as `size`(z): ascents of
+    at most `steps`.
 
     z has a leading axis for starts side by side.
     """
@@ -94,7 +112,9 @@ class _BoundedAscent:
         return found.best[first : first + 1], found.z[first : first + 1]
 
     def growth(self, radii: Sequence[float], values: Sequence[Tensor], ends: Sequence[Tensor], base: float) -> Growth:
-        """What was found at each bound, or from any bound's end, which may be better at another than what the ascent there came to."""
+        """What was found at each bound, or from any bound's end, which may be better at another
+        than what the ascent there came to.
+        """
         improved = []
         for radius, value in zip(radii, values, strict=True):
             start = self.best(radius, self.stretched(radius, torch.cat(list(ends))))
@@ -114,15 +134,18 @@ def growth(
     likely: UnbatchedRows | None = None,
     base: float = 0.0,
 ) -> Growth:
-    """max of -<P, f> - cost(f) over the velocities f that the placement makes of h W', |W|_F <= R, by ascent at each R.
+    """max of -<P, f> - cost(f) over the velocities f that the placement makes of h W', |W|_F <= R,
+    by ascent at each R.
 
-    The radii are in units of the least norm of weights whose raw output has the velocity `typical`, well above any eps. The first
-    ascent starts at random, each later one where the one before ended, or at that point stretched to the new bound if it is
-    better; so do weights whose raw output is `likely`, where the velocities jump from one point to another (a norm of width 2).
-    The exponent is that of what the values exceed `base` by (see `Supremum.base`).
+    The radii are in units of the least norm of weights whose raw output has the velocity `typical`,
+    well above any eps. The first ascent starts at random, each later one where the one before
+    ended, or at that point stretched to the new bound if it is better; so do weights whose raw
+    output is `likely`, where the velocities jump from one point to another (a norm of width 2). The
+    exponent is that of what the values exceed `base` by (see `Supremum.base`).
     """
     u, s, inverse, _ = features.svd
-    # a norm forgets the scale of h W', so that coordinates orthonormal in h W' converge fastest; where f is linear, those in W
+    # a norm forgets the scale of h W', so that coordinates orthonormal in h W' converge fastest;
+    # where f is linear, those in W
     to_raw, to_weights = (u, inverse) if chart.degree == 0 else (u * s.mT, torch.ones_like(s))
     unit = float(frobenius(features.coordinates(chart.raw(typical)))) or 1.0
     radii = (unit * decades(typical)).tolist()
@@ -146,11 +169,15 @@ def growth(
 
 
 def decayed_growth(decay: LastMapDecay, P: UnbatchedRows) -> Growth:
-    """max of -<P, h W'> - lam/2 |W|_F^2 over |W|_F <= R for growing R, by ascent: it saturates once R lets W* in."""
+    """max of -<P, h W'> - lam/2 |W|_F^2 over |W|_F <= R for growing R, by ascent: it saturates once
+    R lets W* in.
+    """
     u, _, inverse, _ = decay.map.svd
 
     def cost(raw: Tensor, f: Tensor) -> Tensor:
-        """lam/2 <f_j, ((h h')^+ f)_j>: token j's part of lam/2 |W|^2, W the least weights with h W' = f."""
+        """lam/2 <f_j, ((h h')^+ f)_j>: token j's part of lam/2 |W|^2, W the least weights with h W'
+        = f.
+        """
         return decay.last_map_decay / 2 * (f * (u @ (inverse * decay.map.coordinates(f)))).sum(-1)
 
     chart = Chart(P, P.shape, axes=(-1,), degree=1, velocity=unchanged, cost=cost)
@@ -158,7 +185,9 @@ def decayed_growth(decay: LastMapDecay, P: UnbatchedRows) -> Growth:
 
 
 def witness(space: LinearSpace, P: UnbatchedRows) -> Witness:
-    """-<P, f_R> along `space.witness(P, R)` for growing R, in units of the R with entries of root mean square 1."""
+    """-<P, f_R> along `space.witness(P, R)` for growing R, in units of the R with entries of root
+    mean square 1.
+    """
     radii = P.numel() ** 0.5 * decades(P)
     velocities = torch.stack([space.witness(P, float(radius)) for radius in radii])
     values = -(P * velocities).sum((-2, -1))
@@ -166,7 +195,9 @@ def witness(space: LinearSpace, P: UnbatchedRows) -> Witness:
 
 
 def exponent(radii: Float[Tensor, " radii"], values: Float[Tensor, " radii"]) -> float:
-    """k of the least-squares fit log|value| = k log R + c over the largest radii; 0 where a value is 0."""
+    """k of the least-squares fit log|value| = k log R + c over the largest radii; 0 where a value
+    is 0.
+    """
     radii, values = radii[-FITTED:], values[-FITTED:].abs()
     if not bool(values.all()):
         return 0.0
@@ -188,15 +219,18 @@ def numbers(x: Tensor) -> tuple[float, ...]:
 def gained_growth(
     chart: Chart, features: Features, typical: UnbatchedRows, likely: UnbatchedRows, generator: torch.Generator
 ) -> Growth:
-    """max of -<P, f> over |W|_F^2 + |gamma|^2 + |beta|^2 <= R^2, f what the placement makes of h W' with these gains, for growing R.
+    """max of -<P, f> over |W|_F^2 + |gamma|^2 + |beta|^2 <= R^2, f what the placement makes of h W'
+    with these gains, for growing R.
 
-    The velocity is affine in (gamma, beta): for given weights W, -<P, f> = c(W) + <S(W), (gamma, beta)>. So the best gains within
-    the bound are along S, and what is left to climb is F_R(W) = c(W) + sqrt(R^2 - |W|^2) |S(W)|. An ascent over both together
-    would crawl: a norm forgets the weights' length, which is far from that of the gains.
+    The velocity is affine in (gamma, beta): for given weights W, -<P, f> = c(W) + <S(W), (gamma,
+    beta)>. So the best gains within the bound are along S, and what is left to climb is F_R(W) =
+    c(W) + sqrt(R^2 - |W|^2) |S(W)|. An ascent over both together would crawl: a norm forgets the
+    weights' length, which is far from that of the gains.
 
-    Radii are in units of the weights whose velocity is `typical` together with the gains as they are. The largest comes first:
-    its maximum is sought from `likely` (raw outputs that are best at the gains as they are) and from random directions, and is
-    carried to the smaller ones as it is and in proportion. Values are bounds from below. The chart has gains.
+    Radii are in units of the weights whose velocity is `typical` together with the gains as they
+    are. The largest comes first: its maximum is sought from `likely` (raw outputs that are best at
+    the gains as they are) and from random directions, and is carried to the smaller ones as it is
+    and in proportion. Values are bounds from below. The chart has gains.
     """
     gains, p = chart.gains, chart.P
     assert gains is not None, "only a norm's chart is asked"

@@ -1,4 +1,6 @@
-"""The two kinds of value function side by side in the plane: bounded velocities, and the whole space as a limit of balls."""
+"""The two kinds of value function side by side in the plane: bounded velocities, and the whole
+space as a limit of balls.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,16 @@ from solvers import ConfigError
 STARTS = 4
 """Descents per node: two targets make two basins."""
 STRIDE, REACHES = 4, 25
-"""The spread over the square is taken at every fourth node, for so many distances that velocities can cover."""
+"""The spread over the square is taken at every fourth node, for so many distances that velocities
+can cover.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class NearestTarget:
-    """G(x) = min_k |x - a_k|: the distance to the nearest of some targets, as in steering tokens to their classes."""
+    """G(x) = min_k |x - a_k|: the distance to the nearest of some targets, as in steering tokens to
+    their classes.
+    """
 
     targets: tuple[tuple[float, ...], ...] = ((-0.9, 0.5), (0.8, -0.6))
 
@@ -34,10 +40,12 @@ class NearestTarget:
 
 @dataclasses.dataclass(frozen=True)
 class Front:
-    """Bounded velocities: the value function by the grid and by Hopf-Lax, at the same nodes and times.
+    """Bounded velocities: the value function by the grid and by Hopf-Lax, at the same nodes and
+    times.
 
-    Errors are over the nodes that no velocity takes out of the grid by T: at the others it is not the scheme that errs, but the
-    extrapolation that stands in for the part of G outside. They are nan where there is no such node.
+    Errors are over the nodes that no velocity takes out of the grid by T: at the others it is not
+    the scheme that errs, but the extrapolation that stands in for the part of G outside. They are
+    nan where there is no such node.
     """
 
     grid: ValueFunction
@@ -61,10 +69,11 @@ class Front:
 
 @dataclasses.dataclass(frozen=True)
 class Relaxation:
-    """Velocities in a ball of radius R: exact values at `time` for each of `radii`, and how much Phi varies over the square.
+    """Velocities in a ball of radius R: exact values at `time` for each of `radii`, and how much
+    Phi varies over the square.
 
-    Phi depends on R and t through the distance R (T - t) only, so `spread[k]`, max - min of Phi where that is `reaches[k]`,
-    serves all radii: it is the spread at t = T - reaches[k]/R.
+    Phi depends on R and t through the distance R (T - t) only, so `spread[k]`, max - min of Phi
+    where that is `reaches[k]`, serves all radii: it is the spread at t = T - reaches[k]/R.
     """
 
     radii: tuple[float, ...]
@@ -125,9 +134,10 @@ def pde_study(
     - `scheme`: how the grid takes derivatives, a name of `SCHEMES`
     - `progress(t)`: follows the grid's solve
 
-    (a) `velocities` (of `peri` or `output`: `velocity_hull(norm)`, width 2): Phi at t = T, 2T/3, T/3, 0 by the grid and by
-    Hopf-Lax. Its level sets move at finite speed. (b) The ball R: Phi at t = 3T/4, and its spread over the square. It is flat as
-    soon as R (T - t) takes every state to a target; so for the whole space it is flat for every t < T (Kan, Theorem 2).
+    (a) `velocities` (of `peri` or `output`: `velocity_hull(norm)`, width 2): Phi at t = T, 2T/3,
+    T/3, 0 by the grid and by Hopf-Lax. Its level sets move at finite speed. (b) The ball R: Phi at
+    t = 3T/4, and its spread over the square. It is flat as soon as R (T - t) takes every state to a
+    target; so for the whole space it is flat for every t < T (Kan, Theorem 2).
 
     Raises ConfigError unless the width is 2, and without radii.
     """

@@ -1,14 +1,18 @@
-"""Value functions by the Hopf-Lax formula: an exact minimum over the set that a token can reach, in any width.
+"""Value functions by the Hopf-Lax formula: an exact minimum over the set that a token can reach, in
+any width.
 
-The Hamiltonian of a norm's image does not depend on the state. So the best a token can do is to move straight, and the value of a
-state is the least terminal cost within reach. No grid is involved, and the width is free.
+The Hamiltonian of a norm's image does not depend on the state. So the best a token can do is to
+move straight, and the value of a state is the least terminal cost within reach. No grid is
+involved, and the width is free.
 
 
-min of G over affine images of the unit ball, many at once: samples, projected gradient, pattern search.
+min of G over affine images of the unit ball, many at once: samples, projected gradient, pattern
+search.
 
-Three stages, each for what the one before cannot do. A sample chooses the basins. The spectral projected gradient (Birgin,
-Martinez, Raydan 2000: Barzilai-Borwein steps, projected on the ball) reaches a smooth minimum to rounding. The pattern search
-needs no derivative and finishes minima at kinks, where gradients do not vanish.
+Three stages, each for what the one before cannot do. A sample chooses the basins. The spectral
+projected gradient (Birgin, Martinez, Raydan 2000: Barzilai-Borwein steps, projected on the ball)
+reaches a smooth minimum to rounding. The pattern search needs no derivative and finishes minima at
+kinks, where gradients do not vanish.
 """
 
 from __future__ import annotations
@@ -33,10 +37,12 @@ ROWS = 2048
 
 @dataclasses.dataclass(frozen=True)
 class BallImage:
-    """V = {c + M w : |w| <= 1}, a set of velocities of one token: an ellipsoid, a flat one, or a ball.
+    """V = {c + M w : |w| <= 1}, a set of velocities of one token: an ellipsoid, a flat one, or a
+    ball.
 
-    `centre` is c and `map` is M. Whether a token may use the surface only (a norm's image) or all of V makes no difference to the
-    value: changing fast between points of the surface averages to any point inside.
+    `centre` is c and `map` is M. Whether a token may use the surface only (a norm's image) or all
+    of V makes no difference to the value: changing fast between points of the surface averages to
+    any point inside.
     """
 
     centre: Float[Tensor, " width"]
@@ -49,10 +55,12 @@ class BallImage:
 
 
 def velocity_hull(norm: SphereNorm) -> BallImage:
-    """{beta + sqrt(d) gamma * C w : |w| <= 1}: the convex hull of a norm's image, the velocities of `peri` and `output`.
+    """{beta + sqrt(d) gamma * C w : |w| <= 1}: the convex hull of a norm's image, the velocities of
+    `peri` and `output`.
 
-    RMSNorm: the ellipsoid |Gamma^-1 (v - beta)| <= sqrt(d), C = I (Kan, eq. 99). LayerNorm: its slice 1' Gamma^-1 (v - beta) = 0;
-    in width 2 that is a segment, in width 1 the point beta. Zero gains flatten the set.
+    RMSNorm: the ellipsoid |Gamma^-1 (v - beta)| <= sqrt(d), C = I (Kan, eq. 99). LayerNorm: its
+    slice 1' Gamma^-1 (v - beta) = 0; in width 2 that is a segment, in width 1 the point beta. Zero
+    gains flatten the set.
     """
     gamma = norm.gamma.detach()
     eye = torch.eye(norm.width, dtype=gamma.dtype, device=gamma.device)
@@ -62,7 +70,9 @@ def velocity_hull(norm: SphereNorm) -> BallImage:
 def velocity_ball(
     radius: float, width: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
 ) -> BallImage:
-    """{v : |v| <= R}: the whole space (`none`, `pre`) cut off at R. As R grows, the value function goes flat (Kan, Theorem 2)."""
+    """{v : |v| <= R}: the whole space (`none`, `pre`) cut off at R. As R grows, the value function
+    goes flat (Kan, Theorem 2).
+    """
     if not 0 <= radius < math.inf:
         raise ConfigError(
             f"radius = {radius!r}: give a finite one of at least 0; in the limit, the whole space, the value is inf G"
@@ -76,10 +86,11 @@ def hopf_lax(
 ) -> Float[Tensor, "*batch"]:
     """Phi(x, t) = min {G(z) : z in x + (T - t) V}, with `remaining` = T - t in depth-time.
 
-    To rounding, minima at kinks included, provided one of `starts` descents begins in the basin of the global minimum: raise
-    `starts` for a G that oscillates within reach. Only a curved valley with a flat floor ends early: within 1e-6 in space, 1e-4
-    in a set 50 times longer than wide. Any width; x's dtype and device; no gradient.
-    Raises ConfigError for a negative or infinite time, mismatched widths, and a G of wrong shape or not finite within reach.
+    To rounding, minima at kinks included, provided one of `starts` descents begins in the basin of
+    the global minimum: raise `starts` for a G that oscillates within reach. Only a curved valley
+    with a flat floor ends early: within 1e-6 in space, 1e-4 in a set 50 times longer than wide. Any
+    width; x's dtype and device; no gradient. Raises ConfigError for a negative or infinite time,
+    mismatched widths, and a G of wrong shape or not finite within reach.
     """
     _check(terminal, x, remaining, velocities, starts)
     if remaining == 0:
@@ -102,17 +113,25 @@ def _check(terminal: Terminal, x: Tensor, remaining: float, velocities: BallImag
 
 SAMPLES_PER_START, NEIGHBOURS = 32, 8
 DESCENT_STEPS = 3000
-"""A limit for the hardest rows only: a row leaves the loop when it has converged, mostly after some 10 to 50 steps."""
+"""A limit for the hardest rows only: a row leaves the loop when it has converged, mostly after some
+10 to 50 steps.
+"""
 ARMIJO, MEMORY, GROW, SHRINK = 1e-4, 3, 10.0, 0.25
-"""A step must bring g below the largest of the last MEMORY values: a little freedom lets Barzilai-Borwein steps be fast."""
+"""A step must bring g below the largest of the last MEMORY values: a little freedom lets
+Barzilai-Borwein steps be fast.
+"""
 STRIDE = 0.1
-"""The longest step, about the sample's spacing: a longer one may leave the basin that the start was chosen for."""
+"""The longest step, about the sample's spacing: a longer one may leave the basin that the start was
+chosen for.
+"""
 SEARCH_RADIUS, SEARCH_STEPS = 0.05, 400
 
 
 @dataclasses.dataclass(frozen=True)
 class Problems:
-    """g_k(w) = G(z_k + A w) for many base points z_k: the functions of the unit ball that are minimised side by side."""
+    """g_k(w) = G(z_k + A w) for many base points z_k: the functions of the unit ball that are
+    minimised side by side.
+    """
 
     cost: Callable[[Tensor], Tensor]
     base: Float[Tensor, "rows width"]
@@ -152,7 +171,9 @@ def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch wid
 def minimise(
     cost: Callable[[Tensor], Tensor], base: Float[Tensor, "rows width"], map: Float[Tensor, "width rank"], starts: int
 ) -> Float[Tensor, " rows"]:
-    """min over |w| <= 1 of G(z_k + A w) for each row z_k of `base`, from `starts` starting points each."""
+    """min over |w| <= 1 of G(z_k + A w) for each row z_k of `base`, from `starts` starting points
+    each.
+    """
     problems = Problems(cost, base, map)
     w = starting_points(problems, starts)
     repeated = Problems(cost, base.repeat_interleave(starts, 0), map)
@@ -167,7 +188,8 @@ def project(w: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:
 
 
 def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows starts rank"]:
-    """The lowest local minima of g on a Sobol sample of the ball, where a point's nearest `NEIGHBOURS` are its surroundings.
+    """The lowest local minima of g on a Sobol sample of the ball, where a point's nearest
+    `NEIGHBOURS` are its surroundings.
 
     If there are fewer than `starts`, the lowest of the other points fill up.
     """
@@ -183,7 +205,9 @@ def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows star
 
 
 def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, "rows rank"]:
-    """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, taken if g falls enough (Armijo); the lowest point met."""
+    """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, taken if g falls enough
+    (Armijo); the lowest point met.
+    """
     resolution = torch.finfo(w.dtype).eps ** 0.6  # a move this small changes a smooth g below rounding
     tiny = torch.finfo(w.dtype).tiny
     rows = torch.arange(len(w), device=w.device)
@@ -215,7 +239,9 @@ def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, 
 
 
 def search(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, " rows"]:
-    """g at the end of a pattern search: the best of w +- r e_i, projected, or r halved, until r is below rounding."""
+    """g at the end of a pattern search: the best of w +- r e_i, projected, or r halved, until r is
+    below rounding.
+    """
     eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
     pattern = torch.cat([eye, -eye])
     value = problems(w)

@@ -1,4 +1,6 @@
-"""The last linear map f = h W' at fixed features h: its weights in a Frobenius ball, or paid for by a decay of theirs alone."""
+"""The last linear map f = h W' at fixed features h: its weights in a Frobenius ball, or paid for by
+a decay of theirs alone.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ def frobenius(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Features:
-    """h, what the last linear map acts on, of shape (*batch, tokens, features), and its decomposition h = U S V'.
+    """h, what the last linear map acts on, of shape (*batch, tokens, features), and its
+    decomposition h = U S V'.
 
-    Weights W of shape (*batch, width, features), as in `torch.nn.Linear`, have coordinates z = V'W' of shape
-    (*batch, rank, width): their velocity is h W' = U S z, and |z| = |W| where W is the shortest with that velocity.
+    Weights W of shape (*batch, width, features), as in `torch.nn.Linear`, have coordinates z = V'W'
+    of shape (*batch, rank, width): their velocity is h W' = U S z, and |z| = |W| where W is the
+    shortest with that velocity.
     """
 
     h: Float[Tensor, "*batch tokens features"]
@@ -52,7 +56,9 @@ class Features:
 
     @functools.cached_property
     def svd(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """U, S, S^+ and V', S and S^+ as columns, cut to the largest rank in the batch; entries 0 to rounding are 0 in both."""
+        """U, S, S^+ and V', S and S^+ as columns, cut to the largest rank in the batch; entries 0
+        to rounding are 0 in both.
+        """
         u, s, vt = torch.linalg.svd(self.h, full_matrices=False)
         kept = s > max(self.h.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., :1]
         inverse = torch.where(kept, 1 / torch.where(kept, s, 1.0), 0.0).unsqueeze(-1)
@@ -95,11 +101,14 @@ class Features:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LastMap(AdmissibleSet):
-    """Velocities f = h W' of the last linear map at fixed features h; each batch element has weights of its own.
+    """Velocities f = h W' of the last linear map at fixed features h; each batch element has
+    weights of its own.
 
-    Finite only as long as h is: what makes the features, trained without bound, makes the best velocity grow again.
+    Finite only as long as h is: what makes the features, trained without bound, makes the best
+    velocity grow again.
 
-    To share weights over a batch, flatten it into the tokens. For a map with a bias, append a column of ones to h.
+    To share weights over a batch, flatten it into the tokens. For a map with a bias, append a
+    column of ones to h.
     """
 
     features: Float[Tensor, "*batch tokens features"]
@@ -130,7 +139,8 @@ class LastMap(AdmissibleSet):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrobeniusBall(LastMap, VelocitySet):
-    """{h W' : |W|_F <= R}: H(P) = R |h'P|_F, attained by W* = -R P'h/|h'P|_F; finite, and proportional to R.
+    """{h W' : |W|_F <= R}: H(P) = R |h'P|_F, attained by W* = -R P'h/|h'P|_F; finite, and
+    proportional to R.
 
     Where h'P = 0 every W ties, and the rule is W = 0.
     """
@@ -170,7 +180,9 @@ class FrobeniusBall(LastMap, VelocitySet):
         return self.map.velocity(z.reshape(pull.shape))
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
-        """Stationarity in W: (P + kinetic f)'h + eta W = 0 with eta >= 0 and eta (R - |W|) = 0; relative to |h'P|."""
+        """Stationarity in W: (P + kinetic f)'h + eta W = 0 with eta >= 0 and eta (R - |W|) = 0;
+        relative to |h'P|.
+        """
         z = self.map.coordinates(f)
         slope, size = self.map.pull(P + kinetic * f), frobenius(z)
         eta = ratio(-(slope * z).sum((-2, -1), keepdim=True), size.square()).clamp_min(0)
@@ -187,9 +199,11 @@ class FrobeniusBall(LastMap, VelocitySet):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LastMapDecay(LastMap):
-    """{h W' : any W} with running cost lam/2 |W|_F^2: H(P) = |h'P|_F^2/(2 lam), attained by W* = -P'h/lam alone.
+    """{h W' : any W} with running cost lam/2 |W|_F^2: H(P) = |h'P|_F^2/(2 lam), attained by W* =
+    -P'h/lam alone.
 
-    That takes the features h as they are. Where what makes them decays too, as in training, see `decay_threshold`.
+    That takes the features h as they are. Where what makes them decays too, as in training, see
+    `decay_threshold`.
     """
 
     last_map_decay: float
@@ -231,7 +245,9 @@ class LastMapDecay(LastMap):
 
 
 def projected_field(sublayer: Sublayer) -> HasOutputProjection:
-    """The sublayer's map, which names its last linear map. Raises ConfigError for one that does not."""
+    """The sublayer's map, which names its last linear map. Raises ConfigError for one that does
+    not.
+    """
     field = sublayer.field
     if not isinstance(field, HasOutputProjection):
         raise ConfigError(
@@ -242,9 +258,11 @@ def projected_field(sublayer: Sublayer) -> HasOutputProjection:
 
 
 def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
-    """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, and a column of ones where W holds a bias.
+    """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, and a column of ones
+    where W holds a bias.
 
-    A gain with no norm behind it is in h. Where a scale by channel stands behind the map, W is with that scale folded in.
+    A gain with no norm behind it is in h. Where a scale by channel stands behind the map, W is with
+    that scale folded in.
     """
     field = projected_field(sublayer)
     zeros = sum(part.zeros for part in scaled_parts(field))
@@ -260,9 +278,11 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
 
 
 def check_last_decay(sublayer: Sublayer, regularization: Regularization) -> None:
-    """Raises ConfigError for a decay of the last map's weights where a scale by channel stands behind them.
+    """Raises ConfigError for a decay of the last map's weights where a scale by channel stands
+    behind them.
 
-    A cost of |W|_F^2 is none of |s * W|_F^2, which is what velocities s * (h W') are the shortest of.
+    A cost of |W|_F^2 is none of |s * W|_F^2, which is what velocities s * (h W') are the shortest
+    of.
     """
     if regularization.last_map_decay is not None and sublayer.output_norm is None and scaled_parts(sublayer.field):
         raise ConfigError(

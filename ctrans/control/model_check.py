@@ -1,4 +1,6 @@
-"""Is training this model a well-posed control problem? Every segment's supremum, certified at the costates of a real text."""
+"""Is training this model a well-posed control problem? Every segment's supremum, certified at the
+costates of a real text.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,15 @@ from solvers import ConfigError, SolveError
 class SegmentCheck:
     """The certificate of one segment at its start; norms and sums run over all tokens of the batch.
 
-    `slope` is |h'T'P|_F where the placement makes a velocity T(h W') of weights W by a linear T, without running cost: the best
-    value with |W|_F <= R is then slope * R (|T'P| R, R a bound on the raw output, where `blind`: h'T'P is zero and the last map can
-    move nothing). `ellipsoid` is Kan's printed value of H, for LayerNorm's image only: H there is at most that. `training_threshold` is
-    dt lam*, the penalty of both factors in a training loss at which H turns from infinite to zero, for a linear T and a map that
-    shows its factors; `weight_decay` is the one asked about, which the certificate does not have. `step` is the certificate of the
-    discrete step where that has a set of its own. Where `ode` is false, `certificate` is the discrete step's.
+    `slope` is |h'T'P|_F where the placement makes a velocity T(h W') of weights W by a linear T,
+    without running cost: the best value with |W|_F <= R is then slope * R (|T'P| R, R a bound on
+    the raw output, where `blind`: h'T'P is zero and the last map can move nothing). `ellipsoid` is
+    Kan's printed value of H, for LayerNorm's image only: H there is at most that.
+    `training_threshold` is dt lam*, the penalty of both factors in a training loss at which H turns
+    from infinite to zero, for a linear T and a map that shows its factors; `weight_decay` is the
+    one asked about, which the certificate does not have. `step` is the certificate of the discrete
+    step where that has a set of its own. Where `ode` is false, `certificate` is the discrete
+    step's.
     """
 
     segment: int
@@ -70,19 +75,25 @@ class SegmentCheck:
 
     @property
     def verdict(self) -> Posedness:
-        """The certificate's, or what weight decay makes of it: a bounded set does not ask what the weights are."""
+        """The certificate's, or what weight decay makes of it: a bounded set does not ask what the
+        weights are.
+        """
         if self.weight_decay is None or self.certificate.verdict != "degenerate":
             return self.certificate.verdict
         return verdict_of(None) if self.training_threshold is None else self.training_threshold.verdict(self.weight_decay)
 
     @property
     def decayed(self) -> bool:
-        """Whether the verdict is that of the weight decay asked about, so that the certificate, without decay, is no evidence for it."""
+        """Whether the verdict is that of the weight decay asked about, so that the certificate,
+        without decay, is no evidence for it.
+        """
         return self.verdict != self.certificate.verdict
 
     @property
     def hamiltonian(self) -> float | None:
-        """H under what the verdict assumes; None where it is finite by a threshold that does not say how large, or open."""
+        """H under what the verdict assumes; None where it is finite by a threshold that does not
+        say how large, or open.
+        """
         if not self.decayed:
             return self.certificate.hamiltonian
         exact = self.training_threshold is not None and self.training_threshold.homogeneous and self.verdict != "open"
@@ -95,7 +106,9 @@ class SegmentCheck:
 
     @property
     def failures(self) -> list[str]:
-        """The findings that do not support the verdicts, each with its segment; empty where all agree."""
+        """The findings that do not support the verdicts, each with its segment; empty where all
+        agree.
+        """
         parts = {"": self.certificate.findings, ", step": {} if self.step is None else self.step.findings}
         parts[", decay"] = {} if self.training_threshold is None else self.training_threshold.findings
         return [
@@ -108,10 +121,11 @@ class SegmentCheck:
 
 @dataclasses.dataclass(frozen=True)
 class ModelCheck:
-    """The certificates of a model's segments; `placement` names those of its sublayers. Every field suits JSON.
+    """The certificates of a model's segments; `placement` names those of its sublayers. Every field
+    suits JSON.
 
-    `form` is that of the costates: "continuous", or "discrete" where that cannot be had, which `instead` explains. `skipped` has the
-    segments without a certificate and why, by name.
+    `form` is that of the costates: "continuous", or "discrete" where that cannot be had, which
+    `instead` explains. `skipped` has the segments without a certificate and why, by name.
     """
 
     placement: str
@@ -129,12 +143,16 @@ class ModelCheck:
 
     @property
     def has_ode(self) -> bool:
-        """Whether every segment has one; the verdict is that of the discrete step where one has none."""
+        """Whether every segment has one; the verdict is that of the discrete step where one has
+        none.
+        """
         return all(segment.ode for segment in self.segments)
 
     @property
     def verdict(self) -> Posedness:
-        """The weakest of the segments', for the ODE: one velocity that may run away is enough to degenerate training."""
+        """The weakest of the segments', for the ODE: one velocity that may run away is enough to
+        degenerate training.
+        """
         return max((segment.verdict for segment in self.segments), key=VERDICTS.index)
 
     @property
@@ -149,14 +167,18 @@ class ModelCheck:
 
     @property
     def training_threshold(self) -> DecayThreshold | None:
-        """What a penalty must exceed on all segments: the largest found and the largest proven; None where a segment has none."""
+        """What a penalty must exceed on all segments: the largest found and the largest proven;
+        None where a segment has none.
+        """
         found = [segment.training_threshold for segment in self.segments]
         known = [threshold for threshold in found if threshold is not None]
         return largest(known) if len(known) == len(found) else None
 
     @property
     def held(self) -> tuple[str, ...]:
-        """What else must not be trained freely where the verdict is that of a weight decay: biases, or an input norm's gains."""
+        """What else must not be trained freely where the verdict is that of a weight decay: biases,
+        or an input norm's gains.
+        """
         threshold = self.training_threshold
         if threshold is None or not any(segment.decayed for segment in self.segments):
             return ()
@@ -164,7 +186,9 @@ class ModelCheck:
 
     @property
     def failures(self) -> list[str]:
-        """The findings that do not support the verdicts, each with its segment; empty where all agree."""
+        """The findings that do not support the verdicts, each with its segment; empty where all
+        agree.
+        """
         return [failure for segment in self.segments for failure in segment.failures]
 
     @property
@@ -174,7 +198,9 @@ class ModelCheck:
 
     @property
     def evidence(self) -> dict[str, float | None]:
-        """The weakest evidence for the ODE's verdict over all segments but those that a weight decay decides (see `weakest`)."""
+        """The weakest evidence for the ODE's verdict over all segments but those that a weight
+        decay decides (see `weakest`).
+        """
         return weakest(segment.certificate for segment in self.segments if not segment.decayed)
 
     @property
@@ -185,7 +211,9 @@ class ModelCheck:
 
 
 def why_not_applicable(placement: Placement, regularization: Regularization) -> str | None:
-    """Why a placement's admissible set takes no such regularization, before there is a model; None where it does."""
+    """Why a placement's admissible set takes no such regularization, before there is a model; None
+    where it does.
+    """
     one = torch.ones(1, 2)
     try:
         _admissible(RMSNorm(2), placement, one, one, regularization.of_sets)
@@ -202,15 +230,19 @@ def check_model(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> ModelCheck:
-    """H(P) = sup of -<P, f> over what each segment's placement allows, with its certificate, P the continuous costate there.
+    """H(P) = sup of -<P, f> over what each segment's placement allows, with its certificate, P the
+    continuous costate there.
 
-    P and X are taken at the segment's start, with the text's sequences side by side: one set of weights serves them all. The last
-    linear map acts on its features of X, with a column of ones where it has a bias. Where a norm acts on the state the discrete step
-    has a set of its own, certified at the discrete model's costates; for all other placements the step's velocities are the ODE's.
-    The check adds ascents over both factors that decay on the segment with the largest threshold. `progress(k)` is called after each
-    segment. Where the continuous costate does not exist, the check uses the discrete one. It skips a segment that cannot be certified
-    and names it. Raises ConfigError for a regularization that a placement does not take (see `why_not_applicable`), as `costate` does
-    in its discrete form, and the first segment's error where no segment can be certified.
+    P and X are taken at the segment's start, with the text's sequences side by side: one set of
+    weights serves them all. The last linear map acts on its features of X, with a column of ones
+    where it has a bias. Where a norm acts on the state the discrete step has a set of its own,
+    certified at the discrete model's costates; for all other placements the step's velocities are
+    the ODE's. The check adds ascents over both factors that decay on the segment with the largest
+    threshold. `progress(k)` is called after each segment. Where the continuous costate does not
+    exist, the check uses the discrete one. It skips a segment that cannot be certified and names
+    it. Raises ConfigError for a regularization that a placement does not take (see
+    `why_not_applicable`), as `costate` does in its discrete form, and the first segment's error
+    where no segment can be certified.
 
     >>> check_model(model, tokens[:, :-1], tokens[:, 1:]).verdict
     """
@@ -256,9 +288,10 @@ def check_segment(
 ) -> SegmentCheck:
     """The certificate of one segment of the ODE, of length dt, at the costate found there.
 
-    `ends` are (X_k, P_{k+1}), the state before it and the costate behind it; `start` (X, P) as its field meets them, where a norm around
-    the state needs an X on its image: that of a discrete model (`continuous` false) is put there. A norm around the state whose image
-    has no tangent spaces has no ODE: the certificate is the discrete step's (`check_step`).
+    `ends` are (X_k, P_{k+1}), the state before it and the costate behind it; `start` (X, P) as its
+    field meets them, where a norm around the state needs an X on its image: that of a discrete
+    model (`continuous` false) is put there. A norm around the state whose image has no tangent
+    spaces has no ODE: the certificate is the discrete step's (`check_step`).
     """
     if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
         certificate, size = check_step(sublayer, *ends, dt, regularization), float(ends[1].norm())
@@ -285,9 +318,11 @@ def check_at(
     dt: float,
     regularization: Regularization,
 ) -> SegmentCheck:
-    """The certificate of a sublayer at a state and its costate, which segment `segment` of length dt meets at depth-time `time`.
+    """The certificate of a sublayer at a state and its costate, which segment `segment` of length
+    dt meets at depth-time `time`.
 
-    A residual W makes the velocity W v of what the norms allow v: H(P) is the norms' own at W'P (`ctrans.control.residual_pullback`).
+    A residual W makes the velocity W v of what the norms allow v: H(P) is the norms' own at W'P
+    (`ctrans.control.residual_pullback`).
     """
     start, costate_norm = x, float(p.norm())
     check_gain_decay(sublayer, regularization)
@@ -339,7 +374,9 @@ def check_step(
     dt: float,
     regularization: Regularization,
 ) -> Certificate:
-    """The certificate of a step of the discrete model, N(X + dt r) with N around the state, at X and the costate P of the step's end."""
+    """The certificate of a step of the discrete model, N(X + dt r) with N around the state, at X
+    and the costate P of the step's end.
+    """
     norm = sublayer.state_norm
     assert norm is not None, "a step has a set of its own where a norm stands around the state"
     h = last_features(sublayer, x)
@@ -350,7 +387,9 @@ def check_step(
 
 
 def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
-    """dt lam* at dt times the costate of the raw output; None for a map that does not show two factors."""
+    """dt lam* at dt times the costate of the raw output; None for a map that does not show two
+    factors.
+    """
     try:
         path = path_of(sublayer.field, sublayer.given(x))
     except ConfigError:

@@ -1,4 +1,6 @@
-"""The image of a norm: where an output norm puts every velocity. Bounded, so H is finite; whether it is attained the norm says."""
+"""The image of a norm: where an output norm puts every velocity. Bounded, so H is finite; whether
+it is attained the norm says.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NormImage(VelocitySet):
-    """{f : each f_j in the closure of the norm's image}: H(P) = sum_j support(-p_j) and its maximiser are `Norm`'s own."""
+    """{f : each f_j in the closure of the norm's image}: H(P) = sum_j support(-p_j) and its
+    maximiser are `Norm`'s own.
+    """
 
     norm: Norm
 
@@ -59,7 +63,9 @@ class NormImage(VelocitySet):
         return -float((P @ self.norm.beta).sum())
 
     def magnification(self, f: UnbatchedRows) -> float:
-        """The largest (|f_i| + |beta_i|)/|gamma_i|: u is read off f - beta over gamma, relative to its entries of about 1."""
+        """The largest (|f_i| + |beta_i|)/|gamma_i|: u is read off f - beta over gamma, relative to
+        its entries of about 1.
+        """
         seen = self.norm.gamma != 0
         return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if bool(seen.any()) else 1.0
 
@@ -85,7 +91,9 @@ class NormImage(VelocitySet):
         return self
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
-        """The duality gap max over f' of <g, f - f'> = H(g) + <g, f>, g = P + kinetic f, where the set is convex; relative."""
+        """The duality gap max over f' of <g, f - f'> = H(g) + <g, f>, g = P + kinetic f, where the
+        set is convex; relative.
+        """
         slope, beta = P + kinetic * f, self.norm.beta
         gap = self.norm.support(-slope) + (slope * f).sum(-1)
         scale = self.norm.support(-P) + P @ beta + (P * beta).abs().sum(-1) + kinetic * f.square().sum(-1)
@@ -108,10 +116,14 @@ class NormImage(VelocitySet):
 
     @abc.abstractmethod
     def input(self, f: UnbatchedRows) -> UnbatchedRows:
-        """x with norm(x) = f, nearly where nothing has exactly that, and so large that no eps shows."""
+        """x with norm(x) = f, nearly where nothing has exactly that, and so large that no eps
+        shows.
+        """
 
     def best_gains(self, P: TokenRows) -> BestGains:
-        """gamma of length 1 with the largest H at beta = 0, and whether others have it too. Raises ConfigError where none is known."""
+        """gamma of length 1 with the largest H at beta = 0, and whether others have it too. Raises
+        ConfigError where none is known.
+        """
         raise ConfigError(
             f"no closed form is known here for a decay of the gains of {type(self.norm).__name__}: leave gain_decay out; kinetic applies"
         )
@@ -121,7 +133,9 @@ class NormImage(VelocitySet):
         return gamma
 
     def points(self, P: TokenRows, gamma: PerGain) -> Float[Tensor, "*gains tokens width"]:
-        """u_j of the closed image before gains with the largest -<p_j, gamma * u_j>; 0 where every point ties."""
+        """u_j of the closed image before gains with the largest -<p_j, gamma * u_j>; 0 where every
+        point ties.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no points")
 
     def points_tie(self, P: TokenRows, gamma: PerGain) -> Bool[Tensor, "*gains tokens"]:

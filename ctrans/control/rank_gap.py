@@ -1,13 +1,17 @@
-"""What weights must lose behind an output norm where the features have fewer dimensions than there are tokens: a proven bound.
+"""What weights must lose behind an output norm where the features have fewer dimensions than there
+are tokens: a proven bound.
 
-Let w_j = C(gamma * p_j), u*_j = -w_j/|w_j| the best direction of token j, u_j the direction that weights give it, e_j = u_j - u*_j.
-The value lost is sqrt(d) sum_j |w_j|(1 - <u_j, u*_j>) >= sqrt(d)/2 sum_j |w_j||e_j|^2 (eps shortens u_j, and >= still holds). The raw
-output has rows t_j u_j with some t_j >= 0 and columns in the range of h, so with M the projection off that range
-M diag(t) (U* + E) = 0. With G = M * (U* U*') entry by entry, t'G t = |M diag(t) U*|^2 <= max_j(t_j^2/|w_j|) sum_j |w_j||e_j|^2, hence
+Let w_j = C(gamma * p_j), u*_j = -w_j/|w_j| the best direction of token j, u_j the direction that
+weights give it, e_j = u_j - u*_j. The value lost is sqrt(d) sum_j |w_j|(1 - <u_j, u*_j>) >=
+sqrt(d)/2 sum_j |w_j||e_j|^2 (eps shortens u_j, and >= still holds). The raw output has rows t_j u_j
+with some t_j >= 0 and columns in the range of h, so with M the projection off that range M diag(t)
+(U* + E) = 0. With G = M * (U* U*') entry by entry, t'G t = |M diag(t) U*|^2 <= max_j(t_j^2/|w_j|)
+sum_j |w_j||e_j|^2, hence
 
     sum_j |w_j||e_j|^2 >= min over j of min over t with t_j^2 = |w_j| of t'G t = min_j |w_j|/(G^-1)_jj.
 
-Other tokens can only add to the loss, so the same holds for any subset of them with its own rows of h, and the best one counts.
+Other tokens can only add to the loss, so the same holds for any subset of them with its own rows of
+h, and the best one counts.
 """
 
 from __future__ import annotations
@@ -23,12 +27,16 @@ from ctrans.control.shapes import UnbatchedRows
 from ctrans.norm import SphereNorm
 
 SUBSETS = 8
-"""How many thresholds on |w_j| are tried: the more tokens, the more features they lack, but the least of them decides."""
+"""How many thresholds on |w_j| are tried: the more tokens, the more features they lack, but the
+least of them decides.
+"""
 
 
 @torch.no_grad()
 def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float:
-    """A lower bound of H(P) less the value of any weights W of the last linear map in norm(h W'); 0 where none is proven."""
+    """A lower bound of H(P) less the value of any weights W of the last linear map in norm(h W'); 0
+    where none is proven.
+    """
     w = norm.centre(norm.gamma * P)
     lengths = length(w)
     order = lengths.argsort(descending=True)

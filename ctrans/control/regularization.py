@@ -1,4 +1,6 @@
-"""What a user may charge for so that a Hamiltonian is finite: velocities (kinetic), an output norm's gains, or weights."""
+"""What a user may charge for so that a Hamiltonian is finite: velocities (kinetic), an output
+norm's gains, or weights.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ from solvers import ConfigError
 class Regularization:
     """What velocities or weights cost: each is lam in lam/2 times a square; or none.
 
-    - `weight_decay`: of all matrices, once in a training loss. No regularization but above the threshold of `DecayThreshold`
+    - `weight_decay`: of all matrices, once in a training loss. No regularization but above the
+      threshold of `DecayThreshold`
 
-    The others are running costs, per unit of depth-time: a penalty lam in a training loss is one of lam/dt.
+    The others are running costs, per unit of depth-time: a penalty lam in a training loss is one of
+    lam/dt.
 
     - `last_map_decay`: of the last linear map with its bias, what feeds it being fixed
     - `gain_decay`: of an output norm's gains and offsets
@@ -51,9 +55,11 @@ class Regularization:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KineticCost(AdmissibleSet):
-    """H(P) = max over f in a set of -<P, f> - lam/2 |f|^2, attained at the point of the set nearest to -P/lam.
+    """H(P) = max over f in a set of -<P, f> - lam/2 |f|^2, attained at the point of the set nearest
+    to -P/lam.
 
-    Over the whole space it is |P|^2/(2 lam) at f = -P/lam. Where several points are nearest they tie; `nearest` has the rule.
+    Over the whole space it is |P|^2/(2 lam) at f = -P/lam. Where several points are nearest they
+    tie; `nearest` has the rule.
     """
 
     velocities: VelocitySet
@@ -110,13 +116,16 @@ class KineticCost(AdmissibleSet):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GainDecay(Supremum):
-    """sup over u, gamma and beta of -<P, beta + gamma * u_j> - lam/2 (|gamma|^2 + |beta|^2), u_j any point of the image before gains.
+    """sup over u, gamma and beta of -<P, beta + gamma * u_j> - lam/2 (|gamma|^2 + |beta|^2), u_j
+    any point of the image before gains.
 
-    H(P) = (kappa^2 + |sum_j p_j|^2)/(2 lam), kappa the maximum over |gamma| = 1 of the image's H at beta = 0 (without the second term
-    where the norm has no offset): sqrt(d) sum_j |C(gamma * p_j)| behind a sphere norm, over groups the root of the sum of their
-    kappa_g^2, |a| with a_i = sum_j abs(p_ji) behind a box, sum_j |p_j| for one gain. The gains that attain it are kappa/lam times the
-    best ones (`NormImage.best_gains`), the offset is -sum_j p_j/lam. For LayerNorm kappa has local maxima and `support` is the best
-    that was found: H is between it and `ceiling`, lower^2/(2 lam) and upper^2/(2 lam) of the slope in gains, which meet where it is proven.
+    H(P) = (kappa^2 + |sum_j p_j|^2)/(2 lam), kappa the maximum over |gamma| = 1 of the image's H at
+    beta = 0 (without the second term where the norm has no offset): sqrt(d) sum_j |C(gamma * p_j)|
+    behind a sphere norm, over groups the root of the sum of their kappa_g^2, |a| with a_i = sum_j
+    abs(p_ji) behind a box, sum_j |p_j| for one gain. The gains that attain it are kappa/lam times
+    the best ones (`NormImage.best_gains`), the offset is -sum_j p_j/lam. For LayerNorm kappa has
+    local maxima and `support` is the best that was found: H is between it and `ceiling`, lower^2/(2
+    lam) and upper^2/(2 lam) of the slope in gains, which meet where it is proven.
     """
 
     norm: Norm
@@ -174,7 +183,9 @@ class GainDecay(Supremum):
         return self.image.best_gains(P.detach()).tied
 
     def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:
-        """lam gamma = -sum_j p_j * u_j at the gains and points that make f, and how far f is from theirs; relative."""
+        """lam gamma = -sum_j p_j * u_j at the gains and points that make f, and how far f is from
+        theirs; relative.
+        """
         gamma, beta = self.gains(P)
         u = self.image.points(P, gamma)
         off = ratio((f - beta - gamma * u).flatten(-2).norm(dim=-1), f.flatten(-2).norm(dim=-1))
@@ -182,7 +193,8 @@ class GainDecay(Supremum):
         return torch.maximum(off, ratio(error, self.gain_decay * gamma.norm(dim=(-2, -1))))
 
     def chart(self, P: UnbatchedRows) -> Chart:
-        """TokenRows of raw output. For given u the best gains are -sum_j p_j * u_j/lam: an ascent over both together would crawl.
+        """TokenRows of raw output. For given u the best gains are -sum_j p_j * u_j/lam: an ascent
+        over both together would crawl.
 
         There are local maxima, and guesses: what is best at random gains.
         """
@@ -201,7 +213,8 @@ class GainDecay(Supremum):
 
         def guess(gamma: Tensor) -> Tensor:
             u = image.points(P, gamma)
-            # a token without costate may go anywhere, but a norm without eps knows no direction of 0
+            # a token without costate may go anywhere, but a norm without eps knows no direction of
+            # 0
             u = torch.where(length(u).unsqueeze(-1) > 0, u, image.points(-torch.ones_like(P), gamma))
             return math.sqrt(self.norm.width) * spread * unit(u)
 

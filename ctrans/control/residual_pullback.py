@@ -1,7 +1,9 @@
-"""What a residual makes of a sublayer's Hamiltonian: velocities r = gain W v are certified as the v that they are made of.
+"""What a residual makes of a sublayer's Hamiltonian: velocities r = gain W v are certified as the v
+that they are made of.
 
-H over {W v : v in V} at P is H over V at W'P, so that whatever set the norms make of V, its certificate at the pulled costate is that of
-the velocities. The gain is what it is: over a trained and undecayed one the value grows as it does (`residual-gain` in THEORY.md).
+H over {W v : v in V} at P is H over V at W'P, so that whatever set the norms make of V, its
+certificate at the pulled costate is that of the velocities. The gain is what it is: over a trained
+and undecayed one the value grows as it does (`residual-gain` in THEORY.md).
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from solvers import ConfigError
 
 
 def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) -> TokenRows:
-    """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P where no norm stands behind the map.
+    """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P where
+    no norm stands behind the map.
 
-    Inside a norm around the state it is P: an invertible W leaves the tangent space as it is, and gains that are 0 in some channels
-    leave a section of it (`active_channels`), which takes P too. A W of 0 makes every velocity 0 while it
-    lasts, and is trained: what is certified then is what the sublayer may do as soon as W is not 0, as if it were 1.
+    Inside a norm around the state it is P: an invertible W leaves the tangent space as it is, and
+    gains that are 0 in some channels leave a section of it (`active_channels`), which takes P too.
+    A W of 0 makes every velocity 0 while it lasts, and is trained: what is certified then is what
+    the sublayer may do as soon as W is not 0, as if it were 1.
     """
     if sublayer.output_norm is not None:
         return sublayer.pulled(p)
@@ -39,7 +43,9 @@ def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) 
 
 
 def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
-    """The channels that a sublayer can move inside its norm around the state; None where that is all of them, or its W is 0."""
+    """The channels that a sublayer can move inside its norm around the state; None where that is
+    all of them, or its W is 0.
+    """
     gains = None if sublayer.residual is None else sublayer.residual.gains
     if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer) or bool((gains != 0).all()):
         return None
@@ -47,7 +53,9 @@ def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
 
 
 def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool = False) -> VelocitySet:
-    """The states that a step from X may end at, by the norm around the state; with their inside where a `kinetic` cost pays for it."""
+    """The states that a step from X may end at, by the norm around the state; with their inside
+    where a `kinetic` cost pays for it.
+    """
     norm, active = sublayer.state_norm, active_channels(sublayer)
     assert norm is not None, "a norm stands around the state"
     if active is not None:
@@ -61,19 +69,24 @@ def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool = False
 
 
 def pulled_back(space: LinearSpace, P: UnbatchedRows) -> UnbatchedRows:
-    """T'P, T being what the placement does to a raw output: the identity, or the (oblique) projection of `Norm.tangent`."""
+    """T'P, T being what the placement does to a raw output: the identity, or the (oblique)
+    projection of `Norm.tangent`.
+    """
     pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
     return pulled
 
 
 def pulled_to_map(sublayer: Sublayer, pulled: UnbatchedRows) -> UnbatchedRows:
-    """W'T'P of T'P, T being what a norm around the state does; as `costate_of_map` leaves it where there is none."""
+    """W'T'P of T'P, T being what a norm around the state does; as `costate_of_map` leaves it where
+    there is none.
+    """
     inside = sublayer.state_norm is not None and sublayer.residual is not None and not has_zero_gain(sublayer)
     return sublayer.residual.pull(pulled) if inside and sublayer.residual is not None else pulled
 
 
 def cost_factor(sublayer: Sublayer) -> float:
-    """c^2 with |r|^2 = c^2 |v|^2 for every v, as which a kinetic cost of velocities is one of the set's.
+    """c^2 with |r|^2 = c^2 |v|^2 for every v, as which a kinetic cost of velocities is one of the
+    set's.
 
     Raises ConfigError for a residual that stretches v by direction.
     """
@@ -102,7 +115,9 @@ def factor_in_words(sublayer: Sublayer) -> str | None:
 
 
 def trains_gains(sublayer: Sublayer) -> bool:
-    """Whether gains are trained beside both factors of the map, which a decay of those does not hold: of an input norm, or the residual."""
+    """Whether gains are trained beside both factors of the map, which a decay of those does not
+    hold: of an input norm, or the residual.
+    """
     return sublayer.input_norm is not None or (
         sublayer.residual is not None and next(sublayer.residual.parameters(), None) is not None
     )
@@ -122,7 +137,9 @@ def for_these_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate
 
 
 def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None:
-    """Raises ConfigError for a decay of norms' gains where the residual's own gains are trained beside them, which it does not hold."""
+    """Raises ConfigError for a decay of norms' gains where the residual's own gains are trained
+    beside them, which it does not hold.
+    """
     if regularization.of_sets.get("gain_decay") is not None and carries_hamiltonian(sublayer):
         raise ConfigError(
             f"a decay of norms' gains does not hold those of the residual {type(sublayer.residual).__name__}, with which H grows: leave "
@@ -131,7 +148,9 @@ def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None
 
 
 def highest_towards_image(sublayer: Sublayer, x: TokenRows, p: TokenRows) -> float:
-    """sup of -<P, r> over r = a * (u - X), u on the image of the residual's own norm: H_N(Q) + <Q, X>, Q = a * P."""
+    """sup of -<P, r> over r = a * (u - X), u on the image of the residual's own norm: H_N(Q) + <Q,
+    X>, Q = a * P.
+    """
     assert sublayer.image is not None, "the residual has a norm of its own"
     q = sublayer.pulled(p)
     return float(image_of(sublayer.image).support(q).sum() + (q * x).sum())
@@ -146,9 +165,10 @@ def check_towards_image(
 ) -> Certificate:
     """The certificate of velocities T_X a * (u - X), u on the image of the residual's own norm.
 
-    H(P) = H_N(Q) + <Q, X> at Q = a * T_X'P, H_N that of the norm's image behind an output norm: finite for the gains and steps a as they
-    are, and attained. The discrete step's next states are a closed subset of the outer norm's image, so that its H is finite too.
-    Raises ConfigError for a regularization.
+    H(P) = H_N(Q) + <Q, X> at Q = a * T_X'P, H_N that of the norm's image behind an output norm:
+    finite for the gains and steps a as they are, and attained. The discrete step's next states are
+    a closed subset of the outer norm's image, so that its H is finite too. Raises ConfigError for a
+    regularization.
     """
     norm, around, residual = sublayer.image, sublayer.state_norm, sublayer.residual
     assert residual is not None, "a residual of its own bounds it"

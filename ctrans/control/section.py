@@ -1,6 +1,8 @@
-"""Sections: what a norm around the state leaves of its image, or of its tangent spaces, where a residual's gains are 0 in some channels.
+"""Sections: what a norm around the state leaves of its image, or of its tangent spaces, where a
+residual's gains are 0 in some channels.
 
-Those channels of the sum X + dt g * f keep X's entries whatever f is. ctrans's own (`residual-section` of `ctrans verify`).
+Those channels of the sum X + dt g * f keep X's entries whatever f is. ctrans's own
+(`residual-section` of `ctrans verify`).
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ NO_DIRECTION = 1e-6
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TangentSection(TangentSpace):
-    """{T S f}, T the projection on the tangent space at X and S that on the channels that `active` names: H(P) = 0 where S T'P = 0.
+    """{T S f}, T the projection on the tangent space at X and S that on the channels that `active`
+    names: H(P) = 0 where S T'P = 0.
 
-    It is what is orthogonal to the tangent space's normals n and to those w in the channels that stand with <w, gamma^2 * n> = 0: T'w = w,
-    as T = Gamma Pi Gamma^-1 with Pi the projection off gamma * n, so that S T'w = 0.
+    It is what is orthogonal to the tangent space's normals n and to those w in the channels that
+    stand with <w, gamma^2 * n> = 0: T'w = w, as T = Gamma Pi Gamma^-1 with Pi the projection off
+    gamma * n, so that S T'w = 0.
     """
 
     active: Bool[Tensor, " width"]
@@ -62,10 +66,12 @@ class TangentSection(TangentSpace):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SectionImage(VelocitySet):
-    """{N(y) : y_i = X_i in the channels that do not move}: the closure of half a sphere of one dimension more than these make.
+    """{N(y) : y_i = X_i in the channels that do not move}: the closure of half a sphere of one
+    dimension more than these make.
 
-    H(P) = sum_j sqrt(d) (|a_j|^2 + max(0, b_j)^2)^(1/2) - <p_j, beta>, a_j = V'q_j and b_j = <q_j, e_j>, q = -gamma * p: V an
-    orthonormal basis of C span(e_i : i is active), r = C X off V, e = r/(|r|^2 + d eps)^(1/2). Where b_j <= 0 outputs only come near it.
+    H(P) = sum_j sqrt(d) (|a_j|^2 + max(0, b_j)^2)^(1/2) - <p_j, beta>, a_j = V'q_j and b_j = <q_j,
+    e_j>, q = -gamma * p: V an orthonormal basis of C span(e_i : i is active), r = C X off V, e =
+    r/(|r|^2 + d eps)^(1/2). Where b_j <= 0 outputs only come near it.
     """
 
     norm: SphereNorm
@@ -136,10 +142,11 @@ class SectionImage(VelocitySet):
         return length(self._uphill(P)) <= ROUNDING * torch.finfo(P.dtype).eps * length(self.norm.gamma * P)
 
     def _point(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """(a, c) and what is left of u, with f = beta + gamma * (V a + c e + rest), in the channels that no zero gain hides.
+        """(a, c) and what is left of u, with f = beta + gamma * (V a + c e + rest), in the channels
+        that no zero gain hides.
 
-        Where those channels do not determine all of (a, c), the rest of it is what the sphere leaves, in a direction that they do not
-        see: such u make the same f.
+        Where those channels do not determine all of (a, c), the rest of it is what the sphere
+        leaves, in a direction that they do not see: such u make the same f.
         """
         hidden, frame = self.norm.gamma == 0, self._frame
         u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
@@ -162,7 +169,9 @@ class SectionImage(VelocitySet):
         return torch.stack([off_sphere, below, length(rest) / math.sqrt(self.norm.width)]).amax(0).amax(-1)
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
-        """Stationarity on the half sphere: (a, b) = eta (a_u, c_u), with b replaced by max(0, b) at its edge c_u = 0."""
+        """Stationarity on the half sphere: (a, b) = eta (a_u, c_u), with b replaced by max(0, b) at
+        its edge c_u = 0.
+        """
         slope, (u, _) = P + kinetic * f, self._point(f)
         edge = u[..., -1:] <= math.sqrt(torch.finfo(P.dtype).eps * self.norm.width)
         g = torch.where(edge, self._uphill(slope), self._slope(slope))
@@ -185,7 +194,9 @@ class SectionImage(VelocitySet):
         return self.nearest(y).any(-1)
 
     def chart(self, P: UnbatchedRows) -> Chart:
-        """States y = r + V v through the module itself, v = s a/c by a = V'z and c = <z, r>^2/(|r||z|): smooth where v becomes infinite."""
+        """States y = r + V v through the module itself, v = s a/c by a = V'z and c = <z,
+        r>^2/(|r||z|): smooth where v becomes infinite.
+        """
         self.check(P)
         r, size = self._rest
         basis, scale = self._basis, torch.where(size == 0, 1.0, size)
@@ -205,7 +216,9 @@ class SectionImage(VelocitySet):
 
 
 def _unseen(projection: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
-    """A unit vector of the space projected on, with the largest last entry that there is; 0 if there is none."""
+    """A unit vector of the space projected on, with the largest last entry that there is; 0 if
+    there is none.
+    """
     sizes = length(projection.mT)
     place = torch.where(sizes[..., -1] > NO_DIRECTION, sizes.shape[-1] - 1, sizes.argmax(-1))
     z = torch.take_along_dim(projection, place[..., None, None], -1)[..., 0]

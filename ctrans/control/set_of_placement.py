@@ -34,22 +34,26 @@ def admissible_set(
     gain_decay: float | None = None,
     kinetic: float | None = None,
 ) -> Supremum:
-    """The velocities that a placement allows: its output norm's image, the tangent space of its state norm's, or all.
+    """The velocities that a placement allows: its output norm's image, the tangent space of its
+    state norm's, or all.
 
     - `norm`: that norm, None where the placement has neither
     - `state`: X, which a tangent space needs
     - `active_channels`: the channels that move, where not all do; None for all
-    - `features`: what the last linear map acts on, for the two remedies that follow, both at fixed features
+    - `features`: what the last linear map acts on, for the two remedies that follow, both at fixed
+      features
     - `radius`: keeps |W|_F of the last linear map within a ball
     - `last_map_decay`: lam of a charge lam/2 |W|_F^2 for it
-    - `gain_decay`: lam of a charge lam/2 (|gamma|^2 + |beta|^2) for an output norm's trained gains and offsets
+    - `gain_decay`: lam of a charge lam/2 (|gamma|^2 + |beta|^2) for an output norm's trained gains
+      and offsets
     - `kinetic`: lam of a charge lam/2 |f|^2, in any placement
 
     DeepNorm's division by alpha changes no tangent space.
 
     >>> admissible_set(LayerNorm(768), "peri").support(P)
 
-    Raises ConfigError, naming the placement, where what it needs is missing or options contradict it or each other.
+    Raises ConfigError, naming the placement, where what it needs is missing or options contradict
+    it or each other.
     """
     placement = get_placement(placement) if isinstance(placement, str) else placement
     weights = {"features": features, "radius": radius, "last_map_decay": last_map_decay}

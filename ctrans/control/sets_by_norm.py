@@ -18,7 +18,9 @@ IMAGES: dict[str, Callable[..., NormImage]] = {
     "box": Box,
     "ball": Ball,
 }
-"""By `Norm.image`: a new kind of set is one entry, and the Hamiltonian behind such a norm follows from it."""
+"""By `Norm.image`: a new kind of set is one entry, and the Hamiltonian behind such a norm follows
+from it.
+"""
 
 
 def image_of(norm: Norm) -> NormImage:
@@ -27,6 +29,8 @@ def image_of(norm: Norm) -> NormImage:
 
 
 def reachable(norm: Norm) -> NormImage:
-    """The closure of the norm's image at its own eps: with the inside where the norm reaches it. Only a running cost uses the inside."""
+    """The closure of the norm's image at its own eps: with the inside where the norm reaches it.
+    Only a running cost uses the inside.
+    """
     image = image_of(norm)
     return image.hull if norm.reaches_inside else image

@@ -4,7 +4,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 TokenRows = Float[Tensor, "*batch tokens width"]
-"""A costate P, a velocity f or a state X: one row for each token, with any number of leading axes."""
+"""A costate P, a velocity f or a state X: one row for each token, with any number of leading axes.
+"""
 
 UnbatchedRows = Float[Tensor, "tokens width"]
 """The same without leading axes."""

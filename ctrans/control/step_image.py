@@ -1,4 +1,6 @@
-"""The velocities of a discrete step with a norm around the state: bounded for every dt, where the ODE's are not."""
+"""The velocities of a discrete step with a norm around the state: bounded for every dt, where the
+ODE's are not.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,15 @@ from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepImage(VelocitySet):
-    """{(z - X)/dt : z in the norm's image}, what X_{k+1} = N(X_k + dt r) can make of any raw velocity r.
+    """{(z - X)/dt : z in the norm's image}, what X_{k+1} = N(X_k + dt r) can make of any raw
+    velocity r.
 
-    H(P) = (sum_j sqrt(d)|C(gamma * p_j)| - <p_j, beta> + <P, X>)/dt, P being the costate at the step's end. For X on the image it
-    goes to +inf like 1/dt as dt goes to 0, unless X is the image's lowest point for P, where it is 0: the ODE's value (see
-    `TangentSpace`), but at the image's other critical points of P, where the ODE, which sees the tangent alone, says 0 too. An X
-    off the image, as an embedding is, must first come to it: dt H is then any number, and H may go to -inf.
+    H(P) = (sum_j sqrt(d)|C(gamma * p_j)| - <p_j, beta> + <P, X>)/dt, P being the costate at the
+    step's end. For X on the image it goes to +inf like 1/dt as dt goes to 0, unless X is the
+    image's lowest point for P, where it is 0: the ODE's value (see `TangentSpace`), but at the
+    image's other critical points of P, where the ODE, which sees the tangent alone, says 0 too. An
+    X off the image, as an embedding is, must first come to it: dt H is then any number, and H may
+    go to -inf.
     """
 
     image: VelocitySet
@@ -66,7 +71,9 @@ class StepImage(VelocitySet):
         return self.image.equidistant(self._next(y))
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
-        """That of the next state z: P + kinetic f = (P - kinetic X/dt) + kinetic/dt^2 (dt z), scaled by dt."""
+        """That of the next state z: P + kinetic f = (P - kinetic X/dt) + kinetic/dt^2 (dt z),
+        scaled by dt.
+        """
         return self.image.kkt(P - kinetic / self.dt * self.state, self._next(f), kinetic / self.dt)
 
     def base(self, P: UnbatchedRows) -> float:
@@ -106,4 +113,6 @@ class StepImage(VelocitySet):
 
 
 STEPS_OVER = 10.0
-"""Ascents begin with raw velocities so many times as long as a step that would undo the state: every direction is then near."""
+"""Ascents begin with raw velocities so many times as long as a step that would undo the state:
+every direction is then near.
+"""

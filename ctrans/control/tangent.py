@@ -1,4 +1,6 @@
-"""Linear spaces of velocities: all, or those tangent to a norm's image. Without a cost their Hamiltonian degenerates."""
+"""Linear spaces of velocities: all, or those tangent to a norm's image. Without a cost their
+Hamiltonian degenerates.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearSpace(VelocitySet):
-    """H(P) = 0 if the orthogonal projection of P on the space is 0 (to 32 machine epsilons of P), else +inf.
+    """H(P) = 0 if the orthogonal projection of P on the space is 0 (to 32 machine epsilons of P),
+    else +inf.
 
-    Nothing attains +inf: `maximizer` then raises ConfigError, and `witness` gives velocities along which -<P, f> grows.
-    Where H = 0 every velocity attains it, and the rule is f = 0.
+    Nothing attains +inf: `maximizer` then raises ConfigError, and `witness` gives velocities along
+    which -<P, f> grows. Where H = 0 every velocity attains it, and the rule is f = 0.
     """
 
     @property
@@ -51,7 +54,9 @@ class LinearSpace(VelocitySet):
         return torch.zeros_like(P)
 
     def witness(self, P: TokenRows, radius: float) -> TokenRows:
-        """f_R = -R p/|p|, p the projection of P on the space: the f with the largest -<P, f>, R|p|, among those of norm R."""
+        """f_R = -R p/|p|, p the projection of P on the space: the f with the largest -<P, f>, R|p|,
+        among those of norm R.
+        """
         self.check(P)
         p = self.nearest(P)
         return -radius * ratio(p, torch.linalg.vector_norm(p, dim=(-2, -1), keepdim=True))
@@ -95,10 +100,12 @@ class WholeSpace(LinearSpace):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TangentSpace(LinearSpace):
-    """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the norm's image at X.
+    """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the
+    norm's image at X.
 
-    H(P) = 0 if each p_j lies in the span of u_j/gamma and 1/gamma, the image's normals at x_j, else +inf (Kan, appendix J).
-    Raises ConfigError where a gain is zero, or where X is on no scaled copy of the image: it has no tangent there.
+    H(P) = 0 if each p_j lies in the span of u_j/gamma and 1/gamma, the image's normals at x_j, else
+    +inf (Kan, appendix J). Raises ConfigError where a gain is zero, or where X is on no scaled copy
+    of the image: it has no tangent there.
     """
 
     norm: Norm

@@ -1,8 +1,8 @@
 """Quadratic programs on a sphere or in a ball, by the secular equation, many at once.
 
-min s'As/2 + b's over |s| = r, A diagonal, has the solution s = -(A + mu)^-1 b with mu >= -min(A) such that |s| = r (More and
-Sorensen, 1983). |s| falls strictly in mu, and 1/|s| is concave, so Newton's method on 1/|s| = 1/r climbs to the root from
-any point below it, quadratically.
+min s'As/2 + b's over |s| = r, A diagonal, has the solution s = -(A + mu)^-1 b with mu >= -min(A)
+such that |s| = r (More and Sorensen, 1983). |s| falls strictly in mu, and 1/|s| is concave, so
+Newton's method on 1/|s| = 1/r climbs to the root from any point below it, quadratically.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ NEWTON_STEPS = 100
 def on_sphere(
     curvature: Float[Tensor, " rank"], b: Float[Tensor, "*batch rank"], radius: float
 ) -> tuple[Float[Tensor, "*batch rank"], Bool[Tensor, "*batch"]]:
-    """argmin of s'As/2 + b's over |s| = radius, A = diag(curvature), and whether it is the hard case.
+    """argmin of s'As/2 + b's over |s| = radius, A = diag(curvature), and whether it is the hard
+    case.
 
-    Hard case: b has (to rounding) nothing along the smallest curvature, and the other entries of s do not fill the radius.
-    Both signs of the missing entry then serve equally. The rule gives it to the first smallest curvature, with plus where b
-    has no sign there.
+    Hard case: b has (to rounding) nothing along the smallest curvature, and the other entries of s
+    do not fill the radius. Both signs of the missing entry then serve equally. The rule gives it to
+    the first smallest curvature, with plus where b has no sign there.
     """
     lowest = curvature.argmin()
     s, short = _solve(curvature - curvature[lowest], b / radius, ROUNDING * torch.finfo(b.dtype).eps)
@@ -39,12 +40,16 @@ def on_sphere(
 def in_ball(
     curvature: Float[Tensor, "*#batch rank"], b: Float[Tensor, "*batch rank"], radius: float
 ) -> Float[Tensor, "*batch rank"]:
-    """argmin of s'As/2 + b's over |s| <= radius, A = diag(curvature) >= 0; the shortest where there are several."""
+    """argmin of s'As/2 + b's over |s| <= radius, A = diag(curvature) >= 0; the shortest where there
+    are several.
+    """
     return radius * _solve(curvature, b / radius, 0.0)[0]
 
 
 def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """s = -b/(gaps + t) with |s| = 1 and t > floor, or |s| < 1 at t = floor; and whether it is the latter."""
+    """s = -b/(gaps + t) with |s| = 1 and t > floor, or |s| < 1 at t = floor; and whether it is the
+    latter.
+    """
     scale = torch.maximum(gaps.amax(-1, keepdim=True), torch.linalg.vector_norm(b, dim=-1, keepdim=True)).detach()
     gaps, b = ratio(gaps.expand_as(b), scale), ratio(b, scale)
     rounding = ROUNDING * torch.finfo(b.dtype).eps

@@ -1,1 +1,3 @@
-"""Runs every statement of theory on random cases; the statements stand in the rooms that they are about."""
+"""Runs every statement of theory on random cases; the statements stand in the rooms that they are
+about.
+"""

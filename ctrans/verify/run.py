@@ -16,7 +16,9 @@ from solvers import ConfigError, SolveError
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one test: whether the form holds, its worst case with its number, and the distance reached there."""
+    """The outcome of one test: whether the form holds, its worst case with its number, and the
+    distance reached there.
+    """
 
     holds: bool
     excess: float
@@ -28,7 +30,9 @@ class CheckResult:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A statement with the outcome of its tests: `seed` None where no source states it, `seconds` for both forms together."""
+    """A statement with the outcome of its tests: `seed` None where no source states it, `seconds`
+    for both forms together.
+    """
 
     name: str
     section: int
@@ -41,7 +45,9 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """new, as printed, corrected (the printed form fails), sharpened (it holds too), or violated."""
+        """new, as printed, corrected (the printed form fails), sharpened (it holds too), or
+        violated.
+        """
         if not self.corrected.holds:
             return "violated"
         if self.seed is None:
@@ -52,7 +58,9 @@ class Result:
 
 
 def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
-    """Both forms of the statement on `cases` cases each, less by their shares. Raises ConfigError for a number below 1."""
+    """Both forms of the statement on `cases` cases each, less by their shares. Raises ConfigError
+    for a number below 1.
+    """
     check_count("cases", cases)
     start = time.perf_counter()
     corrected = find(statement.corrected, statement.name, cases, seed)
@@ -65,7 +73,9 @@ def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
 
 @torch.no_grad()
 def find(test: CaseTest, name: str, cases: int, seed: int) -> CheckResult:
-    """The worst of the test's cases. A case that cannot be computed, or whose distance is not a number, counts as worst."""
+    """The worst of the test's cases. A case that cannot be computed, or whose distance is not a
+    number, counts as worst.
+    """
     drawn = [_trial(test, draw_of(name, seed, k)) for k in range(test.count(cases))]
     found = worst(*drawn)
     return CheckResult(found.excess <= test.tolerance, found.excess, test.tolerance, len(drawn), drawn.index(found), found.words)
@@ -80,5 +90,7 @@ def _trial(test: CaseTest, draw: Draw) -> Trial:
 
 
 def draw_of(name: str, seed: int, case: int) -> Draw:
-    """The numbers of one case of one statement: each case can be repeated alone, independently of the others."""
+    """The numbers of one case of one statement: each case can be repeated alone, independently of
+    the others.
+    """
     return Draw(zlib.crc32(f"{name}/{seed}/{case}".encode()))

@@ -50,7 +50,9 @@ MODULES = (
 
 @functools.cache
 def all_statements() -> dict[str, Statement]:
-    """Every statement by name, in the order of sections, then of `MODULES`, then of definition; a section's last are a plugin's."""
+    """Every statement by name, in the order of sections, then of `MODULES`, then of definition; a
+    section's last are a plugin's.
+    """
     places = {importlib.import_module(f"ctrans.{module}").__name__: place for place, module in enumerate(MODULES)}
     ordered = sorted(STATEMENTS.values(), key=lambda each: (each.section, places.get(each.module, len(places))))
     return {each.name: each for each in ordered}
@@ -59,8 +61,8 @@ def all_statements() -> dict[str, Statement]:
 def select(only: Sequence[str] = ()) -> list[Statement]:
     """The statements that the words select, in the table's order; all of them for none.
 
-    A word is a section's number, a name, or how names begin: "theorem-4" (or "theorem 4") selects every "theorem-4-...". Raises
-    ConfigError for one that selects nothing.
+    A word is a section's number, a name, or how names begin: "theorem-4" (or "theorem 4") selects
+    every "theorem-4-...". Raises ConfigError for one that selects nothing.
     """
     wanted = {name for word in only for name in _selected(word)}
     return [each for each in all_statements().values() if not only or each.name in wanted]
@@ -81,5 +83,7 @@ def _selected(word: str) -> list[str]:
 
 
 def verify_all(statements: Sequence[Statement], cases: int = 200, seed: int = 0) -> Iterator[Result]:
-    """The results of the statements, one after the other. Raises ConfigError for a number of cases below 1."""
+    """The results of the statements, one after the other. Raises ConfigError for a number of cases
+    below 1.
+    """
     return (verify(each, cases, seed) for each in statements)

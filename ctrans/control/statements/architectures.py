@@ -16,7 +16,9 @@ from ctrans.statement import Draw, Trial, Trials, equal, statement
 
 
 def _best(P: Tensor, norms: list[SphereNorm]) -> tuple[Tensor, Tensor, float]:
-    """Behind each norm H of each token by itself, (norms, tokens), and the maximisers, (norms, tokens, width); a scale of payoffs."""
+    """Behind each norm H of each token by itself, (norms, tokens), and the maximisers, (norms,
+    tokens, width); a scale of payoffs.
+    """
     values = torch.stack([image_of(each).support(P.unsqueeze(-2)) for each in norms])
     best = torch.stack([image_of(each).maximizer(P) for each in norms])
     return values, best, sum(float(largest_payoff(P, f)) for f in best)
@@ -24,7 +26,9 @@ def _best(P: Tensor, norms: list[SphereNorm]) -> tuple[Tensor, Tensor, float]:
 
 @statement("parallel-blocks", 4, "ctrans", "parallel sublayers with a norm behind each: H = H_1 + H_2", 1e-12)
 def parallel(draw: Draw) -> Trials:
-    """v = N_1 f_1 + N_2 f_2: the maximisers together attain H_1 + H_2, and 30 random pairs do not exceed it."""
+    """v = N_1 f_1 + N_2 f_2: the maximisers together attain H_1 + H_2, and 30 random pairs do not
+    exceed it.
+    """
     width = 3 + draw.integer(6)
     first, second = random_norm(draw, width=width), random_norm(draw, width=width)
     P = draw.normal(1 + draw.integer(4), width)
@@ -45,7 +49,9 @@ def parallel(draw: Draw) -> Trials:
     1e-12,
 )
 def experts(draw: Draw) -> Trials:
-    """v_j = sum_e g_je N_e f_e(x_j), g_j convex: a vertex of the gates with its expert's maximiser is best."""
+    """v_j = sum_e g_je N_e f_e(x_j), g_j convex: a vertex of the gates with its expert's maximiser
+    is best.
+    """
     width, count = 3 + draw.integer(6), 2 + draw.integer(3)
     norms = [random_norm(draw, width=width) for _ in range(count)]
     P = draw.normal(1 + draw.integer(4), width)
@@ -69,7 +75,9 @@ def experts(draw: Draw) -> Trials:
     1e-12,
 )
 def without_gain(draw: Draw) -> Trials:
-    """RMSNorm with gamma = 1 that is not trained: sqrt(d) sum_j |p_j|, attained at -sqrt(d) p_j/|p_j|."""
+    """RMSNorm with gamma = 1 that is not trained: sqrt(d) sum_j |p_j|, attained at -sqrt(d)
+    p_j/|p_j|.
+    """
     width = 1 + draw.integer(9)
     chosen, P = RMSNorm(width, 0.0).double().requires_grad_(False), draw.normal(1 + draw.integer(4), width)
     best = -math.sqrt(width) * P / P.norm(dim=-1, keepdim=True)
@@ -89,7 +97,9 @@ def without_gain(draw: Draw) -> Trials:
     1e-12,
 )
 def free_rows(draw: Draw) -> Trials:
-    """f = A X M' with any stochastic A, causal or not: every choice of one token per row is tried, and 50 random A."""
+    """f = A X M' with any stochastic A, causal or not: every choice of one token per row is tried,
+    and 50 random A.
+    """
     tokens, width, causal = 2 + draw.integer(3), 2 + draw.integer(4), draw.flag()
     X, P, M = draw.normal(tokens, width), draw.normal(tokens, width), draw.normal(width, width)
     gains = -P @ (X @ M.mT).mT

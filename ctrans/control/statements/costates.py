@@ -1,4 +1,6 @@
-"""Section 5: the costate, the maximum principle's gap and alignment, and what training attains of them."""
+"""Section 5: the costate, the maximum principle's gap and alignment, and what training attains of
+them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def _continuous(made: GPT, tokens: Tensor, targets: Tensor) -> Costate:
     0.25,
 )
 def discrete_costate(draw: Draw) -> Trials:
-    """P_k = dL/dX_k at every state: `costate` of the discrete model against autograd through its steps, any placement."""
+    """P_k = dL/dX_k at every state: `costate` of the discrete model against autograd through its
+    steps, any placement.
+    """
     made, tokens, targets = _trained(draw)
     with torch.enable_grad():
         # the oracle keeps the graph of all steps at once, which a walk never does
@@ -87,7 +91,9 @@ def continuous_costate(draw: Draw) -> Trial:
 
 @statement("conserved-product", 5, "ctrans", "<P(t), v(X(t))> is constant on each segment", DRIFT, 0.02)
 def conserved_product(draw: Draw) -> Trial:
-    """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, solved to a tolerance of 1e-9."""
+    """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, solved to
+    a tolerance of 1e-9.
+    """
     made, tokens, targets = _trained(draw)
     drift = max(_continuous(made, tokens, targets).drift)
     return Trial(drift, f"drift {drift:.1g}, {described(made)}")
@@ -105,7 +111,8 @@ def conserved_product(draw: Draw) -> Trial:
 def drift_is_error(draw: Draw, printed: bool) -> Trial:
     """A costate that solves the adjoint equation conserves the product, right or wrong.
 
-    Printed: |P(0) - P_right(0)|/|P_right(0)| of the costate of wrong targets where its drift is at most 1e-6, else 0.
+    Printed: |P(0) - P_right(0)|/|P_right(0)| of the costate of wrong targets where its drift is at
+    most 1e-6, else 0.
     """
     made, tokens, targets = _trained(draw)
     right, wrong = (_continuous(made, tokens, each) for each in (targets, (targets + 1) % 11))
@@ -127,7 +134,9 @@ class GivenVelocity(nn.Module):
 
 
 def _figures(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[float, ...]:
-    """H, gap, alignment and product of one sublayer with velocity N(raw) at the costate P; nan for one that is None."""
+    """H, gap, alignment and product of one sublayer with velocity N(raw) at the costate P; nan for
+    one that is None.
+    """
     depth = Depth([Sublayer(GivenVelocity(raw), "ffn", output_norm=chosen)], 1.0, per_block=1)
     x = torch.zeros_like(p)
     found = maximum_principle(depth, Costate("discrete", 0.0, (0.0, 1.0), (x, x), (p, p), ((x, p),), (0.0,), Stats()))
@@ -148,7 +157,9 @@ def _problem(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
 
 @statement("pmp-gap", 5, "ctrans, on Kan, eq. 58 and 99", "g = H(P) + <P, v> >= 0, and g = (1 - a)(H + <P, beta>)", 1e-12)
 def gap(draw: Draw) -> Trials:
-    """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random costate and v = N(raw)."""
+    """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random
+    costate and v = N(raw).
+    """
     chosen, raw, p = _problem(draw, 1 + draw.integer(4))
     H, g, a, product = _figures(chosen, raw, p)
     scale = abs(H) + abs(product)
@@ -189,7 +200,9 @@ def _cosines(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor
     1e-10,
 )
 def one_token(draw: Draw) -> Trial:
-    """a = cos(u, u*) for one token: u and u* are the velocity and the maximiser as points of the norm's sphere."""
+    """a = cos(u, u*) for one token: u and u* are the velocity and the maximiser as points of the
+    norm's sphere.
+    """
     chosen, raw, p = _problem(draw, 1)
     cosine = F.cosine_similarity(*_cosines(chosen, raw, p))[0]
     return equal(_alignment(chosen, raw, p), cosine, "a against cos(u, u*), one token", 1.0)
@@ -204,9 +217,11 @@ def one_token(draw: Draw) -> Trial:
     printed=Printed("a is the cosine between what the layer does and the optimal control", 1e-6),
 )
 def several_tokens(draw: Draw, printed: bool) -> Trial:
-    """a = sum_j w_j cos(u_j, u*_j)/sum_j w_j, w_j = |C(gamma*p_j)|, for four tokens with costates of different sizes.
+    """a = sum_j w_j cos(u_j, u*_j)/sum_j w_j, w_j = |C(gamma*p_j)|, for four tokens with costates
+    of different sizes.
 
-    Printed: a against cos(u, u*) with four tokens flattened into one vector; three of the costates are made 20 times smaller.
+    Printed: a against cos(u, u*) with four tokens flattened into one vector; three of the costates
+    are made 20 times smaller.
     """
     if printed:
         chosen, raw, p = _problem(draw, 4)
@@ -254,7 +269,9 @@ def radial_identity(draw: Draw) -> Trial:
     printed=Printed("a trained layer's alignment with the optimal control is 1", 1e-3, 0.02),
 )
 def unaligned_when_trained(draw: Draw, printed: bool) -> Trial:
-    """dt <P, v> + lam |gamma|^2 over dt H of a last sublayer at a minimum in its output norm's gains. Printed: 1 - alignment there."""
+    """dt <P, v> + lam |gamma|^2 over dt H of a last sublayer at a minimum in its output norm's
+    gains. Printed: 1 - alignment there.
+    """
     made = random_model(draw, "peri", depth=1, norm="rmsnorm", dt=1.0)
     tokens, targets = random_text(draw, 1, 4).expand(3, -1), random_text(draw, 3, 4)
     first, inner = made.depth.sublayers
@@ -278,7 +295,9 @@ def unaligned_when_trained(draw: Draw, printed: bool) -> Trial:
 
 @torch.enable_grad()
 def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """A point near the start where the loss is stationary: by L-BFGS, and where that is slow, in a narrow valley, on by Newton's steps."""
+    """A point near the start where the loss is stationary: by L-BFGS, and where that is slow, in a
+    narrow valley, on by Newton's steps.
+    """
     x = start.detach().clone().requires_grad_()
     optimiser = torch.optim.LBFGS([x], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
 
@@ -317,7 +336,9 @@ def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     0.05,
 )
 def shared_principle(draw: Draw) -> Trial:
-    """A last map trained with decay by L-BFGS, in the loss itself: at the costates found there it is the best of its norm."""
+    """A last map trained with decay by L-BFGS, in the loss itself: at the costates found there it
+    is the best of its norm.
+    """
     made = random_model(draw, draw.choice(("none", "pre")), depth=1)
     tokens, targets = random_text(draw, 1, 4), random_text(draw, 1, 4)
     sublayer, h, lam = made.depth.sublayers[-1], made.depth.lengths[-1], draw.log_uniform(-1.5, 0.5)

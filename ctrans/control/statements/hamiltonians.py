@@ -1,4 +1,6 @@
-"""Section 4: the Hamiltonian H(P) = sup -<P, f> over the velocities of each placement, its maximisers, and a cost lam/2 |f|^2 on f."""
+"""Section 4: the Hamiltonian H(P) = sup -<P, f> over the velocities of each placement, its
+maximisers, and a cost lam/2 |f|^2 on f.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def unbounded(draw: Draw) -> Trials:
     as_printed=True,
 )
 def unbounded_weights(draw: Draw) -> Trial:
-    """The best value over last maps with |W| = R grows like R^1: an ascent through actual weights shows it."""
+    """The best value over last maps with |W| = R grows like R^1: an ascent through actual weights
+    shows it.
+    """
     P, h = draw.normal(4, 6), draw.normal(4, 8)
     found = known(certify(WholeSpace(), P, features=h).growth)
     return Trial(abs(found.exponent - 1), f"value ~ R^{found.exponent:.4f} by weights of norm R")
@@ -60,9 +64,11 @@ def unbounded_weights(draw: Draw) -> Trial:
     printed=Printed("H(P) = 0 where the tangent part of P (eq. 132) is 0", 1e-12),
 )
 def projection_decides(draw: Draw, printed: bool) -> Trials:
-    """H = 0 at p_j = u_j/gamma, normal to the image; H = +inf at a random P; <u/gamma, v> = 0 for the tangent part v of P.
+    """H = 0 at p_j = u_j/gamma, normal to the image; H = +inf at a random P; <u/gamma, v> = 0 for
+    the tangent part v of P.
 
-    Printed: at P = gamma * u the tangent part of eq. 132 is 0, yet unit tangent velocities gain something.
+    Printed: at P = gamma * u the tangent part of eq. 132 is 0, yet unit tangent velocities gain
+    something.
     """
     chosen = random_norm(draw, width=3 + draw.integer(8))
     X = chosen(draw.normal(3, chosen.width))
@@ -102,7 +108,8 @@ def ellipsoid(draw: Draw) -> Trials:
     printed=Printed("H = sum_j sqrt(d)|gamma*p_j| - <p_j, beta>, attained", 1e-7, 0.05),
 )
 def layernorm_slice(draw: Draw, printed: bool) -> Trials:
-    """H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>: its f* in the image attains it, none of 30 random outputs exceeds it.
+    """H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>: its f* in the image attains it, none of 30
+    random outputs exceeds it.
 
     Printed: eq. 99 against the best that ascents through the module find.
     """
@@ -150,7 +157,9 @@ def climbed(draw: Draw) -> Trial:
     "eq-99-bound", 4, "ctrans", "for LayerNorm the ellipsoid's value is an upper bound, equal where 1'(gamma*p_j) = 0", 1e-11
 )
 def printed_value_is_a_bound(draw: Draw) -> Trials:
-    """H <= eq. 99's value under LayerNorm at a random P, and H = that value at the same P made to have 1'(gamma*p_j) = 0."""
+    """H <= eq. 99's value under LayerNorm at a random P, and H = that value at the same P made to
+    have 1'(gamma*p_j) = 0.
+    """
     chosen, P = _problem(draw, "layernorm")
     image, cases = EllipsoidSlice(chosen), []
     for at in (P, chosen.centre(chosen.gamma * P) / chosen.gamma):
@@ -190,7 +199,9 @@ def unique_maximiser(draw: Draw, printed: bool) -> Trials:
 
 
 def _tie(draw: Draw) -> tuple[SphereNorm, Tensor, Tensor, Tensor]:
-    """A costate whose first token ties, a maximiser, and the same with that token's velocity another point of the image."""
+    """A costate whose first token ties, a maximiser, and the same with that token's velocity
+    another point of the image.
+    """
     chosen = random_norm(draw, width=3 + draw.integer(8))
     P = draw.normal(2, chosen.width)
     P[0] = 2 / chosen.gamma if chosen.centred else 0.0
@@ -221,7 +232,9 @@ def _second_best(draw: Draw) -> Trial:
     printed=Printed("the supremum can be estimated by sampling", 0.01, 0.01),
 )
 def sampling(draw: Draw, printed: bool) -> Trial:
-    """max -<P, f - beta> over 50,000 random f <= 0.97 of its supremum, one token under LayerNorm at d = 16. Printed: equals it."""
+    """max -<P, f - beta> over 50,000 random f <= 0.97 of its supremum, one token under LayerNorm at
+    d = 16. Printed: equals it.
+    """
     chosen, P = random_norm(draw, "layernorm", width=16), draw.normal(1, 16)
     points = chosen(draw.normal(50_000, 16)) - chosen.beta
     best, exact = float((-(P * points).sum(-1)).max()), float(EllipsoidSlice(chosen).support(P) + (P @ chosen.beta).sum())
@@ -233,7 +246,9 @@ def sampling(draw: Draw, printed: bool) -> Trial:
 
 @statement("kkt", 4, "ctrans", "the maximisers satisfy the KKT conditions of their image", 1e-10)
 def stationarity(draw: Draw) -> Trial:
-    """The larger of feasibility and gamma*p_j + eta u_j + mu 1 = 0 (mu for LayerNorm only) at the maximiser, best multipliers."""
+    """The larger of feasibility and gamma*p_j + eta u_j + mu 1 = 0 (mu for LayerNorm only) at the
+    maximiser, best multipliers.
+    """
     chosen, P = _problem(draw)
     image = image_of(chosen)
     return Trial(float(image.kkt(P, image.maximizer(P))), f"KKT residual at the maximiser, {_named(P)}")
@@ -294,7 +309,8 @@ def every_placement(draw: Draw) -> Trials:
     printed=Printed("the ellipsoid itself is the admissible set", 1e-6, 0.05),
 )
 def with_eps(draw: Draw, printed: bool) -> Trials:
-    """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of the norm <= H over the filled ellipsoid (slice), which ascents reach.
+    """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of the norm <= H over the filled ellipsoid
+    (slice), which ascents reach.
 
     Printed: <= H over the ellipsoid (slice) itself. Both are relative to |H| + 1.
     """

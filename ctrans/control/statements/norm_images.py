@@ -19,7 +19,9 @@ from ctrans.statement import Draw, Trial, Trials, at_most, equal, holds_if, know
 DECAYING = ["derf", "dyt", "group_rmsnorm", "rmsnorm", "scalenorm"]
 """Norms with gains whose decay has one maximum; LayerNorm's local ones are `gain-decay`'s."""
 IMPROVED, STILL = 20_000, 1e-7
-"""Steps at most of gains that improve, and the change below which they stand still: slow where a best gain is nearly 0."""
+"""Steps at most of gains that improve, and the change below which they stand still: slow where a
+best gain is nearly 0.
+"""
 
 
 @statement(
@@ -29,7 +31,9 @@ IMPROVED, STILL = 20_000, 1e-7
     "no input of a norm exceeds its support function, whatever the gains' signs, eps and what an ascent finds",
 )
 def support_is_a_bound(draw: Draw) -> Trial:
-    """<p, N(x)> at 500 inputs of sizes 1e-3 to 1e3 and at the ends of ascents from 4 of them, against sup <p, z>."""
+    """<p, N(x)> at 500 inputs of sizes 1e-3 to 1e3 and at the ends of ascents from 4 of them,
+    against sup <p, z>.
+    """
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
     p = draw.normal(norm.width)
     x = torch.logspace(-3, 3, 500, dtype=torch.float64).unsqueeze(-1) * draw.normal(500, norm.width)
@@ -86,7 +90,9 @@ def maximiser_has_it(draw: Draw) -> Trials:
     1e-9,
 )
 def approached(draw: Draw) -> Trials:
-    """sup <p, z> less the best <p, N(x)> within |x - c| <= r, by ascent projected there, r from 1/10 to 30, against the rate stated."""
+    """sup <p, z> less the best <p, N(x)> within |x - c| <= r, by ascent projected there, r from
+    1/10 to 30, against the rate stated.
+    """
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
     p, radius = draw.normal(norm.width), draw.log_uniform(-1, 1.5)
     c = -norm.shift / norm.alpha if isinstance(norm, SquashNorm) else torch.zeros(1, dtype=torch.float64)
@@ -127,7 +133,9 @@ def _way(norm: Norm, p: Tensor) -> Tensor:
     0.0,
 )
 def squashing_has_no_maximiser(draw: Draw) -> Trial:
-    """<p, N(x)> < sup <p, z> strictly, at inputs as large as arithmetic tells apart: abs(alpha x + s) up to 4 (1 - erf(4) = 1.5e-8)."""
+    """<p, N(x)> < sup <p, z> strictly, at inputs as large as arithmetic tells apart: abs(alpha x +
+    s) up to 4 (1 - erf(4) = 1.5e-8).
+    """
     norm = any_norm(draw, SQUASHING)
     assert isinstance(norm, SquashNorm), "those are drawn"
     p = draw.normal(norm.width)
@@ -145,7 +153,9 @@ def squashing_has_no_maximiser(draw: Draw) -> Trial:
     0.2,
 )
 def verdicts(draw: Draw) -> Trial:
-    """H behind each norm: finite, its certificate's findings agree, well-posed without bounds just where nothing is trained."""
+    """H behind each norm: finite, its certificate's findings agree, well-posed without bounds just
+    where nothing is trained.
+    """
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5)))
     P = draw.normal(1 + draw.integer(4), norm.width)
     found = certify(image_of(norm), P)
@@ -165,9 +175,11 @@ def verdicts(draw: Draw) -> Trial:
     0.5,
 )
 def gain_slopes(draw: Draw) -> Trials:
-    """H at 200 random gains and offsets with |gamma|^2 + |beta|^2 = 1, against the largest slope proven, and that the latter is met.
+    """H at 200 random gains and offsets with |gamma|^2 + |beta|^2 = 1, against the largest slope
+    proven, and that the latter is met.
 
-    It is met at gamma in proportion to a_i = sum_j abs(p_ji), beta to -sum_j p_j for a box; at g = 1 where one gain is shared.
+    It is met at gamma in proportion to a_i = sum_j abs(p_ji), beta to -sum_j p_j for a box; at g =
+    1 where one gain is shared.
     """
     norm = any_norm(draw, sorted(name for name in NORMS if NORMS[name](2).linear_parameters() and name != "layernorm"))
     P = draw.normal(1 + draw.integer(4), norm.width)
@@ -198,7 +210,9 @@ def gain_slopes(draw: Draw) -> Trials:
     0.25,
 )
 def decayed_gains(draw: Draw) -> Trials:
-    """(kappa^2 + |sum_j p_j|^2)/(2 lam) written out anew, and what gains that improve step by step reach by the norm's own support."""
+    """(kappa^2 + |sum_j p_j|^2)/(2 lam) written out anew, and what gains that improve step by step
+    reach by the norm's own support.
+    """
     norm = any_norm(draw, DECAYING)
     P, lam = draw.normal(1 + draw.integer(4), norm.width), draw.log_uniform(-1, 1)
     H = float(GainDecay(norm, lam).support(P))
@@ -215,7 +229,9 @@ def decayed_gains(draw: Draw) -> Trials:
 
 
 def _improved(norm: Norm, P: Tensor, lam: float, own: list[torch.nn.Parameter], draw: Draw) -> float:
-    """The value of gains and offsets that improve step by step from random ones: each step takes the best for the linearised H."""
+    """The value of gains and offsets that improve step by step from random ones: each step takes
+    the best for the linearised H.
+    """
     for parameter in own:
         parameter.copy_(draw.normal(*parameter.shape))
     for _ in range(IMPROVED):

@@ -26,7 +26,9 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds
     1e-12,
 )
 def pullback(draw: Draw) -> Trials:
-    """H over {W v} at P is H over the v at W'P: its maximiser attains it, and 30 outputs through the sublayer's own W do not exceed it."""
+    """H over {W v} at P is H over the v at W'P: its maximiser attains it, and 30 outputs through
+    the sublayer's own W do not exceed it.
+    """
     residual = draw.choice(("layerscale", "rezero", "hyper_connections", "mhc"))
     made = random_model(draw, draw.choice(("peri", "output")), residual=residual, eps=0.0)
     sublayer = draw.choice(made.depth.sublayers)
@@ -43,7 +45,9 @@ def pullback(draw: Draw) -> Trials:
 
 
 def _scaled(draw: Draw, name: str, least: int = 2) -> tuple[SphereNorm, Tensor, float, list[float], float]:
-    """A norm, P, a bound R, the values of H at g * P for gains of every sign of size R (eight channels have 256), and R H(P)."""
+    """A norm, P, a bound R, the values of H at g * P for gains of every sign of size R (eight
+    channels have 256), and R H(P).
+    """
     chosen = random_norm(draw, name, width=least + draw.integer(5))
     P, R = draw.normal(1 + draw.integer(3), chosen.width), draw.log_uniform(-1, 1)
     signs = torch.cartesian_prod(*[torch.tensor([-R, R], dtype=torch.float64)] * chosen.width)
@@ -65,7 +69,8 @@ def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
     printed=Printed("the same R H(P) behind LayerNorm", share=0.2),
 )
 def gain_by_channel(draw: Draw, printed: bool) -> Trials:
-    """RMSNorm: every corner of the box has R H(P), 30 gains inside have no more. LayerNorm: corners are between R H(P) and the bound.
+    """RMSNorm: every corner of the box has R H(P), 30 gains inside have no more. LayerNorm: corners
+    are between R H(P) and the bound.
 
     Printed: R H(P) for LayerNorm against the best corner of the box.
     """
@@ -94,7 +99,9 @@ def gain_by_channel(draw: Draw, printed: bool) -> Trials:
     1e-12,
 )
 def one_gain(draw: Draw) -> Trials:
-    """max over 41 values of |a| <= R of H(a P) is R max(H(P), H(-P)), and ten times the bound has ten times that."""
+    """max over 41 values of |a| <= R of H(a P) is R max(H(P), H(-P)), and ten times the bound has
+    ten times that.
+    """
     chosen = random_norm(draw)
     P, R = draw.normal(1 + draw.integer(3), chosen.width), draw.log_uniform(-1, 1)
 
@@ -118,7 +125,9 @@ def one_gain(draw: Draw) -> Trials:
     0.2,
 )
 def towards_image(draw: Draw) -> Trials:
-    """H_N(Q) + <Q, X>: the closed form's maximiser attains it through the sublayer, and 30 outputs do not exceed it."""
+    """H_N(Q) + <Q, X>: the closed form's maximiser attains it through the sublayer, and 30 outputs
+    do not exceed it.
+    """
     made = random_model(draw, draw.choice(("post", "pre_post")), residual="ngpt", eps=0.0)
     sublayer = draw.choice(made.depth.sublayers)
     around, image, residual = known(sublayer.state_norm), known(sublayer.image), known(sublayer.residual)
@@ -146,11 +155,13 @@ def towards_image(draw: Draw) -> Trials:
     0.5,
 )
 def section(draw: Draw) -> Trials:
-    """Gains that are 0 in some channels, inside a norm around the state: the step's support in closed form, the ODE's costates of H = 0.
+    """Gains that are 0 in some channels, inside a norm around the state: the step's support in
+    closed form, the ODE's costates of H = 0.
 
-    N(X + dt g * f) = beta + sqrt(d) gamma * C y/|C y|, C y = r + v: v any vector of V = C span(e_i : g_i != 0), r the part of C X that
-    is orthogonal to it. <q, v + r>/|v + r|, q = gamma * p, is largest at v = a |r|^2/b, a the part of q in V and b = <q, r> > 0;
-    for b <= 0 it only comes near |a|, for long v.
+    N(X + dt g * f) = beta + sqrt(d) gamma * C y/|C y|, C y = r + v: v any vector of V = C span(e_i
+    : g_i != 0), r the part of C X that is orthogonal to it. <q, v + r>/|v + r|, q = gamma * p, is
+    largest at v = a |r|^2/b, a the part of q in V and b = <q, r> > 0; for b <= 0 it only comes near
+    |a|, for long v.
     """
     chosen = random_norm(draw, width=3 + draw.integer(6))
     d, dt = chosen.width, draw.log_uniform(-2, 0)

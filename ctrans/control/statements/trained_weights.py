@@ -1,4 +1,6 @@
-"""Section 4: what weights attain at fixed features, trained gains, decay of both factors of a path, and the discrete step."""
+"""Section 4: what weights attain at fixed features, trained gains, decay of both factors of a path,
+and the discrete step.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,8 @@ def full_rank(draw: Draw) -> Trial:
 def fewer_features(draw: Draw, printed: bool) -> Trial:
     """A gap where (n - rank)(d - 1) >= n: the case's excess is 1e-6 less the gap.
 
-    Printed: n = 16, d = 3, rank 15. Weights with norm(h W') the maximiser exist where (I - hh^+) diag(s) U = 0 has a solution s > 0.
+    Printed: n = 16, d = 3, rank 15. Weights with norm(h W') the maximiser exist where (I - hh^+)
+    diag(s) U = 0 has a solution s > 0.
     """
     tokens, width, rank = (16, 3, 15) if printed else (8, 8, draw.choice((2, 5, 6)))
     chosen = random_norm(draw, width=width)
@@ -146,10 +149,11 @@ def _problem(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]
     printed=Printed("the output norm bounds velocities, whatever training does (gamma and beta are trainable)", 1e-6, 0.05),
 )
 def bounded_gains(draw: Draw, printed: bool) -> Trials:
-    """Gains and offsets from their own ascent, 30 of norm R, reach R sqrt(kappa^2 + |sum p|^2) and no more.
+    """Gains and offsets from their own ascent, 30 of norm R, reach R sqrt(kappa^2 + |sum p|^2) and
+    no more.
 
-    The dual bound proves that for RMSNorm and meets it; for LayerNorm it need not. Printed: H with the gains a thousand times as
-    large, over H, which a bound on the velocities would make 1.
+    The dual bound proves that for RMSNorm and meets it; for LayerNorm it need not. Printed: H with
+    the gains a thousand times as large, over H, which a bound on the velocities would make 1.
     """
     chosen, P = _problem(draw)
     if printed:
@@ -187,7 +191,9 @@ def _without_offset(chosen: SphereNorm, P: Tensor, factor: float) -> float:
     0.05,
 )
 def gain_decay(draw: Draw) -> Trials:
-    """(kappa^2 + |sum p|^2)/(2 lam), and ascents through the norm over inputs, gains and offsets reach no more."""
+    """(kappa^2 + |sum p|^2)/(2 lam), and ascents through the norm over inputs, gains and offsets
+    reach no more.
+    """
     chosen, P = _problem(draw, 4)
     lam = draw.log_uniform(-1, 1)
     decay = GainDecay(chosen, lam)
@@ -210,7 +216,9 @@ def gain_decay(draw: Draw) -> Trials:
     1e-12,
 )
 def gain_box(draw: Draw) -> Trials:
-    """H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1 for 30 gains and offsets in the box; equal for RMSNorm at gamma = g."""
+    """H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1 for 30 gains and offsets in the box; equal for
+    RMSNorm at gamma = g.
+    """
     chosen, P = _problem(draw)
     g, b = draw.log_uniform(-2, 2), draw.log_uniform(-2, 2) if chosen.centred else 0.0
     bound = float(boxed_value(chosen, P, g, b))
@@ -234,10 +242,12 @@ def gain_box(draw: Draw) -> Trials:
     1e-9,
 )
 def rank_gap(draw: Draw) -> Trials:
-    """Ascents over the weights stay below H by at least the bound; it is positive where dimensions are twice as many as it takes.
+    """Ascents over the weights stay below H by at least the bound; it is positive where dimensions
+    are twice as many as it takes.
 
-    With just as many, n, it is positive for almost all P, but may be so small that rounding hides it. In half of the cases the best
-    velocities are nearly some weights': there the bound is nearly sharp.
+    With just as many, n, it is positive for almost all P, but may be so small that rounding hides
+    it. In half of the cases the best velocities are nearly some weights': there the bound is nearly
+    sharp.
     """
     chosen, P = _problem(draw, 3 + draw.integer(5))
     rank = 1 + draw.integer(len(P) - 1)
@@ -266,7 +276,9 @@ def rank_gap(draw: Draw) -> Trials:
     1e-9,
 )
 def step(draw: Draw) -> Trials:
-    """The discrete step's H at dt from 1 to 1/1000: never exceeded by 30 raw velocities, approached by long ones along f*."""
+    """The discrete step's H at dt from 1 to 1/1000: never exceeded by 30 raw velocities, approached
+    by long ones along f*.
+    """
     chosen, P = _problem(draw)
     dt, X = draw.log_uniform(-3, 0), draw.normal(*P.shape)
     allowed = StepImage(image_of(chosen), X, dt)
@@ -290,10 +302,11 @@ def step(draw: Draw) -> Trials:
     1e-9,
 )
 def step_limit(draw: Draw) -> Trials:
-    """dt H is <P, X - z> for every dt, z the norm of a long raw output towards the image's lowest point.
+    """dt H is <P, X - z> for every dt, z the norm of a long raw output towards the image's lowest
+    point.
 
-    X on the image: positive for P at random, where the ODE's H is infinite, and 0 for the P whose lowest point is X, as the ODE's.
-    X beyond the lowest point: negative, so that H goes to -inf.
+    X on the image: positive for P at random, where the ODE's H is infinite, and 0 for the P whose
+    lowest point is X, as the ODE's. X beyond the lowest point: negative, so that H goes to -inf.
     """
     chosen, P = _problem(draw)
     image = image_of(chosen)
@@ -327,7 +340,8 @@ def step_limit(draw: Draw) -> Trials:
 def decayed_path(draw: Draw, printed: bool) -> Trials:
     """An ascent over both factors: R^2/2 (lam* - lam) below lam*, nothing above it.
 
-    Printed: at half of lam* the best value of both factors, for a bound ten times as large, over what it was.
+    Printed: at half of lam* the best value of both factors, for a bound ten times as large, over
+    what it was.
     """
     P = draw.normal(6, 4)
     path = (
@@ -359,7 +373,9 @@ def decayed_path(draw: Draw, printed: bool) -> Trials:
     0.25,
 )
 def one_map_decayed(draw: Draw) -> Trials:
-    """-<P, h W'> - lam/2 |W|^2 at W = -P'h/lam, which 30 other W do not exceed; 10^4 times that for features 100 times as long."""
+    """-<P, h W'> - lam/2 |W|^2 at W = -P'h/lam, which 30 other W do not exceed; 10^4 times that for
+    features 100 times as long.
+    """
     h, P, lam = draw.normal(5, 6), draw.normal(5, 4), draw.log_uniform(-2, 1)
 
     def value(c: float, W: Tensor) -> Tensor:
@@ -385,7 +401,9 @@ def one_map_decayed(draw: Draw) -> Trials:
     0.25,
 )
 def three_factors(draw: Draw) -> Trials:
-    """gamma, V and O of size R: R^3 from a decay of R^2, so that ten times lam* is exceeded for large R."""
+    """gamma, V and O of size R: R^3 from a decay of R^2, so that ten times lam* is exceeded for
+    large R.
+    """
     x, P = draw.normal(5, 4), draw.normal(5, 4)
     gamma, V, out = draw.normal(4), draw.normal(4, 4), draw.normal(4, 4)
     out = out if float(payoff(P, (gamma * x) @ V.mT @ out.mT)) > 0 else -out

@@ -1,4 +1,6 @@
-"""Section 4: the value function of bounded velocities is Hopf-Lax; that of the whole space is flat and jumps."""
+"""Section 4: the value function of bounded velocities is Hopf-Lax; that of the whole space is flat
+and jumps.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def solves_hjb(draw: Draw) -> Trial:
 
 
 def _slow(draw: Draw) -> SphereNorm:
-    """A norm in the plane whose velocities are too slow to bring two basins of G together, so that Phi has no kinks."""
+    """A norm in the plane whose velocities are too slow to bring two basins of G together, so that
+    Phi has no kinks.
+    """
     chosen = random_norm(draw, width=2, signed=False)
     chosen.gamma.clamp_(0.5, 1)
     chosen.beta.clamp_(-0.3, 0.3)
@@ -113,7 +117,9 @@ def layernorm_value(draw: Draw, printed: bool) -> Trial:
     0.1,
 )
 def flat(draw: Draw) -> Trials:
-    """Velocities up to R with R (T - t) beyond the targets: Phi = inf G = 0 everywhere, and G at t = T."""
+    """Velocities up to R with R (T - t) beyond the targets: Phi = inf G = 0 everywhere, and G at t
+    = T.
+    """
     remaining, x = draw.log_uniform(-4, 0), draw.normal(20, 2)
     terminal, hull = NearestTarget(), velocity_ball(20 / remaining, 2)
     most, G = float(hopf_lax(terminal, x, remaining, hull).amax()), terminal(x)
