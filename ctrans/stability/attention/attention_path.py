@@ -1,4 +1,6 @@
-"""What attention's weights alone do: the part of a sublayer's Jacobian that goes through the softmax."""
+"""What attention's weights alone do: the part of a sublayer's Jacobian that goes through the
+softmax.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,16 @@ from ctrans.sublayer import Sublayer
 
 
 def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> Linearisation:
-    """The Jacobian of X_{k+1} through the attention rows alone, values and residual held: J_state h g J_out D J_in at X.
+    """The Jacobian of X_{k+1} through the attention rows alone, values and residual held: J_state h
+    g J_out D J_in at X.
 
-    With U = N_in X and rows A_h(U), f(U) = sum_h A_h(U) V_h(U) W_h' + b_O, and dU moves it by two paths:
-    df = sum_h A_h dV_h W_h' + sum_h dA_h V_h W_h'. D is the second, dA_h through the softmax and the scores of queries and keys; the
-    offsets of values are not in it, as a row's dA sums to zero. J_in, J_out, J_state are the Jacobians of the norms where they
-    stand (the identity where they do not), at X, f(U) and X + h r(X), g is the sublayer's gain and residual. Of a function of X alone, so
-    that weights in another gauge (V and W_O against each other, Q and K, a map before its output norm) have the same.
+    With U = N_in X and rows A_h(U), f(U) = sum_h A_h(U) V_h(U) W_h' + b_O, and dU moves it by two
+    paths: df = sum_h A_h dV_h W_h' + sum_h dA_h V_h W_h'. D is the second, dA_h through the softmax
+    and the scores of queries and keys; the offsets of values are not in it, as a row's dA sums to
+    zero. J_in, J_out, J_state are the Jacobians of the norms where they stand (the identity where
+    they do not), at X, f(U) and X + h r(X), g is the sublayer's gain and residual. Of a function of
+    X alone, so that weights in another gauge (V and W_O against each other, Q and K, a map before
+    its output norm) have the same.
     """
     branch = sublayer.attention
     assert branch is not None, "asked of attention alone"
@@ -64,6 +69,8 @@ def attention_path_gain(
 def _values(
     field: ExposesHeads, u: Float[Tensor, "*batch tokens width"]
 ) -> tuple[Float[Tensor, "*batch heads tokens head"], Float[Tensor, "width features"]]:
-    """V_h(U), what each head's row averages, without offsets; and W_h side by side, through which heads write."""
+    """V_h(U), what each head's row averages, without offsets; and W_h side by side, through which
+    heads write.
+    """
     heads = list(field.head_matrices())
     return torch.stack([u @ head.value.mT for head in heads], -3), torch.cat([head.out for head in heads], 1)

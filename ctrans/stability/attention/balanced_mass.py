@@ -1,18 +1,21 @@
-"""The balanced-mass factor theta(p) = 4 max_S p(S) (1 - p(S)) of attention rows, as number partitioning.
+"""The balanced-mass factor theta(p) = 4 max_S p(S) (1 - p(S)) of attention rows, as number
+partitioning.
 
-With delta(p) = min over signs s of abs(sum_i s_i p_i), p(S) = (1 +- delta)/2 at the best S, so theta = 1 - delta^2 (Emadi,
-definition 4.1). Rows with few entries are solved exactly. A longer row gets a bracket: any signs found bound delta from above,
-and three theorems bound it from below.
+With delta(p) = min over signs s of abs(sum_i s_i p_i), p(S) = (1 +- delta)/2 at the best S, so
+theta = 1 - delta^2 (Emadi, definition 4.1). Rows with few entries are solved exactly. A longer row
+gets a bracket: any signs found bound delta from above, and three theorems bound it from below.
 
-Heads: for any set H of entries, delta(p) >= delta(p_H) - p(not H), since the other entries cannot contribute more than their
-mass. With H the heaviest entry, of mass p_1 > 1/2, it is attained by putting all others on the other side: delta = 2 p_1 - 1 and
-theta = 4 p_1 (1 - p_1) exactly.
+Heads: for any set H of entries, delta(p) >= delta(p_H) - p(not H), since the other entries cannot
+contribute more than their mass. With H the heaviest entry, of mass p_1 > 1/2, it is attained by
+putting all others on the other side: delta = 2 p_1 - 1 and theta = 4 p_1 (1 - p_1) exactly.
 
-Merging: an entry other than the heaviest that exceeds 1 - 2 p_1 lies opposite p_1 in a best partition, since beside p_1 it leaves
-more than the abs(1 - 2 p_1) that p_1 against all others does. So it may be merged with p_1, into one entry of their difference.
+Merging: an entry other than the heaviest that exceeds 1 - 2 p_1 lies opposite p_1 in a best
+partition, since beside p_1 it leaves more than the abs(1 - 2 p_1) that p_1 against all others does.
+So it may be merged with p_1, into one entry of their difference.
 
-Parity: p_i = k_i q + r_i with whole k_i puts every signed sum within sum_i abs(r_i) of a multiple of q that is odd if sum k_i
-is, so then delta(p) >= q - sum_i abs(r_i). With q the median of an odd number of nearly equal entries it is attained.
+Parity: p_i = k_i q + r_i with whole k_i puts every signed sum within sum_i abs(r_i) of a multiple
+of q that is odd if sum k_i is, so then delta(p) >= q - sum_i abs(r_i). With q the median of an odd
+number of nearly equal entries it is attained.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ EXACT = 30
 """Rows with up to so many nonzero entries are solved exactly."""
 
 LEVELS = (12, 20, 28, 34)
-"""How many entries of a longer row are combined exactly: more only for rows whose bracket is still too wide."""
+"""How many entries of a longer row are combined exactly: more only for rows whose bracket is still
+too wide.
+"""
 
 BUDGET = 2**22
 """How many numbers a work array may hold."""
@@ -38,7 +43,9 @@ BUDGET = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class BalancedMass:
-    """lower <= theta <= upper for each row, one number where the row is solved exactly. A masked row, which reads nothing, has 0."""
+    """lower <= theta <= upper for each row, one number where the row is solved exactly. A masked
+    row, which reads nothing, has 0.
+    """
 
     lower: Float[Tensor, "*rows"]
     upper: Float[Tensor, "*rows"]
@@ -52,10 +59,12 @@ class BalancedMass:
 
 @torch.no_grad()
 def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9) -> BalancedMass:
-    """theta(p) = 1 - delta(p)^2 of every row, in float64; exact up to `EXACT` nonzero entries, a bracket beyond.
+    """theta(p) = 1 - delta(p)^2 of every row, in float64; exact up to `EXACT` nonzero entries, a
+    bracket beyond.
 
-    Search in a long row ends when its bracket is no wider than `tolerance`. Rows of zeros are masked. Rows are scaled to sum to 1.
-    Raises ConfigError for rows that are not finite, have a negative entry, or do not sum to 1 up to their own precision.
+    Search in a long row ends when its bracket is no wider than `tolerance`. Rows of zeros are
+    masked. Rows are scaled to sum to 1. Raises ConfigError for rows that are not finite, have a
+    negative entry, or do not sum to 1 up to their own precision.
     """
     if not tolerance > 0:
         raise ConfigError(f"tolerance = {tolerance!r}: give a positive width, such as 1e-9")
@@ -79,9 +88,11 @@ def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9)
 
 
 def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, " rows"]:
-    """delta = min over signs of abs(sum_i s_i x_i), exactly (to rounding), by meeting in the middle: 2^(entries/2) work a row.
+    """delta = min over signs of abs(sum_i s_i x_i), exactly (to rounding), by meeting in the
+    middle: 2^(entries/2) work a row.
 
-    Every signed sum is +-a +-b with a, b >= 0 sums of the two halves of the row; for each a, the nearest b is looked up.
+    Every signed sum is +-a +-b with a, b >= 0 sums of the two halves of the row; for each a, the
+    nearest b is looked up.
     """
     half = (x.shape[-1] + 1) // 2
     per_row = 2 ** max(half - 1, 0)
@@ -90,7 +101,9 @@ def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, " row
 
 
 def _bracket(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Bounds on delta from above and below, for rows (rows, entries) in descending order that sum to 1."""
+    """Bounds on delta from above and below, for rows (rows, entries) in descending order that sum
+    to 1.
+    """
     above = (2 * x.cumsum(-1) - 1).abs().amin(-1)
     below = torch.maximum(2 * x[:, 0] - 1, _parity(x)).clamp(min=0)
     index = torch.arange(x.shape[0], device=x.device)
@@ -114,7 +127,9 @@ def _wide(index: Tensor, x: Tensor, above: Tensor, below: Tensor, tolerance: flo
 
 
 def _merge(x: Tensor) -> Tensor:
-    """Rows with the same delta and fewer entries: those certain to lie opposite the largest are merged with it."""
+    """Rows with the same delta and fewer entries: those certain to lie opposite the largest are
+    merged with it.
+    """
     sums, top = x.sum(-1, keepdim=True), x[:, :1]
     forced = (x > sums - 2 * top) & (torch.arange(x.shape[-1], device=x.device) > 0)
     merged = (top - torch.where(forced, x, 0.0).sum(-1, keepdim=True)).abs()
@@ -131,8 +146,9 @@ def _parity(x: Tensor) -> Tensor:
 
 
 def _search(x: Tensor, size: int) -> Tensor:
-    """A difference found by choosing the signs of `size` entries anew, the best for the signs of the others in the best simple
-    partition: entries of all magnitudes, or those around the median, where nearly equal entries change sides.
+    """A difference found by choosing the signs of `size` entries anew, the best for the signs of
+    the others in the best simple partition: entries of all magnitudes, or those around the median,
+    where nearly equal entries change sides.
     """
     signed = torch.stack([partition(x) for partition in PARTITIONS])
     sums = signed.sum(-1)
@@ -168,12 +184,15 @@ def _balance(x: Tensor) -> Tensor:
         torch.sign(left.sub_(column), out=turn)
         left.abs_()
     turns[turns == 0] = 1.0
-    # left_k = turn_k (left_{k-1} - x_k), so in the end the sign of x_k is -turn_k turn_{k+1} ... turn_n
+    # left_k = turn_k (left_{k-1} - x_k), so in the end the sign of x_k is -turn_k turn_{k+1} ...
+    # turn_n
     return (columns * turns.flip(0).cumprod(0).flip(0)).neg_().T
 
 
 def _window(x: Tensor) -> Tensor:
-    """The sorted entries with one sign on a run of half of them and the other elsewhere: what nearly equal entries need."""
+    """The sorted entries with one sign on a run of half of them and the other elsewhere: what
+    nearly equal entries need.
+    """
     sums = torch.nn.functional.pad(x.cumsum(-1), (1, 0))
     place, half = torch.arange(x.shape[-1], device=x.device), _count(x) // 2
     runs = sums.gather(-1, (place + half).clamp(max=x.shape[-1])) - sums[:, :-1]
@@ -203,9 +222,11 @@ def _absolute_sums(x: Tensor) -> Tensor:
 
 
 def _chunks(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Indices of rows to be solved together, each group with its largest number of nonzero entries; rows of none are left out.
+    """Indices of rows to be solved together, each group with its largest number of nonzero entries;
+    rows of none are left out.
 
-    Short rows are grouped by their number, as the work doubles with every second entry; long ones as they fit the budget.
+    Short rows are grouped by their number, as the work doubles with every second entry; long ones
+    as they fit the budget.
     """
     sizes, order = counts.sort()
     first = int((sizes == 0).sum())

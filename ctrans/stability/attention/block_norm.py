@@ -1,4 +1,6 @@
-"""The block norm |X|_{inf,rms} = max_i |x_i|_2 / sqrt(d) and what a map does to it locally (Emadi, definition 3.1)."""
+"""The block norm |X|_{inf,rms} = max_i |x_i|_2 / sqrt(d) and what a map does to it locally (Emadi,
+definition 3.1).
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ def block_gain(
     iterations: int = 8,
     generator: torch.Generator | None = None,
 ) -> float:
-    """`gain_of_rows` of a function that maps (batch, tokens, width) to the same shape, sequence by sequence, at the state x.
+    """`gain_of_rows` of a function that maps (batch, tokens, width) to the same shape, sequence by
+    sequence, at the state x.
 
-    `rows` are the output tokens to look at, by default all. The function must have second derivatives.
+    `rows` are the output tokens to look at, by default all. The function must have second
+    derivatives.
     """
     rows = torch.arange(x.shape[0], device=x.device) if rows is None else rows
     linear = linearise(lambda x: chosen(function(x), rows), one_for_each(rows, x))
@@ -45,7 +49,9 @@ def map_gain(
     rows: Int[Tensor, " rows"],
     generator: torch.Generator | None = None,
 ) -> float:
-    """`gain_of_rows` of a map at the state x, of which no more is computed than those output tokens ask for."""
+    """`gain_of_rows` of a map at the state x, of which no more is computed than those output tokens
+    ask for.
+    """
     return gain_of_rows(linearise(lambda x: map_at(field, kind, x, rows), one_for_each(rows, x)), generator=generator)
 
 
@@ -62,7 +68,9 @@ def chosen(x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]) ->
 def map_at(
     field: nn.Module, kind: Kind, x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows 1 width"]:
-    """f(x) at one token of each state: from that token alone where f does not mix them, or as f itself gives it (`SupportsTokenSubset`)."""
+    """f(x) at one token of each state: from that token alone where f does not mix them, or as f
+    itself gives it (`SupportsTokenSubset`).
+    """
     if isinstance(field, SupportsTokenSubset):
         return field.at_tokens(x, rows).unsqueeze(-2)
     y: Tensor = chosen(field(x), rows) if mixes_tokens(field, kind) else field(chosen(x, rows))
@@ -82,11 +90,12 @@ def step_at(
 
 @torch.no_grad()
 def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch.Generator | None = None) -> float:
-    """max_i sup of |sum_j J_ij h_j|_2 over tokens |h_j|_2 <= 1: |J|_{inf,rms -> inf,rms} of a map's Jacobian, from below.
+    """max_i sup of |sum_j J_ij h_j|_2 over tokens |h_j|_2 <= 1: |J|_{inf,rms -> inf,rms} of a map's
+    Jacobian, from below.
 
-    Attained by the h found, so a lower bound, which no iteration lets fall: from a unit y for output token i,
-    h_j = J_ij' y / |J_ij' y|, then y = sum_j J_ij h_j / |.|. `linear` is that of `one_for_each` row to its token i, (rows, 1, width);
-    time and memory grow with their number.
+    Attained by the h found, so a lower bound, which no iteration lets fall: from a unit y for
+    output token i, h_j = J_ij' y / |J_ij' y|, then y = sum_j J_ij h_j / |.|. `linear` is that of
+    `one_for_each` row to its token i, (rows, 1, width); time and memory grow with their number.
     """
     like = linear.y
     y = torch.randn(len(like), like.shape[-1], dtype=like.dtype, generator=generator).to(like.device).unsqueeze(-2)

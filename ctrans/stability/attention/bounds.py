@@ -1,7 +1,9 @@
-"""Attention sensitivity (Emadi): theta by head and row, the norm of the softmax Jacobian, and Lipschitz bounds in the block norm.
+"""Attention sensitivity (Emadi): theta by head and row, the norm of the softmax Jacobian, and
+Lipschitz bounds in the block norm.
 
-All bounds are local, at the given state: the norm of the Jacobian there is below them (theorems 5.1-5.3). The printed forms have no
-biases and take activations of slope 1; the corrected ones below hold with the biases and activations that models have.
+All bounds are local, at the given state: the norm of the Jacobian there is below them (theorems
+5.1-5.3). The printed forms have no biases and take activations of slope 1; the corrected ones below
+hold with the biases and activations that models have.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Pathways:
-    """L_MHA <= value + attention at a state: theorem 5.1's two terms, |W_O| sum_h |V_h| and |W_O| sum_h theta_h/tau Phi_h."""
+    """L_MHA <= value + attention at a state: theorem 5.1's two terms, |W_O| sum_h |V_h| and |W_O|
+    sum_h theta_h/tau Phi_h.
+    """
 
     value: float
     attention: float
@@ -44,7 +48,8 @@ def attention_theta(
 ) -> BalancedMass:
     """theta of every row (*batch, heads, tokens) of the map's attention at its input U, in float64.
 
-    `padding` is true where a token is padding: no row reads it, and its own row is masked, as is a row left with nothing to read.
+    `padding` is true where a token is padding: no row reads it, and its own row is masked, as is a
+    row left with nothing to read.
     """
     p = attention.probabilities(u)
     if padding is None:
@@ -59,11 +64,12 @@ def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *
     """|W_O| sum_h (|V_h| + theta_h/tau B ((2 B |Q_h| + |b_Q,h|) |K_h| + |Q_h| |b_K,h|) |V_h| / sqrt(d_h)), theta_h the largest of
     head h's rows.
 
-    B = max_i |u_i|_2 of the inputs. Theorem 5.1 has no offsets, and with them is false (`biases=False` gives that form). Those of
-    values do not enter: they meet changes of attention that sum to zero. Those of keys shift a row's scores alike and do not enter
-    either, but where positions turn the keys, or scores are capped (`HeadMatrices`). Rotations do not change the norms of Q and K, and
-    a cap of slope at most 1 makes no change of scores larger, so the theorem holds with both. Raises ConfigError for normalised
-    queries and keys, for which it says nothing.
+    B = max_i |u_i|_2 of the inputs. Theorem 5.1 has no offsets, and with them is false
+    (`biases=False` gives that form). Those of values do not enter: they meet changes of attention
+    that sum to zero. Those of keys shift a row's scores alike and do not enter either, but where
+    positions turn the keys, or scores are capped (`HeadMatrices`). Rotations do not change the
+    norms of Q and K, and a cap of slope at most 1 makes no change of scores larger, so the theorem
+    holds with both. Raises ConfigError for normalised queries and keys, for which it says nothing.
     """
     if attention.normalised_scores:
         raise ConfigError(
@@ -83,7 +89,9 @@ def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *
 
 
 def norm_slope(norm: Norm | None, x: Float[Tensor, "*batch tokens width"]) -> float:
-    """max_i |J_N(x_i)|_2 <= max_i slope(x_i), as max|gamma|/min_i sigma(x_i), in the block norm; 1 where there is no norm."""
+    """max_i |J_N(x_i)|_2 <= max_i slope(x_i), as max|gamma|/min_i sigma(x_i), in the block norm; 1
+    where there is no norm.
+    """
     return 1.0 if norm is None else float(norm.slope(x).detach().max())
 
 
@@ -93,14 +101,17 @@ def norm_slope_anywhere(norm: Norm | None) -> float:
 
 
 class BothBounds(NamedTuple):
-    """A bound as it holds for the model, and as it is printed: without biases of queries, and slope 1 of the activation."""
+    """A bound as it holds for the model, and as it is printed: without biases of queries, and slope
+    1 of the activation.
+    """
 
     own: float
     printed: float
 
 
 def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> BothBounds:
-    """slope(N_state) (1 + h |gain W| slope(N_out) L_f s slope(N_in)) >= |J| of the step X + h r(X), each slope where it acts.
+    """slope(N_state) (1 + h |gain W| slope(N_out) L_f s slope(N_in)) >= |J| of the step X + h r(X),
+    each slope where it acts.
 
     The printed one takes Lip(N) = max|gamma|/sqrt(eps), as the paper does.
     """
@@ -123,7 +134,9 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
 
 
 def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"]) -> BothBounds:
-    """L_f of the sublayer's map at its input U: a constant of its own, as FFNs have, or theorem 5.1; of a sum the sum of both."""
+    """L_f of the sublayer's map at its input U: a constant of its own, as FFNs have, or theorem
+    5.1; of a sum the sum of both.
+    """
     each = [(branch.steepest, _steepest(branch.field, branch.given(u))) for branch in sublayer.branches.values()]
     return BothBounds(math.fsum(s * both.own for s, both in each), math.fsum(s * both.printed for s, both in each))
 

@@ -1,4 +1,6 @@
-"""Attention sensitivity by depth: theta, Emadi's bounds and S of every attention sublayer, and Lipschitz bounds of blocks."""
+"""Attention sensitivity by depth: theta, Emadi's bounds and S of every attention sublayer, and
+Lipschitz bounds of blocks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ ROWS = 8
 
 @dataclasses.dataclass(frozen=True)
 class AttentionLayer:
-    """One attention sublayer at its state. Lists run over heads; theta over every row that reads something.
+    """One attention sublayer at its state. Lists run over heads; theta over every row that reads
+    something.
 
     `theta_width` is the widest bracket, `masked` the number of rows that read nothing. `softmax_norm` is max theta/tau. `bound` is
     theorem 5.1, `printed` its form without biases, `measured` the local value found at `ROWS` tokens, `ratio` bound over measured;
@@ -64,8 +67,9 @@ class AttentionLayer:
 
 @dataclasses.dataclass(frozen=True)
 class BlockLayer:
-    """One block's step at its state: theorems 5.2, 5.3 with the norms' slopes there (`bound`), as printed with Lip(N) =
-    max|gamma|/sqrt(eps) everywhere (`printed`), the local value found, and bound over it.
+    """One block's step at its state: theorems 5.2, 5.3 with the norms' slopes there (`bound`), as
+    printed with Lip(N) = max|gamma|/sqrt(eps) everywhere (`printed`), the local value found, and
+    bound over it.
     """
 
     index: int
@@ -78,9 +82,10 @@ class BlockLayer:
 class AttentionByDepth(Instrument):
     """Theta, theorem 5.1, G and S of attention sublayers, each at the state that enters it.
 
-    `segments` are those that are looked at, all by default. Local values are measured on the first sequence. `padding` is true
-    where a token is padding and concerns theta alone. Raises ConfigError for attention that does not show its heads; for normalised
-    queries and keys, which the theorem does not cover, what is measured is given without the bounds.
+    `segments` are those that are looked at, all by default. Local values are measured on the first
+    sequence. `padding` is true where a token is padding and concerns theta alone. Raises
+    ConfigError for attention that does not show its heads; for normalised queries and keys, which
+    the theorem does not cover, what is measured is given without the bounds.
     """
 
     def __init__(
@@ -123,11 +128,12 @@ def attention_layers(
 
 
 class BlockBoundsByDepth(Instrument):
-    """Every block's Lipschitz bound at the state that enters it, for any placement: the product over its sublayers of
-    slope(N_state) (1 + h gain slope(N_out) L_f slope(N_in)). `pre` is theorem 5.2, `post` theorem 5.3, with step h.
+    """Every block's Lipschitz bound at the state that enters it, for any placement: the product
+    over its sublayers of slope(N_state) (1 + h gain slope(N_out) L_f slope(N_in)). `pre` is theorem
+    5.2, `post` theorem 5.3, with step h.
 
-    `blocks` are those that are looked at, all by default. It keeps the graph of one block. Raises ConfigError for maps without a
-    Lipschitz bound.
+    `blocks` are those that are looked at, all by default. It keeps the graph of one block. Raises
+    ConfigError for maps without a Lipschitz bound.
     """
 
     def __init__(self, blocks: Collection[int] | None = None, *, iterations: int = 8, seed: int = 0):
@@ -161,7 +167,9 @@ class BlockBoundsByDepth(Instrument):
         return self._layers
 
     def _step(self, at: StepContext, place: int) -> Map:
-        """The step of all tokens; of the tokens looked at alone from the last map on that mixes them."""
+        """The step of all tokens; of the tokens looked at alone from the last map on that mixes
+        them.
+        """
         block = [self._depth.sublayers[at.k - place + p] for p in range(self._per_block)]
         mixing = [p for p, sublayer in enumerate(block) if mixes_tokens(sublayer.field, sublayer.kind)]
         if place == max(mixing, default=0):
@@ -183,7 +191,9 @@ def block_layers(
 
 
 def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
-    """By how much each part of log S changes from the first attention layer to the last, finite ones (Emadi, E.6)."""
+    """By how much each part of log S changes from the first attention layer to the last, finite
+    ones (Emadi, E.6).
+    """
     finite = [layer.log_sensitivity for layer in layers if layer.finite]
     return {name: finite[-1][name] - finite[0][name] for name in finite[0]} if finite else {}
 

@@ -1,4 +1,6 @@
-"""Section 9: Lipschitz bounds of attention and blocks in the block norm (Emadi), and path-length scaling."""
+"""Section 9: Lipschitz bounds of attention and blocks in the block norm (Emadi), and path-length
+scaling.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ def _local_value(attention: Attention, x: Tensor, draw: Draw, iterations: int) -
     printed=Printed("the same without the queries' bias", share=0.05),
 )
 def theorem_5_1(draw: Draw, printed: bool) -> Trial:
-    """Attention's local value against theorem 5.1 with b_Q: random attention, and in one case of 20 W_Q = 0, b_Q = (20, 0).
+    """Attention's local value against theorem 5.1 with b_Q: random attention, and in one case of 20
+    W_Q = 0, b_Q = (20, 0).
 
     Printed: without b_Q, where W_Q = 0 leaves the value path alone.
     """
@@ -86,7 +89,9 @@ def theorem_5_1(draw: Draw, printed: bool) -> Trial:
 
 
 def _biased(draw: Draw) -> tuple[Attention, Tensor]:
-    """Attention with W_Q = 0, b_Q = (20, 0), and two tokens that score alike and differ across the queries' direction."""
+    """Attention with W_Q = 0, b_Q = (20, 0), and two tokens that score alike and differ across the
+    queries' direction.
+    """
     module = Attention(2, 1, causal=False).double().requires_grad_(False)
     module.qkv.weight.copy_(torch.tensor([[0.0, 0], [0, 0], [1, 0], [0, 1], [1, 0], [0, 1]]))
     module.qkv.bias.copy_(torch.tensor([20.0, 0, 0, 0, 0, 0]))
@@ -96,7 +101,9 @@ def _biased(draw: Draw) -> tuple[Attention, Tensor]:
 
 
 def _wide(draw: Draw) -> tuple[GPT, Tensor, AttentionLayer]:
-    """A model of width 32 with Xavier weights, a state and its attention's bound and local value there."""
+    """A model of width 32 with Xavier weights, a state and its attention's bound and local value
+    there.
+    """
     made = random_model(draw, "pre", spread=0, width=32, depth=1)
     x = draw.normal(1, 8, 32)
     return made, x, attention_layers(made.depth, states_of(made.depth, x)[:2], seed=draw.seed())[0]
@@ -121,7 +128,9 @@ def looseness(draw: Draw) -> Trials:
     "sum_h |W_h V_h| + theta_h/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q| |K_h|), rad an enclosing ball's radius",
 )
 def local_form(draw: Draw) -> Trial:
-    """Local value <= the form with radii: random attention of any size, bias and mask, and in one case of 20 the biased one."""
+    """Local value <= the form with radii: random attention of any size, bias and mask, and in one
+    case of 20 the biased one.
+    """
     if draw.integer(CONSTRUCTED):
         made = random_model(draw, "none", depth=1, spread=draw.uniform(0, 1))
         module, x = made.depth.sublayers[0].field, random_state(draw, made, tokens=1 + draw.integer(6))
@@ -150,7 +159,9 @@ def local_is_sharper(draw: Draw) -> Trial:
     printed=Printed("the same with L_FFN = |W_2||W_1|, so with phi of slope 1 (GELU's is 1.1289)", share=0.05),
 )
 def pre_block(draw: Draw, printed: bool) -> Trial:
-    """Local value <= theorem 5.2 with Lip(phi), slopes of norms at the state. Printed: with slope 1."""
+    """Local value <= theorem 5.2 with Lip(phi), slopes of norms at the state. Printed: with slope
+    1.
+    """
     return _block(draw, "pre", printed)
 
 
@@ -163,12 +174,16 @@ def pre_block(draw: Draw, printed: bool) -> Trial:
     printed=Printed("the same with L_FFN = |W_2||W_1|", share=0.05),
 )
 def post_block(draw: Draw, printed: bool) -> Trial:
-    """Local value <= theorem 5.3 with Lip(phi), slopes of norms at the state. Printed: with slope 1."""
+    """Local value <= theorem 5.3 with Lip(phi), slopes of norms at the state. Printed: with slope
+    1.
+    """
     return _block(draw, "post", printed)
 
 
 def _block(draw: Draw, placement: str, printed: bool) -> Trial:
-    """Random blocks, and in one case of 20 the steep one, whose GELU is steeper than 1. Printed: that one alone."""
+    """Random blocks, and in one case of 20 the steep one, whose GELU is steeper than 1. Printed:
+    that one alone.
+    """
     if not printed and draw.integer(CONSTRUCTED):
         made = random_model(draw, placement, depth=1, spread=draw.uniform(0, 1))
         x, words = random_state(draw, made), f"the block's local value, {described(made)}"
@@ -180,7 +195,9 @@ def _block(draw: Draw, placement: str, printed: bool) -> Trial:
 
 
 def _steep_block(draw: Draw, placement: str) -> tuple[GPT, Tensor]:
-    """Width 1, attention off, W_1 = W_2 = 1, GELU at its steepest, and a norm that is the identity: gamma^2 = eps, both large."""
+    """Width 1, attention off, W_1 = W_2 = 1, GELU at its steepest, and a norm that is the identity:
+    gamma^2 = eps, both large.
+    """
     config = {"depth": 1, "width": 1, "heads": 1, "ffn_width": 1, "norm": "rmsnorm", "eps": 1e6, "dt": 1.0}
     made = random_model(draw, placement, spread=0.0, activation="gelu", bias=False, **config)
     for part in made.depth.modules():
@@ -234,7 +251,9 @@ def attribution(draw: Draw) -> Trial:
     as_printed=True,
 )
 def path_length(draw: Draw) -> Trials:
-    """|W_O||W_Q||W_K||W_V| and |W_2||W_1| of matrices drawn with N^(-1/m) are 1/N of those drawn without, from the same numbers."""
+    """|W_O||W_Q||W_K||W_V| and |W_2||W_1| of matrices drawn with N^(-1/m) are 1/N of those drawn
+    without, from the same numbers.
+    """
     blocks, seed = 1 + draw.integer(200), draw.seed()
     scaled, plain = (_drawn_products(name, blocks, seed) for name in ("path_length", "xavier"))
     return [

@@ -1,4 +1,6 @@
-"""Theorem 5.1 (Emadi) at one state, sharper: what attention can change depends on how far apart tokens are, not on how long."""
+"""Theorem 5.1 (Emadi) at one state, sharper: what attention can change depends on how far apart
+tokens are, not on how long.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ STEPS = 64
 
 @torch.no_grad()
 def local_attention_bound(attention: ExposesHeads, u: Float[Tensor, "*batch tokens width"]) -> float:
-    """max_i sum_h |W_h V_h| + theta_ih/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q_i| |K_h|) >= the local value of f at U.
+    """max_i sum_h |W_h V_h| + theta_ih/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q_i| |K_h|) >=
+    the local value of f at U.
 
-    q, k, v are the head's queries, keys and values at U, W_h the columns of W_O that it writes through, and rad the radius of a ball
-    that encloses a sequence's tokens. A change of attention sums to zero over a row, so that W_h v counts from any centre; a
-    change of all scores of a row alike changes nothing, so that keys do too, unless positions turn them or a cap bends their
-    scores: keys that are equal then differ from token to token, and rad(k) is the length of the longest. Emadi has
-    2 B^2 |Q||K||V||W_O| for the second factor, with B the longest token. Raises ConfigError for normalised queries and keys,
-    whose scores are not bilinear.
+    q, k, v are the head's queries, keys and values at U, W_h the columns of W_O that it writes
+    through, and rad the radius of a ball that encloses a sequence's tokens. A change of attention
+    sums to zero over a row, so that W_h v counts from any centre; a change of all scores of a row
+    alike changes nothing, so that keys do too, unless positions turn them or a cap bends their
+    scores: keys that are equal then differ from token to token, and rad(k) is the length of the
+    longest. Emadi has 2 B^2 |Q||K||V||W_O| for the second factor, with B the longest token. Raises
+    ConfigError for normalised queries and keys, whose scores are not bilinear.
     """
     if attention.normalised_scores:
         raise ConfigError("the local bound does not cover qk_norm: it is for queries and keys linear in the input")
@@ -44,7 +48,8 @@ def local_attention_bound(attention: ExposesHeads, u: Float[Tensor, "*batch toke
 
 
 def _key_radius(k: Float[Tensor, "*batch tokens head"], head: HeadMatrices) -> Float[Tensor, "*batch"]:
-    """How far keys can be from a centre that shifts all scores of a row alike: any point, or 0 where the offset k_0 counts.
+    """How far keys can be from a centre that shifts all scores of a row alike: any point, or 0
+    where the offset k_0 counts.
 
     A rotation leaves a key's length, and a cap has slope at most 1.
     """
@@ -55,7 +60,9 @@ def _key_radius(k: Float[Tensor, "*batch tokens head"], head: HeadMatrices) -> F
 
 
 def enclosing_radius(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
-    """The radius of a ball around each sequence's tokens, a few per cent above the least (Badoiu and Clarkson, 2003)."""
+    """The radius of a ball around each sequence's tokens, a few per cent above the least (Badoiu
+    and Clarkson, 2003).
+    """
     centre = x.mean(-2, keepdim=True)
     radius = torch.full(x.shape[:-2], math.inf, dtype=x.dtype, device=x.device)
     for step in range(STEPS):

@@ -37,7 +37,9 @@ def random_row(draw: Draw, longest: int, shortest: int = 1) -> Float[Tensor, " e
 
 
 def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> Float[Tensor, "*rows entries entries"]:
-    """J = (diag(p) - p p')/tau, the derivative of softmax(u/tau); |J|_{inf->1} = theta(p)/tau (Emadi, theorem 4.2)."""
+    """J = (diag(p) - p p')/tau, the derivative of softmax(u/tau); |J|_{inf->1} = theta(p)/tau
+    (Emadi, theorem 4.2).
+    """
     return (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)) / temperature
 
 
@@ -78,7 +80,9 @@ def partition(draw: Draw) -> Trial:
     share=0.5,
 )
 def bracket(draw: Draw) -> Trial:
-    """By how much theta, which meeting in the middle of the whole row finds, lies outside its bracket, as a ratio against 1."""
+    """By how much theta, which meeting in the middle of the whole row finds, lies outside its
+    bracket, as a ratio against 1.
+    """
     p = random_row(draw, 36, 31)
     mass, theta = balanced_mass(p, tolerance=1e-6), 1 - float(smallest_difference(p.unsqueeze(0))) ** 2
     outside = max(float(mass.lower) / theta, theta / float(mass.upper)) if theta else 1 + float(mass.upper)
@@ -129,7 +133,9 @@ def greedy_prefix(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
     printed=Printed("for L <= 16 the greedy prefix gives theta exactly", 1e-12),
 )
 def greedy(draw: Draw, printed: bool) -> Trials:
-    """theta(p) - 4 c (1 - c) >= 0, c the greedy prefix's mass, and > 0 in most rows of 16. Printed: 0, for 4, 8 or 16 entries."""
+    """theta(p) - 4 c (1 - c) >= 0, c the greedy prefix's mass, and > 0 in most rows of 16. Printed:
+    0, for 4, 8 or 16 entries.
+    """
     entries = draw.choice((4, 8, 16)) if printed else 16
     rows = torch.stack([draw.normal(entries).softmax(-1) for _ in range(1 if printed else 100)])
     gap = balanced_mass(rows).lower - greedy_prefix(rows)
@@ -152,7 +158,9 @@ def greedy(draw: Draw, printed: bool) -> Trials:
     printed=Printed("the uniform row has theta = 1", ROUNDING, 0.25),
 )
 def uniform(draw: Draw, printed: bool) -> Trials:
-    """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd. Printed: theta = 1."""
+    """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd.
+    Printed: theta = 1.
+    """
     first, cases = 2 + draw.integer(40), []
     for length in (first, first + 1):
         theta = balanced_mass(torch.full((length,), 1 / length, dtype=torch.float64)).lower
@@ -169,7 +177,8 @@ def one_hot(draw: Draw) -> Trial:
 
 
 def peaked_bound(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
-    """4 kappa (1 - kappa) where the largest entry 1 - kappa is at least 1/2, otherwise 1: never below theta.
+    """4 kappa (1 - kappa) where the largest entry 1 - kappa is at least 1/2, otherwise 1: never
+    below theta.
 
     Corollary 4.3(3) of Emadi states the first form for every kappa, which is false for kappa > 1/2.
     """
@@ -185,7 +194,9 @@ def peaked_bound(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
     printed=Printed("the same for every kappa"),
 )
 def peaked(draw: Draw, printed: bool) -> Trial:
-    """theta over every subset against 4 kappa (1 - kappa), kappa <= 1/2. Printed: any kappa, rows of 2 to 11 entries."""
+    """theta over every subset against 4 kappa (1 - kappa), kappa <= 1/2. Printed: any kappa, rows
+    of 2 to 11 entries.
+    """
     if printed:
         entries, spread = 2 + draw.integer(10), draw.uniform(0.1, 3)
         p = (spread * draw.normal(entries)).softmax(-1)

@@ -24,7 +24,9 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobi
     0.25,
 )
 def adjoint_growth(draw: Draw) -> Trials:
-    """|P_i| against the product from i on, L_f the dense spectral norm of the map's Jacobian where it acts."""
+    """|P_i| against the product from i on, L_f the dense spectral norm of the map's Jacobian where
+    it acts.
+    """
     made = random_model(draw, draw.choice(("peri", "output")), width=4, ffn_width=6, depth=2)
     found = costate(made, random_text(draw, 1, 3), random_text(draw, 1, 3))
     factors = [1 + slope / sigma for slope, sigma in _slopes(made, found)]
@@ -36,7 +38,9 @@ def adjoint_growth(draw: Draw) -> Trials:
 
 
 def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
-    """Of each sublayer h g_out L_f g_in/sigma_out, and sigma_in, the least of the tokens' (1 without an input norm)."""
+    """Of each sublayer h g_out L_f g_in/sigma_out, and sigma_in, the least of the tokens' (1
+    without an input norm).
+    """
     slopes = []
     for sublayer, slope, x in zip(made.depth.sublayers, made.depth.lengths, found.states, strict=False):
         u, sigma = sublayer.given(x), 1.0
@@ -59,10 +63,12 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
     printed=Printed("the product is polynomial in depth however sigma_in behaves", 1e-9, 0.02),
 )
 def power_law(draw: Draw, printed: bool) -> Trials:
-    """prod_k (1 + c/(s + b k)), k = 0 to D - 1, against (1 + c/s)(1 + b (D-1)/s)^(c/b): numbers up to D = 10^5, and a model.
+    """prod_k (1 + c/(s + b k)), k = 0 to D - 1, against (1 + c/s)(1 + b (D-1)/s)^(c/b): numbers up
+    to D = 10^5, and a model.
 
-    The model's c is the largest of its sublayers' measured g_out L_f g_in dt/sigma_out, and s + b k lies below every sigma_in.
-    Printed: for a sigma_in that does not grow the product is exponential in D: a power of D that holds at D = 10 fails at 1000.
+    The model's c is the largest of its sublayers' measured g_out L_f g_in dt/sigma_out, and s + b k
+    lies below every sigma_in. Printed: for a sigma_in that does not grow the product is exponential
+    in D: a power of D that holds at D = 10 fails at 1000.
     """
     if printed:
         c = draw.uniform(0.5, 2)
@@ -118,7 +124,8 @@ def isometry(draw: Draw) -> Trials:
     printed=Printed("20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)", 1e-3, 0.1),
 )
 def mixing(draw: Draw, printed: bool) -> Trials:
-    """Products of doubly stochastic matrices have norm 1 and keep the mean stream; free ones M = (1 + s) I have (1 + s)^k.
+    """Products of doubly stochastic matrices have norm 1 and keep the mean stream; free ones M = (1
+    + s) I have (1 + s)^k.
 
     Printed: rows of M after 20 Sinkhorn rounds from nearly the identity.
     """

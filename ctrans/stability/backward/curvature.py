@@ -1,4 +1,6 @@
-"""The curvature that an optimiser meets: the Gauss-Newton matrix of the loss, Adam's preconditioned one, and the tangent kernel."""
+"""The curvature that an optimiser meets: the Gauss-Newton matrix of the loss, Adam's preconditioned
+one, and the tangent kernel.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from ctrans.walk import Instrument, Model, ModelOfModules, Turn, own_loss
 from solvers import ConfigError, SolveError
 
 PARTS = 8
-"""Number of parts that the tokens are split into: Adam's second moments are the mean of the parts' squared gradients."""
+"""Number of parts that the tokens are split into: Adam's second moments are the mean of the parts'
+squared gradients.
+"""
 ADAM_EPS = 1e-8
 """Adam's epsilon (Kingma and Ba 2015)."""
 BETA = 0.9
@@ -25,22 +29,28 @@ BETA = 0.9
 KERNEL = 16
 """Of how many outputs the tangent kernel is formed."""
 TOLERANCE = 0.05
-"""Of lambda_max, which an optimiser's rate must stay below: a twentieth is less than the rate's own grid."""
+"""Of lambda_max, which an optimiser's rate must stay below: a twentieth is less than the rate's own
+grid.
+"""
 
 
 def edge(learning_rate: float = 1.0, momentum: float = 0.0) -> float:
-    """2 (1 + b)/((1 - b) lr): the largest curvature that gradient descent with momentum b, averaged as Adam averages it, stays at.
+    """2 (1 + b)/((1 - b) lr): the largest curvature that gradient descent with momentum b, averaged
+    as Adam averages it, stays at.
 
-    On lambda/2 w^2 the iteration m <- b m + (1 - b) lambda w, w <- w - lr m has the characteristic polynomial
-    z^2 - (1 + b - lr (1 - b) lambda) z + b, whose roots lie in the unit disc just as long as lr (1 - b) lambda <= 2 (1 + b). Without
-    momentum that is 2/lr, with b = 0.9 it is 38/lr: Adam's edge of stability, for P^-1/2 H P^-1/2 (Cohen et al. 2022, section 2).
+    On lambda/2 w^2 the iteration m <- b m + (1 - b) lambda w, w <- w - lr m has the characteristic
+    polynomial z^2 - (1 + b - lr (1 - b) lambda) z + b, whose roots lie in the unit disc just as
+    long as lr (1 - b) lambda <= 2 (1 + b). Without momentum that is 2/lr, with b = 0.9 it is 38/lr:
+    Adam's edge of stability, for P^-1/2 H P^-1/2 (Cohen et al. 2022, section 2).
     """
     return 2 * (1 + momentum) / ((1 - momentum) * learning_rate)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """lambda_max of a Gauss-Newton matrix, its relative error as estimated, and the learning rate that it allows: `edge`(1)/lambda_max."""
+    """lambda_max of a Gauss-Newton matrix, its relative error as estimated, and the learning rate
+    that it allows: `edge`(1)/lambda_max.
+    """
 
     largest: float
     largest_error: float
@@ -49,7 +59,9 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class Curvature:
-    """Of the loss, of what Adam sees, and the effective rank of the tangent kernel of `outputs` outputs (at most that many)."""
+    """Of the loss, of what Adam sees, and the effective rank of the tangent kernel of `outputs`
+    outputs (at most that many).
+    """
 
     plain: Spectrum
     adam: Spectrum
@@ -58,20 +70,23 @@ class Curvature:
 
 
 class GaussNewton(Instrument):
-    """G = J' H J/N of the mean cross-entropy of N tokens: J the Jacobian of their logits by all weights, H = diag(p) - p p' by token.
+    """G = J' H J/N of the mean cross-entropy of N tokens: J the Jacobian of their logits by all
+    weights, H = diag(p) - p p' by token.
 
-    It is the Hessian without the logits' own curvature, and Fisher's information. No matrix is formed: G has the eigenvalues of
-    B' J J' B/N with H = B B', B = diag(sqrt p) - p sqrt p', so that vectors are as long as the logits, not as the weights. Adam's is
-    P^-1/2 G P^-1/2, P = sqrt(nu) + eps, nu the mean square of the gradients of `PARTS` parts of the tokens: Adam's second
-    moments, once it has seen as many batches of that size. (After a single batch nu would be one square, and the few entries
-    where it is nearly zero would decide.)
+    It is the Hessian without the logits' own curvature, and Fisher's information. No matrix is
+    formed: G has the eigenvalues of B' J J' B/N with H = B B', B = diag(sqrt p) - p sqrt p', so
+    that vectors are as long as the logits, not as the weights. Adam's is P^-1/2 G P^-1/2, P =
+    sqrt(nu) + eps, nu the mean square of the gradients of `PARTS` parts of the tokens: Adam's
+    second moments, once it has seen as many batches of that size. (After a single batch nu would be
+    one square, and the few entries where it is nearly zero would decide.)
 
-    The tangent kernel is K_ij = <df_i/dW, df_j/dW> for f_i the logit of token i's target less the mean of its logits, of at most
-    `KERNEL` tokens spread evenly over those looked at; its effective rank is exp of the entropy of its eigenvalues' shares (Roy
-    and Vetterli 2007).
+    The tangent kernel is K_ij = <df_i/dW, df_j/dW> for f_i the logit of token i's target less the
+    mean of its logits, of at most `KERNEL` tokens spread evenly over those looked at; its effective
+    rank is exp of the entropy of its eigenvalues' shares (Roy and Vetterli 2007).
 
-    It works at the turn of a walk with a loss, on a graph of the whole model of its own: about 10 products for each lambda_max to
-    `tolerance`, each an evaluation and a few gradients of the model. Raises ConfigError where weights are made on demand.
+    It works at the turn of a walk with a loss, on a graph of the whole model of its own: about 10
+    products for each lambda_max to `tolerance`, each an evaluation and a few gradients of the
+    model. Raises ConfigError where weights are made on demand.
     """
 
     def __init__(self, *, tolerance: float = TOLERANCE):
@@ -113,14 +128,18 @@ def curvature(model: ModelOfModules, tokens: Tensor, targets: Tensor, *, toleran
 
 
 def effective_rank(kernel: Tensor) -> float:
-    """exp(-sum_i s_i log s_i), s the eigenvalues' shares: between 1 and the size, the latter where all are equal; nan of zero."""
+    """exp(-sum_i s_i log s_i), s the eigenvalues' shares: between 1 and the size, the latter where
+    all are equal; nan of zero.
+    """
     values = torch.linalg.eigvalsh(kernel.double()).clamp(min=0)
     shares = values / values.sum()
     return float(torch.special.entr(shares).sum().exp())
 
 
 class _Logits:
-    """The logits y (N, vocabulary) of the tokens that have a target, as a function of the weights, linearised."""
+    """The logits y (N, vocabulary) of the tokens that have a target, as a function of the weights,
+    linearised.
+    """
 
     @torch.enable_grad()
     def __init__(self, model: Model, weights: Sequence[Tensor], tokens: Tensor, targets: Tensor):
@@ -160,7 +179,9 @@ class _Logits:
         return self.curved_back(self.push(pulled))
 
     def second_moments(self, parts: int) -> list[Tensor]:
-        """The mean square of the gradients of that many parts of the tokens, by weight: every `parts`-th token is one."""
+        """The mean square of the gradients of that many parts of the tokens, by weight: every
+        `parts`-th token is one.
+        """
         gradient = self.p.clone()
         gradient[torch.arange(len(gradient), device=gradient.device), self.targets] -= 1
         parts = min(parts, len(gradient))
@@ -191,7 +212,9 @@ class _Logits:
 
 
 def _spectrum(logits: _Logits, scales: Sequence[Tensor] | None, allowed: float, tolerance: float) -> Spectrum:
-    """lambda_max by Rayleigh-Ritz: the square of B' J P^-1/2's largest singular value, found to half the tolerance."""
+    """lambda_max by Rayleigh-Ritz: the square of B' J P^-1/2's largest singular value, found to
+    half the tolerance.
+    """
     like = logits.y.detach()
     both = Linearisation(like, like, lambda v: logits.gram(v, scales), lambda v: v)
     found: Singular = leading_singular(both, tolerance=tolerance / 2)

@@ -1,4 +1,6 @@
-"""How the singular values of a Jacobian are spread, from products with it: stochastic Lanczos quadrature."""
+"""How the singular values of a Jacobian are spread, from products with it: stochastic Lanczos
+quadrature.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,23 @@ from ctrans.walk import Instrument, StepContext
 from solvers import ConfigError, SolveError
 
 FLOOR = 1e-4
-"""Singular values below this share of the largest count as zero: directions that a norm removes, whose logarithm means nothing."""
+"""Singular values below this share of the largest count as zero: directions that a norm removes,
+whose logarithm means nothing.
+"""
 
 ONE_SUFFICES = 2**14
-"""Dimensions from which one probe does: its standard error is then below a ninetieth of the deviation."""
+"""Dimensions from which one probe does: its standard error is then below a ninetieth of the
+deviation.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class LogSingularValues:
-    """Mean and standard deviation of log sigma over the singular values of a Jacobian that are not lost, with estimated errors.
+    """Mean and standard deviation of log sigma over the singular values of a Jacobian that are not
+    lost, with estimated errors.
 
-    `lost` is the share of singular values below `FLOOR` times the largest, as far as the Lanczos steps resolve them.
+    `lost` is the share of singular values below `FLOOR` times the largest, as far as the Lanczos
+    steps resolve them.
     """
 
     mean: float
@@ -36,7 +44,8 @@ class LogSingularValues:
 
 
 class DepthSpectrum(Instrument):
-    """`log_singular_values` of J_{0:D}, the Jacobian of X_D by X_0. `graphs` must stand before it in the same lane.
+    """`log_singular_values` of J_{0:D}, the Jacobian of X_D by X_0. `graphs` must stand before it
+    in the same lane.
 
     Raises ConfigError where weights are made on demand, SolveError where states are not finite.
     """
@@ -62,17 +71,21 @@ class DepthSpectrum(Instrument):
 def log_singular_values(
     linear: Linearisation, *, probes: int | None = None, steps: int = 24, generator: torch.Generator | None = None
 ) -> LogSingularValues:
-    """1/n sum_i g(sigma_i) for g = log and log^2, by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
+    """1/n sum_i g(sigma_i) for g = log and log^2, by stochastic Lanczos quadrature (Ubaru, Chen and
+    Saad 2017).
 
-    For a random unit z, E z' g(J'J) z = tr g(J'J)/n, and m Lanczos steps of J'J from z give the Gauss quadrature of z' g(J'J) z:
-    nodes theta_i, the eigenvalues of the tridiagonal T, and weights, the squares of the first entries of its eigenvectors. A
-    batch of sequences is one block-diagonal J. Products with J and J': `probes` times `steps` pairs. By default there are two probes,
-    and one from `ONE_SUFFICES` dimensions on.
+    For a random unit z, E z' g(J'J) z = tr g(J'J)/n, and m Lanczos steps of J'J from z give the
+    Gauss quadrature of z' g(J'J) z: nodes theta_i, the eigenvalues of the tridiagonal T, and
+    weights, the squares of the first entries of its eigenvectors. A batch of sequences is one
+    block-diagonal J. Products with J and J': `probes` times `steps` pairs. By default there are two
+    probes, and one from `ONE_SUFFICES` dimensions on.
 
-    Errors: the standard error of the probes (`_standard_errors`), or what the second half of the steps has changed times
-    log2(1/(FLOOR m))/3, whichever is larger. m steps resolve singular values down to about 1/m of the largest, so that on a wide
-    spectrum each doubling of m changes the mean about alike until FLOOR is resolved; a third of these doublings is what is missing in
-    measured cases. It is an estimate. Raises ConfigError for counts below 1, SolveError where J is not finite or zero.
+    Errors: the standard error of the probes (`_standard_errors`), or what the second half of the
+    steps has changed times log2(1/(FLOOR m))/3, whichever is larger. m steps resolve singular
+    values down to about 1/m of the largest, so that on a wide spectrum each doubling of m changes
+    the mean about alike until FLOOR is resolved; a third of these doublings is what is missing in
+    measured cases. It is an estimate. Raises ConfigError for counts below 1, SolveError where J is
+    not finite or zero.
     """
     probes = check_count("probes", (1 if linear.x.numel() >= ONE_SUFFICES else 2) if probes is None else probes)
     check_count("steps", steps)
@@ -100,7 +113,9 @@ def _statistics(moments: Tensor) -> tuple[float, float]:
 
 
 def _lanczos(linear: Linearisation, z: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Diagonal and off-diagonal of T, with the basis kept orthogonal; they end where the space is exhausted."""
+    """Diagonal and off-diagonal of T, with the basis kept orthogonal; they end where the space is
+    exhausted.
+    """
     v = (z / torch.linalg.vector_norm(z)).flatten()
     basis, alpha, beta = [v], list[float](), list[float]()
     for _ in range(steps):
@@ -141,9 +156,10 @@ def _kept(nodes: Tensor, weights: Tensor, top: float) -> tuple[Tensor, Tensor]:
 def _standard_errors(nodes: Tensor, weights: Tensor, top: float) -> Tensor:
     """Those of the mean m and the deviation s of one probe, times sqrt((n + 2)/2).
 
-    For z uniform on the unit sphere of R^n the variance of z'Az is 2/(n + 2) (tr A^2/n - (tr A/n)^2). To first order the error of m
-    is z' (log sigma - m) z over the mass w that is kept, that of s is z' ((log sigma - m)^2 - s^2) z/(2 s w); both matrices have trace
-    0, and what is lost counts in neither.
+    For z uniform on the unit sphere of R^n the variance of z'Az is 2/(n + 2) (tr A^2/n - (tr
+    A/n)^2). To first order the error of m is z' (log sigma - m) z over the mass w that is kept,
+    that of s is z' ((log sigma - m)^2 - s^2) z/(2 s w); both matrices have trace 0, and what is
+    lost counts in neither.
     """
     weights, logs = _kept(nodes, weights, top)
     mass = float(weights.sum())

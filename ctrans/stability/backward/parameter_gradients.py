@@ -1,4 +1,6 @@
-"""The loss's gradient by layer and matrix, segment by segment: one sublayer's weights, gradients and graph at a time."""
+"""The loss's gradient by layer and matrix, segment by segment: one sublayer's weights, gradients
+and graph at a time.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ AT_ONCE = 2**20
 class SublayerGradient:
     """|dL/dW|_F of each matrix by name, and `total` over all weights of the sublayer, norms and biases too.
 
-    Weights that are functions of depth count as what the sublayer uses, theta(s) at its place s: dL/dtheta(s) is that of equal
-    free weights, whatever the basis, and a coefficient's gradient is the sum of phi_j(s) dL/dtheta(s) over the blocks.
+    Weights that are functions of depth count as what the sublayer uses, theta(s) at its place s:
+    dL/dtheta(s) is that of equal free weights, whatever the basis, and a coefficient's gradient is
+    the sum of phi_j(s) dL/dtheta(s) over the blocks.
     """
 
     kind: str
@@ -49,7 +52,8 @@ class SublayerGradient:
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """The loss in nats, its gradient by sublayer, and over all weights outside of the depth (embeddings, final norm, head).
+    """The loss in nats, its gradient by sublayer, and over all weights outside of the depth
+    (embeddings, final norm, head).
 
     Norms are of the gradients as they are; where one is not finite its norm is nan or inf.
     """
@@ -62,16 +66,18 @@ class Gradients:
 class ParameterGradients(Instrument):
     """|dL/dW| of every weight. No weight's `grad` is touched, frozen ones count too.
 
-    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, from P = dL/dX_T backward: beside the walk's states it holds the gradient of one weight at a
-    time, and of the head's all at once. What embedding and head share (a tied head) counts once, with both parts of its gradient, and
-    the head's part is held until then; of what they do not share nothing is held but a norm.
+    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, from P = dL/dX_T backward: beside the walk's states it holds
+    the gradient of one weight at a time, and of the head's all at once. What embedding and head
+    share (a tied head) counts once, with both parts of its gradient, and the head's part is held
+    until then; of what they do not share nothing is held but a norm.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._sublayers: list[SublayerGradient] = []
 
     def head(self, model: Model, at: Turn) -> None:
-        """The gradients of weights that the embedding has too are kept until it is reached; of an untied head's only the norm is.
+        """The gradients of weights that the embedding has too are kept until it is reached; of an
+        untied head's only the norm is.
 
         All of the head's gradients are there at once while the norms are taken.
         """
@@ -112,7 +118,8 @@ def leaves(x: Tensor) -> set[int]:
 
 
 def gradient_norms(model: ModelOfModules, tokens: Tensor, targets: Any) -> Gradients:
-    """`ParameterGradients` alone, for L the model's own loss, mean cross-entropy for language models.
+    """`ParameterGradients` alone, for L the model's own loss, mean cross-entropy for language
+    models.
 
     Raises ConfigError for targets that do not match the tokens or are all -1.
     """
@@ -149,7 +156,9 @@ def pull(
     weights: Mapping[Any, Tensor],
     into: dict[Any, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """(y, (dy/dx)' p) for y = function(x), p = 1 where it is None; adds (dy/dW)' p of the weights in use."""
+    """(y, (dy/dx)' p) for y = function(x), p = 1 where it is None; adds (dy/dW)' p of the weights
+    in use.
+    """
     x = x.detach().requires_grad_()
     y = function(x)
     # not before: weights on demand are known once they are used
@@ -160,7 +169,9 @@ def pull(
 
 
 def used_weights(sublayer: Sublayer) -> dict[str, Tensor]:
-    """What the sublayer uses, by name: parameters, weights on demand, and theta(s) in place of its coefficients."""
+    """What the sublayer uses, by name: parameters, weights on demand, and theta(s) in place of its
+    coefficients.
+    """
     free = {name: weight for name, weight in weights_of(sublayer).items() if "parametrizations." not in name}
     functions = {
         f"{path}.{name}": getattr(part, name)
@@ -192,7 +203,8 @@ def requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
-    """Inside, the modules' own weights require gradients; gives them by what they are, however often they are made.
+    """Inside, the modules' own weights require gradients; gives them by what they are, however
+    often they are made.
 
     Those on demand come in when their module is called, so that nothing is made that is not used.
     """
@@ -218,7 +230,9 @@ def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
 
 @torch.no_grad()
 def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, size: float) -> dict[str, float]:
-    """The norms of a weight's gradient, itself of that size, by the matrices that the map shows of it, else by its name if it is one."""
+    """The norms of a weight's gradient, itself of that size, by the matrices that the map shows of
+    it, else by its name if it is one.
+    """
     if not isinstance(sublayer.field, ExposesWeights):
         return {name: size} if gradient.dim() == 2 else {}
     found: dict[str, float] = {}
@@ -238,6 +252,8 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, 
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
-    """In float64, in which squares do not underflow, of a part at a time; the order of the tensors does not matter."""
+    """In float64, in which squares do not underflow, of a part at a time; the order of the tensors
+    does not matter.
+    """
     parts = (part for tensor in tensors for part in tensor.reshape(-1).split(AT_ONCE))
     return math.sqrt(math.fsum(float(part.double().square().sum()) for part in parts))

@@ -1,4 +1,6 @@
-"""Backward sensitivity: the largest singular value of the Jacobians through which gradients pass, by depth."""
+"""Backward sensitivity: the largest singular value of the Jacobians through which gradients pass,
+by depth.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ OnSegment = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
-    """|J|_2, at most `error` times itself too small by the residual's estimate; None where it does not exist, and `note` says why."""
+    """|J|_2, at most `error` times itself too small by the residual's estimate; None where it does
+    not exist, and `note` says why.
+    """
 
     value: float | None
     error: float | None
@@ -44,8 +48,8 @@ class SensitivityByDepth:
     |J_{i:D}|_2 of all blocks from i to the end: by that much a gradient at the end can have grown when it reaches block i. Each is
     the largest over the sequences.
 
-    `conditions[i]` are |J_{i:D}|_2 |X_i|/|X_D| of every sequence by itself: by how much relative changes of its X_i can grow on the way
-    to the end; empty where not known.
+    `conditions[i]` are |J_{i:D}|_2 |X_i|/|X_D| of every sequence by itself: by how much relative
+    changes of its X_i can grow on the way to the end; empty where not known.
     """
 
     sublayers: list[Sensitivity]
@@ -76,19 +80,23 @@ ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on dem
 
 
 class Sensitivities(Instrument):
-    """S_k, |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2 along the walk (Kan, eq. 16 and 18; theory, section 7).
+    """S_k, |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2 along the walk (Kan, eq. 16 and 18; theory, section
+    7).
 
-    Of a batch of sequences, each is the largest over the sequences. Nothing is formed: the cost is about 20 evaluations and their
-    gradients for each sublayer and block, as many of all later blocks for each product. With `starts`, only so many blocks i are
-    looked at, spread evenly, for their own |dX_{i+1}/dX_i|_2 and their product; that is most of the work in a deep model.
+    Of a batch of sequences, each is the largest over the sequences. Nothing is formed: the cost is
+    about 20 evaluations and their gradients for each sublayer and block, as many of all later
+    blocks for each product. With `starts`, only so many blocks i are looked at, spread evenly, for
+    their own |dX_{i+1}/dX_i|_2 and their product; that is most of the work in a deep model.
     `progress(k)` is called when each of the 2D + D + D figures is done.
 
-    Sublayers and blocks need the memory of one block: its weights, its graph. Products look ahead: they keep the graph of the whole
-    depth, which holds all weights; where those are made on demand (`depth.streamed`) products are left out.
+    Sublayers and blocks need the memory of one block: its weights, its graph. Products look ahead:
+    they keep the graph of the whole depth, which holds all weights; where those are made on demand
+    (`depth.streamed`) products are left out.
 
-    What is not finite, and what depends on it, has None as its value; the rest is computed. So have products along states that end
-    before the depth does. `graphs`, where given, stand before it in the same lane, and are shared with whoever else needs them;
-    `whole` gives J_{0:D}'s leading singular values where somebody else has found them, or None.
+    What is not finite, and what depends on it, has None as its value; the rest is computed. So have
+    products along states that end before the depth does. `graphs`, where given, stand before it in
+    the same lane, and are shared with whoever else needs them; `whole` gives J_{0:D}'s leading
+    singular values where somebody else has found them, or None.
     """
 
     def __init__(
@@ -105,7 +113,9 @@ class Sensitivities(Instrument):
 
     @property
     def sublayers(self) -> list[Sensitivity]:
-        """S_k of the segments that were reached: known on the way, and the products only by `figures`."""
+        """S_k of the segments that were reached: known on the way, and the products only by
+        `figures`.
+        """
         return self._sublayers
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -188,18 +198,22 @@ def _of_products(
     told: ToldSensitivity,
     known: Mapping[int, FoundSensitivity],
 ) -> list[tuple[Sensitivity, Tensor | None]]:
-    """|J_{i:D}|_2 for the wanted i, from the last to the first, and that of every sequence; those of `known` are taken from there."""
+    """|J_{i:D}|_2 for the wanted i, from the last to the first, and that of every sequence; those
+    of `known` are taken from there.
+    """
     products: list[tuple[Sensitivity, Tensor | None]] = []
     guess: Tensor | None = None  # of the right singular vectors
     for i in reversed(range(len(parts))):
         found, each, right = Sensitivity(None, None, 0, left_out), None, guess
         if i in wanted:
-            # every sequence to the tolerance: the worst relative to its own states need not be the one with the largest |J|
+            # every sequence to the tolerance: the worst relative to its own states need not be the
+            # one with the largest |J|
             rest = [step for part in parts[i:] for step in part]
             found, leading = known[i] if i in known else _of_chain(rest, tolerance, guess, each=True)
             each, right = (None, None) if leading is None else (leading.values[..., 0].double().reshape(-1), _right(leading))
         products.insert(0, (told(found), each))
-        # the left singular vectors of J_{i:D} change little with i, and one pull takes the right ones along
+        # the left singular vectors of J_{i:D} change little with i, and one pull takes the right
+        # ones along
         on = i > min(wanted - known.keys(), default=i) and None not in parts[i - 1]
         guess = None if right is None or not on else _chain(parts[i - 1]).pull(right)
     return products
@@ -214,13 +228,17 @@ def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch token
 
 
 def step_linearisations(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Linearisation | None]:
-    """The linearised discrete step of every segment along the depth from X_0: the graph of the whole depth, which holds all weights."""
+    """The linearised discrete step of every segment along the depth from X_0: the graph of the
+    whole depth, which holds all weights.
+    """
     found: list[Linearisation | None] = walk_depth(depth, x0, [StepGraphs()])[0]
     return found
 
 
 class StepGraphs(Instrument):
-    """`linearised_step` of every segment, all kept: for one instrument or for several, which then ask for a segment's with `of`."""
+    """`linearised_step` of every segment, all kept: for one instrument or for several, which then
+    ask for a segment's with `of`.
+    """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._steps: list[Linearisation | None] = []
@@ -241,7 +259,9 @@ class StepGraphs(Instrument):
 def sublayer_sensitivity(
     sublayer: Sublayer, x: Float[Tensor, "*batch tokens width"], *, tolerance: float = TOLERANCE
 ) -> Sensitivity:
-    """S = |dv/dX|_2 of the sublayer's velocity v at X. An FFN acts on each token alone, so that each is a problem of its own."""
+    """S = |dv/dX|_2 of the sublayer's velocity v at X. An FFN acts on each token alone, so that
+    each is a problem of its own.
+    """
     if not finite(x):
         return Sensitivity(None, None, 0, "the state is not finite")
     try:
@@ -255,7 +275,9 @@ def sublayer_sensitivity(
 def sensitivity(
     function: Map, x: Float[Tensor, "*batch tokens width"], *, problem: int = 2, tolerance: float = TOLERANCE
 ) -> Sensitivity:
-    """|dy/dx|_2 of any function with second derivatives, its Jacobian taken over the last `problem` axes of x."""
+    """|dy/dx|_2 of any function with second derivatives, its Jacobian taken over the last `problem`
+    axes of x.
+    """
     return summary(leading_singular(linearise(function, x), problem=problem, tolerance=tolerance))
 
 

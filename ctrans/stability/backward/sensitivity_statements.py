@@ -100,7 +100,9 @@ def first_weights(draw: Draw, printed: bool) -> Trials:
     printed=Printed("S is invariant to the size of the activation, with eps too", SLOPE, 0.02),
 )
 def far_below_eps(draw: Draw, printed: bool) -> Trial:
-    """|s - 1| of S ~ c^s under peri, eps = 0.01, W2 scaled by c = 1e-5 and 1e-4: activations far below sqrt(eps). Printed: |s|."""
+    """|s - 1| of S ~ c^s under peri, eps = 0.01, W2 scaled by c = 1e-5 and 1e-4: activations far
+    below sqrt(eps). Printed: |s|.
+    """
     made = random_model(draw, "peri", depth=1, eps=1e-2, spread=0)
     x = draw.normal(1, 5, 8)
     found = sensitivity_slope(made.depth.sublayers[1], x, "W2", factors=(1e-5, 1e-4), eps=None, tolerance=1e-6).slope
@@ -120,7 +122,9 @@ def _dense(function: Map, x: Tensor) -> Tensor:
     0.05,
 )
 def products(draw: Draw) -> Trials:
-    """|J_{i:D}|_2 without forming it, against singular values of the product of the steps' dense Jacobians."""
+    """|J_{i:D}|_2 without forming it, against singular values of the product of the steps' dense
+    Jacobians.
+    """
     made = random_model(draw, draw.choice(PLACEMENTS), width=4)
     x0 = draw.log_uniform(-0.5, 0.5) * draw.normal(3, 4)
     found, cases = backward_sensitivity(made.depth, x0).products, []
@@ -136,7 +140,9 @@ def products(draw: Draw) -> Trials:
 
 @statement("sublayer-sensitivity", 7, "ctrans", "S_k = |dv_k/dX| without forming it, against the dense singular value", 1e-3, 0.1)
 def sublayers(draw: Draw) -> Trial:
-    """S = |dv/dX|_2 without forming dv/dX, against the dense Jacobian's largest singular value, any placement."""
+    """S = |dv/dX|_2 without forming dv/dX, against the dense Jacobian's largest singular value, any
+    placement.
+    """
     made = random_model(draw, draw.choice(PLACEMENTS), width=6)
     sublayer, x = draw.choice(made.depth.sublayers), draw.normal(4, 6)
     exact = torch.linalg.matrix_norm(_dense(sublayer.velocity, x), 2)
@@ -154,11 +160,12 @@ def exponents(draw: Draw) -> Trial:
 
 
 def attention_jacobian(attention: Attention, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width tokens width"]:
-    """df_j/dx_i = sum_h W_h (a_ji V_h + c sum_l a_jl (v_l - m_j) (ds_jl/dx_i)'), m_j = sum_l a_jl v_l, entry [j, :, i, :].
+    """df_j/dx_i = sum_h W_h (a_ji V_h + c sum_l a_jl (v_l - m_j) (ds_jl/dx_i)'), m_j = sum_l a_jl
+    v_l, entry [j, :, i, :].
 
-    Scores s_jl = q_j . k_l, c = 1/(tau sqrt(d_h)), ds_jl/dx_i = [l = i] K_h' q_j + [i = j] Q_h' k_l (Kan, Prop. 11, there for
-    tau = 1 without biases). With `qk_norm`, the Jacobian of their norm at that token precedes Q_h and K_h. `attention` has
-    no `AttentionOptions`.
+    Scores s_jl = q_j . k_l, c = 1/(tau sqrt(d_h)), ds_jl/dx_i = [l = i] K_h' q_j + [i = j] Q_h' k_l
+    (Kan, Prop. 11, there for tau = 1 without biases). With `qk_norm`, the Jacobian of their norm at
+    that token precedes Q_h and K_h. `attention` has no `AttentionOptions`.
     """
     tokens, width = x.shape
     q, k, v = (part.unflatten(-1, (attention.heads, -1)).transpose(0, 1) for part in attention.qkv(x).chunk(3, dim=-1))
@@ -195,7 +202,9 @@ def _attention(draw: Draw) -> tuple[Attention, Tensor]:
 
 @statement("prop-11", 7, "Kan, prop. 11", "attention's Jacobian in closed form, entry by entry", 1e-10, 0.5, as_printed=True)
 def proposition_11(draw: Draw) -> Trial:
-    """d f(X)/dX in closed form against autograd, entry by entry: 1 to 3 heads, causal or not, queries and keys normalised or not."""
+    """d f(X)/dX in closed form against autograd, entry by entry: 1 to 3 heads, causal or not,
+    queries and keys normalised or not.
+    """
     attention, x = _attention(draw)
     exact = dense_jacobian(attention, x)
     return equal(attention_jacobian(attention, x), exact, f"the closed form against autograd, {attention.heads} heads")

@@ -16,31 +16,44 @@ from solvers import ConfigError
 from solvers.segment import Map
 
 CYCLE = 32
-"""Vectors kept before a restart, in the default; those of a hidden state of 256 tokens by 768 take 50 MB in float32."""
+"""Vectors kept before a restart, in the default; those of a hidden state of 256 tokens by 768 take
+50 MB in float32.
+"""
 LIMIT = 200
-"""Products with J and J' before giving up on the tolerance: the error estimate then says what was reached."""
+"""Products with J and J' before giving up on the tolerance: the error estimate then says what was
+reached.
+"""
 FEWEST = 10
-"""Products before the estimate is believed, beside the wanted ones: a space that has not met the largest value can look converged
-to another. With 4 of them, 1.5% of 600 small random cases came out wrong, by up to 7%; with 8, none.
+"""Products before the estimate is believed, beside the wanted ones: a space that has not met the
+largest value can look converged to another. With 4 of them, 1.5% of 600 small random cases came out
+wrong, by up to 7%; with 8, none.
 """
 LAG = 8
-"""Products over which the growth of the values is judged. A plateau at a close second value can last for 4."""
+"""Products over which the growth of the values is judged. A plateau at a close second value can
+last for 4.
+"""
 GUESS = 0.3
 """Length of the random part added to a guess of length 1."""
 SAFETY = 4.0
-"""Errors are given as so many times the estimate that ends the iteration. Where values crowd without a gap a start may have next to
-nothing of the largest, and another passes for it: in 2 of 100 cases (linear, quadratic, root and logarithmic spectra of 50 to 2000
-values, Gaussian matrices) the truth was further away than the estimate, by up to 4.1 times. No residual sees what the start lacks:
-with probability 1 - p over starts in n dimensions what may be missed after m products is the e with e T_m-1(1 + 2e)^2 = 2n/(pi p^2)
-(Kaniel, Saad), 1% at m = 31, n = 200, p = 0.02, which is too loose to stop by.
+"""Errors are given as so many times the estimate that ends the iteration. Where values crowd
+without a gap a start may have next to nothing of the largest, and another passes for it: in 2 of
+100 cases (linear, quadratic, root and logarithmic spectra of 50 to 2000 values, Gaussian matrices)
+the truth was further away than the estimate, by up to 4.1 times. No residual sees what the start
+lacks: with probability 1 - p over starts in n dimensions what may be missed after m products is the
+e with e T_m-1(1 + 2e)^2 = 2n/(pi p^2) (Kaniel, Saad), 1% at m = 31, n = 200, p = 0.02, which is too
+loose to stop by.
 """
 CLUSTER = 4
-"""How many values beyond the wanted ones may belong to one cluster with them, in the error estimate."""
+"""How many values beyond the wanted ones may belong to one cluster with them, in the error
+estimate.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linearisation:
-    """y = function(x), with v -> J v and u -> J' u at that x, each as often as wanted for about the cost of one evaluation."""
+    """y = function(x), with v -> J v and u -> J' u at that x, each as often as wanted for about the
+    cost of one evaluation.
+    """
 
     x: Float[Tensor, "*input"]
     y: Float[Tensor, "*output"]
@@ -50,9 +63,11 @@ class Linearisation:
 
 @torch.enable_grad()
 def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
-    """J v as the derivative of u -> J' u, which is linear: two graphs, built once, serve every later product.
+    """J v as the derivative of u -> J' u, which is linear: two graphs, built once, serve every
+    later product.
 
-    The function must have second derivatives, which fused attention has not: see `ctrans.fields.reference_kernels`.
+    The function must have second derivatives, which fused attention has not: see
+    `ctrans.fields.reference_kernels`.
     """
     x = x.detach().requires_grad_()
     y = function(x)
@@ -105,8 +120,9 @@ def compose(parts: Sequence[Linearisation]) -> Linearisation:
 class Singular:
     """Leading singular triplets J v = sigma u of every problem in a batch, largest first.
 
-    `errors` estimate how far each value is below the true one, from the residual J'u - sigma v. Values are Ritz values, never
-    above the true ones but for rounding. `products` counts pairs of J v and J' u. Where J is not finite, values are nan.
+    `errors` estimate how far each value is below the true one, from the residual J'u - sigma v.
+    Values are Ritz values, never above the true ones but for rounding. `products` counts pairs of J
+    v and J' u. Where J is not finite, values are nan.
     """
 
     values: Float[Tensor, "*batch count"]
@@ -127,7 +143,9 @@ class Singular:
 
 
 def first_of(parts: Sequence[Singular], count: int) -> Singular | None:
-    """Those of the first `count` problems, of several batches in their order; None where there are fewer."""
+    """Those of the first `count` problems, of several batches in their order; None where there are
+    fewer.
+    """
     if sum(len(part.values) for part in parts) < count:
         return None
     values, errors, right = (torch.cat([getattr(part, name) for part in parts])[:count] for name in ("values", "errors", "right"))
@@ -147,24 +165,28 @@ def leading_singular(
     cycle: int = CYCLE,
     limit: int = LIMIT,
 ) -> Singular:
-    """sigma_1 >= ... >= sigma_count of J, by Rayleigh-Ritz on a Krylov space of J'J with thick restarts.
+    """sigma_1 >= ... >= sigma_count of J, by Rayleigh-Ritz on a Krylov space of J'J with thick
+    restarts.
 
     - `linear`: J, as products with it and its transpose
-    - `problem`: the last so many axes of the linearisation's x are one Jacobian; all axes before them are a batch of independent ones,
-      iterated side by side
+    - `problem`: the last so many axes of the linearisation's x are one Jacobian; all axes before
+      them are a batch of independent ones, iterated side by side
     - `count`: how many values are wanted; a repeated one is found as often as it occurs among them
-    - `each`, `tolerance`: it stops when the estimated relative error is at most `tolerance`: of the largest value of the batch, or with
-      `each` of all wanted values of every problem
-    - `start`: a guess of the first right singular vectors; `generator` draws one where there is none
+    - `each`, `tolerance`: it stops when the estimated relative error is at most `tolerance`: of the
+      largest value of the batch, or with `each` of all wanted values of every problem
+    - `start`: a guess of the first right singular vectors; `generator` draws one where there is
+      none
     - `cycle`, `limit`: vectors that are kept before a restart, and products at most
 
-    The estimate for the square of a value, a Ritz value of J'J, is the least over j of |residuals of it and the j after it|^2 over
-    the distance to the next, and never more than its residual. Ritz values stand in for the unknown ones in that distance, which
-    misleads where values crowd together: there the growth of the values over the last products counts, if it says more. Errors are
-    `SAFETY` times that: an estimate, which covered the truth in all but 1% of the spectra tried, and no bound.
+    The estimate for the square of a value, a Ritz value of J'J, is the least over j of |residuals
+    of it and the j after it|^2 over the distance to the next, and never more than its residual.
+    Ritz values stand in for the unknown ones in that distance, which misleads where values crowd
+    together: there the growth of the values over the last products counts, if it says more. Errors
+    are `SAFETY` times that: an estimate, which covered the truth in all but 1% of the spectra
+    tried, and no bound.
 
-    Raises ConfigError for a count or limit below 1, a cycle that leaves no room beside the wanted vectors, or a tolerance that
-    is not positive.
+    Raises ConfigError for a count or limit below 1, a cycle that leaves no room beside the wanted
+    vectors, or a tolerance that is not positive.
     """
     for name, value in (("count", count), ("limit", limit)):
         check_count(name, value)
@@ -194,7 +216,9 @@ def leading_singular(
 
 
 def _starts(like: Tensor, count: int, start: Tensor | None, generator: torch.Generator | None) -> list[Tensor]:
-    """Random directions. The first is mixed with the guess: from the guess alone a larger value might be out of reach."""
+    """Random directions. The first is mixed with the guess: from the guess alone a larger value
+    might be out of reach.
+    """
     generator = generator or torch.Generator().manual_seed(0)
     drawn = [torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device) for _ in range(count)]
     if start is not None:
@@ -203,7 +227,9 @@ def _starts(like: Tensor, count: int, start: Tensor | None, generator: torch.Gen
 
 
 class _Space:
-    """An orthonormal basis V of a subspace, A V for A = J'J, and the Ritz values and vectors of A in it."""
+    """An orthonormal basis V of a subspace, A V for A = J'J, and the Ritz values and vectors of A
+    in it.
+    """
 
     def __init__(self, gram: Map, basis: Tensor, count: int):
         self.gram, self.basis, self.count = gram, basis, count
@@ -213,7 +239,9 @@ class _Space:
         self.bad = torch.zeros(basis.shape[0], dtype=torch.bool, device=basis.device)
 
     def extend(self, candidate: Tensor) -> None:
-        """Adds the candidate's part orthogonal to the basis; a full basis is first cut down to its best Ritz vectors."""
+        """Adds the candidate's part orthogonal to the basis; a full basis is first cut down to its
+        best Ritz vectors.
+        """
         if self.size == self.basis.shape[1]:
             self._restart()
         old = self.basis[:, : self.size]
@@ -246,7 +274,9 @@ class _Space:
         return bool((values + errors).max() - top <= tolerance * top)
 
     def _solve(self) -> None:
-        """Ritz pairs, residuals A y - lambda y of the first, and from them the errors of sqrt(lambda)."""
+        """Ritz pairs, residuals A y - lambda y of the first, and from them the errors of
+        sqrt(lambda).
+        """
         basis, image = self.basis[:, : self.size], self.image[:, : self.size]
         projected = (basis @ image.mT).double()
         found, rotation = torch.linalg.eigh((projected + projected.mT) / 2)
@@ -261,7 +291,9 @@ class _Space:
         self.errors = torch.maximum((wanted + shift).sqrt() - wanted.sqrt(), self._trend()) + unknown
 
     def _trend(self) -> Tensor:
-        """(m/2) d value/dm after m products, what is left to gain where the values grow like s - c/m^2, as at an edge without gap."""
+        """(m/2) d value/dm after m products, what is left to gain where the values grow like s -
+        c/m^2, as at an edge without gap.
+        """
         self.history = [*self.history[-LAG:], self.values]
         before = self.history[0]
         if self.size == self.basis.shape[2] or len(self.history) <= LAG or before.shape != self.values.shape:

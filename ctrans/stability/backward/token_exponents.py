@@ -1,4 +1,6 @@
-"""Finite-time Lyapunov exponents by input token: at what rate a small change of its embedding grows on its way to the last state."""
+"""Finite-time Lyapunov exponents by input token: at what rate a small change of its embedding grows
+on its way to the last state.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ from solvers import ConfigError
 from solvers.run import finite
 
 ENTRIES = 1 << 20
-"""So many entries of a state are carried at a time: rows of the Jacobian come in batches, whose memory is that of one segment."""
+"""So many entries of a state are carried at a time: rows of the Jacobian come in batches, whose
+memory is that of one segment.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenExponents:
-    """lambda_j = (1/T) log |dX_T[reader]/dX_0[j]|_2 of every input token j of one sequence, T the depth-time, in nats a unit of it.
+    """lambda_j = (1/T) log |dX_T[reader]/dX_0[j]|_2 of every input token j of one sequence, T the
+    depth-time, in nats a unit of it.
 
-    Positive where a change of the token grows on its way to the state of token `reader`, -inf where it does not get there.
+    Positive where a change of the token grows on its way to the state of token `reader`, -inf where
+    it does not get there.
     """
 
     tokens: list[int]
@@ -32,9 +38,11 @@ class TokenExponents:
 
 
 def token_exponents(model: Model, sequence: Int[Tensor, " tokens"], *, reader: int = -1) -> TokenExponents:
-    """`TokenExponents` by the rows of the Jacobian: as many ways back as the state has numbers, each of the discrete model's own steps.
+    """`TokenExponents` by the rows of the Jacobian: as many ways back as the state has numbers,
+    each of the discrete model's own steps.
 
-    Raises ConfigError for a reader that is no token of the sequence, and states that are not finite.
+    Raises ConfigError for a reader that is no token of the sequence, and states that are not
+    finite.
     """
     count = len(sequence)
     if not -count <= reader < count:
@@ -47,7 +55,9 @@ def token_exponents(model: Model, sequence: Int[Tensor, " tokens"], *, reader: i
 
 
 def reader_jacobian(model: Model, sequence: Int[Tensor, " tokens"], reader: int) -> Float[Tensor, "state tokens state"]:
-    """dX_T[reader]/dX_0: entry i, j, l is the change of the reader's i-th number with token j's l-th."""
+    """dX_T[reader]/dX_0: entry i, j, l is the change of the reader's i-th number with token j's
+    l-th.
+    """
     size = model.embed(sequence.unsqueeze(0)).shape[-1]
     together = max(1, ENTRIES // (size * len(sequence)))
     parts = []
@@ -62,7 +72,9 @@ def reader_jacobian(model: Model, sequence: Int[Tensor, " tokens"], reader: int)
 
 
 class _Rows:
-    """The model with the loss sum over c of X_T[c, reader, rows[c]], whose gradient is a row of the Jacobian for each sequence c."""
+    """The model with the loss sum over c of X_T[c, reader, rows[c]], whose gradient is a row of the
+    Jacobian for each sequence c.
+    """
 
     def __init__(self, model: Model, reader: int):
         self.model, self.reader = model, reader

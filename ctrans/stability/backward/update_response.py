@@ -21,14 +21,18 @@ from solvers import ConfigError, SolveError
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The first step of an optimiser: dW as a function of dL/dW, at a learning rate that the response is proportional to."""
+    """The first step of an optimiser: dW as a function of dL/dW, at a learning rate that the
+    response is proportional to.
+    """
 
     learning_rate: float
     direction: Callable[[Tensor], Tensor]
 
 
 UPDATES: dict[str, Update] = {"adam": Update(1e-3, torch.sign), "sgd": Update(0.1, lambda gradient: gradient)}
-"""Adam's first step is -lr g/(|g| + eps), the sign of the gradient wherever it is not tiny (Kingma and Ba 2015)."""
+"""Adam's first step is -lr g/(|g| + eps), the sign of the gradient wherever it is not tiny (Kingma
+and Ba 2015).
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +45,23 @@ class Responses:
 
     @property
     def spread(self) -> float:
-        """The largest over the smallest: 1 where every layer moves the output alike, inf where one cannot move it, nan where none can."""
+        """The largest over the smallest: 1 where every layer moves the output alike, inf where one
+        cannot move it, nan where none can.
+        """
         least, largest = min(self.values), max(self.values)
         return largest / least if least > 0 else math.inf if largest > 0 else math.nan
 
 
 class UpdateResponse(Instrument):
-    """r_k = |dX_D/dW_k dW_k|_F/|X_D|_F, dW_k = -lr u(dL/dW_k) one step of the optimiser on all weights of segment k, norms too.
+    """r_k = |dX_D/dW_k dW_k|_F/|X_D|_F, dW_k = -lr u(dL/dW_k) one step of the optimiser on all
+    weights of segment k, norms too.
 
-    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, its step's effect on X_{k+1} is one product with the same Jacobian, and J_{k+1:D} takes it
-    to the end: one product for each later segment and optimiser. It is a derivative, so that r_k is proportional to lr, and the
-    true change differs from it by O(lr^2). Weights that are functions of depth count as free ones. `graphs` must stand before it
-    in the same lane. Raises ConfigError where weights are made on demand, as later segments' are needed with the earlier.
+    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, its step's effect on X_{k+1} is one product with the same
+    Jacobian, and J_{k+1:D} takes it to the end: one product for each later segment and optimiser.
+    It is a derivative, so that r_k is proportional to lr, and the true change differs from it by
+    O(lr^2). Weights that are functions of depth count as free ones. `graphs` must stand before it
+    in the same lane. Raises ConfigError where weights are made on demand, as later segments' are
+    needed with the earlier.
     """
 
     def __init__(self, graphs: StepGraphs, segments: Collection[int] | None = None, updates: Mapping[str, Update] | None = None):

@@ -33,7 +33,8 @@ TOLERANCE = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a model on a text, the most severe first; no finding where nothing is. Every field suits JSON.
+    """What is wrong with a model on a text, the most severe first; no finding where nothing is.
+    Every field suits JSON.
 
     - `findings`: what lies outside of its limits
     - `readings`: all figures by quantity
@@ -59,12 +60,15 @@ class Diagnosis:
 
     @property
     def unexamined(self) -> list[str]:
-        """Those whose quantity has none: the model has no such part, or it could not be measured (`unknown`)."""
+        """Those whose quantity has none: the model has no such part, or it could not be measured
+        (`unknown`).
+        """
         return [name for name, check in CHECKS.items() if not self.readings.get(check.quantity)]
 
     @property
     def near(self) -> dict[str, Reading]:
-        """By check, the reading that is nearest to its limit from inside, of those within the factor `Check.near` of it.
+        """By check, the reading that is nearest to its limit from inside, of those within the
+        factor `Check.near` of it.
 
         Checks that are findings, and those that findings suppress, are left out.
         """
@@ -84,7 +88,9 @@ class Diagnosis:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Examination:
-    """Instruments to be walked: over all of the text (`whole`), over what Jacobians are for (`part`); then `conclude`."""
+    """Instruments to be walked: over all of the text (`whole`), over what Jacobians are for
+    (`part`); then `conclude`.
+    """
 
     model: Model
     whole: Mapping[str, Attempt]
@@ -140,8 +146,8 @@ def examine(
 ) -> Examination:
     """The instruments of a diagnosis, to be walked with others or alone.
 
-    `heads` is a `HeadRows` that somebody else asks too; `sensitivities` gives those of the sublayers where somebody else in the walk
-    measures them.
+    `heads` is a `HeadRows` that somebody else asks too; `sensitivities` gives those of the
+    sublayers where somebody else in the walk measures them.
     """
     check_decay(weight_decay)
     whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
@@ -162,11 +168,12 @@ def diagnose(
     weight_decay: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
-    """What is wrong with a model on a text, the most severe first, from one walk there and, with targets, back.
+    """What is wrong with a model on a text, the most severe first, from one walk there and, with
+    targets, back.
 
-    `weight_decay` is that of its training, to be compared with dt lam*. Jacobians are of the first 64 tokens of up to 4
-    sequences, and of one where weights are made on demand.
-    Without targets, or where these have no loss under the model, what needs a loss is in `unknown`.
+    `weight_decay` is that of its training, to be compared with dt lam*. Jacobians are of the first
+    64 tokens of up to 4 sequences, and of one where weights are made on demand. Without targets, or
+    where these have no loss under the model, what needs a loss is in `unknown`.
     """
     examination = examine(model, weight_decay=weight_decay)
     refusal = "no targets were given, and so no loss" if targets is None else loss_refusal(model, tokens, targets)
@@ -183,7 +190,8 @@ def diagnose(
 
 
 def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
-    """Several walks' diagnoses, of other texts or seeds, as one: findings of any, with how many walks saw them and each one's value.
+    """Several walks' diagnoses, of other texts or seeds, as one: findings of any, with how many
+    walks saw them and each one's value.
 
     `readings` are those of the first walk.
     """

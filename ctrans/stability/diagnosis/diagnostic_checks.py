@@ -1,6 +1,7 @@
 """The checks of `ctrans diagnose`, and the instruments that measure them.
 
-A new finding is an instrument in `INSTRUMENTS`, with the quantities that it `offers`, and one entry of `CHECKS`.
+A new finding is an instrument in `INSTRUMENTS`, with the quantities that it `offers`, and one entry
+of `CHECKS`.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
     "tied weights": TiedGradients,
     "what tokens read": ReadsAhead,
 }
-"""What measures a model, by what it looks at. Figures are readings by quantity, of the quantities that the class `offers`."""
+"""What measures a model, by what it looks at. Figures are readings by quantity, of the quantities
+that the class `offers`.
+"""
 
 MOST_SIMILAR, WORST_EXCESS = 0.99, 1.0
-"""Limits that the screening has too: of the mean cosine of two tokens, and of the loss above guessing in nats."""
+"""Limits that the screening has too: of the mean cosine of two tokens, and of the loss above
+guessing in nats.
+"""
 LOSS_EXCESS = (
     "initial loss minus log V, the loss of equal probabilities, in nats; fresh weights differ from it by a few tenths by chance"
 )

@@ -1,4 +1,6 @@
-"""The diagnosis' instruments of the forward pass: norms' gains, states, heads, what sublayers add, and how sensitive they are."""
+"""The diagnosis' instruments of the forward pass: norms' gains, states, heads, what sublayers add,
+and how sensitive they are.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,15 @@ MASSIVE, OF_MEDIAN = 100.0, 1000.0
 LEAST_ENTROPY = 0.05
 """Heads whose rows have fewer nats are saturated: one token has 99% of the weight."""
 LARGE_INPUT = 10.0
-"""Above it attention's input is named where heads are saturated: its scale may be the cause, and not the weights'."""
+"""Above it attention's input is named where heads are saturated: its scale may be the cause, and
+not the weights'.
+"""
 LARGE_EMBEDDING = 10.0
 """A root mean square of states above which an embedding counts as large."""
 SMALL_SHARE = 0.1
-"""The share of a state that the depth adds, below which it counts for little where the embedding is large."""
+"""The share of a state that the depth adds, below which it counts for little where the embedding is
+large.
+"""
 
 
 def smallest_gain(gains: Tensor) -> tuple[float, str]:
@@ -50,7 +56,9 @@ def smallest_gain(gains: Tensor) -> tuple[float, str]:
 
 
 class GainsByNorm(DiagnosticInstrument):
-    """The gains of every norm of every sublayer: the smallest and the largest over the median, and an output norm's rms."""
+    """The gains of every norm of every sublayer: the smallest and the largest over the median, and
+    an output norm's rms.
+    """
 
     offers = (
         *(quantity for quantity, _ in NORMS.values()),
@@ -77,7 +85,9 @@ class GainsByNorm(DiagnosticInstrument):
 
 
 class StatesByDepth(DiagnosticInstrument):
-    """Of X_0 and X at every segment's end: entries that are not finite, massive ones, and how alike tokens are."""
+    """Of X_0 and X at every segment's end: entries that are not finite, massive ones, and how alike
+    tokens are.
+    """
 
     offers = ("entries that are not finite", "massive activation", "token similarity")
 
@@ -107,7 +117,9 @@ class StatesByDepth(DiagnosticInstrument):
 
 
 class BlockMoves(DiagnosticInstrument):
-    """What a block does to its tokens: |x_end - y_end|/|x_end|, y carried through the block's norms around the state alone."""
+    """What a block does to its tokens: |x_end - y_end|/|x_end|, y carried through the block's norms
+    around the state alone.
+    """
 
     offers = ("block moves",)
 
@@ -126,7 +138,9 @@ class BlockMoves(DiagnosticInstrument):
 
 
 class HeadRows(DiagnosticInstrument):
-    """The entropy of each head's rows, in the mean over tokens that read more than one. Attention that does not show rows has none."""
+    """The entropy of each head's rows, in the mean over tokens that read more than one. Attention
+    that does not show rows has none.
+    """
 
     offers = ("least entropy of a head",)
 
@@ -173,7 +187,9 @@ def _apart(logits: float) -> str:
 
 
 class ZeroHeads(DiagnosticInstrument):
-    """The largest entry of each head's queries, keys, values and outputs; of matrices that are not 0 as a whole."""
+    """The largest entry of each head's queries, keys, values and outputs; of matrices that are not
+    0 as a whole.
+    """
 
     offers = ("heads of zeros",)
 
@@ -211,7 +227,9 @@ class EpsShare(DiagnosticInstrument):
 
 
 class EmbeddingShare(DiagnosticInstrument):
-    """How large X_0 is, how much of it is the text's, and what the depth adds to it in the end, Y the state without any sublayer."""
+    """How large X_0 is, how much of it is the text's, and what the depth adds to it in the end, Y
+    the state without any sublayer.
+    """
 
     offers = ("text in the embedding", "depth beside a large embedding")
 
@@ -245,10 +263,12 @@ class EmbeddingShare(DiagnosticInstrument):
 
 
 class SublayerMoves(DiagnosticInstrument):
-    """Two ratios of what sublayers of a kind add to the median token: this one's over its neighbours' largest, their least over this one's.
+    """Two ratios of what sublayers of a kind add to the median token: this one's over its
+    neighbours' largest, their least over this one's.
 
-    Neighbours are in the blocks before and behind. At an end they are the next two blocks, so that a quiet sublayer does not make its
-    only neighbour loud. Of two blocks alone neither is called the quiet one.
+    Neighbours are in the blocks before and behind. At an end they are the next two blocks, so that
+    a quiet sublayer does not make its only neighbour loud. Of two blocks alone neither is called
+    the quiet one.
     """
 
     offers = ("move over the neighbours'", "neighbours' move over its own")
@@ -299,7 +319,9 @@ class VelocitySensitivities(Instrument):
 
 
 def sensitivity_readings(depth: Depth, each: list[Sensitivity]) -> Readings:
-    """h |dv/dX| of the sublayers where it is known; inf where the Jacobian overflows at a state that is finite."""
+    """h |dv/dX| of the sublayers where it is known; inf where the Jacobian overflows at a state
+    that is finite.
+    """
     found: list[Reading] = []
     for k, (h, sensitivity) in enumerate(zip(depth.lengths, each, strict=False)):
         if sensitivity.value is None and sensitivity.note != NOT_FINITE:

@@ -1,4 +1,6 @@
-"""What a diagnosis asks of a model that predicts the next token: whether a token reads those that it has to predict."""
+"""What a diagnosis asks of a model that predicts the next token: whether a token reads those that
+it has to predict.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from solvers.run import finite
 
 
 class ReadsAhead(DiagnosticInstrument):
-    """r_k = max over tokens i < N of |X'_i - X_i|/|X_i| behind segment k, X' with -x_N in place of the last token's x_N in X_0.
+    """r_k = max over tokens i < N of |X'_i - X_i|/|X_i| behind segment k, X' with -x_N in place of
+    the last token's x_N in X_0.
 
     Both go side by side in one batch, so that what is equal in exact arithmetic is rounded alike.
 
-    In a causal model r_k is 0, but for rounding: what is read is r_k/sqrt(eps), eps the precision of the states, 1e-7 in float32. Of the
-    first sequence, and only where the targets are the tokens that follow: to predict hidden tokens both sides are read on purpose. The
-    segment at which r_k is first above 1 is named. No reading of a single token. Not seen are tokens that read others ahead but not the
-    last, maps that cannot tell x_N from -x_N, and what is below the root of the precision: in bfloat16 a change of 9%.
+    In a causal model r_k is 0, but for rounding: what is read is r_k/sqrt(eps), eps the precision
+    of the states, 1e-7 in float32. Of the first sequence, and only where the targets are the tokens
+    that follow: to predict hidden tokens both sides are read on purpose. The segment at which r_k
+    is first above 1 is named. No reading of a single token. Not seen are tokens that read others
+    ahead but not the last, maps that cannot tell x_N from -x_N, and what is below the root of the
+    precision: in bfloat16 a change of 9%.
     """
 
     offers = ("change by a later token",)

@@ -1,4 +1,6 @@
-"""The diagnosis' instruments that need a loss: log Z, costates, the weight decay that bounds velocities, and tied matrices."""
+"""The diagnosis' instruments that need a loss: log Z, costates, the weight decay that bounds
+velocities, and tied matrices.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ HEAD = "the head"
 class Logits(DiagnosticInstrument):
     """log Z - log V, the loss less log V, and whether the loss is finite.
 
-    The first two are for heads with a logit for every target: of a loss that is a model's own, only the last is known.
+    The first two are for heads with a logit for every target: of a loss that is a model's own, only
+    the last is known.
     """
 
     offers = ("entries that are not finite", "log Z", "loss over guessing")
@@ -57,7 +60,9 @@ class CostatesByDepth(DiagnosticInstrument):
 
 
 class DecayOverThreshold(DiagnosticInstrument):
-    """The weight decay over dt lam* of every sublayer without a norm behind it or around it, at the discrete model's costates."""
+    """The weight decay over dt lam* of every sublayer without a norm behind it or around it, at the
+    discrete model's costates.
+    """
 
     offers = ("decay over dt lam*",)
 
@@ -96,7 +101,8 @@ class DecayOverThreshold(DiagnosticInstrument):
 
 
 class TiedGradients(DiagnosticInstrument):
-    """cos between the loss's two gradients in a matrix that embedding and head share: the part through the head, and that through X_0.
+    """cos between the loss's two gradients in a matrix that embedding and head share: the part
+    through the head, and that through X_0.
 
     Over the rows that the embedding uses on this text, as all others have the head's part alone.
     """

@@ -1,4 +1,6 @@
-"""What instruments of a diagnosis share: readings of quantities by place, and the words for a place."""
+"""What instruments of a diagnosis share: readings of quantities by place, and the words for a
+place.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class DiagnosticInstrument(Instrument):
 
 
 def place_of(depth: Depth, k: int) -> str:
-    """Segment k in words: "block 5, FFN (segment 11)". Blocks and segments are counted from 0, as everywhere here."""
+    """Segment k in words: "block 5, FFN (segment 11)". Blocks and segments are counted from 0, as
+    everywhere here.
+    """
     kind = depth.sublayers[k].kind
     return f"block {k // depth.per_block}, {WORDS.get(kind, kind)} (segment {k})"
 
@@ -52,5 +56,7 @@ def at_entry(x: Tensor, place: int) -> tuple[int, int, int]:
 
 
 def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
-    """The first sequences, and of token ids the first tokens of each; images and features are left whole."""
+    """The first sequences, and of token ids the first tokens of each; images and features are left
+    whole.
+    """
     return x[:sequences, :tokens] if x.dim() == 2 and not x.is_floating_point() else x[:sequences]

@@ -1,4 +1,6 @@
-"""What a diagnosis reads from the weights alone: matrices of zeros, entries that are not finite, gains of norms outside of the depth."""
+"""What a diagnosis reads from the weights alone: matrices of zeros, entries that are not finite,
+gains of norms outside of the depth.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ OFFERS = ("entries that are not finite", "largest entry of a matrix", "largest g
 
 @torch.no_grad()
 def weight_readings(model: nn.Module, depth: Depth) -> Readings:
-    """Readings of the quantities in `OFFERS`, by each weight's own name and the sublayer that it is in.
+    """Readings of the quantities in `OFFERS`, by each weight's own name and the sublayer that it is
+    in.
 
     Of a stack of matrices, as experts are, the one whose largest entry is least counts.
     """
@@ -50,9 +53,9 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
 def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple[str, Tensor]]:
     """The gains of every norm that is in no sublayer, of whatever library, by the norm's name.
 
-    A norm is a module whose only parameters are vectors as long as a token and which gives the same for a large state and for twice
-    that. Its gains are what it makes of a token of signs s, half of them -1, and of its opposite: for an even width
-    (N(s) - N(-s))/2 = gamma s, but for eps.
+    A norm is a module whose only parameters are vectors as long as a token and which gives the same
+    for a large state and for twice that. Its gains are what it makes of a token of signs s, half of
+    them -1, and of its opposite: for an even width (N(s) - N(-s))/2 = gamma s, but for eps.
     """
     inside = set(depth.modules())
     signs = torch.ones(width)

@@ -39,7 +39,9 @@ def close_to_limits(diagnosis: Diagnosis) -> list[str]:
 
 
 def not_looked_at(diagnosis: Diagnosis) -> list[str]:
-    """What could not be looked at and why, and the kinds of finding that were not examined with what each takes, a line each."""
+    """What could not be looked at and why, and the kinds of finding that were not examined with
+    what each takes, a line each.
+    """
     lines = [f"not looked at: {what}: {why}" for what, why in diagnosis.unknown.items()]
     if diagnosis.unexamined:
         wanting = [f"{name} (takes {CHECKS[name].requires or 'a walk'})" for name in diagnosis.unexamined]

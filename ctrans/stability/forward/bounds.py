@@ -36,8 +36,9 @@ from solvers import ConfigError
 class ForwardBounds:
     """Bounds on the moments at depth-time 0 and at each segment's end.
 
-    `mean_abs` and `rms` are the sharper bounds; `variance` follows from rms as N/(N-1) rms^2 for N entries. `seed_mean_abs` and
-    `seed_variance` are the papers' own statements, None where they make none, and `seed_note` says why.
+    `mean_abs` and `rms` are the sharper bounds; `variance` follows from rms as N/(N-1) rms^2 for N
+    entries. `seed_mean_abs` and `seed_variance` are the papers' own statements, None where they
+    make none, and `seed_note` says why.
     """
 
     mean_abs: list[float]
@@ -50,7 +51,9 @@ class ForwardBounds:
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-    """What a bound needs of one segment: its sublayer's norms, the least sigma of its input norm there, and its map's bound."""
+    """What a bound needs of one segment: its sublayer's norms, the least sigma of its input norm
+    there, and its map's bound.
+    """
 
     sublayer: Sublayer
     h: float
@@ -68,17 +71,19 @@ class _Measured:
 class BoundsByDepth(Instrument):
     """What MA, RMS and variance of X_k cannot exceed, from X_0 and the weights (theory, section 6).
 
-    Sharper: MA(X_k) <= MA(X_0) + sum_j h_j rho_j and the same for RMS, with h_j segment j's length and rho_j a bound on the RMS of
-    its velocity: g + b behind an output norm; without one |f|/sqrt(d) from the norms of the weights at the largest input, which
-    behind an input norm does not depend on X, so that growth is linear. A norm around the state sets the bound to g + b.
-    With `none` the input's bound is the state's own r, and |f| <= a r + c compounds: to r + h (a r + c) in the discrete model, to
-    e^(ah) r + c (e^(ah) - 1)/a in the ODE (Gronwall), where a map that grows with r^2, as a gated FFN, has none. `discrete` says which
-    of the two; where norms stand they are one. The ODE's bounds are for its exact solution: an integrator can exceed them by its own
-    error, and a norm around the state then too.
+    Sharper: MA(X_k) <= MA(X_0) + sum_j h_j rho_j and the same for RMS, with h_j segment j's length
+    and rho_j a bound on the RMS of its velocity: g + b behind an output norm; without one
+    |f|/sqrt(d) from the norms of the weights at the largest input, which behind an input norm does
+    not depend on X, so that growth is linear. A norm around the state sets the bound to g + b. With
+    `none` the input's bound is the state's own r, and |f| <= a r + c compounds: to r + h (a r + c)
+    in the discrete model, to e^(ah) r + c (e^(ah) - 1)/a in the ODE (Gronwall), where a map that
+    grows with r^2, as a gated FFN, has none. `discrete` says which of the two; where norms stand
+    they are one. The ODE's bounds are for its exact solution: an integrator can exceed them by its
+    own error, and a norm around the state then too.
 
-    Seed: Kan, theorem 4 for output norms without state norm; theorem 3 with eq. 82 for `pre`, its D_i taken as sigma of each
-    token along the states given (as printed it drops sqrt(d)), with the same step for FFN sublayers. The states are only used
-    there, and X_0.
+    Seed: Kan, theorem 4 for output norms without state norm; theorem 3 with eq. 82 for `pre`, its
+    D_i taken as sigma of each token along the states given (as printed it drops sqrt(d)), with the
+    same step for FFN sublayers. The states are only used there, and X_0.
     """
 
     def __init__(self, *, discrete: bool = True):
@@ -92,17 +97,21 @@ class BoundsByDepth(Instrument):
         self._segments.append(_measure(at))
 
     def figures(self) -> ForwardBounds:
-        """Of all the depth, also where the walk ended before. Raises ConfigError where no bound on a map is known."""
+        """Of all the depth, also where the walk ended before. Raises ConfigError where no bound on
+        a map is known.
+        """
         rest = zip(self._depth.sublayers, self._depth.lengths, strict=True)
         unseen = [_Measured(s, h, math.nan, *_bound_of(s)) for s, h in list(rest)[len(self._segments) :]]
         return _forward_bounds(self._x0, [*self._segments, *unseen], len(self._segments), self.discrete)
 
     def spreads(self) -> list[float | None]:
-        """s_k, the largest distance between two tokens of segment k's velocity, or of its state behind a norm around it.
+        """s_k, the largest distance between two tokens of segment k's velocity, or of its state
+        behind a norm around it.
 
-        2 sqrt(d) g behind an output norm or one around the state. Behind an input norm alone the smaller of twice the bound on a
-        token's length and 2 sqrt(d) g L, L a Lipschitz constant of the map (`difference_bound`), in which what every token has in
-        common cancels. None without norms, and behind an input norm alone for a map of which neither is known.
+        2 sqrt(d) g behind an output norm or one around the state. Behind an input norm alone the
+        smaller of twice the bound on a token's length and 2 sqrt(d) g L, L a Lipschitz constant of
+        the map (`difference_bound`), in which what every token has in common cancels. None without
+        norms, and behind an input norm alone for a map of which neither is known.
         """
         return [token_spread(each.sublayer, each.bound, each.apart) for each in self._segments]
 
@@ -116,7 +125,9 @@ def forward_bounds(
 
 
 def map_bound(sublayer: Sublayer) -> TokenBound:
-    """How long the output tokens of the sublayer's map can be; ConfigError where the map does not say (`bound`)."""
+    """How long the output tokens of the sublayer's map can be; ConfigError where the map does not
+    say (`bound`).
+    """
     if not isinstance(sublayer.field, HasBound):
         raise ConfigError(
             f"no bound is known: {type(sublayer.field).__name__} does not say how large its output can be, as a method bound() -> "
@@ -126,12 +137,14 @@ def map_bound(sublayer: Sublayer) -> TokenBound:
 
 
 def difference_bound(sublayer: Sublayer) -> float:
-    """L with |f(U)_i - f(U')_j| <= L max over tokens of |u_k - u'_l| for inputs behind the sublayer's input norm; inf if not known.
+    """L with |f(U)_i - f(U')_j| <= L max over tokens of |u_k - u'_l| for inputs behind the
+    sublayer's input norm; inf if not known.
 
-    Attention: with rows a of A and b of A', f(U)_i - f(U')_j = sum_h W_h V_h (sum_k a_hk u_k - sum_l b_hl u'_l), as offsets of values
-    and of the output come through whole in both; a difference of two averages is no longer than the largest of differences, so
-    that L = sum_h |W_h V_h|_2. An FFN acts on each token alone: L is its Lipschitz constant, among tokens no longer than the
-    norm's image reaches.
+    Attention: with rows a of A and b of A', f(U)_i - f(U')_j = sum_h W_h V_h (sum_k a_hk u_k -
+    sum_l b_hl u'_l), as offsets of values and of the output come through whole in both; a
+    difference of two averages is no longer than the largest of differences, so that L = sum_h |W_h
+    V_h|_2. An FFN acts on each token alone: L is its Lipschitz constant, among tokens no longer
+    than the norm's image reaches.
     """
     norm = sublayer.input_norm
     if norm is None or not needs_map_bound(sublayer):
@@ -150,7 +163,8 @@ def _difference(field: nn.Module, kind: Kind, radius: float) -> float:
 
 
 def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = math.inf) -> float | None:
-    """`BoundsByDepth.spreads` of one sublayer, with its map's bound and `difference_bound` where these are known.
+    """`BoundsByDepth.spreads` of one sublayer, with its map's bound and `difference_bound` where
+    these are known.
 
     None for a state of several streams, whose mixing is another thing that moves two states apart.
     """
@@ -179,11 +193,14 @@ def needs_radius(sublayer: Sublayer) -> bool:
 
 
 def velocity_bound(sublayer: Sublayer, radius: float, bound: TokenBound | None) -> float:
-    """How long a token of r(X) can be where no token of X, as it has entered, is longer than `radius`; the map's `bound` where it is known.
+    """How long a token of r(X) can be where no token of X, as it has entered, is longer than
+    `radius`; the map's `bound` where it is known.
 
-    g sqrt(d) (max|gamma| + max|beta|) behind an output norm, g the largest gain; else g f at the largest input of the map f: s times
-    such a length behind an input norm, |a| times the radius without one. A residual that moves towards a norm's image has
-    r = g (N v - X), which is no longer than g times that length plus the radius. nan where it takes a map's bound that is not known.
+    g sqrt(d) (max|gamma| + max|beta|) behind an output norm, g the largest gain; else g f at the
+    largest input of the map f: s times such a length behind an input norm, |a| times the radius
+    without one. A residual that moves towards a norm's image has r = g (N v - X), which is no
+    longer than g times that length plus the radius. nan where it takes a map's bound that is not
+    known.
     """
     if sublayer.image is not None:
         assert sublayer.residual is not None, "the image is the residual's"
@@ -253,7 +270,9 @@ def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, 
 
 
 class Jump(NamedTuple):
-    """By how much a state can be longer, and its mean absolute entry larger, once its streams are mixed; and what is read of it."""
+    """By how much a state can be longer, and its mean absolute entry larger, once its streams are
+    mixed; and what is read of it.
+    """
 
     length: float = 1.0
     mean_abs: float = 1.0

@@ -1,4 +1,6 @@
-"""States that go through the depth beside the text's own: perturbed and substituted inputs, and any of these with larger weights."""
+"""States that go through the depth beside the text's own: perturbed and substituted inputs, and any
+of these with larger weights.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Start = tuple[float, Float[Tensor, "*batch tokens width"]]
 
 
 class CarriedStates(Instrument):
-    """X_D from each X_0 of several (c, X_0), all of one shape, as extra lanes of one batch: a map is evaluated once for all."""
+    """X_D from each X_0 of several (c, X_0), all of one shape, as extra lanes of one batch: a map
+    is evaluated once for all.
+    """
 
     def __init__(self, starts: Sequence[Start]):
         self._factors, self._starts = zip(*starts, strict=True)

@@ -1,4 +1,6 @@
-"""What the dynamics conserve: laws that hold in the ODE whatever the weights, and how far a trajectory drifts from them."""
+"""What the dynamics conserve: laws that hold in the ODE whatever the weights, and how far a
+trajectory drifts from them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ctrans.walk import Instrument, StepContext, observe
 
 @dataclasses.dataclass(frozen=True)
 class ConservationLaw:
-    """A conservation law: where it holds, and by how much a step from X to Y over a time h breaks it."""
+    """A conservation law: where it holds, and by how much a step from X to Y over a time h breaks
+    it.
+    """
 
     name: str
     statement: str
@@ -50,12 +54,14 @@ LAWS = (
 
 
 class DriftByDepth(Instrument):
-    """The law that holds for this depth and its violation in each segment, largest over tokens; None where no law holds.
+    """The law that holds for this depth and its violation in each segment, largest over tokens;
+    None where no law holds.
 
-    `peri` and `output` with LayerNorm conserve each token's mean in the coordinates of the norm, in the ODE and in any
-    Runge-Kutta method, so their drift is rounding. A norm around the state keeps it on that norm's image: exactly in the ODE,
-    to the method's error in an integrator without projection, to eps/sigma^2 in the discrete model (theory, section 3). Where a
-    gain is zero the law says nothing and the drift is nan.
+    `peri` and `output` with LayerNorm conserve each token's mean in the coordinates of the norm, in
+    the ODE and in any Runge-Kutta method, so their drift is rounding. A norm around the state keeps
+    it on that norm's image: exactly in the ODE, to the method's error in an integrator without
+    projection, to eps/sigma^2 in the discrete model (theory, section 3). Where a gain is zero the
+    law says nothing and the drift is nan.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:

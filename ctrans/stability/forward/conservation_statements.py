@@ -46,7 +46,9 @@ def _order_of(errors: list[float], words: str) -> Trial:
     0.02,
 )
 def retraction_converges(draw: Draw) -> Trial:
-    """|p - 1|, p the order of R(X + dt f(X)) to the projected ODE, 50 to 200 steps, LayerNorm with learned gain and offset."""
+    """|p - 1|, p the order of R(X + dt f(X)) to the projected ODE, 50 to 200 steps, LayerNorm with
+    learned gain and offset.
+    """
     return _order_of(_projected_errors(draw, plain=False), "the retraction, learned gain and offset")
 
 
@@ -80,7 +82,9 @@ def plain_step(draw: Draw, printed: bool) -> Trials:
     0.5,
 )
 def conserved(draw: Draw) -> Trial:
-    """max |1'Gamma^-1 (x_j+ - x_j - dt beta)|/d over tokens and segments, peri or output, LayerNorm, a drawn Runge-Kutta method."""
+    """max |1'Gamma^-1 (x_j+ - x_j - dt beta)|/d over tokens and segments, peri or output,
+    LayerNorm, a drawn Runge-Kutta method.
+    """
     made = random_model(draw, draw.choice(("peri", "output")), norm="layernorm", depth=1)
     method = draw.choice(own_methods())
     x0, steps = draw.normal(2, 3, made.config.width), 1 + draw.integer(3)
@@ -91,7 +95,9 @@ def conserved(draw: Draw) -> Trial:
 
 @statement("constant-mean", 3, "ctrans", "with gamma = 1, beta = 0 each token's mean is constant in depth", 1e-12, 0.25)
 def mean_is_constant(draw: Draw) -> Trial:
-    """max_j |mean x_j(T) - mean x_j(0)| of the discrete model, peri or output, LayerNorm with gamma = 1 and beta = 0."""
+    """max_j |mean x_j(T) - mean x_j(0)| of the discrete model, peri or output, LayerNorm with gamma
+    = 1 and beta = 0.
+    """
     made = random_model(draw, draw.choice(("peri", "output")), norm="layernorm", spread=0)
     x0 = draw.normal(2, 3, made.config.width)
     gap = (made.depth(x0).mean(-1) - x0.mean(-1)).abs().max()

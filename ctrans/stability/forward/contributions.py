@@ -1,4 +1,6 @@
-"""What each sublayer contributes to the last state and to a logit: sums that are exact at the norms' scales as they are."""
+"""What each sublayer contributes to the last state and to a logit: sums that are exact at the
+norms' scales as they are.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,23 @@ from ctrans.walk import Instrument, ModelOfModules, StepContext, walk
 from solvers import ConfigError
 
 ROUNDING = 1e-3
-"""By how much scale times parts may miss the norm, relatively, in float32; more says that the norm is no scaling of its input."""
+"""By how much scale times parts may miss the norm, relatively, in float32; more says that the norm
+is no scaling of its input.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contributed:
-    """X_K = sum_k `parts`[k] + `offsets`: parts[0] came from the embedding, parts[k + 1] from sublayer k, offsets from norms' beta."""
+    """X_K = sum_k `parts`[k] + `offsets`: parts[0] came from the embedding, parts[k + 1] from
+    sublayer k, offsets from norms' beta.
+    """
 
     parts: Float[Tensor, "count *batch tokens width"]
     offsets: Float[Tensor, "*batch tokens width"]
 
     def through(self, norm: Norm, x: Float[Tensor, "*batch tokens width"]) -> Contributed:
-        """The same behind a norm, which at its scale at x is affine: N(v) = gamma * C v/sigma(x) + beta.
+        """The same behind a norm, which at its scale at x is affine: N(v) = gamma * C v/sigma(x) +
+        beta.
 
         Raises ConfigError for a norm that is not such a scaling at x.
         """
@@ -46,10 +53,11 @@ class Contributed:
 
 
 class Contributions(Instrument):
-    """`Contributed` of the last state along the walk. A sublayer adds h r_k(X_k); a norm around the state scales what was there by then,
-    and streams that mix do so in every part.
+    """`Contributed` of the last state along the walk. A sublayer adds h r_k(X_k); a norm around the
+    state scales what was there by then, and streams that mix do so in every part.
 
-    A part is what a sublayer wrote, not what the model would lose without it: others read it. It keeps K + 1 states.
+    A part is what a sublayer wrote, not what the model would lose without it: others read it. It
+    keeps K + 1 states.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -71,10 +79,12 @@ class Contributions(Instrument):
 def logit_contributions(
     model: GPT, tokens: Int[Tensor, "batch tokens"], targets: Int[Tensor, "batch tokens"]
 ) -> tuple[Float[Tensor, "count batch tokens"], Float[Tensor, "batch tokens"]]:
-    """What the embedding and each sublayer add to the logit of every token's target less the mean logit, and what offsets add.
+    """What the embedding and each sublayer add to the logit of every token's target less the mean
+    logit, and what offsets add.
 
-    logit_t - mean logit = <w_t - mean w, N_final(X_K)>, a sum over the parts of X_K at the final norm's scale (direct logit
-    attribution; Elhage et al. 2021). Raises ConfigError for norms that are no scalings.
+    logit_t - mean logit = <w_t - mean w, N_final(X_K)>, a sum over the parts of X_K at the final
+    norm's scale (direct logit attribution; Elhage et al. 2021). Raises ConfigError for norms that
+    are no scalings.
     """
     found, x = walk(model, tokens, None, [Contributions(), _LastState()])
     return _to_logits(model, found, x, targets)
@@ -99,10 +109,12 @@ def _mean_stream(model: GPT, x: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class ContributionsByDepth:
-    """Means over tokens of what the embedding (first), each sublayer and norms' offsets (last) contribute; `names` has these.
+    """Means over tokens of what the embedding (first), each sublayer and norms' offsets (last)
+    contribute; `names` has these.
 
-    `state` is <part, X_K>/|X_K|^2, which sums to 1, `size` |part|/|X_K|, and `logit` what is added to the logit of the target less the
-    mean logit, which sums to that; None, with `note`, where that is not known.
+    `state` is <part, X_K>/|X_K|^2, which sums to 1, `size` |part|/|X_K|, and `logit` what is added
+    to the logit of the target less the mean logit, which sums to that; None, with `note`, where
+    that is not known.
     """
 
     names: list[str]
@@ -116,7 +128,9 @@ class ContributionsByDepth:
 def contributions_by_depth(
     model: ModelOfModules, tokens: Tensor, targets: Int[Tensor, "batch tokens"] | None = None
 ) -> ContributionsByDepth:
-    """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that are no scalings."""
+    """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that are no
+    scalings.
+    """
     found, x = walk(model, tokens, None, [Contributions(), _LastState()])
     each = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double()
     square = x.double().square().sum(-1)

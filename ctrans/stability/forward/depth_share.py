@@ -18,11 +18,13 @@ from ctrans.walk.instrument import of_text
 class DepthShare:
     """What the sublayers do to the state, at depth-time 0 and at every segment's end.
 
-    `added` is |X_k - Y_k|/|X_k|, Y the state without them: Y_0 = X_0, Y_{k+1} = Y_k or, where a norm stands around the state, that
-    norm of it. 0 says that the depth does nothing, 1 that the state owes all to it. `growth` is p of |X_k - Y_k| ~ k^p between
-    the middle block and the end: 1/2 for contributions that are independent of each other, 1 for equal ones, and 1 more for each
-    further doubling over the second half; nan for a depth of one block, or one that adds nothing. `similarity` is the
-    mean cosine between two tokens of a sequence, nan where there is one: at 1 they are one token (rank collapse).
+    `added` is |X_k - Y_k|/|X_k|, Y the state without them: Y_0 = X_0, Y_{k+1} = Y_k or, where a
+    norm stands around the state, that norm of it. 0 says that the depth does nothing, 1 that the
+    state owes all to it. `growth` is p of |X_k - Y_k| ~ k^p between the middle block and the end:
+    1/2 for contributions that are independent of each other, 1 for equal ones, and 1 more for each
+    further doubling over the second half; nan for a depth of one block, or one that adds nothing.
+    `similarity` is the mean cosine between two tokens of a sequence, nan where there is one: at 1
+    they are one token (rank collapse).
     """
 
     added: list[float]
@@ -61,9 +63,11 @@ class DepthShares(Instrument):
 
 
 def token_similarity(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None = None) -> float:
-    """The mean of <x_i, x_j>/(|x_i||x_j|) over pairs i != j of a sequence's tokens, and over the batch; nan for one token.
+    """The mean of <x_i, x_j>/(|x_i||x_j|) over pairs i != j of a sequence's tokens, and over the
+    batch; nan for one token.
 
-    Of tokens that are `kept`, where these are not all; a sequence that has one of them has no pair and does not count.
+    Of tokens that are `kept`, where these are not all; a sequence that has one of them has no pair
+    and does not count.
     """
     unit = torch.nn.functional.normalize(x.double(), dim=-1)
     tokens = torch.full(x.shape[:-2], x.shape[-2], device=x.device)

@@ -1,4 +1,6 @@
-"""How hidden states grow: the law that fits a moment by depth, and the better of several by Akaike's criterion."""
+"""How hidden states grow: the law that fits a moment by depth, and the better of several by
+Akaike's criterion.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ from scipy.optimize import least_squares, minimize_scalar
 
 Array = NDArray[np.float64]
 RESOLVED = 1e-10
-"""Relative misfits below this count as none: of two laws that fit exactly, the one with fewer parameters is better."""
+"""Relative misfits below this count as none: of two laws that fit exactly, the one with fewer
+parameters is better.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A law m(t) fitted to a moment by depth: its parameters by name, the RMS of log m - log law, and Akaike's criterion."""
+    """A law m(t) fitted to a moment by depth: its parameters by name, the RMS of log m - log law,
+    and Akaike's criterion.
+    """
 
     law: str
     parameters: dict[str, float]
@@ -27,7 +33,9 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class GrowthLaw:
-    """All fits, best first by AIC; `weights` are their Akaike weights, the support for each law among these."""
+    """All fits, best first by AIC; `weights` are their Akaike weights, the support for each law
+    among these.
+    """
 
     fits: list[Fit]
     weights: list[float]
@@ -39,7 +47,9 @@ class GrowthLaw:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A growth law of `count` parameters: fits log m to given times (from 0, scaled to end at 1) and tells parameters and fit."""
+    """A growth law of `count` parameters: fits log m to given times (from 0, scaled to end at 1)
+    and tells parameters and fit.
+    """
 
     count: int
     fit: Callable[[Array, Array], tuple[dict[str, float], Array]]
@@ -82,7 +92,8 @@ def _power(s: Array, log: Array) -> tuple[dict[str, float], Array]:
     def misfit(log_onset: float) -> float:
         return float(np.square(at(log_onset)[2] - log).sum())
 
-    # from a tenth of the first step to ten times the whole depth; later onsets are exponentials in disguise
+    # from a tenth of the first step to ten times the whole depth; later onsets are exponentials in
+    # disguise
     grid = np.linspace(math.log(s[1] / 10), math.log(10), 60)
     best = grid[int(np.argmin([misfit(value) for value in grid]))]
     around = best - (grid[1] - grid[0]), best + (grid[1] - grid[0])
@@ -101,11 +112,13 @@ LAWS: dict[str, Law] = {
 
 
 def growth_law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | None:
-    """The law of LAWS with the least AIC = n log(RSS/n) + 2k + 2k(k+1)/(n-k-1), RSS of log m - log law, k parameters with RSS/n.
+    """The law of LAWS with the least AIC = n log(RSS/n) + 2k + 2k(k+1)/(n-k-1), RSS of log m - log
+    law, k parameters with RSS/n.
 
-    Errors are relative to the moment, so that every layer counts the same, however much the last ones have grown. Times in the
-    parameters are fractions of the depth. Values that are not positive and finite are left out; a law needs at least three more
-    points than parameters, and where none has them the answer is None.
+    Errors are relative to the moment, so that every layer counts the same, however much the last
+    ones have grown. Times in the parameters are fractions of the depth. Values that are not
+    positive and finite are left out; a law needs at least three more points than parameters, and
+    where none has them the answer is None.
     """
     t, m = np.asarray(times, dtype=float), np.asarray(values, dtype=float)
     known = np.isfinite(m) & (m > 0)

@@ -30,7 +30,9 @@ OUTPUT = ("peri", "output")
     "behind any output norm states grow at most linearly in depth: |X_D| <= |X_0| + sum_k dt sup|N_k|, by that norm's own bound",
 )
 def growth_behind_norm(draw: Draw) -> Trial:
-    """|X_D|_F <= |X_0|_F + sqrt(n) sum_k dt sup|N_k|, sup|N| the length of the farthest point of the output norm's image."""
+    """|X_D|_F <= |X_0|_F + sqrt(n) sum_k dt sup|N_k|, sup|N| the length of the farthest point of
+    the output norm's image.
+    """
     made = random_model(draw, draw.choice(OUTPUT), norm=draw.choice(sorted(NORMS)))
     x0 = draw.log_uniform(-1, 1) * made.embed(random_text(draw))
     tokens, width = x0.numel() // x0.shape[-1], x0.shape[-1]
@@ -65,7 +67,8 @@ def _levels(made: GPT) -> tuple[float, float]:
 def mean(draw: Draw, printed: bool) -> Trials:
     """MA(X_0) + dt sum_k (g_k + b_k), and the same increments for the norm.
 
-    Printed: MA(X_D) <= |X_0|/sqrt(N) + T (g_max + b_max), T = 2 D dt, N the entries of X, under peri or output.
+    Printed: MA(X_D) <= |X_0|/sqrt(N) + T (g_max + b_max), T = 2 D dt, N the entries of X, under
+    peri or output.
     """
     made, states, _ = _walk(draw, *OUTPUT)
     x0, start, end, (levels, level) = states[0], moments(states[0]), moments(states[-1]), _levels(made)
@@ -87,7 +90,9 @@ def mean(draw: Draw, printed: bool) -> Trials:
     as_printed=True,
 )
 def variance_as_printed(draw: Draw) -> Trial:
-    """Var(X_D) <= (|X_0| + T sqrt(N)(g_max + b_max))^2/(N - 1), T = 2 D dt, N the entries of X, under peri or output."""
+    """Var(X_D) <= (|X_0| + T sqrt(N)(g_max + b_max))^2/(N - 1), T = 2 D dt, N the entries of X,
+    under peri or output.
+    """
     made, states, _ = _walk(draw, *OUTPUT)
     x0, entries = states[0], states[0].numel()
     bound = (float(x0.norm()) + made.depth.times[-1] * math.sqrt(entries) * _levels(made)[1]) ** 2 / (entries - 1)
@@ -116,7 +121,8 @@ def sharper_is_attained(draw: Draw) -> Trial:
     printed=Printed("an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2", share=0.5),
 )
 def entries_over_data(draw: Draw, printed: bool) -> Trials:
-    """max over entries of X_D of Var over 6 inputs <= max over entries of E(|x_0| + growth)^2 <= theorem 5's printed bound.
+    """max over entries of X_D of Var over 6 inputs <= max over entries of E(|x_0| + growth)^2 <=
+    theorem 5's printed bound.
 
     Printed: the first against the last.
     """
@@ -137,7 +143,8 @@ def entries_over_data(draw: Draw, printed: bool) -> Trials:
 def theorem_3(draw: Draw, printed: bool) -> Trials:
     """D_i = |x_i|/sqrt(d), for one token under attention with W V = I, and for models.
 
-    Printed: the factor 1 + dt |W V| max|gamma|/D of an attention sublayer (eq. 82) with D_i = |x_i|, for that token.
+    Printed: the factor 1 + dt |W V| max|gamma|/D of an attention sublayer (eq. 82) with D_i =
+    |x_i|, for that token.
     """
     width, dt = 16, draw.uniform(0.1, 1)
     attention, chosen = Attention(width, 1, bias=False).double(), RMSNorm(width, 0.0).double()
@@ -161,7 +168,9 @@ def theorem_3(draw: Draw, printed: bool) -> Trials:
     "under pre |X_{k+1}| <= |X_k| + dt |f_k(N X_k)|, the last term bounded by weights, gains and offsets alone",
 )
 def pre_bound(draw: Draw) -> Trials:
-    """|X_k|/sqrt(nd) <= RMS bound of `forward_bounds` at every k >= 1, for a random model under pre."""
+    """|X_k|/sqrt(nd) <= RMS bound of `forward_bounds` at every k >= 1, for a random model under
+    pre.
+    """
     made, states, bounds = _walk(draw, "pre")
     words = f"|X_k|/sqrt(nd), {described(made)}"
     return [at_most(moments(x).rms, bound, words) for x, bound in zip(states[1:], bounds.rms[1:], strict=True)]
@@ -177,7 +186,8 @@ def pre_bound(draw: Draw) -> Trials:
     printed=Printed("theorem 3's exponential is the rate of growth (to half of it)", 0.0, 0),
 )
 def linear_growth(draw: Draw, printed: bool) -> Trials:
-    """From 16 to 32 blocks under pre the bound on |X_D| grows by a factor of 1.8 to 2.2, |X_D| itself by at most 2.2.
+    """From 16 to 32 blocks under pre the bound on |X_D| grows by a factor of 1.8 to 2.2, |X_D|
+    itself by at most 2.2.
 
     Printed: O(e^D): with weights of one size, doubling the depth would square the growth.
     """
@@ -273,7 +283,9 @@ def feed_forward(draw: Draw) -> Trial:
     share=0.2,
 )
 def scaled_growth(draw: Draw) -> Trial:
-    """Tokens of `pre` with LayerNorm scaling, maps without offsets: at most |x_0| + 4 dt a g sqrt(d D), a g the largest there."""
+    """Tokens of `pre` with LayerNorm scaling, maps without offsets: at most |x_0| + 4 dt a g sqrt(d
+    D), a g the largest there.
+    """
     depth = 1 + draw.integer(40)
     made = random_model(draw, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm")
     states = states_of(made.depth, draw.log_uniform(-1, 1) * draw.normal(1, 4, 8))

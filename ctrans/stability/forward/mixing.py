@@ -1,4 +1,6 @@
-"""What mixing does by itself: the gain of the product of the mixing matrices of hyper-connections, by depth."""
+"""What mixing does by itself: the gain of the product of the mixing matrices of hyper-connections,
+by depth.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from solvers import ConfigError
 def mixing_gains(depth: Depth) -> list[float]:
     """|M_k ... M_0|_2 after every segment k: how much longer a state becomes, at most, by mixing alone.
 
-    The costate meets the transposes, so that this bounds what mixing does to gradients too. Doubly stochastic M leave it at 1; free
-    ones let it grow or vanish exponentially with the number of segments. Raises ConfigError for a depth whose state is one stream.
+    The costate meets the transposes, so that this bounds what mixing does to gradients too. Doubly
+    stochastic M leave it at 1; free ones let it grow or vanish exponentially with the number of
+    segments. Raises ConfigError for a depth whose state is one stream.
     """
     mixing: list[Tensor] = []
     for k, sublayer in enumerate(depth.sublayers):

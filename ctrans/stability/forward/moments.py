@@ -14,7 +14,9 @@ from ctrans.walk.instrument import of_text
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Of all entries of a hidden state: mean absolute value, sample variance, root mean square |X|/sqrt(nd)."""
+    """Of all entries of a hidden state: mean absolute value, sample variance, root mean square
+    |X|/sqrt(nd).
+    """
 
     mean_abs: float
     variance: float

@@ -1,5 +1,5 @@
-"""One run of a model over a text, seen by depth: moments, bounds, conservation, and the distance between the discrete model and
-its ODE.
+"""One run of a model over a text, seen by depth: moments, bounds, conservation, and the distance
+between the discrete model and its ODE.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """A trajectory by depth, of the discrete model or of a method for its ODE (`discrete`). Lists run over depth-time 0 and
-    every segment's end that was reached.
+    """A trajectory by depth, of the discrete model or of a method for its ODE (`discrete`). Lists
+    run over depth-time 0 and every segment's end that was reached.
 
-    `distance` is |X - X_ode|/|X_ode| of the trajectory, `discrete_distance` the same for the discrete model (None where the
-    reference or the discrete model failed before that depth). `drift` is the violation of the conservation law `law` in each
-    segment, one less than there are times. `used` is the mean absolute value over its sharper bound. `bounds` and `used` are None
-    where no bound on a map is known, which `unbounded` then says. `warnings` are what is to be known of a method that got to the end.
-    `reference` is how the ODE was solved, None where it was not asked for, and `unreferenced` why that failed, where it did: distances
-    are None from there on.
+    `distance` is |X - X_ode|/|X_ode| of the trajectory, `discrete_distance` the same for the
+    discrete model (None where the reference or the discrete model failed before that depth).
+    `drift` is the violation of the conservation law `law` in each segment, one less than there are
+    times. `used` is the mean absolute value over its sharper bound. `bounds` and `used` are None
+    where no bound on a map is known, which `unbounded` then says. `warnings` are what is to be
+    known of a method that got to the end. `reference` is how the ODE was solved, None where it was
+    not asked for, and `unreferenced` why that failed, where it did: distances are None from there
+    on.
     """
 
     placement: str
@@ -78,13 +80,14 @@ def simulate(
 ) -> Simulation:
     """X(t) of the model on those tokens by that method, and what theory says of it.
 
-    - `model`: one of ctrans; `ctrans.simulate` takes any `nn.Module` and the path of a checkpoint too, and opens them
+    - `model`: one of ctrans; `ctrans.simulate` takes any `nn.Module` and the path of a checkpoint
+      too, and opens them
     - `tokens`: token ids, or what else the model reads as one tensor
-    - `method`, `steps`, `rtol`, `atol`, `norm`: as `solvers.solve` takes them. A trajectory that breaks off is returned up to there with
-      its status
+    - `method`, `steps`, `rtol`, `atol`, `norm`: as `solvers.solve` takes them. A trajectory that
+      breaks off is returned up to there with its status
     - `reference`: whether the ODE is solved accurately beside it; without, distances to it are None
-    - `progress(k)`: called for each segment done, three times over: the trajectory, the discrete model (if the trajectory is another) and
-      the reference
+    - `progress(k)`: called for each segment done, three times over: the trajectory, the discrete
+      model (if the trajectory is another) and the reference
 
     Raises ConfigError for a request that makes no sense.
     """
@@ -132,7 +135,9 @@ def simulate(
 def _reference(
     model: DescribedModel, tokens: Tensor, progress: Callable[[int], None] | None
 ) -> tuple[Sequence[Tensor], str, str | None]:
-    """The ODE's states, as far as they can be had, how they were, and why not to the end where they were not."""
+    """The ODE's states, as far as they can be had, how they were, and why not to the end where they
+    were not.
+    """
     how = f"{REFERENCE['method']}, rtol = atol = {REFERENCE['rtol']:g}, float64"
     twin: Any = copy.deepcopy(model)  # a module, whatever its class
     try:

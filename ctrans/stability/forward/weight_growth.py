@@ -18,9 +18,11 @@ from ctrans.walk.instrument import of_text
 
 @dataclasses.dataclass(frozen=True)
 class WeightGrowth:
-    """Moments of X_D with every sublayer's last linear map times c, and the slope of log MA against log c over the largest two.
+    """Moments of X_D with every sublayer's last linear map times c, and the slope of log MA against
+    log c over the largest two.
 
-    Slope 1: the state follows the weights (`pre`). 0: the norms hold it (`peri`, `output`, and any norm around the state).
+    Slope 1: the state follows the weights (`pre`). 0: the norms hold it (`peri`, `output`, and any
+    norm around the state).
     """
 
     factors: list[float]
@@ -30,7 +32,9 @@ class WeightGrowth:
 
 
 class GrowthWithWeights(Instrument):
-    """MA and Var of X_D as functions of c, f_k -> c f_k in every segment, X_0 the lane's own; inf or nan where the state overflows."""
+    """MA and Var of X_D as functions of c, f_k -> c f_k in every segment, X_0 the lane's own; inf
+    or nan where the state overflows.
+    """
 
     def __init__(self, factors: Sequence[float] = FACTORS):
         self._factors = list(factors)

@@ -21,7 +21,9 @@ FACTORS = (1.0, 10.0, 100.0, 1000.0)
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """A way to scale weights by c: of which kind of map, whether f becomes exactly c f whatever phi is, and the map so scaled."""
+    """A way to scale weights by c: of which kind of map, whether f becomes exactly c f whatever phi
+    is, and the map so scaled.
+    """
 
     kind: str
     exact: bool
@@ -29,7 +31,9 @@ class Scaling:
 
 
 class Times(AroundMap):
-    """c f(x): the map with its last linear one times c, weight and bias; it shares f, whose weights stay as they are."""
+    """c f(x): the map with its last linear one times c, weight and bias; it shares f, whose weights
+    stay as they are.
+    """
 
     def __init__(self, field: nn.Module, c: float | Tensor):
         super().__init__(field)
@@ -66,10 +70,11 @@ SCALINGS: dict[str, Scaling] = {
 
 @torch.no_grad()
 def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = None) -> Sublayer:
-    """The sublayer with those weights, and the biases that act after them, times c; `eps` replaces that of its norms.
+    """The sublayer with those weights, and the biases that act after them, times c; `eps` replaces
+    that of its norms.
 
-    The sublayer given is not changed, and shares what is not scaled. Raises ConfigError for an unknown scaling, one of the other
-    kind of map, or one that looks into a map of another library.
+    The sublayer given is not changed, and shares what is not scaled. Raises ConfigError for an
+    unknown scaling, one of the other kind of map, or one that looks into a map of another library.
     """
     rule = look_up("scaling", scaling, SCALINGS)
     if rule.kind != sublayer.kind:
@@ -94,7 +99,9 @@ def _with(sublayer: Sublayer, field: nn.Module, eps: float | None) -> Sublayer:
 
 
 def log_slope(x: Sequence[float], y: Sequence[float | None]) -> float:
-    """k of the least-squares fit log y = k log x + constant; nan where a y is missing or not positive."""
+    """k of the least-squares fit log y = k log x + constant; nan where a y is missing or not
+    positive.
+    """
     if any(value is None or not 0 < value < math.inf for value in y) or len(y) < 2:
         return math.nan
     a, b = torch.tensor(x, dtype=torch.float64).log(), torch.tensor(y, dtype=torch.float64).log()

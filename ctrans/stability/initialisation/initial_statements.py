@@ -1,4 +1,6 @@
-"""Section 10: what holds at initialisation (Xiong; Kim). Confidence intervals over seeds test expectations."""
+"""Section 10: what holds at initialisation (Xiong; Kim). Confidence intervals over seeds test
+expectations.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SEEDS = 16
     "xiong-lemma-1", 10, "Xiong, lemma 1", "E|relu(x)|^2 = sigma^2 d/2 for x ~ N(0, sigma^2 I)", 0.0, 0.02, as_printed=True
 )
 def relu_half(draw: Draw) -> Trial:
-    """E|relu(x)|^2 = sigma^2 d/2 of x ~ N(0, sigma^2), within five standard errors of 100,000 draws."""
+    """E|relu(x)|^2 = sigma^2 d/2 of x ~ N(0, sigma^2), within five standard errors of 100,000
+    draws.
+    """
     sigma = draw.uniform(0.1, 10)
     squares = (sigma * draw.normal(100_000)).relu().square()
     error = abs(float(squares.mean()) - sigma**2 / 2) / float(squares.std()) * math.sqrt(len(squares))
@@ -51,7 +55,9 @@ def _growth_case(growth: HiddenGrowth, words: str) -> list[Trial]:
     as_printed=True,
 )
 def pre_growth(draw: Draw) -> Trials:
-    """E|x_l|^2/d in [1 + l/2, 1 + 3l/2] after each of 6 pre blocks: how far the interval over 16 seeds lies outside."""
+    """E|x_l|^2/d in [1 + l/2, 1 + 3l/2] after each of 6 pre blocks: how far the interval over 16
+    seeds lies outside.
+    """
     (growth,) = hidden_growth("pre", 6, SEEDS, SMALL)
     return _growth_case(growth, "pre, E|x_l|^2/d")
 
@@ -66,7 +72,8 @@ def pre_growth(draw: Draw) -> Trials:
     printed=Printed("post: 3/2 before each norm", 0.0, 0),
 )
 def post_growth(draw: Draw, printed: bool) -> Trials:
-    """E|x|^2/d = 3/2 before the FFN's norm, in [1, 2] before the attention's, in each of 6 post blocks, by intervals over 16 seeds.
+    """E|x|^2/d = 3/2 before the FFN's norm, in [1, 2] before the attention's, in each of 6 post
+    blocks, by intervals over 16 seeds.
 
     Printed: 3/2 before the attention's norm too.
     """
@@ -87,7 +94,8 @@ def post_growth(draw: Draw, printed: bool) -> Trials:
     printed=Printed("[1 + l/2, 1 + 3l/2] whatever the initialisation", 0.0, 0),
 )
 def every_initialisation(draw: Draw, printed: bool) -> Trials:
-    """E|x_l|^2/d in [1 + l f, 1 + l (a + f)] after 3 pre blocks of a drawn initialisation, two heads, d_ff = 2 d, 16 seeds.
+    """E|x_l|^2/d in [1 + l f, 1 + l (a + f)] after 3 pre blocks of a drawn initialisation, two
+    heads, d_ff = 2 d, 16 seeds.
 
     Printed: [1 + l/2, 1 + 3l/2] for He's.
     """

@@ -1,6 +1,8 @@
-"""Measurements over seeds of freshly drawn weights, as confidence intervals, with the ranges of theory (section 10).
+"""Measurements over seeds of freshly drawn weights, as confidence intervals, with the ranges of
+theory (section 10).
 
-Growth of the hidden state (Xiong, lemma 2) and the gradient of the last layer by depth (Xiong, theorem 1).
+Growth of the hidden state (Xiong, lemma 2) and the gradient of the last layer by depth (Xiong,
+theorem 1).
 """
 
 from __future__ import annotations
@@ -33,20 +35,24 @@ STREAM = 2**32
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and its two-sided `CONFIDENCE` interval by Student's t; the whole line for a single seed."""
+    """A mean over seeds and its two-sided `CONFIDENCE` interval by Student's t; the whole line for
+    a single seed.
+    """
 
     mean: float
     low: float
     high: float
 
     def outside(self, low: float, high: float) -> float:
-        """By how much the interval lies outside [low, high], relative to `high`; at most 0 where it contains a point of that range."""
+        """By how much the interval lies outside [low, high], relative to `high`; at most 0 where it
+        contains a point of that range.
+        """
         return max(low - self.high, self.low - high) / high
 
 
 def interval(samples: Sequence[float], together: int = 1) -> Interval:
-    """mean +- t s/sqrt(n) of independent samples; so wide that `together` such intervals all hold with that confidence
-    (Bonferroni).
+    """mean +- t s/sqrt(n) of independent samples; so wide that `together` such intervals all hold
+    with that confidence (Bonferroni).
     """
     mean = float(np.mean(samples))
     if len(samples) < 2:
@@ -58,7 +64,9 @@ def interval(samples: Sequence[float], together: int = 1) -> Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Xiong's section 3.3: one head, FFN as wide as the model, ReLU, no biases, norms without eps, inputs N(0, I), dt = 1."""
+    """Xiong's section 3.3: one head, FFN as wide as the model, ReLU, no biases, norms without eps,
+    inputs N(0, I), dt = 1.
+    """
 
     width: int = 128
     tokens: int = 16
@@ -73,7 +81,9 @@ class Setting:
         return self.ffn_width or self.width
 
     def model(self, placement: str, depth: int, seed: int) -> GPT:
-        """Float64, all tokens read all; the head's rows have length about 1, so that logits do not grow with the width."""
+        """Float64, all tokens read all; the head's rows have length about 1, so that logits do not
+        grow with the width.
+        """
         config = GPTConfig(
             vocab_size=VOCABULARY,
             context=self.tokens,
@@ -113,9 +123,10 @@ class HiddenGrowth:
 def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIONG) -> list[HiddenGrowth]:
     """Xiong, lemma 2, in its generalised form, for `pre` and `post`.
 
-    `pre`: E|x_l|^2/d in [1 + l f, 1 + l (a + f)] with a and f of `gains`, which for Xavier is [1 + l/2, 1 + 3l/2]; it holds for
-    every initialisation with independent matrices of mean zero. `post`: 1 + f before the FFN's norm (3/2 for Xavier), and
-    between 1 and 1 + a before the attention's, which the paper's proof has and its statement leaves out; the inputs of the first
+    `pre`: E|x_l|^2/d in [1 + l f, 1 + l (a + f)] with a and f of `gains`, which for Xavier is [1 +
+    l/2, 1 + 3l/2]; it holds for every initialisation with independent matrices of mean zero.
+    `post`: 1 + f before the FFN's norm (3/2 for Xavier), and between 1 and 1 + a before the
+    attention's, which the paper's proof has and its statement leaves out; the inputs of the first
     block only have |x|^2 = d in the mean. Raises ConfigError for other placements.
     """
     attention, ffn = gains(setting.initialisation, depth, setting.width, setting.hidden)
@@ -144,7 +155,8 @@ def _before_norms(depth: Depth, x0: Tensor) -> list[float]:
 def gradient_slope(placement: str, depths: Sequence[int] = (16, 32, 64), seeds: int = 16, setting: Setting = XIONG) -> Interval:
     """The slope of log |dL/dW_2| of the last FFN against log depth, fitted for each seed.
 
-    Xiong, theorem 1: 0 under `post` and -1/2 under `pre`. Raises ConfigError for fewer than two different depths.
+    Xiong, theorem 1: 0 under `post` and -1/2 under `pre`. Raises ConfigError for fewer than two
+    different depths.
     """
     if len(set(depths)) < 2:
         raise ConfigError(f"depths = {list(depths)}: a slope needs at least two different depths")
@@ -162,6 +174,8 @@ def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XION
 
 
 def _over_seeds(samples: Sequence[Sequence[float]]) -> list[Interval]:
-    """For each place, the interval over the seeds' samples there; all hold jointly with probability `CONFIDENCE` (Bonferroni)."""
+    """For each place, the interval over the seeds' samples there; all hold jointly with probability
+    `CONFIDENCE` (Bonferroni).
+    """
     places = list(zip(*samples, strict=True))
     return [interval(place, len(places)) for place in places]

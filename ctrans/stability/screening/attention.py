@@ -1,4 +1,6 @@
-"""What the screening says beside Kan's steps: attention sensitivity (Emadi), and the theory of initialisation (Xiong, Kim)."""
+"""What the screening says beside Kan's steps: attention sensitivity (Emadi), and the theory of
+initialisation (Xiong, Kim).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from solvers.run import finite
 
 @dataclasses.dataclass(frozen=True)
 class AttentionStep:
-    """Attention layers and blocks by depth, and what the growth of log S from the first to the last layer is made of."""
+    """Attention layers and blocks by depth, and what the growth of log S from the first to the last
+    layer is made of.
+    """
 
     layers: list[AttentionLayer]
     blocks: list[BlockLayer]
@@ -38,10 +42,12 @@ class AttentionStep:
 
 
 def plan_attention(case: Case) -> StepPlan:
-    """What attention's rows alone pass on, theta, theorem 5.1 and the block bounds 5.2 and 5.3 by layer (theory, section 9).
+    """What attention's rows alone pass on, theta, theorem 5.1 and the block bounds 5.2 and 5.3 by
+    layer (theory, section 9).
 
-    Quantities: the largest gain of a layer along the attention path, of changes relative to the state's size and of the worst of
-    several sequences; and the least entropy of a head's rows, of all layers and the whole text.
+    Quantities: the largest gain of a layer along the attention path, of changes relative to the
+    state's size and of the worst of several sequences; and the least entropy of a head's rows, of
+    all layers and the whole text.
     """
     depth = case.model.depth
     own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None]
@@ -85,11 +91,13 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
 
 @dataclasses.dataclass(frozen=True)
 class InitialisationStep:
-    """Kim's bound on the last layer's gradient at the weights as they are, and what Xiong says of freshly drawn ones.
+    """Kim's bound on the last layer's gradient at the weights as they are, and what Xiong says of
+    freshly drawn ones.
 
-    `low` and `high` bound what `pre` adds to E|x|^2/d over the depth, for ReLU without biases, and `added` is what this model adds on
-    this text. `slope` is d log|dL/dW_2|/d log depth, in Xiong's setting: Xavier weights, dt = 1. Each of Xiong's is None for other
-    architectures, and for weights of which is not known how they were drawn: `lacks` says which premise is not there.
+    `low` and `high` bound what `pre` adds to E|x|^2/d over the depth, for ReLU without biases, and
+    `added` is what this model adds on this text. `slope` is d log|dL/dW_2|/d log depth, in Xiong's
+    setting: Xavier weights, dt = 1. Each of Xiong's is None for other architectures, and for
+    weights of which is not known how they were drawn: `lacks` says which premise is not there.
     """
 
     low: float | None
@@ -101,12 +109,14 @@ class InitialisationStep:
 
 
 EXACT = 1e-4
-"""By how much a measured gradient may exceed a bound that it attains, as with one token: rounding in float32."""
+"""By how much a measured gradient may exceed a bound that it attains, as with one token: rounding
+in float32.
+"""
 
 
 class LastLayerGradient(Instrument):
-    """Kim's bound on the gradient of the last sublayer's last matrix, at the state that enters it and dL/dX_T; and what all sublayers
-    together add to mean |x|^2/d.
+    """Kim's bound on the gradient of the last sublayer's last matrix, at the state that enters it
+    and dL/dX_T; and what all sublayers together add to mean |x|^2/d.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -127,8 +137,9 @@ class LastLayerGradient(Instrument):
 
 
 def plan_initialisation(case: Case) -> StepPlan:
-    """Kim's proposition 3.1 measured, which is of weights as they are, whoever drew or trained them; Xiong's lemma 2 and theorem 1, of
-    freshly drawn weights, where they apply (theory, section 10). Not scored.
+    """Kim's proposition 3.1 measured, which is of weights as they are, whoever drew or trained
+    them; Xiong's lemma 2 and theorem 1, of freshly drawn weights, where they apply (theory, section
+    10). Not scored.
     """
     config = case.model.config
     lacks = ""

@@ -28,16 +28,20 @@ from ctrans.walk import Attempt
 from solvers.run import finite
 
 SCALED = {"attention": "W", "ffn": "W2"}
-"""Which weights are scaled in a sublayer of each kind: with any of the exact scalings f becomes c f, so one stands for all."""
+"""Which weights are scaled in a sublayer of each kind: with any of the exact scalings f becomes c
+f, so one stands for all.
+"""
 LARGE = (100.0, 1000.0)
 """Factors of the weights between which an exponent of the transport is taken."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BackwardStep:
-    """Sensitivities by depth, Lyapunov exponents, gradient norms, and slopes against activation scale in the middle block.
+    """Sensitivities by depth, Lyapunov exponents, gradient norms, and slopes against activation
+    scale in the middle block.
 
-    `condition` is that of `sensitivity`, of the worst sequence; `spectrum` of J_{0:D}'s singular values. None where not measured.
+    `condition` is that of `sensitivity`, of the worst sequence; `spectrum` of J_{0:D}'s singular
+    values. None where not measured.
     """
 
     sensitivity: SensitivityByDepth
@@ -49,10 +53,12 @@ class BackwardStep:
 
 
 def plan_backward(case: Case) -> StepPlan:
-    """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation scale (theory, section 7).
+    """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation
+    scale (theory, section 7).
 
-    Quantities: the largest condition number of the blocks looked at, over several sequences; mean and deviation of log sigma of J_{0:D},
-    the mean in units of |X_D|/|X_0|; the mean slope of log |dv/dX| against log c.
+    Quantities: the largest condition number of the blocks looked at, over several sequences; mean
+    and deviation of log sigma of J_{0:D}, the mean in units of |X_D|/|X_0|; the mean slope of log
+    |dv/dX| against log c.
     """
     effort = case.effort
     jacobians = case.jacobians
@@ -153,11 +159,12 @@ def _slopes(case: Case) -> list[tuple[int, Attempt]]:
 
 @dataclasses.dataclass(frozen=True)
 class TransportStep:
-    """Wasserstein distances for every perturbation and order, and the largest distance out over in, both relative to the states.
+    """Wasserstein distances for every perturbation and order, and the largest distance out over in,
+    both relative to the states.
 
-    `relative` by perturbation is (W_2 out/|X_D|)/(W_2 in/|X_0|). `scaled[i]` is W_2 out for substituted tokens (noise, of other
-    inputs) with all last maps times `factors[i]`, and `slope` its exponent. `radius` is Kan's generalisation radius for these
-    sequences.
+    `relative` by perturbation is (W_2 out/|X_D|)/(W_2 in/|X_0|). `scaled[i]` is W_2 out for
+    substituted tokens (noise, of other inputs) with all last maps times `factors[i]`, and `slope`
+    its exponent. `radius` is Kan's generalisation radius for these sequences.
     """
 
     size: float
@@ -171,9 +178,11 @@ class TransportStep:
 
 @torch.no_grad()
 def plan_transport(case: Case) -> StepPlan:
-    """Kan's step 4: W_p between terminal states of perturbed inputs, over that between the inputs (theory, section 8).
+    """Kan's step 4: W_p between terminal states of perturbed inputs, over that between the inputs
+    (theory, section 8).
 
-    Quantities: the largest relative growth of a distance, and the exponent of the distance in the weights.
+    Quantities: the largest relative growth of a distance, and the exponent of the distance in the
+    weights.
     """
     tokens, notes = cut(case.tokens, len(case.tokens), case.effort.tokens), list[str]()
     x, inputs = case.model.embed(tokens), _perturbed(case, tokens, notes)
@@ -207,7 +216,8 @@ def _conclude_transport(
     radius = generalisation_radius(sequences, length, case.model.config.width)
     result = TransportStep(SIZE, measured, relative, list(LARGE), scaled, slope, radius)
     worst = max(relative, key=lambda name: relative[name], default=None)
-    # where the worst direction is left out growth would look smaller than it does for a model in memory
+    # where the worst direction is left out growth would look smaller than it does for a model in
+    # memory
     unknown = worst is None or depth.streamed
     quantities = {"W_2 growth": math.nan if unknown else max(relative.values()), "W_2 in weights": slope}
     if worst is None:

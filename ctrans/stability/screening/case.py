@@ -33,18 +33,21 @@ Value = TypeVar("Value")
 class Effort:
     """How much work a screening may be.
 
-    - `tokens`, `sequences`: how many of the text's enter the Jacobians; `tokens` also the certificates
-    - `several`: how many sequences of so many tokens enter sensitivities by depth and attention rows, of which the worst counts, where
-      graphs of their depth have room (`AT_ONCE`); where weights are made on demand that is `sequences`, as these would be met so many
-      times more
-    - `tolerance`: of singular values, which are given with the error that was reached: the screening meets each sublayer's matrices
-      11 times and more for one of them, and that is most of a wide model's quick screening
+    - `tokens`, `sequences`: how many of the text's enter the Jacobians; `tokens` also the
+      certificates
+    - `several`: how many sequences of so many tokens enter sensitivities by depth and attention
+      rows, of which the worst counts, where graphs of their depth have room (`AT_ONCE`); where
+      weights are made on demand that is `sequences`, as these would be met so many times more
+    - `tolerance`: of singular values, which are given with the error that was reached: the
+      screening meets each sublayer's matrices 11 times and more for one of them, and that is most
+      of a wide model's quick screening
     - `starts`: the number of blocks i with a |J_{i:D}|
     - `certified`: segments that get a certificate
     - `layers`: attention layers that get their sensitivity, spread evenly over the depth
     - `vectors`: how many Lyapunov exponents there are
     - `blocks`: how many blocks' Lipschitz constants are measured
-    - `updates`: of how many segments the response to an optimiser's step is measured, spread evenly over the depth
+    - `updates`: of how many segments the response to an optimiser's step is measured, spread evenly
+      over the depth
     - `curvature`: whether Gauss-Newton matrices and the tangent kernel are looked at
     - `lanczos`: steps of the spectrum of J_{0:D}; 0 leaves it out
     """
@@ -120,8 +123,9 @@ class StepVerdict:
 
 
 LaneName = Literal["text", "several", "part", "certified"]
-"""Lanes of the screening's walk: all sequences of the text; those of which the worst counts; those that the effort lets into other
-Jacobians; what is certified."""
+"""Lanes of the screening's walk: all sequences of the text; those of which the worst counts; those
+that the effort lets into other Jacobians; what is certified.
+"""
 NOT_IN_QUICK = "{} is left out, as it takes minutes in a large model: screen in full"
 CERTIFIED_TOKENS = 64
 """How many tokens a certificate is for: its verdict is about each token alone."""
@@ -129,10 +133,11 @@ CERTIFIED_TOKENS = 64
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """What a step asks: instruments by the lane they look at, and what it concludes from them when the walk is done.
+    """What a step asks: instruments by the lane they look at, and what it concludes from them when
+    the walk is done.
 
-    An instrument that cannot speak of a model raises ConfigError or SolveError, and so does `conclude` then; put it into an
-    `Attempt` where the step goes on without it.
+    An instrument that cannot speak of a model raises ConfigError or SolveError, and so does
+    `conclude` then; put it into an `Attempt` where the step goes on without it.
     """
 
     instruments: Mapping[LaneName, Sequence[Instrument]]
@@ -164,9 +169,10 @@ class Reach(Instrument):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A model on a text, with another text where one is given. `trained` weights are not those of the configuration's
-    initialisation. `reach` and `bounds` look at the whole text, for every step that asks, `graphs` at its lane `part`, where the model
-    is in memory; `heads` at the rows of all heads, as the diagnosis does. `worst` are the leading singular values of J_{0:D}, several
+    """A model on a text, with another text where one is given. `trained` weights are not those of
+    the configuration's initialisation. `reach` and `bounds` look at the whole text, for every step
+    that asks, `graphs` at its lane `part`, where the model is in memory; `heads` at the rows of all
+    heads, as the diagnosis does. `worst` are the leading singular values of J_{0:D}, several
     sequences' at a time, once known.
     """
 
@@ -195,13 +201,17 @@ class Case:
 
     @functools.cached_property
     def jacobians(self) -> Sensitivities:
-        """Sensitivities by depth of the lane `several`, for every step that asks; one of them puts it into the walk."""
+        """Sensitivities by depth of the lane `several`, for every step that asks; one of them puts
+        it into the walk.
+        """
         graphs = self.shared_graphs if self.sequences("several") == self.sequences("part") else None
         whole = None if self.model.depth.streamed else lambda: first_of(self.worst, self.sequences("several"))
         return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole)
 
     def worst_directions(self) -> Float[Tensor, "batch tokens width"]:
-        """The unit right singular vector of J_{0:D} of every sequence, for the transport step; `worst` has the triplets from then on."""
+        """The unit right singular vector of J_{0:D} of every sequence, for the transport step;
+        `worst` has the triplets from then on.
+        """
         x = self.model.embed(cut(self.tokens, len(self.tokens), self.effort.tokens)).detach()
         self.worst.extend(worst_directions(self.model.depth, x, tolerance=self.effort.tolerance))
         return torch.cat([each.right.squeeze(-3) for each in self.worst])
@@ -241,7 +251,9 @@ def attempt(notes: list[str], function: Callable[..., Value], *arguments: Any, *
 
 
 def found(notes: list[str], instrument: Attempt) -> Any:
-    """The instrument's figures; None where it could not speak of the model, and its reason goes to the notes."""
+    """The instrument's figures; None where it could not speak of the model, and its reason goes to
+    the notes.
+    """
     figures = instrument.figures()
     if instrument.note is not None:
         notes.append(instrument.note)

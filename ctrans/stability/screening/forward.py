@@ -26,15 +26,21 @@ from solvers.run import finite
 from solvers.solution import ADVICE
 
 FOLLOWS = 0.25
-"""Exponents in the weights above this say that the weights are followed, and above 1 + this that they are outrun."""
+"""Exponents in the weights above this say that the weights are followed, and above 1 + this that
+they are outrun.
+"""
 RESOLVED = 1e-6
 """Logarithms of a ratio below this are no growth but rounding."""
 LAW_POINTS = 8
-"""Points from which laws are compared: with fewer, Akaike's correction for small samples decides and not the fit."""
+"""Points from which laws are compared: with fewer, Akaike's correction for small samples decides
+and not the fit.
+"""
 
 
 class Certificates(Instrument):
-    """The Hamiltonian's certificates of some segments at the discrete model's costates (theory, section 4)."""
+    """The Hamiltonian's certificates of some segments at the discrete model's costates (theory,
+    section 4).
+    """
 
     def __init__(self, segments: Sequence[int], tokens: int):
         self._chosen, self._tokens = segments, tokens
@@ -93,7 +99,9 @@ class Certificates(Instrument):
 
 
 def plan_well_posedness(case: Case) -> StepPlan:
-    """Kan's step 1: is the Hamiltonian finite? The quantity is the share of certified segments where it is not."""
+    """Kan's step 1: is the Hamiltonian finite? The quantity is the share of certified segments
+    where it is not.
+    """
     count = len(case.model.depth.sublayers)
     chosen = spread(count, case.effort.certified)
     certificates = Certificates(chosen, case.batch("certified")[0].numel())
@@ -136,7 +144,9 @@ def _exponent(segment: SegmentCheck) -> float:
 
 
 class InitialLoss(Instrument):
-    """(L, log V): the loss in nats, and that of equal probabilities for V outputs; of a loss that is a model's own, L and None."""
+    """(L, log V): the loss in nats, and that of equal probabilities for V outputs; of a loss that
+    is a model's own, L and None.
+    """
 
     def head(self, model: Model, at: Turn) -> None:
         if own_loss(model) is not None:
@@ -150,10 +160,12 @@ class InitialLoss(Instrument):
 
 @dataclasses.dataclass(frozen=True)
 class ForwardStep:
-    """Moments by depth-time as far as states are finite, their bounds and growth laws, single entries, and weight scaling.
+    """Moments by depth-time as far as states are finite, their bounds and growth laws, single
+    entries, and weight scaling.
 
-    `used` is the mean absolute value over its sharper bound at the last time. `loss` is the loss in nats and `guessing` that of
-    equal probabilities, `share` what the depth does to its input; None where not known.
+    `used` is the mean absolute value over its sharper bound at the last time. `loss` is the loss in
+    nats and `guessing` that of equal probabilities, `share` what the depth does to its input; None
+    where not known.
     """
 
     times: list[float]
@@ -173,10 +185,11 @@ class ForwardStep:
 
 
 def plan_forward(case: Case) -> StepPlan:
-    """Kan's step 2: moments, bounds and growth laws by depth, and under scaled weights (theory, section 6); and what the depth does.
+    """Kan's step 2: moments, bounds and growth laws by depth, and under scaled weights (theory,
+    section 6); and what the depth does.
 
-    Quantities: what the depth adds to its input, how that grows, how alike tokens end, the loss above that of guessing, and the
-    exponent of mean|X_D| in the weights.
+    Quantities: what the depth adds to its input, how that grows, how alike tokens end, the loss
+    above that of guessing, and the exponent of mean|X_D| in the weights.
     """
     each, massive, scaling = MomentsByDepth(), MassiveByDepth(), Attempt(GrowthWithWeights())
     data, loss, share = Attempt(VarianceOverInputs(case.bounds.figures)), Attempt(InitialLoss()), DepthShares()

@@ -1,10 +1,11 @@
-"""The largest stable learning rate as predicted from the initial weights: few terms, each monotone with a reason, and a constant.
+"""The largest stable learning rate as predicted from the initial weights: few terms, each monotone
+with a reason, and a constant.
 
     log10 eta = c - sum_j b_j x_j,  b_j >= 0,
 
-x_j a figure of the screening, or its logarithm, with the sign that its reason has. What was learned from which trainings is
-`predictor.json` in this directory. `benchmarks/prediction` fits it; a third of the families was
-trained only after the fit was committed.
+x_j a figure of the screening, or its logarithm, with the sign that its reason has. What was learned
+from which trainings is `predictor.json` in this directory. `benchmarks/prediction` fits it; a third
+of the families was trained only after the fit was committed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ ScreenFigures = Mapping[str, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A figure that rates depend on in one direction: `sign` 1 if a larger one needs a smaller rate, -1 if it allows a larger. It enters
-    by its logarithm, unless it is one, or a share, as it is (`plain`).
+    """A figure that rates depend on in one direction: `sign` 1 if a larger one needs a smaller
+    rate, -1 if it allows a larger. It enters by its logarithm, unless it is one, or a share, as it
+    is (`plain`).
     """
 
     why: str
@@ -52,7 +54,9 @@ TERMS: dict[str, Term] = {
 }
 """By the figure's name; chosen on the two thirds that were trained first."""
 SEALED = {"architectures": 43, "within a factor of 3": 0.77, "in the interval": 0.65, "their placement's median within it": 0.86}
-"""How it did on architectures of families that it had not seen (`python -m benchmarks.prediction --report`; a test compares)."""
+"""How it did on architectures of families that it had not seen (`python -m benchmarks.prediction
+--report`; a test compares).
+"""
 CAVEAT = (
     "It was learned of options around pre at dt 1 and peri at dt 0.3: peri at dt 1 took smaller rates than that, and whether it tells "
     "architectures of one placement apart is not known."
@@ -70,8 +74,10 @@ FRAME: tuple[str, ...] = ("parameters", "blocks")
 class Predictor:
     """c, b by term, what a missing figure counts as, and what it was learned from.
 
-    - `low`, `high`: how far below and above the prediction 80% of the measured log10 eta lie, by cross-validation over families
-    - `ranges`: the least and the largest of each term's and of `FRAME`'s figures among the `architectures`
+    - `low`, `high`: how far below and above the prediction 80% of the measured log10 eta lie, by
+      cross-validation over families
+    - `ranges`: the least and the largest of each term's and of `FRAME`'s figures among the
+      `architectures`
     """
 
     constant: float
@@ -104,8 +110,8 @@ class Predictor:
 
 @dataclasses.dataclass(frozen=True)
 class PredictedRate:
-    """The rate with its interval, of how many architectures it was learned, in what the model is outside of them, and how it did on those
-    that it had not seen.
+    """The rate with its interval, of how many architectures it was learned, in what the model is
+    outside of them, and how it did on those that it had not seen.
     """
 
     rate: float

@@ -1,4 +1,5 @@
-"""Screening an architecture before it is trained: Kan's four steps (appendix B), attention sensitivity and initialisation theory.
+"""Screening an architecture before it is trained: Kan's four steps (appendix B), attention
+sensitivity and initialisation theory.
 
 >>> screening = screen(model, tokens[:, :-1], tokens[:, 1:], "quick")
 >>> screening.flags, [step.why for step in screening.steps.values()]
@@ -70,7 +71,9 @@ class Screening:
 
     @property
     def findings(self) -> list[Finding]:
-        """The same as findings, the most severe first. Those of single parts are the diagnosis' own."""
+        """The same as findings, the most severe first. Those of single parts are the diagnosis'
+        own.
+        """
         return findings_of({name: step.quantities for name, step in self.steps.items()})
 
 
@@ -85,19 +88,22 @@ def screen(
     trained: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Screening:
-    """Every step of `STEPS` at the model's weights as they are, in one walk of these tokens there and back.
+    """Every step of `STEPS` at the model's weights as they are, in one walk of these tokens there
+    and back.
 
     - `model`: a GPT, another library's, or any module (`ctrans.open_model`)
-    - `tokens`, `targets`: token ids, or whatever the model reads and its loss compares with (images, features)
+    - `tokens`, `targets`: token ids, or whatever the model reads and its loss compares with
+      (images, features)
     - `effort`: a name of `EFFORTS`, or such an object
     - `other`: another text of the same shape, for the transport step
     - `seed`: of perturbations and of the vectors that iterations start with
     - `trained`: whether the weights are other than those of the configuration's initialisation
-    - `progress`: called with a word `visits(model)` times, whenever a segment is done on the way down, on the way back or, where there is
-      no loss and so no way back, for that too
+    - `progress`: called with a word `visits(model)` times, whenever a segment is done on the way
+      down, on the way back or, where there is no loss and so no way back, for that too
 
-    A step that cannot handle the model says so in its verdict, and the others run; where a state is not finite, they run as far as
-    it is. Raises ConfigError where tokens, targets and the other text do not have one shape, and for an unknown effort.
+    A step that cannot handle the model says so in its verdict, and the others run; where a state is
+    not finite, they run as far as it is. Raises ConfigError where tokens, targets and the other
+    text do not have one shape, and for an unknown effort.
     """
     own = own_loss(model) is not None  # whose targets are its own affair
     for name, value in (("targets", tokens if own else targets), ("other text", tokens if other is None else other)):
@@ -160,7 +166,9 @@ def _planned(step: ScreeningStep, case: Case) -> StepPlan | StepVerdict:
 
 
 def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
-    """The plan's conclusion, unless one of the instruments that it cannot do without could not speak of the model."""
+    """The plan's conclusion, unless one of the instruments that it cannot do without could not
+    speak of the model.
+    """
     required = [each for instruments in plan.instruments.values() for each in instruments if not isinstance(each, Attempt)]
     refused = next((note for each in required if (note := guards[id(each)].note) is not None), None)
     if refused is not None:
@@ -172,7 +180,8 @@ def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
 
 
 def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict], examination: Examination) -> list[Lane]:
-    """The lanes of the walk with everyone's instruments, each guarded. Lanes of the same tokens are one.
+    """The lanes of the walk with everyone's instruments, each guarded. Lanes of the same tokens are
+    one.
 
     Every lane's tokens are the first of the longer lanes', so that those of one shape are the same.
     """
@@ -206,7 +215,9 @@ def _lane(case: Case, name: LaneName, instruments: Sequence[Instrument]) -> Lane
 
 
 def as_result(screenings: Mapping[str, Screening]) -> dict[str, Any]:
-    """The screenings by model's name as `ctrans screen` writes them, with what each quantity is and its limits."""
+    """The screenings by model's name as `ctrans screen` writes them, with what each quantity is and
+    its limits.
+    """
     models = {}
     for name, each in screenings.items():
         steps = {step: {**vars(found), "flags": found.flags} for step, found in each.steps.items()}

@@ -1,13 +1,15 @@
 """The quantities that `ctrans screen` measures, and their checks.
 
-A quantity is *gauge-free* if weights that make the same function give the same number. Five scalings of weights leave a Transformer
-as it is: the last map times c before an output norm; an input norm's gain times c with the matrix behind it divided by c; W_V times c and
-W_O divided by c; W_Q times c and W_K divided by c; W_1 times c and W_2 divided by c for ReLU. They are exact where a norm's eps is 0 or
-scaled along, and otherwise as good as eps is small. An optimiser sees these scalings, so a quantity of an optimiser's step cannot be
-gauge-free, and says so.
+A quantity is *gauge-free* if weights that make the same function give the same number. Five
+scalings of weights leave a Transformer as it is: the last map times c before an output norm; an
+input norm's gain times c with the matrix behind it divided by c; W_V times c and W_O divided by c;
+W_Q times c and W_K divided by c; W_1 times c and W_2 divided by c for ReLU. They are exact where a
+norm's eps is 0 or scaled along, and otherwise as good as eps is small. An optimiser sees these
+scalings, so a quantity of an optimiser's step cannot be gauge-free, and says so.
 
-The limits are a choice, set while looking at the seven placements at initialisation: wide, and not yet tested against training runs.
-Inside of them a screening does not say which of two models is better.
+The limits are a choice, set while looking at the seven placements at initialisation: wide, and not
+yet tested against training runs. Inside of them a screening does not say which of two models is
+better.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Quantity:
 
 @dataclasses.dataclass(frozen=True)
 class ScreeningStep:
-    """A step of the screening: its question, the plan of instruments that answers it, and the quantities that it offers by name."""
+    """A step of the screening: its question, the plan of instruments that answers it, and the
+    quantities that it offers by name.
+    """
 
     question: str
     plan: Callable[[Any], Any]
@@ -65,7 +69,9 @@ class ScreeningStep:
 
 
 STEPS: dict[str, ScreeningStep] = {}
-"""The steps by name, in their order. `ctrans.stability.screening.screen` enters those of ctrans; a new step is one entry."""
+"""The steps by name, in their order. `ctrans.stability.screening.screen` enters those of ctrans; a
+new step is one entry.
+"""
 
 STEP_QUANTITIES: dict[str, dict[str, Quantity]] = {
     "well-posedness": {
@@ -288,7 +294,9 @@ def measured() -> dict[str, Quantity]:
 
 
 def limits_of(quantity: str) -> dict[str, Any]:
-    """Its limits on both sides, None where there is none, with the verdicts beyond them and the page's mark for these."""
+    """Its limits on both sides, None where there is none, with the verdicts beyond them and the
+    page's mark for these.
+    """
     found: dict[str, Any] = {"low": None, "below": "", "high": None, "above": "", "mark": "bad"}
     for check in CHECKS.values():
         if check.quantity == quantity:

@@ -23,10 +23,12 @@ class UpdateStep:
 
 
 def plan_updates(case: Case) -> StepPlan:
-    """r_k = |dX_D/dW_k dW_k|/|X_D| of one step of Adam and one of gradient descent; and, in full, what curvature allows.
+    """r_k = |dX_D/dW_k dW_k|/|X_D| of one step of Adam and one of gradient descent; and, in full,
+    what curvature allows.
 
-    Quantities: the least and the largest r_k and their ratio; the size of the weights that a step is taken in; learning rates at the
-    edge of stability; the effective rank of the tangent kernel. None is gauge-free, since an optimiser is not.
+    Quantities: the least and the largest r_k and their ratio; the size of the weights that a step
+    is taken in; learning rates at the edge of stability; the effective rank of the tangent kernel.
+    None is gauge-free, since an optimiser is not.
     """
     chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
     response = UpdateResponse(case.graphs, chosen)

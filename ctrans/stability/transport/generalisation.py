@@ -11,10 +11,11 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class GeneralisationRadius:
-    """r(N, delta) = C_bar N^(-1/(nd)) + sqrt(log(1/delta)/N), with C_bar unknown; `verdict` is what may be said of it.
+    """r(N, delta) = C_bar N^(-1/(nd)) + sqrt(log(1/delta)/N), with C_bar unknown; `verdict` is what
+    may be said of it.
 
-    `shrinkage` is N^(-1/(nd)): what N samples leave of the radius of one. `log10_samples_to_halve` is the log10 of the 2^(nd)
-    samples that would make it 1/2.
+    `shrinkage` is N^(-1/(nd)): what N samples leave of the radius of one. `log10_samples_to_halve`
+    is the log10 of the 2^(nd) samples that would make it 1/2.
     """
 
     samples: int
@@ -28,10 +29,11 @@ class GeneralisationRadius:
 
 
 def generalisation_radius(samples: int, tokens: int, width: int, delta: float = 0.05) -> GeneralisationRadius:
-    """Whether N samples bring the empirical measure any nearer to the true one in W_1 (Kan, eq. 128, after Fournier and Guillin).
+    """Whether N samples bring the empirical measure any nearer to the true one in W_1 (Kan, eq.
+    128, after Fournier and Guillin).
 
-    Vacuous where N < 2^(nd): then not even half of the radius of a single sample is gone, and the radius says nothing. Raises
-    ConfigError for counts below 1 or delta outside (0, 1).
+    Vacuous where N < 2^(nd): then not even half of the radius of a single sample is gone, and the
+    radius says nothing. Raises ConfigError for counts below 1 or delta outside (0, 1).
     """
     for name, value in (("samples", samples), ("tokens", tokens), ("width", width)):
         check_count(name, value, most=10**18)  # nothing is counted up to it

@@ -20,15 +20,19 @@ from solvers.errors import look_up
 SIZE = 0.05
 """Default size of a perturbation: the share of tokens, or the length relative to the input's."""
 AT_ONCE = 2**18
-"""Entries of hidden states linearised together when an adversarial direction is sought: about 1.5 GB for GPT-2's depth."""
+"""Entries of hidden states linearised together when an adversarial direction is sought: about 1.5
+GB for GPT-2's depth.
+"""
 
 
 def worst_directions(
     depth: Depth, x0: Float[Tensor, "batch tokens width"], *, tolerance: float = TOLERANCE
 ) -> Iterator[Singular]:
-    """The leading singular triplet of J_{0:D} of each sequence, of as many at a time as `AT_ONCE` has room for.
+    """The leading singular triplet of J_{0:D} of each sequence, of as many at a time as `AT_ONCE`
+    has room for.
 
-    Raises SolveError where a state is not finite, ConfigError where weights are made on demand: it needs them all at once.
+    Raises SolveError where a state is not finite, ConfigError where weights are made on demand: it
+    needs them all at once.
     """
     if depth.streamed:
         raise ConfigError(
@@ -45,7 +49,8 @@ def worst_directions(
 def adversarial_direction(
     depth: Depth, x0: Float[Tensor, "batch tokens width"], *, tolerance: float = TOLERANCE
 ) -> Float[Tensor, "batch tokens width"]:
-    """The unit right singular vector of J_{0:D} of each sequence: the small perturbation of X_0 that moves X_D the most.
+    """The unit right singular vector of J_{0:D} of each sequence: the small perturbation of X_0
+    that moves X_D the most.
 
     Errors as `worst_directions`.
     """
@@ -54,7 +59,9 @@ def adversarial_direction(
 
 @dataclasses.dataclass(frozen=True)
 class PerturbedSample:
-    """What is perturbed: a model and its tokens, by how much, and another text and the worst directions where these are given."""
+    """What is perturbed: a model and its tokens, by how much, and another text and the worst
+    directions where these are given.
+    """
 
     model: Model
     tokens: Tensor
@@ -72,7 +79,9 @@ class PerturbedSample:
 
 
 def _substitution(sample: PerturbedSample) -> Tensor:
-    """A share of the tokens of every sequence, at least one, replaced by tokens drawn from all of them."""
+    """A share of the tokens of every sequence, at least one, replaced by tokens drawn from all of
+    them.
+    """
     tokens = sample.tokens
     if tokens.dim() != 2 or tokens.is_floating_point():
         raise ConfigError(f"substitution is of token ids (batch, tokens), and the input is {tuple(tokens.shape)}: choose noise")
@@ -122,14 +131,16 @@ def perturbed(
 ) -> Float[Tensor, "batch tokens width"]:
     """X_0 of the sequences perturbed.
 
-    - `perturbation`: "substitution" replaces a share of each sequence's tokens; "noise" adds Gaussian noise to X_0; "adversarial" moves
-      X_0 in the top singular direction of each sequence's J_{0:D}; "text" takes other sequences
+    - `perturbation`: "substitution" replaces a share of each sequence's tokens; "noise" adds
+      Gaussian noise to X_0; "adversarial" moves X_0 in the top singular direction of each
+      sequence's J_{0:D}; "text" takes other sequences
     - `size`: the share of tokens, or the length of what is added relative to X_0
     - `other`: the sequences of "text", as many and as long as `tokens`
     - `generator`: draws the substitutes and the noise
     - `worst()`: gives the directions of "adversarial" where somebody has them already
 
-    Raises ConfigError for an unknown perturbation, a size that is not positive, or another text that does not fit.
+    Raises ConfigError for an unknown perturbation, a size that is not positive, or another text
+    that does not fit.
     """
     perturb = look_up("perturbation", perturbation, PERTURBATIONS)
     if not 0 < size < math.inf:

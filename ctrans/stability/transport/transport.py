@@ -1,4 +1,6 @@
-"""How far uncertainty travels: distances between samples of inputs and of their terminal states, with their bounds."""
+"""How far uncertainty travels: distances between samples of inputs and of their terminal states,
+with their bounds.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ from solvers.run import finite
 
 @dataclasses.dataclass(frozen=True)
 class Transport:
-    """W_p between inputs and perturbed inputs (`before`) and between their terminal states (`after`), and what bounds `after`.
+    """W_p between inputs and perturbed inputs (`before`) and between their terminal states
+    (`after`), and what bounds `after`.
 
-    `amplification` is after/before and `used` after/bound. None where a state is not finite or no bound exists.
+    `amplification` is after/before and `used` after/bound. None where a state is not finite or no
+    bound exists.
     """
 
     perturbation: str
@@ -51,10 +55,11 @@ def transport(
     orders: Sequence[int] = ORDERS,
     generator: torch.Generator | None = None,
 ) -> list[Transport]:
-    """W_p(mu_0, nu_0) and W_p(mu_D, nu_D) for mu the sequences of `tokens`, nu the same perturbed, through the discrete model.
+    """W_p(mu_0, nu_0) and W_p(mu_D, nu_D) for mu the sequences of `tokens`, nu the same perturbed,
+    through the discrete model.
 
-    Perturbations are those of `perturbed`, whose errors it has. For several, carry all of them through the depth together
-    (`ctrans.stability.forward.carried`) and compare with `distances`.
+    Perturbations are those of `perturbed`, whose errors it has. For several, carry all of them
+    through the depth together (`ctrans.stability.forward.carried`) and compare with `distances`.
     """
     x = model.embed(tokens).detach()
     y = perturbed(model, tokens, perturbation, size=size, other=other, generator=generator)
@@ -74,7 +79,8 @@ def distances(
     orders: Sequence[int] = ORDERS,
     spreads: Sequence[float | None] | None = None,
 ) -> list[Transport]:
-    """W_p between two samples of inputs and between their terminal states, with the bounds, for every p of `orders`.
+    """W_p between two samples of inputs and between their terminal states, with the bounds, for
+    every p of `orders`.
 
     `spreads` are the depth's `token_spreads` where these are known.
     """

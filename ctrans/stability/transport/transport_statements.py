@@ -1,4 +1,6 @@
-"""Section 8: how far uncertainty in the inputs travels, in Wasserstein distance, and rates in the data's dimension."""
+"""Section 8: how far uncertainty in the inputs travels, in Wasserstein distance, and rates in the
+data's dimension.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from ctrans.sublayer import Sublayer
     0.5,
 )
 def dyadic(draw: Draw) -> Trial:
-    """W_1 of two samples of N points in a cube of k dimensions of R^m against the sum over its dyadic cells."""
+    """W_1 of two samples of N points in a cube of k dimensions of R^m against the sum over its
+    dyadic cells.
+    """
     dimensions, count = 1 + draw.integer(3), 8 + draw.integer(40)
     ambient = dimensions + draw.integer(30)
     x, y = (draw.unit(count, dimensions) for _ in range(2))
@@ -58,7 +62,8 @@ def dyadic(draw: Draw) -> Trial:
     printed=Printed("r(N) ~ N^(-1/(nd))", 0.25, 0.01),
 )
 def intrinsic_rate(draw: Draw, printed: bool) -> Trials:
-    """The slope of log W_1 against log N of points of a k-cube in m dimensions: how far from -1/k, and from that of m = k.
+    """The slope of log W_1 against log N of points of a k-cube in m dimensions: how far from -1/k,
+    and from that of m = k.
 
     Printed: the same slope of a 3-cube in 64 dimensions against -1/64.
     """
@@ -75,7 +80,9 @@ def intrinsic_rate(draw: Draw, printed: bool) -> Trials:
 
 
 def _slope(draw: Draw, dimensions: int, ambient: int, pairs: int = 2) -> float:
-    """Between 32 and 512 points, from the mean of so many pairs of 512, and 16 times as many of 32; the same points for any ambient."""
+    """Between 32 and 512 points, from the mean of so many pairs of 512, and 16 times as many of 32;
+    the same points for any ambient.
+    """
     frame, means = torch.linalg.qr(Draw(ambient).normal(ambient, dimensions)).Q, {}
     for count in (32, 512):
         points = [draw.unit(2, count, dimensions) for _ in range(512 // count * pairs)]
@@ -95,7 +102,9 @@ class Sign(nn.Module):
 
 
 def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
-    """Two fields X -> s (w.X) behind RMSNorm, s = (1, -1, 1, ...), and inputs on either side of w.X = 0: they part at full speed."""
+    """Two fields X -> s (w.X) behind RMSNorm, s = (1, -1, 1, ...), and inputs on either side of w.X
+    = 0: they part at full speed.
+    """
     s = torch.tensor([1.0, -1.0] * (d // 2), dtype=torch.float64)
     w = draw.normal(d)
     w = w / w.norm()
@@ -116,7 +125,8 @@ def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
 def theorem_6(draw: Draw, printed: bool) -> Trials:
     """Never exceeded, for any placement with a bound, any samples, p = 1 and 2.
 
-    Printed: W_1 of the ends <= W_1 of the inputs + 4 dt D sqrt(nd) g_max, for the diverging fields at n = 1, d = 8, D = 1.
+    Printed: W_1 of the ends <= W_1 of the inputs + 4 dt D sqrt(nd) g_max, for the diverging fields
+    at n = 1, d = 8, D = 1.
     """
     if printed:
         depth, x, y = diverging(draw)
@@ -142,7 +152,9 @@ def theorem_6(draw: Draw, printed: bool) -> Trials:
     0.05,
 )
 def theorem_6_attained(draw: Draw) -> Trials:
-    """W_1 = 32 and W_2 = 4 sqrt(8) of the ends, and both equal the bound, for the diverging fields at n = 1, d = 8, D = 1."""
+    """W_1 = 32 and W_2 = 4 sqrt(8) of the ends, and both equal the bound, for the diverging fields
+    at n = 1, d = 8, D = 1.
+    """
     depth, x, y = diverging(draw)
     cases = []
     for p, exact in ((1, 32.0), (2, 4 * math.sqrt(8))):

@@ -15,11 +15,13 @@ ORDERS = (1, 2)
 
 
 def wasserstein(a: Float[Tensor, " samples *state"], b: Float[Tensor, " samples *state"], p: int = 2) -> float:
-    """W_p = min over permutations s of (1/N sum_i sum_entries |a_i - b_s(i)|^p)^(1/p), exactly, p = 1 or 2, in float64.
+    """W_p = min over permutations s of (1/N sum_i sum_entries |a_i - b_s(i)|^p)^(1/p), exactly, p =
+    1 or 2, in float64.
 
-    The distance between the two samples' empirical measures, with the entry-wise p-norm of Kan's theorem 6: between equally
-    many points of equal weight an optimal plan is an assignment. Raises ConfigError for samples of unequal size or shape, none,
-    or with entries that are not finite, and for another p.
+    The distance between the two samples' empirical measures, with the entry-wise p-norm of Kan's
+    theorem 6: between equally many points of equal weight an optimal plan is an assignment. Raises
+    ConfigError for samples of unequal size or shape, none, or with entries that are not finite, and
+    for another p.
     """
     check_order(p)
     if a.shape != b.shape or not a.numel():
